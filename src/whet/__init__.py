@@ -1,0 +1,1 @@
+"""whet: the fastest engine that is still right, and why."""

@@ -1,0 +1,85 @@
+"""Every exception that whet raises on purpose, in one tree.
+
+WhetError
+├── NetworkError          a network is malformed (verify(), text parser, type inference)
+│   └── UnsupportedError  a model holds an op, attribute or type that whet does not have
+├── FrontendError         a model file cannot be read
+├── ShapeError            an input's shape or type does not fit the network or the profile
+├── BuildError            no engine could be made
+│   ├── NoTacticError     no tactic computes a layer
+│   ├── MemoryLimitError  the arena or workspace would exceed --memPoolSize
+│   ├── VerificationError outputs differ from the reference by more than the bound
+│   └── LockError         a locked build would not be the same engine
+├── EngineError           an engine file is truncated, damaged, hostile or of another version
+├── BackendError          a machine or library is missing or failed
+├── ContextError          an execution context was misused (used twice at once, closed)
+├── CacheError            the timing cache cannot be read or written
+├── PruneError            a cut is impossible or would not be exact
+└── UsageError            the command line or an option is wrong
+
+The text of each says what happened, why, and what to do next.
+"""
+
+
+class WhetError(Exception):
+    """Base of everything that whet raises on purpose."""
+
+
+class NetworkError(WhetError):
+    """A network is malformed."""
+
+
+class UnsupportedError(NetworkError):
+    """A model holds an op, attribute or type that whet does not have."""
+
+
+class FrontendError(WhetError):
+    """A model file cannot be read."""
+
+
+class ShapeError(WhetError):
+    """An input's shape or type does not fit the network or the profile."""
+
+
+class BuildError(WhetError):
+    """No engine could be made."""
+
+
+class NoTacticError(BuildError):
+    """No tactic computes a layer."""
+
+
+class MemoryLimitError(BuildError):
+    """The arena or the workspace would exceed the user's limit."""
+
+
+class VerificationError(BuildError):
+    """Outputs differ from the reference by more than the bound."""
+
+
+class LockError(BuildError):
+    """A locked build would not be the same engine."""
+
+
+class EngineError(WhetError):
+    """An engine file is truncated, damaged, hostile or of another version."""
+
+
+class BackendError(WhetError):
+    """A machine or library is missing or failed."""
+
+
+class ContextError(WhetError):
+    """An execution context was misused."""
+
+
+class CacheError(WhetError):
+    """The timing cache cannot be read or written."""
+
+
+class PruneError(WhetError):
+    """A cut is impossible or would not be exact."""
+
+
+class UsageError(WhetError):
+    """The command line or an option is wrong."""
