@@ -1,0 +1,155 @@
+"""The process's one thread pool on CPUs: libgomp's, which oneDNN's OpenMP build and whet's own kernels both use.
+
+libgomp reads its environment once, when it is loaded, and by default a thread that waits at the end of a parallel region spins
+for about 3 ms before it sleeps. When a neighbour's load puts two of our threads on one core, the spinner holds the core that the
+working thread needs, and every layer costs a scheduler's slice: ten times slower (measured: docs/design/threads.md). So this
+module loads libgomp itself, before oneDNN does, with GOMP_SPINCOUNT set, unless the user has said otherwise.
+
+The number of threads in libgomp belongs to the *calling thread*: call `set_threads` in each thread that builds or runs.
+"""
+
+import ctypes
+import math
+import os
+from functools import cache
+from pathlib import Path
+
+from whet.errors import BackendError
+
+#: spins before a waiting thread sleeps: about 20 us here, longer than layers are apart, far shorter than a scheduler's slice
+SPIN_COUNT = 1000
+LIBRARY = "libgomp.so.1"
+
+
+@cache
+def gomp() -> ctypes.CDLL:
+    """libgomp, loaded with whet's settings if nobody loaded it before.
+
+    Errors: BackendError if it is missing, with the packages that bring it.
+    """
+    settings = _settings_before_loading()
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)  # also putenv(), which is what libgomp's constructor reads
+    try:
+        lib = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+    except OSError as error:
+        raise BackendError(
+            f"{LIBRARY}, the OpenMP run-time library that the CPU backend needs, cannot be loaded ({error}). Install it: "
+            "'apt-get install libgomp1' (Debian, Ubuntu), 'dnf install libgomp' (Fedora, RHEL), 'apk add libgomp' (Alpine)."
+        ) from None
+    finally:
+        for name in added:  # child processes get their own from their own whet
+            del os.environ[name]
+    lib.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    lib.GOMP_parallel.restype = None
+    lib.omp_set_num_threads.argtypes = [ctypes.c_int]
+    lib.omp_set_num_threads.restype = None
+    return lib
+
+
+@cache
+def _settings_before_loading() -> dict[str, str]:
+    """What to put into the environment while libgomp loads; {} if it is loaded already, so that nothing would read it."""
+    if loaded() or "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ:
+        return {}
+    return {"GOMP_SPINCOUNT": str(SPIN_COUNT)}
+
+
+def loaded() -> bool:
+    """Whether something in this process has loaded the system's libgomp (torch and scikit-learn bring copies of other names)."""
+    try:
+        ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
+
+
+def settings() -> dict[str, str]:
+    """The wait policy in force and where it comes from: for reports, and for the key of a timing cache.
+
+    Keys: `spin` (the GOMP_SPINCOUNT in force, or 'OMP_WAIT_POLICY=...', or 'default');
+    `set_by` ('whet', 'user' or 'loaded before whet').
+    """
+    ours = _settings_before_loading()
+    gomp()
+    if ours:
+        return {"spin": ours["GOMP_SPINCOUNT"], "set_by": "whet"}
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        if name in os.environ:
+            return {"spin": os.environ[name] if name == "GOMP_SPINCOUNT" else f"{name}={os.environ[name]}", "set_by": "user"}
+    return {"spin": "default", "set_by": "loaded before whet"}
+
+
+def advice() -> str | None:
+    """One sentence for the user when libgomp was loaded before whet and spins too long, else None."""
+    if settings()["set_by"] != "loaded before whet":
+        return None
+    return (
+        f"{LIBRARY} was loaded before whet, so its threads spin for milliseconds where they wait; on a busy machine layers may "
+        f"run ten times slower. Import whet first, or start Python with GOMP_SPINCOUNT={SPIN_COUNT}."
+    )
+
+
+def usable_cpus() -> int:
+    """CPUs this process may really use: its affinity now, cut by the cgroup's quota (rounded down, at least 1)."""
+    return max(1, math.floor(min(len(os.sched_getaffinity(0)), cgroup_cpus())))
+
+
+def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
+    """CPUs the control groups allow, as a fraction (a quota of 150 ms in 100 ms is 1.5); infinity where nothing limits it.
+
+    Every group from ours up to the root may set a quota; the smallest holds. Both cgroup versions are read.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return math.inf
+    quotas = [math.inf]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root if not controllers else root / "cpu"
+        for group in (Path(path.lstrip("/")), *Path(path.lstrip("/")).parents):
+            quotas.append(_quota(base / group))
+    return min(quotas)
+
+
+def _quota(group: Path) -> float:
+    """Quota of one control group in CPUs; infinity if it has none or is not visible from here."""
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+            return math.inf if quota == "max" else int(quota) / int(period)
+        quota, period = (group / "cpu.cfs_quota_us").read_text(), (group / "cpu.cfs_period_us").read_text()
+        return math.inf if int(quota) <= 0 else int(quota) / int(period)
+    except (OSError, ValueError):
+        return math.inf
+
+
+def get_threads() -> int:
+    """Threads that the next parallel region of the calling thread will have."""
+    return int(gomp().omp_get_max_threads())
+
+
+def set_threads(count: int) -> None:
+    """Set the threads of the calling thread's next parallel regions, oneDNN's included; at least 1."""
+    if count < 1:
+        raise BackendError(f"a thread pool has at least one thread; {count} was asked for. Use 1 to run without workers.")
+    gomp().omp_set_num_threads(count)
+
+
+def parallel(function: int, context: int, count: int) -> None:
+    """Run `function(context)` (addresses; C type void(void*)) on `count` threads of the pool and wait for all of them.
+
+    The function asks `omp_get_thread_num` (see `address`) which part is its own. A Python callback works, but takes the GIL.
+    """
+    gomp().GOMP_parallel(function, context, count, 0)
+
+
+def address(name: str) -> int:
+    """Address of a function of libgomp, for kernels compiled at run time: GOMP_parallel, GOMP_barrier, omp_get_thread_num, ..."""
+    value = ctypes.cast(getattr(gomp(), name), ctypes.c_void_p).value
+    if value is None:
+        raise BackendError(f"{LIBRARY} has no function {name}; a libgomp of GCC 9 or newer is needed.")
+    return value
