@@ -292,7 +292,6 @@ def main() -> None:
                 rows.append(row)
                 row = measure(case)
             rows.append(row)
-            rn, tiny = row.get("resnet18", {}), row.get("tiny", {})
             print(
                 row["name"],
                 row["burners"],
