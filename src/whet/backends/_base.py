@@ -1,0 +1,73 @@
+"""What a backend is: a machine with memory, a stream to record launches on, an executor and a clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from whet.errors import BackendError
+from whet.registry import nearest
+
+
+@dataclass
+class Buffer:
+    """Memory of the backend: address, bytes, and (host memory only) a NumPy view of them."""
+
+    address: int
+    nbytes: int
+    array: np.ndarray | None = None
+    owner: Any = None  # keeps the memory alive
+
+
+class Executable(Protocol):
+    """A recorded sequence of launches, ready to run again and again."""
+
+    def run(self) -> None:
+        """Runs all launches and returns when the results are there."""
+
+    def run_timed(self) -> list[float]:
+        """Runs launch by launch; seconds of each (for the profiler; slower as a whole)."""
+
+
+class Backend(Protocol):
+    """A machine. `key()` and `describe()` identify it: in timing keys and engines, and for people."""
+
+    name: str
+    threads: int
+    features: frozenset[str]
+
+    def allocate(self, nbytes: int, alignment: int = 64) -> Buffer: ...
+
+    def stream(self) -> Any:
+        """A new recording stream (see tactics' Stream); `finish()` makes an Executable of it."""
+
+    def seconds(self, executable: Executable, repeats: int) -> list[float]:
+        """Times `repeats` runs of an executable by the backend's clock."""
+
+    def key(self) -> str:
+        """Everything about the machine that can change a time or a result: model, features, threads, library versions."""
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+BACKENDS: dict[str, Any] = {}
+
+
+def backend(cls):
+    """Class decorator: registers a backend under its file's or folder's name."""
+    name = cls.__module__.split(".")[2]
+    if name in BACKENDS:
+        raise BackendError(f"backend {name} has two owners")
+    cls.name = name
+    BACKENDS[name] = cls
+    return cls
+
+
+def get_backend(name: str = "cpu", **options: Any) -> Any:
+    """A backend by name. Raises BackendError for an unknown one, or one whose machine or library is missing."""
+    if name not in BACKENDS:
+        raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}.{nearest(name, BACKENDS)}")
+    return BACKENDS[name](**options)
+

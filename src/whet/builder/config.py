@@ -1,0 +1,36 @@
+"""What a user can ask of a build. The flags of `whet exec` and `whet build`, the engine's header and the docs are read off these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """Options of a build; the defaults are what most users want."""
+
+    backend: str = "cpu"  # cpu | cuda | null
+    threads: int = 0  # CPU threads; 0: all usable ones
+    precisions: tuple[str, ...] = ()  # storage types allowed beside f32: "fp16", "bf16", "int8", "fp8", "best" (permissions, as in TensorRT 10)
+    strict: bool = False  # refuse the build when a permission cannot be used at all
+    precision_constraints: str = "none"  # none | prefer | obey
+    layer_precisions: tuple[tuple[str, str], ...] = ()  # (layer or source node name, precision); `*` as a wildcard
+    layer_output_types: tuple[tuple[str, str], ...] = ()
+    sparsity: str = "disable"  # disable | enable | force
+    profiles: tuple[tuple[Shapes, Shapes, Shapes], ...] = ()  # (min, opt, max) shapes by input
+    optimization_level: int = 3  # 0..5, reference/tensorrt.md 5.4
+    passes: tuple[str, ...] = ()  # switches: "none", "-name", "+name"
+    no_fuse: tuple[str, ...] = ()  # source node names that stay alone
+    avg_timing: int = 8  # timed rounds per tactic
+    max_tactics: int = -1  # cap on tactics timed per layer; -1: by level
+    timing_cache: str | None = None  # file; None: the user's cache folder; "": none
+    error_on_cache_miss: bool = False
+    memory_limit: dict[str, int] = field(default_factory=dict)  # bytes by pool: "workspace", "arena"
+    verify: bool = True
+    deterministic: bool = False
+    lock: str | None = None  # a lock file to obey
+    profiling_verbosity: str = "layer_names_only"  # layer_names_only | detailed | none
+    whole_engines: int = 3  # how many different whole engines are timed at the end
+    seed: int = 0

@@ -1,0 +1,81 @@
+"""What an engine is, as data: the lowered network, and for each layer and tensor what was chosen. No code, no addresses.
+
+The builder makes it, the engine file stores it, the runtime and the inspector read it. Everything that can be derived from the
+installed tactics (byte sizes, packed weights, launches) is derived again when it is loaded, and compared with what is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.network import Network
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one layer runs: tactic name, config, operands as (format, dtype name) per input (None: absent or packed) and output,
+    in-place pairs, the kernel's name in its library."""
+
+    tactic: str
+    config: tuple[tuple[str, int | str], ...]
+    inputs: tuple[tuple[str, str] | None, ...]
+    outputs: tuple[tuple[str, str], ...]
+    inplace: tuple[tuple[int, int], ...] = ()
+    implementation: str = ""
+    rtol: float = 0.0
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way that was considered: time in ms (None: not timed), or why not."""
+
+    tactic: str
+    signature: str
+    config: tuple[tuple[str, int | str], ...]
+    implementation: str = ""
+    ms: float | None = None
+    spread_ms: float | None = None
+    reason: str = ""  # why it was refused, or not chosen
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Optimization profile: min, opt and max shape per input."""
+
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+
+
+@dataclass
+class ArenaPlan:
+    """Where each tensor lies in the arena of one profile: byte offsets, sizes, total; scratch stands under "scratch"."""
+
+    total: int
+    offsets: dict[str, int]
+    sizes: dict[str, int]
+    scratch_offset: int = 0
+    scratch_bytes: int = 0
+
+
+@dataclass
+class EnginePlan:
+    """An engine. `network` is lowered, with Reformat layers in place; its constants carry origins over `source weights`.
+
+    `choices` has an entry per layer name; `arenas` one per profile; `probe` is a seeded input's seed with expected output
+    digests/values, run at first load elsewhere; `report` holds times, candidates, pass log, dates: outside the digest.
+    """
+
+    network: Network
+    choices: dict[str, Choice]
+    profiles: list[Profile]
+    arenas: list[ArenaPlan]
+    backend: str
+    machine: dict[str, Any]  # the backend's describe(): the hardware and libraries it was tuned on
+    machine_key: str
+    threads: int
+    model_digest: str = ""
+    source_weights: dict[str, Any] = field(default_factory=dict)  # name -> np.ndarray
+    options: dict[str, Any] = field(default_factory=dict)
+    probe: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,74 @@
+"""Memory formats of tensors: whet's own named set, with the bytes each takes and the strides each has.
+
+    linear    row-major, any rank (nchw for images)
+    nhwc      channels last, rank 3 to 5
+    nChw8c    channels in blocks of 8, padded with zeros, rank 4
+    nChw16c   channels in blocks of 16, padded with zeros, rank 4
+Layouts of packed weights are the tactics' own and have no name here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network.dims import Dim, Shape, ceildiv, product
+from whet.network.types import TensorType
+
+FORMATS = ("linear", "nhwc", "nChw8c", "nChw16c")
+_BLOCK = {"nChw8c": 8, "nChw16c": 16}
+_RANKS = {"linear": range(0, 33), "nhwc": range(3, 6), "nChw8c": range(4, 5), "nChw16c": range(4, 5)}
+
+
+def format_fits(fmt: str, rank: int) -> bool:
+    """Whether a tensor of `rank` can have the format."""
+    return rank in _RANKS[fmt]
+
+
+def stored_shape(fmt: str, shape: Shape) -> Shape:
+    """The row-major shape of the bytes in memory, padding included."""
+    if fmt not in _RANKS or not format_fits(fmt, len(shape)):
+        raise NetworkError(f"format {fmt!r} does not hold a tensor of rank {len(shape)}; formats: {', '.join(FORMATS)}")
+    if fmt == "nhwc":
+        return (shape[0], *shape[2:], shape[1])
+    if fmt in _BLOCK:
+        n, c, h, w = shape
+        return (n, ceildiv(c, _BLOCK[fmt]), h, w, _BLOCK[fmt])
+    return shape
+
+
+def format_bytes(type_: TensorType, fmt: str) -> Dim:
+    """Bytes of a tensor of `type_` stored in `fmt` (symbolic when the shape is)."""
+    return TensorType(type_.dtype, stored_shape(fmt, type_.shape)).nbytes
+
+
+def strides(fmt: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of the logical axes; not for blocked formats."""
+    if fmt in _BLOCK:
+        raise NetworkError(f"{fmt} is blocked: its channel axis has no single stride")
+    stored = [int(d) for d in stored_shape(fmt, shape)]  # type: ignore[arg-type]
+    row = [int(product(stored[i + 1 :])) for i in range(len(stored))]  # type: ignore[arg-type]
+    return (row[0], row[-1], *row[1:-1]) if fmt == "nhwc" else tuple(row)
+
+
+def to_stored(a: np.ndarray, fmt: str) -> np.ndarray:
+    """`a` (logical) as a contiguous array of `stored_shape`, padding zero."""
+    if fmt == "linear":
+        return np.ascontiguousarray(a)
+    if fmt == "nhwc":
+        return np.ascontiguousarray(np.moveaxis(a, 1, -1))
+    b = _BLOCK[fmt]
+    n, c, h, w = a.shape
+    out = np.zeros((n, -(-c // b), b, h, w), a.dtype)
+    out.reshape(n, -1, h, w)[:, :c] = a
+    return np.ascontiguousarray(out.transpose(0, 1, 3, 4, 2))
+
+
+def from_stored(s: np.ndarray, fmt: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The logical view (or copy, for blocked formats) of an array of `stored_shape`."""
+    if fmt == "linear":
+        return s.reshape(shape)
+    if fmt == "nhwc":
+        return np.moveaxis(s.reshape(stored_shape(fmt, shape)), -1, 1)  # type: ignore[arg-type]
+    n, c, h, w = shape
+    return s.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :c]

@@ -1,0 +1,331 @@
+"""The text form of a network: one line an input, constant, layer and output; it parses back to an equal network.
+
+    network resnet source
+    in %x: f32[N,3,8,8]
+    const %w: f32[4,3,3,3] = seed(1)
+    %y: f32[N,4,6,6] = Conv(%x, %w, pads=(0, 0, 0, 0)) from "conv1"
+    out %y
+
+Types after `:` may be left out when reading (they are inferred, and compared where given). A constant is a list, `seed(k)`
+(normal numbers from that seed) or `sha256:...` (looked up in the arrays given to `parse_network`).
+A layer with regions ends with `{`, then for each `region <name>` its lines, then `}`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network.dims import Expr, parse_dim
+from whet.network.network import Layer, Network, Tensor
+from whet.network.types import DTYPES, DType, TensorType, parse_type
+from whet.network.weight import Weight
+
+VERSION = 1
+_PLAIN = re.compile(r"[\w./:$#+-]+")
+_SMALL = 16  # constants up to this many elements are written out
+
+
+def network_text(net: Network, *, types: bool = True) -> str:
+    """The text form; `types=False` leaves out the types of what layers make."""
+    return "\n".join([f"network {_quoted(net.name)} {net.stage}", *_body(net, types)]) + "\n"
+
+
+def layer_text(layer: Layer, *, types: bool = True) -> str:
+    """One layer's line(s)."""
+    return "\n".join(_layer(layer, types))
+
+
+def value_text(v: Any) -> str:
+    """An attribute's value: ints, floats, strings, bools, None, types, dims, tuples of them."""
+    match v:
+        case Expr():
+            return f"<{v}>"
+        case DType():
+            return v.name
+        case bool() | int() | str() | None:
+            return repr(v)
+        case float():
+            return repr(v) if np.isfinite(v) else f"float({str(v)!r})"
+        case tuple() | list():
+            return "(" + ", ".join(value_text(x) for x in v) + ("," if len(v) == 1 else "") + ")"
+        case np.generic():
+            return value_text(v.item())
+    raise NetworkError(f"an attribute cannot hold a {type(v).__name__}: {v!r}"[:200])
+
+
+def _body(net: Network, types: bool) -> Iterator[str]:
+    for t in net.inputs:
+        yield f"in %{_quoted(t.name)}: {t.type}"
+    for t in net.constants.values():
+        yield f"const %{_quoted(t.name)}: {t.type} = {_constant(t)}"
+    for layer in net.layers:
+        yield from _layer(layer, types)
+    for t in net.outputs:
+        yield f"out %{_quoted(t.name)}"
+
+
+def _constant(t: Tensor) -> str:
+    a = t.array()
+    if a.size <= _SMALL and t.dtype.name in ("f32", "f64", "i64", "i32", "bool"):
+        return "[" + ", ".join(value_text(v) for v in a.reshape(-1).tolist()) + "]"
+    return f"sha256:{t.weight.digest}" if t.weight else ""
+
+
+def _layer(layer: Layer, types: bool) -> Iterator[str]:
+    outs = ", ".join(f"%{_quoted(t.name)}" + (f": {t.type}" if types else "") for t in layer.outputs)
+    args = ["none" if t is None else f"%{_quoted(t.name)}" for t in layer.inputs]
+    args += [f"{k}={value_text(v)}" for k, v in sorted(layer.attrs.items())]
+    line = f"{outs} = {layer.op}({', '.join(args)})"
+    if not (len(layer.outputs) == 1 and layer.outputs[0].name == layer.name):
+        line += f" named {_quoted(layer.name)}"
+    if layer.sources:
+        line += " from " + ", ".join(f'"{_escaped(s)}"' for s in layer.sources)
+    if not layer.regions:
+        yield line
+        return
+    yield line + " {"
+    for name, region in layer.regions.items():
+        yield f"  region {name}"
+        for inner in _body(region, types):
+            yield f"    {inner}"
+    yield "}"
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else f'"{_escaped(name)}"'
+
+
+def _escaped(s: str) -> str:
+    return s.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# reading
+
+
+def parse_network(text: str, arrays: Mapping[str, np.ndarray | Weight] | None = None) -> Network:
+    """Reads the text form back. `arrays` maps "sha256:..." or constant names to values.
+
+    Raises NetworkError naming the line.
+    """
+    lines = [(i + 1, line.strip()) for i, line in enumerate(text.splitlines()) if line.strip() and not line.strip().startswith("#")]
+    name, stage = "network", "source"
+    if lines and lines[0][1].startswith("network "):
+        s = _Scanner(lines[0][1][8:], lines[0][0])
+        name, stage = s.name(), s.word()
+        lines = lines[1:]
+    net = Network(name, stage)
+    rest = _read_body(net, lines, {}, arrays or {})
+    if rest:
+        raise NetworkError(f"line {rest[0][0]}: unexpected {rest[0][1]!r}")
+    return net
+
+
+def _read_body(net: Network, lines, outer: dict[str, Tensor], arrays) -> list:
+    known = dict(outer)
+    while lines:
+        number, line = lines[0]
+        if line == "}" or line.startswith("region "):
+            return lines
+        lines = lines[1:]
+        s = _Scanner(line, number)
+        try:
+            if line.startswith("in %"):
+                s.take("in")
+                n = s.tensor_name()
+                s.take(":")
+                known[n] = net.add_input(n, s.type())
+            elif line.startswith("const %"):
+                s.take("const")
+                n = s.tensor_name()
+                s.take(":")
+                type_ = s.type()
+                s.take("=")
+                known[n] = net.constant(_read_constant(s, n, type_, arrays), n)
+                if known[n].type != type_:
+                    raise NetworkError(f"%{n} is declared {type_} but its values are {known[n].type}")
+            elif line.startswith("out %"):
+                s.take("out")
+                net.outputs.append(_lookup(known, s.tensor_name()))
+            else:
+                lines = _read_layer(net, s, lines, known, arrays)
+            s.end()
+        except NetworkError as e:
+            raise e if str(e).startswith("line ") else NetworkError(f"line {number}: {e}") from e
+    return lines
+
+
+def _read_layer(net: Network, s: _Scanner, lines, known: dict[str, Tensor], arrays):
+    outs: list[tuple[str, TensorType | None]] = []
+    while True:
+        n = s.tensor_name()
+        outs.append((n, s.type() if s.maybe(":") else None))
+        if not s.maybe(","):
+            break
+    s.take("=")
+    op = s.word()
+    s.take("(")
+    inputs: list[Tensor | None] = []
+    attrs: dict[str, Any] = {}
+    while not s.maybe(")"):
+        if s.peek() == "%":
+            inputs.append(_lookup(known, s.tensor_name()))
+        else:
+            word = s.word()
+            if word == "none" and s.peek() != "=":
+                inputs.append(None)
+            else:
+                s.take("=")
+                attrs[word] = s.value()
+        s.maybe(",")
+    name = s.name() if s.maybe("named ") else outs[0][0]
+    sources = []
+    if s.maybe("from "):
+        sources.append(s.string())
+        while s.maybe(","):
+            sources.append(s.string())
+    regions: dict[str, Network] = {}
+    if s.maybe("{"):
+        while lines and lines[0][1] != "}":
+            if not lines[0][1].startswith("region "):
+                raise NetworkError(f"line {lines[0][0]}: expected 'region <name>' or '}}'")
+            key = lines[0][1][7:].strip()
+            regions[key] = Network(key, net.stage)
+            lines = _read_body(regions[key], lines[1:], known, arrays)
+        if not lines:
+            raise NetworkError("a '{' is never closed")
+        lines = lines[1:]
+    layer = net.add_layer(op, inputs, attrs, name=name, outputs=[o for o, _ in outs], regions=regions, sources=sources)
+    if len(layer.outputs) != len(outs):
+        raise NetworkError(f"{op} makes {len(layer.outputs)} outputs, {len(outs)} are named")
+    for (n, type_), t in zip(outs, layer.outputs, strict=True):
+        if t.name != n:
+            raise NetworkError(f"the name %{n} is given twice")
+        if type_ is not None and type_ != t.type:
+            raise NetworkError(f"%{n} is declared {type_}, but {op} makes {t.type}")
+        known[n] = t
+    return lines
+
+
+def _lookup(known: dict[str, Tensor], name: str) -> Tensor:
+    if name not in known:
+        raise NetworkError(f"%{name} is read before it is made")
+    return known[name]
+
+
+def _read_constant(s: _Scanner, name: str, type_: TensorType, arrays) -> np.ndarray | Weight:
+    shape = tuple(int(d) for d in type_.shape if isinstance(d, int))
+    if len(shape) != type_.rank:
+        raise NetworkError(f"constant %{name} needs a static shape, not {type_}")
+    if s.maybe("sha256:"):
+        digest = "sha256:" + s.word()
+        found = arrays.get(digest, arrays.get(name))
+        if found is None:
+            raise NetworkError(f"the values of %{name} ({digest[:19]}...) were not given")
+        return found
+    if s.maybe("seed("):
+        k = int(s.word())
+        s.take(")")
+        return np.random.default_rng(k).standard_normal(shape).astype(type_.dtype.numpy)
+    values = s.value()
+    if not isinstance(values, tuple) or len(values) != int(np.prod(shape, dtype=np.int64)):
+        raise NetworkError(f"constant %{name} needs {int(np.prod(shape, dtype=np.int64))} values")
+    return np.array(values, dtype=type_.dtype.numpy).reshape(shape)
+
+
+class _Scanner:
+    """Reads one line from left to right."""
+
+    def __init__(self, text: str, line: int):
+        self.text, self.at, self.line = text, 0, line
+
+    def fail(self, expected: str) -> NetworkError:
+        return NetworkError(f"line {self.line}: expected {expected} at {self.text[self.at : self.at + 40]!r}")
+
+    def skip(self) -> None:
+        while self.at < len(self.text) and self.text[self.at] == " ":
+            self.at += 1
+
+    def peek(self) -> str:
+        self.skip()
+        return self.text[self.at : self.at + 1]
+
+    def maybe(self, s: str) -> bool:
+        self.skip()
+        if self.text.startswith(s, self.at):
+            self.at += len(s)
+            return True
+        return False
+
+    def take(self, s: str) -> None:
+        if not self.maybe(s):
+            raise self.fail(repr(s))
+
+    def match(self, pattern: str, what: str) -> str:
+        self.skip()
+        m = re.compile(pattern).match(self.text, self.at)
+        if not m:
+            raise self.fail(what)
+        self.at = m.end()
+        return m[0]
+
+    def word(self) -> str:
+        return self.match(r"[\w]+", "a word")
+
+    def name(self) -> str:
+        return self.string() if self.peek() == '"' else self.match(r"[\w./:$#+-]*[\w./$#+-]", "a name")
+
+    def string(self) -> str:
+        raw = self.match(r'"(?:[^"\\]|\\.)*"', "a quoted string")[1:-1]
+        return re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], raw)
+
+    def tensor_name(self) -> str:
+        self.take("%")
+        return self.name()
+
+    def type(self) -> TensorType:
+        return parse_type(self.match(r"\w+\[[^\]]*\]", "a type such as f32[N,3]"))
+
+    def value(self) -> Any:
+        ch = self.peek()
+        if ch in ("(", "["):
+            close = ")" if ch == "(" else "]"
+            self.take(ch)
+            items = []
+            while not self.maybe(close):
+                items.append(self.value())
+                if not self.maybe(","):
+                    self.take(close)
+                    break
+            return tuple(items)
+        if ch == "<":
+            return parse_dim(self.match(r"<[^>]*>", "a dimension")[1:-1])
+        if ch in ("'", '"'):
+            return ast.literal_eval(self.match(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "a string"))
+        if self.maybe("float('"):
+            v = float(self.match(r"-?\w+", "inf or nan"))
+            self.take("')")
+            return v
+        token = self.match(r"[-+\w.]+", "a value")
+        if token in ("True", "False", "None"):
+            return {"True": True, "False": False, "None": None}[token]
+        if token in DTYPES:
+            return DTYPES[token]
+        try:
+            return int(token)
+        except ValueError:
+            pass
+        try:
+            return float(token)
+        except ValueError:
+            raise self.fail("a value") from None
+
+    def end(self) -> None:
+        self.skip()
+        if self.at != len(self.text):
+            raise self.fail("the end of the line")

@@ -1,0 +1,68 @@
+"""A weight: an array and where it came from.
+
+An engine weight is a small expression over the source model's weights, written with whet's own ops: folding a batch norm
+gives `Mul(conv1.weight, Reshape(Div(bn1.weight, ...)))`. So a refit, a fine-tuned reload or a pruning recipe can evaluate
+it again, and `assumes` says what it relied on ("equal to fc2.weight", "channels 3,7 are zero").
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from whet.network.types import TensorType, dtype_of
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a weight came from: a source weight (`op` is "source", `name` is its name there) or an op applied to origins."""
+
+    op: str
+    name: str = ""
+    args: tuple[Origin | None, ...] = ()
+    attrs: tuple[tuple[str, Any], ...] = ()
+    output: int = 0
+    assumes: tuple[str, ...] = ()
+
+    def sources(self) -> Iterator[str]:
+        """Names of the source weights that the expression reads."""
+        if self.op == "source":
+            yield self.name
+        for a in self.args:
+            if a is not None:
+                yield from a.sources()
+
+    def __str__(self) -> str:
+        if self.op == "source":
+            return self.name
+        return f"{self.op}({', '.join('none' if a is None else str(a) for a in self.args)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A constant array (read-only) with its origin."""
+
+    array: np.ndarray
+    origin: Origin = field(default_factory=lambda: Origin("source"))
+
+    def __post_init__(self) -> None:
+        if self.array.flags.writeable:
+            view = self.array.view()
+            view.flags.writeable = False
+            object.__setattr__(self, "array", view)
+
+    @cached_property
+    def type(self) -> TensorType:
+        return TensorType(dtype_of(self.array), tuple(self.array.shape))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of type and bytes: equal weights have equal digests."""
+        h = hashlib.sha256(str(self.type).encode())
+        h.update(np.ascontiguousarray(self.array).tobytes() if self.array.ndim == 0 else np.ascontiguousarray(self.array).data.cast("B"))
+        return h.hexdigest()

@@ -1,0 +1,27 @@
+"""What ops mean: attributes, output types, NumPy reference, samples, which axes are cut together. One file each."""
+
+from whet.ops._base import (
+    OPS,
+    REQUIRED,
+    Couple,
+    Op,
+    Sample,
+    axis_of,
+    broadcast,
+    get_op,
+    infer_layer,
+    known_ints,
+    op,
+    same_as_input,
+    same_axes,
+)
+from whet.ops._interpret import bind_layer, bind_symbols, run_layer, run_network, run_regions
+from whet.ops._samples import sample_arrays, sample_layer
+from whet.registry import load_folder
+
+__all__ = [
+    "OPS", "REQUIRED", "Couple", "Op", "Sample", "axis_of", "bind_layer", "bind_symbols", "broadcast", "get_op", "infer_layer", "known_ints",
+    "op", "run_layer", "run_network", "run_regions", "same_as_input", "same_axes", "sample_arrays", "sample_layer",
+]  # fmt: skip
+
+load_folder(__name__, __path__)

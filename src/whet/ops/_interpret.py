@@ -1,0 +1,173 @@
+"""Runs layers and networks with the ops' NumPy references: slow, exact, the judge of every tactic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from whet.errors import NetworkError, ShapeError
+from whet.network import F64, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
+from whet.ops._base import get_op
+
+
+def bind_symbols(types: list[tuple[str, TensorType]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Values of the symbols in `types` (name, type) from actual shapes. Raises ShapeError that names tensor and axis."""
+    env: dict[str, int] = {}
+    for name, type_ in types:
+        if name not in shapes:
+            raise ShapeError(f"input '{name}' is missing; the network needs {', '.join(n for n, _ in types)}")
+        got = tuple(shapes[name])
+        if len(got) != type_.rank:
+            raise ShapeError(f"input '{name}' has shape {list(got)}, but {type_} is of rank {type_.rank}")
+        for axis, (want, have) in enumerate(zip(type_.shape, got, strict=True)):
+            if isinstance(want, Expr):
+                text = str(want)
+                if text.isidentifier():
+                    if env.setdefault(text, have) != have:
+                        raise ShapeError(f"input '{name}', axis {axis}: {text} is {env[text]} elsewhere, {have} here")
+            elif want != have:
+                raise ShapeError(f"input '{name}', axis {axis}: the network has {want}, the array {have} (type {type_}, shape {list(got)})")
+    for name, type_ in types:
+        for axis, (want, have) in enumerate(zip(type_.shape, shapes[name], strict=True)):
+            if isinstance(want, Expr) and evaluate(want, env) != have:
+                raise ShapeError(f"input '{name}', axis {axis}: {want} is {evaluate(want, env)}, the array has {have}")
+    return env
+
+
+def _bind_value(v, env: Mapping[str, Dim]):
+    if isinstance(v, Expr):
+        return substitute(v, env)
+    if isinstance(v, tuple):
+        return tuple(_bind_value(x, env) for x in v)
+    return v
+
+
+def bind_layer(layer: Layer, env: Mapping[str, Dim]) -> Layer:
+    """`layer` with symbols in its attributes and types replaced from `env`; detached from its network (the original stays as it is)."""
+    regions = {k: _bind_network(r, env) for k, r in layer.regions.items()}
+    made = Layer(layer.op, layer.name, (), {k: _bind_value(v, env) for k, v in layer.attrs.items()}, regions, layer.sources)
+    seen: dict[Tensor, Tensor] = {}
+
+    def twin(t: Tensor | None, maker: Layer | None) -> Tensor | None:
+        if t is None:
+            return None
+        if t not in seen:
+            type_ = t.type.with_shape(substitute(d, env) for d in t.type.shape)
+            seen[t] = new = Tensor(t.name, type_, maker, t.index, t.weight)
+            new.shape_value = None if t.shape_value is None else tuple(substitute(d, env) for d in t.shape_value)
+        return seen[t]
+
+    made.inputs = tuple(twin(t, None) for t in layer.inputs)
+    made.outputs = tuple(twin(t, made) for t in layer.outputs)  # type: ignore[misc]
+    return made
+
+
+def _bind_network(net: Network, env: Mapping[str, Dim]) -> Network:
+    """A copy of a region with symbols replaced; captured tensors stay the outer ones."""
+    if not env:
+        return net
+    made = net.clone()
+    for t in made.tensors():
+        t.type = t.type.with_shape(substitute(d, env) for d in t.type.shape)
+        t.shape_value = None if t.shape_value is None else tuple(substitute(d, env) for d in t.shape_value)
+    for layer in made.layers:
+        layer.attrs = {k: _bind_value(v, env) for k, v in layer.attrs.items()}
+        layer.regions = {k: _bind_network(r, env) for k, r in layer.regions.items()}
+    return made
+
+
+def run_layer(layer: Layer, arrays: list[np.ndarray | None], env: Mapping[str, int] | None = None) -> list[np.ndarray]:
+    """Output arrays of one layer by its reference; `env` gives the symbols of its attributes."""
+    if any(isinstance(v, Expr | tuple) for v in layer.attrs.values()) and env:
+        layer = bind_layer(layer, env)
+    with np.errstate(all="ignore"):
+        got = get_op(layer.op).reference(layer, *arrays)
+    outs = [got] if isinstance(got, np.ndarray | np.generic) else list(got)
+    return [np.asarray(o) for o in outs]
+
+
+def run_network(
+    net: Network,
+    inputs: Mapping[str, np.ndarray],
+    *,
+    widen: bool = False,
+    watch: Callable[[Tensor, np.ndarray], None] | None = None,
+    outer: Mapping[Tensor, np.ndarray] | None = None,
+    env: Mapping[str, int] | None = None,
+) -> dict[str, np.ndarray]:
+    """Outputs of `net` by name.
+
+    `widen` computes all floating point in float64 (the judge's judge). `watch(tensor, array)` sees every value.
+    `outer` holds values that a region captures. Raises ShapeError for inputs that do not fit.
+    """
+
+    def prepared(a: np.ndarray) -> np.ndarray:
+        return a.astype(np.float64) if widen and a.dtype.kind in "fV" and a.dtype != np.float64 else a
+
+    if env is None:
+        env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
+    values: dict[Tensor, np.ndarray] = dict(outer or {})
+    for t in net.inputs:
+        values[t] = prepared(np.asarray(inputs[t.name]))
+    last: dict[Tensor, int] = {}
+    for i, layer in enumerate(net.layers):
+        for x in layer.inputs:
+            if x is not None:
+                last[x] = i
+    keep = set(net.outputs) | set(outer or {})
+    for region_layer in net.layers:
+        for region in region_layer.regions.values():
+            keep.update(region.captures())
+
+    def value(t: Tensor) -> np.ndarray:
+        if t not in values:
+            if t.weight is None:
+                raise NetworkError(f"%{t.name} is read before it is made")
+            values[t] = prepared(t.array())
+        return values[t]
+
+    for i, layer in enumerate(net.layers):
+        arrays = [None if t is None else value(t) for t in layer.inputs]
+        if layer.regions:
+            outs = _run_regions(layer, arrays, values, value, widen, env)
+        else:
+            outs = run_layer(_widened(layer) if widen else layer, arrays, env)
+        for t, a in zip(layer.outputs, outs, strict=True):
+            values[t] = a
+            if watch is not None:
+                watch(t, a)
+        for x in layer.inputs:
+            if x is not None and last.get(x) == i and x not in keep:
+                values.pop(x, None)
+    return {t.name: value(t) for t in net.outputs}
+
+
+def _run_regions(layer: Layer, arrays, values, value, widen: bool, env) -> list[np.ndarray]:
+    """A layer with regions: its reference gets `run(region name, *arrays)` to run one of them."""
+    for region in layer.regions.values():
+        for t in region.captures():
+            value(t)
+    return run_regions(bind_layer(layer, env) if env else layer, arrays, widen=widen, outer=values, env=env)
+
+
+def run_regions(layer: Layer, arrays, *, widen: bool = False, outer=None, env: Mapping[str, int] | None = None) -> list[np.ndarray]:
+    """Output arrays of a layer with regions and static shapes; `outer` holds what the regions capture."""
+
+    def run(name: str, *args: np.ndarray) -> list[np.ndarray]:
+        region = layer.regions[name]
+        feed = dict(zip((t.name for t in region.inputs), args, strict=True))
+        return list(run_network(region, feed, widen=widen, outer=outer, env=env or {}).values())
+
+    with np.errstate(all="ignore"):
+        got = get_op(layer.op).reference(layer, *arrays, run=run)
+    return [got] if isinstance(got, np.ndarray) else list(got)
+
+
+def _widened(layer: Layer) -> Layer:
+    if not any(isinstance(v, DType) and v.is_float for v in layer.attrs.values()):
+        return layer
+    attrs = {k: F64 if isinstance(v, DType) and v.is_float else v for k, v in layer.attrs.items()}
+    made = Layer(layer.op, layer.name, layer.inputs, attrs, layer.regions, layer.sources)
+    made.outputs = layer.outputs
+    return made

@@ -1,0 +1,62 @@
+"""Turns an op's samples into layers and arrays."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from whet.network import Layer, Network, parse_type, static_shape
+from whet.ops._base import OPS, Sample
+
+
+def sample_arrays(sample: Sample, seed: str = "") -> list[np.ndarray | None]:
+    """The sample's input arrays; the same every time."""
+    rng = np.random.default_rng(zlib.crc32(f"{seed}{sample.inputs!s}{sample.attrs!s}".encode()))
+    return [_array(spec, rng) for spec in sample.inputs]
+
+
+def sample_layer(op_name: str, sample: Sample, *, opaque: bool = False) -> tuple[Network, Layer, list[np.ndarray | None]]:
+    """A network of one layer for the sample, the layer, and the arrays of all its inputs (constants included)."""
+    arrays = sample_arrays(sample, op_name)
+    net = Network(op_name.lower())
+    inputs = []
+    for i, (spec, a) in enumerate(zip(sample.inputs, arrays, strict=True)):
+        if a is None:
+            inputs.append(None)
+        elif isinstance(spec, str) and not spec.startswith("const "):
+            inputs.append(net.add_input(f"x{i}", parse_type(spec.split()[-1])))
+        else:
+            inputs.append(net.constant(a, f"c{i}"))
+    regions = sample.regions() if sample.regions else None
+    layer = net.add_layer(OPS[op_name].name, inputs, dict(sample.attrs), regions=regions)
+    for t in layer.outputs:
+        net.mark_output(t)
+    return net, layer, arrays
+
+
+def _array(spec, rng: np.random.Generator) -> np.ndarray | None:
+    if spec is None or isinstance(spec, np.ndarray):
+        return spec
+    kind, _, text = spec.rpartition(" ")
+    type_ = parse_type(text)
+    shape = static_shape(type_.shape)
+    dtype = type_.dtype.numpy
+    if type_.dtype.kind == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if type_.dtype.kind in ("int", "uint"):
+        if kind == "extreme":
+            top = 2 ** (type_.dtype.bits - (type_.dtype.kind == "int"))
+            low = -top if type_.dtype.kind == "int" else 0
+            return rng.choice(np.array([low, top - 1, 0, 1], dtype=object), shape).astype(dtype)
+        return rng.integers(0 if type_.dtype.kind == "uint" else -3, 4, shape).astype(dtype)
+    a = rng.standard_normal(shape)
+    if kind == "positive":
+        a = np.abs(a) + 0.1
+    a = a.astype(dtype)
+    if kind == "extreme" and a.size:
+        special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 3e38, -3e38, 88.8, -88.8, 1e4, -1e4], np.float64)
+        places = rng.permutation(a.size)[: min(a.size, len(special))]
+        with np.errstate(over="ignore"):
+            a.reshape(-1)[places] = special[: len(places)].astype(dtype)
+    return a

@@ -1,0 +1,34 @@
+"""Fused: a body that a tactic may compute at once. `hint` names what it is fused around; the body can be taken apart again."""
+
+from whet.errors import NetworkError
+from whet.network import Layer, Network, TensorType, parse_type
+from whet.ops._base import REQUIRED, Sample, op
+
+
+def infer(layer: Layer) -> list[TensorType]:
+    body = layer.regions["body"]
+    if len(body.inputs) != len(layer.inputs):
+        raise NetworkError(f"fused layer '{layer.name}' has {len(layer.inputs)} inputs, its body {len(body.inputs)}")
+    for inner, outer in zip(body.inputs, layer.inputs, strict=True):
+        if outer is None or inner.type != outer.type:
+            raise NetworkError(f"fused layer '{layer.name}': body input %{inner.name} is {inner.type}, fed {outer and outer.type}")
+    return [t.type for t in body.outputs]
+
+
+def _conv_add_relu() -> dict[str, Network]:
+    body = Network("body", "lowered")
+    x, w, b = (body.add_input(n, parse_type(t)) for n, t in (("x", "f32[1,16,8,8]"), ("w", "f32[32,16,3,3]"), ("b", "f32[32]")))
+    z = body.add_input("z", parse_type("f32[1,32,8,8]"))
+    y = body.add("Conv", x, w, b, pads=(1, 1, 1, 1))
+    body.mark_output(body.add("Relu", body.add("Add", y, z)))
+    return {"body": body}
+
+
+op(
+    "Fused",
+    infer,
+    lambda layer, *arrays, run: run("body", *arrays),
+    attrs={"hint": REQUIRED},
+    onnx_ops=(),
+    samples=[Sample(["f32[1,16,8,8]", "const f32[32,16,3,3]", "const f32[32]", "f32[1,32,8,8]"], {"hint": "Conv"}, _conv_add_relu)],
+)

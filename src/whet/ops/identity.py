@@ -1,0 +1,13 @@
+"""Identity: y = x."""
+
+from whet.ops._base import op, same_as_input, same_axes
+
+op(
+    "Identity",
+    same_as_input,
+    lambda layer, x: x,
+    samples=[(["f32[2,3]"], {}), (["extreme f32[16]"], {}), (["i64[4]"], {})],
+    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    shape_value=lambda layer: [layer.inputs[0].shape_value],
+    pointwise=True,
+)

@@ -1,0 +1,14 @@
+"""Relu: y = max(x, 0); NaN stays NaN."""
+
+import numpy as np
+
+from whet.ops._base import op, same_as_input, same_axes
+
+op(
+    "Relu",
+    same_as_input,
+    lambda layer, x: np.maximum(x, x.dtype.type(0)),
+    samples=[(["f32[2,3,4,5]"], {}), (["extreme f32[4,16]"], {}), (["f32[1,64,7,7]"], {}), (["f32[3,17]"], {})],
+    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    pointwise=True,
+)

@@ -1,0 +1,9 @@
+"""Network -> network. Named passes, one file each; `whet passes` lists them in running order."""
+
+from whet.passes._base import PASSES, Did, Pass, Phase, Skip, ordered, rule, whole
+from whet.passes._driver import PassLog, run_passes, select
+from whet.registry import load_folder
+
+__all__ = ["PASSES", "Did", "Pass", "PassLog", "Phase", "Skip", "ordered", "rule", "run_passes", "select", "whole"]
+
+load_folder(__name__, __path__)

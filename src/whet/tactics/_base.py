@@ -1,0 +1,261 @@
+"""The tactic contract, the same on every backend: one way to compute a layer there. No library's type appears in it.
+
+A tactic answers, in this order:
+
+    signatures(layer, machine)           which formats and storage types it can take and give, and what it may do in place
+    refuses(layer, signature, machine)   why it cannot, or None
+    configs(layer, signature, machine)   the points of its tuning space
+    plan(layer, signature, config, machine) -> Kernel
+                                         for a layer with static shapes: exact bytes of every operand, of scratch and of packed
+                                         weights, the error bound, deterministic or not
+    Kernel.enqueue(args, stream)         records the launch on a stream; the backend's executor replays it
+
+`layer` may be a plain layer or a `Fused` one; `anchor(layer)` and `epilogue(layer)` take a fused body apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from whet.errors import BuildError
+from whet.network import DType, Layer, Network, Tensor, format_bytes
+from whet.registry import nearest
+
+Config = tuple[tuple[str, int | str], ...]
+"""One point of a tuning space: enumerated (name, value) pairs, never source text or addresses."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How one tensor is stored: memory format and storage type."""
+
+    format: str
+    dtype: DType
+
+    def __str__(self) -> str:
+        return f"{self.dtype}:{self.format}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Operands of the inputs (None: absent, or a constant that the tactic packs itself) and outputs.
+
+    `inplace` lists (input, output) pairs that must share their bytes when the tactic is chosen with this signature.
+    """
+
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
+    inplace: tuple[tuple[int, int], ...] = ()
+
+    def __str__(self) -> str:
+        ins = ",".join("-" if o is None else str(o) for o in self.inputs)
+        return f"({ins})->({','.join(map(str, self.outputs))})" + "".join(f" in-place {i}->{o}" for i, o in self.inplace)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed weight: exact bytes, a key that is equal for equal contents, and how to make it (uint8, C-contiguous)."""
+
+    key: str
+    nbytes: int
+    make: Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Args:
+    """Addresses for one launch: a pointer per input (0: absent or packed), per output, per packed weight, and scratch (0: none)."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    packed: tuple[int, ...]
+    scratch: int
+
+
+class Call(Protocol):
+    """A recorded launch on the CPU. `native` is (function, a, b, c, d): five machine words that a compiled loop can call, or None."""
+
+    native: tuple[int, int, int, int, int] | None
+
+    def run(self) -> None:
+        """Does the work now."""
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        """Re-points operand `index` of `kind` ("input" | "output") to other memory: users' own buffers."""
+
+
+class Stream(Protocol):
+    """Where launches are recorded: a launch list on the CPU, a graph capture on a GPU."""
+
+    def record(self, call: Call) -> None: ...
+
+
+class Kernel(Protocol):
+    """A planned launch for static shapes. Created without touching operands' memory; holds whatever the library needs."""
+
+    inputs: tuple[int, ...]  # bytes per input (0 for absent and packed ones)
+    outputs: tuple[int, ...]  # bytes per output
+    scratch: int  # bytes, 64-byte aligned
+    packed: tuple[Packed, ...]
+    rtol: float  # bound on ||error|| / ||reference||, and on max|error| / max|reference|, for storage type f32 unless it says otherwise
+    deterministic: bool
+    implementation: str  # what the library calls it; for people
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        """Records the launch with these addresses."""
+
+
+class Machine(Protocol):
+    """What a tactic may ask of the backend that it is planned for."""
+
+    name: str
+    threads: int
+    features: frozenset[str]  # "avx512f", "avx512_bf16", "amx_int8", "sm_90", ...
+
+
+class Tactic:
+    """Base of all tactics; subclasses override what differs. `ops` are the anchors it takes ("*" for any op).
+
+    `types` are the storage types it computes in. `version` goes into the timing key: raise it when the kernel changes.
+    """
+
+    name = ""
+    backend = ""
+    ops: tuple[str, ...] = ()
+    version = 1
+
+    def signatures(self, layer: Layer, machine: Any) -> Sequence[Signature]:
+        raise NotImplementedError
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        return [()]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> Kernel:
+        """Raises PlanRefused (with the reason) for a config that cannot run."""
+        raise NotImplementedError
+
+    def library_version(self) -> str:
+        """Version of the library behind it, for timing keys and locks; "" when there is none."""
+        return ""
+
+    def why_not(self, layer: Layer) -> str | None:
+        """Why this tactic does not take the layer at all, before any signature is looked at; None when it might."""
+        a = anchor(layer)
+        if "*" not in self.ops and a.op not in self.ops:
+            return f"computes {', '.join(self.ops)}, not {a.op}"
+        return None
+
+
+class PlanRefused(BuildError):
+    """A config cannot run; the text is the reason that is kept and shown."""
+
+
+TACTICS: dict[str, Tactic] = {}
+
+
+def tactic(cls: type[Tactic]) -> type[Tactic]:
+    """Class decorator: registers one instance under `<backend>/<file name>`, e.g. `cpu/onednn_conv`."""
+    parts = cls.__module__.split(".")
+    name = f"{parts[-2]}/{parts[-1]}"
+    if name in TACTICS:
+        raise BuildError(f"tactic {name} has two owners")
+    made = cls()
+    made.name, made.backend = name, parts[-2]
+    TACTICS[name] = made
+    return cls
+
+
+def get_tactic(name: str) -> Tactic:
+    """The tactic called `name`. Raises BuildError with the nearest name."""
+    if name not in TACTICS:
+        raise BuildError(f"there is no tactic {name}.{nearest(name, TACTICS)} The engine may come from a newer whet, or its pack is not installed.")
+    return TACTICS[name]
+
+
+# A fused layer taken apart.
+
+
+def anchor(layer: Layer) -> Layer:
+    """The layer that a fused layer is fused around (the first of its hint's op in the body); a plain layer is its own."""
+    if layer.op != "Fused":
+        return layer
+    for inner in layer.regions["body"].layers:
+        if inner.op == layer.attrs["hint"]:
+            return inner
+    return layer  # a hint that is no op ("GELU", "Attention"): the pattern is the whole body
+
+
+@dataclass(frozen=True)
+class Post:
+    """One step of an epilogue: an op applied to the running value; `other` is its second operand as an input index of the fused layer."""
+
+    op: str
+    attrs: Mapping[str, Any]
+    other: int | None = None
+    other_tensor: Tensor | None = None
+    swapped: bool = False  # the running value is the second operand
+
+
+def epilogue(layer: Layer) -> list[Post] | None:
+    """What follows the anchor, in order, when the body is a chain; None when it is not. SiLU stands as one "Silu" step.
+
+    An operand that is not the running value must be an input of the fused layer.
+    """
+    if layer.op != "Fused":
+        return []
+    body: Network = layer.regions["body"]
+    head = anchor(layer)
+    if head is layer:
+        return None
+    place = {t: i for i, t in enumerate(body.inputs)}
+    running = head.outputs[0]
+    steps: list[Post] = []
+    rest = [x for x in body.layers if x is not head]
+    while rest:
+        x = rest.pop(0)
+        if x.op == "Sigmoid" and rest and rest[0].op == "Mul" and x.inputs[0] is running and set(rest[0].inputs) == {running, x.output}:
+            running = rest.pop(0).output
+            steps.append(Post("Silu", {}))
+            continue
+        if running not in x.inputs or len(x.outputs) != 1:
+            return None
+        others = [(i, t) for i, t in enumerate(x.inputs) if t is not None and t is not running]
+        if len(others) > 1 and any(t not in place for _, t in others):
+            return None
+        if len(others) == 1 and others[0][1] in place:
+            t = others[0][1]
+            steps.append(Post(x.op, dict(x.attrs), place[t], layer.inputs[place[t]], swapped=x.inputs[0] is not running))
+        elif not others:
+            steps.append(Post(x.op, dict(x.attrs)))
+        else:
+            # Clip's bounds and the like: constants of the fused layer
+            if any(t not in place or layer.inputs[place[t]].weight is None for _, t in others):  # type: ignore[union-attr]
+                return None
+            bounds = {f"input{i}": layer.inputs[place[t]].array() for i, t in others}  # type: ignore[union-attr]
+            steps.append(Post(x.op, {**x.attrs, **bounds}))
+        running = x.outputs[0]
+    return steps if body.outputs == [running] else None
+
+
+def outer_input(layer: Layer, inner: Tensor | None) -> int | None:
+    """Index among `layer.inputs` of what the anchor calls `inner`; None when absent."""
+    if inner is None:
+        return None
+    if layer.op != "Fused":
+        return next(i for i, t in enumerate(layer.inputs) if t is inner)
+    return next(i for i, t in enumerate(layer.regions["body"].inputs) if t is inner)
+
+
+def operand_bytes(t: Tensor, o: Operand | None) -> int:
+    """Bytes of tensor `t` (static shape) stored as `o`; 0 for None."""
+    if o is None:
+        return 0
+    n = format_bytes(t.type.with_dtype(o.dtype), o.format)
+    assert isinstance(n, int), f"{t} is not static"
+    return n

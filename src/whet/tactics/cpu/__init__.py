@@ -1,0 +1,1 @@
+"""Tactics on the CPU: oneDNN, and NumPy for all else."""

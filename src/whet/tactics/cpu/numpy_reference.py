@@ -1,0 +1,99 @@
+"""Any op by its NumPy reference: slow, always there. Row-major operands of the tensors' own types."""
+
+from __future__ import annotations
+
+import ctypes
+from math import prod
+
+import numpy as np
+
+from whet.errors import BackendError
+from whet.network import Layer, static_shape
+from whet.ops import get_op, run_layer, run_regions
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Stream, Tactic, operand_bytes, tactic
+
+
+def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The array of `shape` at a memory address; the caller keeps the memory alive."""
+    nbytes = prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        return np.empty(shape, dtype)
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype).reshape(shape)
+
+
+class NumpyCall:
+    """Runs the reference over memory: not native, so the plan's loop comes back to Python for it."""
+
+    native = None
+
+    def __init__(self, kernel: NumpyKernel, args: Args):
+        self.kernel, self.addresses = kernel, {"input": list(args.inputs), "output": list(args.outputs)}
+        self._views()
+
+    def _views(self) -> None:
+        k = self.kernel
+        self.reads: list[np.ndarray | None] = []
+        for t, o, address in zip(k.layer.inputs, k.signature.inputs, self.addresses["input"], strict=True):
+            if t is None:
+                self.reads.append(None)
+            elif o is None:
+                self.reads.append(t.array())
+            else:
+                a = array_at(address, static_shape(t.shape), o.dtype.numpy)
+                a.flags.writeable = False
+                self.reads.append(a)
+        self.writes = [
+            array_at(p, static_shape(t.shape), o.dtype.numpy)
+            for t, o, p in zip(k.layer.outputs, k.signature.outputs, self.addresses["output"], strict=True)
+        ]
+
+    def run(self) -> None:
+        layer = self.kernel.layer
+        outs = run_regions(layer, self.reads) if layer.regions else run_layer(layer, self.reads)
+        for target, got in zip(self.writes, outs, strict=True):
+            if target.shape != got.shape:
+                raise BackendError(f"{layer.op} '{layer.name}' made shape {list(got.shape)}, planned was {list(target.shape)}")
+            np.copyto(target, got, casting="unsafe")
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        self.addresses[kind][index] = address
+        self._views()
+
+
+class NumpyKernel:
+    """One layer with static shapes."""
+
+    scratch, packed, rtol, deterministic, implementation = 0, (), 1e-6, True, "numpy"
+
+    def __init__(self, layer: Layer, signature: Signature):
+        self.layer, self.signature = layer, signature
+        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
+        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        stream.record(NumpyCall(self, args))
+
+
+@tactic
+class NumpyReference(Tactic):
+    ops = ("*",)
+
+    def signatures(self, layer: Layer, machine) -> list[Signature]:
+        ins = tuple(None if t is None or t.is_constant else Operand("linear", t.dtype) for t in layer.inputs)
+        return [Signature(ins, tuple(Operand("linear", t.dtype) for t in layer.outputs))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine) -> str | None:
+        if layer.op == "Reformat":
+            return "moves values between formats, which the reference does not know"
+        if any(t is not None and t.dtype.name == "string" for t in (*layer.inputs, *layer.outputs)):
+            return "strings have no place in an arena"
+        return None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> NumpyKernel:
+        if not all(t.type.static for t in layer.outputs):
+            raise PlanRefused(f"the shape of {layer.outputs} is known only from the data")
+        get_op(layer.op)
+        return NumpyKernel(layer, signature)
+
+    def library_version(self) -> str:
+        return f"numpy {np.__version__}"
