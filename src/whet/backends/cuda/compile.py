@@ -1,0 +1,105 @@
+"""CUDA C++ to machine code with NVRTC, kept in a per-user cache. Needs no GPU and no host compiler."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from whet.errors import BackendError
+
+FLAGS = ("--std=c++17", "-default-device", "--use_fast_math", "--extra-device-vectorization")
+
+
+@functools.cache
+def nvrtc() -> Any:
+    """NVRTC's binding module. BackendError without the package or the library."""
+    try:
+        from cuda.bindings import nvrtc as module
+
+        module.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
+        raise BackendError(f"NVRTC cannot be loaded ({error}). Install the extra with `pip install whet[cuda]`, or use --backend=cpu.") from error
+    return module
+
+
+@functools.cache
+def nvrtc_version() -> str:
+    """The version of the compiler that makes the kernels, as "13.0"."""
+    _, major, minor = nvrtc().nvrtcVersion()
+    return f"{major}.{minor}"
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels live: $WHET_CUDA_CACHE, else the user's cache folder. Refused if another user can write there."""
+    given = os.environ.get("WHET_CUDA_CACHE")
+    if given:
+        folder = Path(given)
+    else:
+        import platformdirs
+
+        folder = Path(platformdirs.user_cache_dir("whet")) / "cubins"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = folder.stat()
+    if info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BackendError(
+            f"The kernel cache {folder} belongs to another user or can be written by others; whet would run code from it. "
+            "Give WHET_CUDA_CACHE a folder that only you can write."
+        )
+    return folder
+
+
+def cache_key(source: str, arch: str, flags: tuple[str, ...] = FLAGS) -> str:
+    """Everything that can change the machine code: source, target, flags and compiler version."""
+    text = "\0".join((source, arch, nvrtc_version(), *flags))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def compile_cubin(source: str, *, name: str = "kernel.cu", arch: str = "sm_90a", flags: tuple[str, ...] = FLAGS, cached: bool = True) -> bytes:
+    """Machine code of `source` for `arch`. BackendError with the compiler's log when it does not compile."""
+    if not cached:
+        return _compile(source, name, arch, flags)
+    path = cache_folder() / f"{cache_key(source, arch, flags)}.cubin"
+    try:
+        info = path.stat()
+        if info.st_uid == os.getuid() and info.st_size:
+            return path.read_bytes()
+    except FileNotFoundError:
+        pass
+    code = _compile(source, name, arch, flags)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as out:  # a rename is atomic: readers never see half a file
+        out.write(code)
+    os.replace(out.name, path)
+    return code
+
+
+def _compile(source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
+    rtc = nvrtc()
+    good = rtc.nvrtcResult.NVRTC_SUCCESS
+    status, program = rtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    if status != good:
+        raise BackendError(f"NVRTC could not take the kernel {name} ({status.name}).")
+    try:
+        options = [f"--gpu-architecture={arch}".encode(), *(flag.encode() for flag in flags)]
+        (status,) = rtc.nvrtcCompileProgram(program, len(options), options)
+        if status != good:
+            raise BackendError(f"The kernel {name} does not compile for {arch} with NVRTC {nvrtc_version()}:\n{_log(rtc, program)}")
+        _, size = rtc.nvrtcGetCUBINSize(program)
+        code = b" " * size
+        (status,) = rtc.nvrtcGetCUBIN(program, code)
+        if status != good:
+            raise BackendError(f"NVRTC gave no machine code for {name} ({status.name}).")
+        return code
+    finally:
+        rtc.nvrtcDestroyProgram(program)
+
+
+def _log(rtc: Any, program: Any) -> str:
+    _, size = rtc.nvrtcGetProgramLogSize(program)
+    log = b" " * size
+    rtc.nvrtcGetProgramLog(program, log)
+    return log.rstrip(b"\0 ").decode(errors="replace")

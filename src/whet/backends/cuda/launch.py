@@ -1,0 +1,126 @@
+"""Kernels from machine code, one launch with all that it needs, and lists of launches as CUDA graphs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.backends.cuda.driver import cu, ok
+from whet.backends.cuda.stream import Stream
+
+MAX_SHARED = 227 * 1024  # bytes a block may ask for on Hopper
+
+
+class Module:
+    """A loaded cubin. `kernel(name)` gives its functions; kept alive as long as one of them is."""
+
+    def __init__(self, code: bytes) -> None:
+        self._code = code
+        self.handle = ok(cu().cuModuleLoadData(code))
+
+    def kernel(self, name: str, shared: int = 0) -> Kernel:
+        """The function `name`, allowed to use `shared` bytes of dynamic shared memory."""
+        return Kernel(self, name, shared)
+
+    def close(self) -> None:
+        """Unload; its kernels must not run afterwards."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            ok(cu().cuModuleUnload(handle))
+
+
+class Kernel:
+    """One function of a module."""
+
+    def __init__(self, module: Module, name: str, shared: int) -> None:
+        driver = cu()
+        self.module, self.name, self.shared = module, name, shared
+        self.handle = ok(driver.cuModuleGetFunction(module.handle, name.encode()))
+        if shared > 48 * 1024:
+            ok(driver.cuFuncSetAttribute(self.handle, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared))
+
+    def allow_wide_clusters(self) -> None:
+        """Permit clusters of 16 blocks, which are not portable but exist on Hopper."""
+        number = cu().CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        ok(cu().cuFuncSetAttribute(self.handle, number, 1))
+
+    def attribute(self, which: str) -> int:
+        """A function attribute by the end of its name: "NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES"."""
+        number = getattr(cu().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{which}")
+        return int(ok(cu().cuFuncGetAttribute(number, self.handle)))
+
+
+@dataclass
+class Launch:
+    """One kernel launch: everything but the stream. `args` is the kernel's single by-value structure, as bytes."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: int
+    args: bytes
+    cluster: int = 1  # blocks of a cluster, along x; grid counts blocks
+    overlap: bool = True  # may start before the launch in front of it ends: the kernel itself waits (griddepcontrol.wait)
+    label: str = ""  # the user's name of the layer
+    _storage: Any = field(default=None, repr=False)
+    _pointers: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        raw = (ctypes.c_char * (len(self.args) + 64))()
+        start = (-ctypes.addressof(raw)) % 64  # tensor maps want 64-byte alignment
+        ctypes.memmove(ctypes.addressof(raw) + start, self.args, len(self.args))
+        self._storage = raw
+        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(raw) + start)
+        if self.cluster > 8:
+            self.kernel.allow_wide_clusters()
+
+    def run(self, stream: Stream) -> None:
+        """Put the launch on the stream."""
+        driver = cu()
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
+        config.sharedMemBytes = self.kernel.shared
+        config.hStream = stream.handle
+        attributes = []
+        if self.cluster > 1:
+            cluster = driver.CUlaunchAttribute()
+            cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = self.cluster, 1, 1
+            attributes.append(cluster)
+        if self.overlap:
+            overlap = driver.CUlaunchAttribute()
+            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            overlap.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(overlap)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        ok(driver.cuLaunchKernelEx(config, self.kernel.handle, ctypes.addressof(self._pointers), 0))
+
+
+class Graph:
+    """A list of launches captured once and replayed with one call; overlap edges between neighbours are kept by the capture."""
+
+    def __init__(self, launches: Iterable[Launch], stream: Stream) -> None:
+        driver = cu()
+        self.launches = list(launches)
+        ok(driver.cuStreamBeginCapture(stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+        try:
+            for launch in self.launches:
+                launch.run(stream)
+        finally:
+            graph = ok(driver.cuStreamEndCapture(stream.handle))
+        self.handle = ok(driver.cuGraphInstantiate(graph, 0))
+        ok(driver.cuGraphDestroy(graph))
+        ok(driver.cuGraphUpload(self.handle, stream.handle))
+
+    def run(self, stream: Stream) -> None:
+        """Replay all launches on the stream."""
+        ok(cu().cuGraphLaunch(self.handle, stream.handle))
+
+    def close(self) -> None:
+        """Give the executable graph back."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            ok(cu().cuGraphExecDestroy(handle))

@@ -1,0 +1,83 @@
+"""Device and pinned host memory as plain buffers: an address, a size, copies to and from NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda.driver import cu, ok
+from whet.errors import BackendError
+
+
+class DeviceBuffer:
+    """`nbytes` of GPU memory (256-byte aligned, as the driver gives it); freed by close() or with the object."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = int(nbytes)
+        self.address = 0
+        try:
+            self.address = int(ok(cu().cuMemAlloc(max(self.nbytes, 1))))
+        except BackendError as error:
+            free, total = ok(cu().cuMemGetInfo())
+            raise BackendError(f"{self.nbytes / 2**20:.1f} MiB of GPU memory were asked for, {free / 2**20:.0f} of {total / 2**20:.0f} are free. {error}") from error
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> DeviceBuffer:
+        """A buffer that holds a copy of `array`."""
+        buffer = cls(array.nbytes)
+        buffer.write(array)
+        return buffer
+
+    def write(self, array: np.ndarray, offset: int = 0) -> None:
+        """Copy the bytes of `array` (C order) to `offset`; returns when done."""
+        source = np.ascontiguousarray(array)
+        self._check(offset, source.nbytes)
+        if source.nbytes:
+            ok(cu().cuMemcpyHtoD(self.address + offset, source.ctypes.data, source.nbytes))
+
+    def read(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
+        """A NumPy copy of the bytes from `offset` on; waits for all work on the context's default stream."""
+        out = np.empty(shape, dtype)
+        self._check(offset, out.nbytes)
+        if out.nbytes:
+            ok(cu().cuMemcpyDtoH(out.ctypes.data, self.address + offset, out.nbytes))
+        return out
+
+    def fill(self, byte: int = 0) -> None:
+        """Set every byte; asynchronous on the default stream."""
+        ok(cu().cuMemsetD8(self.address, byte, self.nbytes))
+
+    def _check(self, offset: int, nbytes: int) -> None:
+        if offset < 0 or offset + nbytes > self.nbytes:
+            raise BackendError(f"A copy of {nbytes} bytes at {offset} does not fit a buffer of {self.nbytes}. This is a mistake in whet: please report it.")
+
+    def close(self) -> None:
+        """Free the memory now."""
+        address, self.address = self.address, 0
+        if address:
+            ok(cu().cuMemFree(address))
+
+    def __del__(self) -> None:
+        if self.address:
+            cu().cuMemFree(self.address)  # at interpreter exit the driver may be gone: its answer does not matter
+
+
+class PinnedBuffer:
+    """Page-locked host memory, seen as a NumPy byte array in `.array`: what asynchronous copies need."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = int(nbytes)
+        self.address = int(ok(cu().cuMemHostAlloc(max(self.nbytes, 1), 0)))
+        self.array = np.frombuffer((ctypes.c_char * self.nbytes).from_address(self.address), np.uint8)
+
+    def close(self) -> None:
+        """Free it; `.array` must not be used afterwards."""
+        address, self.address = self.address, 0
+        if address:
+            ok(cu().cuMemFreeHost(address))
+
+    def __del__(self) -> None:
+        if self.address:
+            cu().cuMemFreeHost(self.address)

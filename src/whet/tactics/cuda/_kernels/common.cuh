@@ -1,0 +1,103 @@
+// Shared by all kernels: number types, activations, and the PTX instructions that CUDA C++ has no words for.
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+#define DEV __device__ __forceinline__
+
+struct alignas(64) TensorMap { u64 words[16]; };  // filled by the host: cuTensorMapEncode*
+
+// ---- 16-bit numbers, two to a register (element 0 in the low half) ----
+#if BF16
+DEV float2 unpack(u32 v) { return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)); }
+DEV u32 pack(float a, float b) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
+#else
+DEV float2 unpack(u32 v) {
+    float2 r;
+    asm("{ .reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(r.x), "=f"(r.y) : "r"(v));
+    return r;
+}
+DEV u32 pack(float a, float b) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
+#endif
+
+// ---- activations; max.NaN and min.NaN keep a NaN, as ONNX does ----
+DEV float max_nan(float a, float b) { float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DEV float min_nan(float a, float b) { float r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DEV float sigmoid(float x) { return 1.f / (1.f + __expf(-x)); }
+struct Act { float a, b; };  // clip: lower, upper; leaky and elu: slope; hardsigmoid: slope, offset
+template <int KIND> DEV float activate(float x, Act p) {
+    if (KIND == 0) return min_nan(max_nan(x, p.a), p.b);                               // clip, relu, relu6, none (infinite bounds)
+    if (KIND == 1) return x * sigmoid(x);                                              // silu
+    if (KIND == 2) return x * min_nan(max_nan(x * (1.f / 6.f) + .5f, 0.f), 1.f);       // hardswish
+    if (KIND == 3) return .5f * x * (1.f + erff(x * .70710678f));                      // gelu
+    if (KIND == 4) return sigmoid(x);
+    if (KIND == 5) return tanhf(x);
+    if (KIND == 6) return x >= 0.f ? x : p.a * x;                                      // leaky relu
+    if (KIND == 7) return min_nan(max_nan(p.a * x + p.b, 0.f), 1.f);                   // hardsigmoid
+    if (KIND == 8) return .5f * x * (1.f + tanhf(.79788456f * (x + .044715f * x * x * x)));  // gelu, tanh form
+    if (KIND == 9) return x >= 0.f ? x : p.a * (__expf(x) - 1.f);                      // elu
+    if (KIND == 10) return x * tanhf(x > 20.f ? x : log1pf(__expf(x)));                // mish
+    return x;
+}
+
+// ---- programmatic dependent launch: let the next kernel start; wait until the one in front is complete and visible ----
+DEV void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEV void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// ---- shared memory, barriers ----
+DEV u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+DEV void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
+DEV void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEV void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+DEV void barrier_expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+DEV void barrier_wait(u32 bar, u32 parity) {
+    asm volatile("{ .reg .pred p;\nagain: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone: }"
+                 ::"r"(bar), "r"(parity) : "memory");
+}
+DEV void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEV u32 load_shared(u32 a) { u32 v; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(a)); return v; }
+DEV void store_shared(u32 a, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(a), "r"(v) : "memory"); }
+DEV float2 load_shared_f2(u32 a) { float2 v; asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(a)); return v; }
+DEV float4 load_shared_f4(u32 a) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(a));
+    return v;
+}
+DEV void store_shared_f(u32 a, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(a), "f"(v) : "memory"); }
+
+// ---- bulk tensor copies (TMA) ----
+DEV void map_prefetch(const TensorMap* m) { asm volatile("prefetch.tensormap [%0];" ::"l"(m) : "memory"); }
+DEV void load_box2(u32 dst, const TensorMap* m, u32 bar, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(dst), "l"(m), "r"(bar), "r"(x), "r"(y) : "memory");
+}
+DEV void load_window(u32 dst, const TensorMap* m, u32 bar, int c, int w, int h, int n, u16 dw, u16 dh) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+                 ::"r"(dst), "l"(m), "r"(bar), "r"(c), "r"(w), "r"(h), "r"(n), "h"(dw), "h"(dh) : "memory");
+}
+DEV void store_box2(const TensorMap* m, u32 src, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(m), "r"(src), "r"(x), "r"(y) : "memory");
+}
+DEV void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+DEV void store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+DEV void store_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- clusters ----
+DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEV u32 remote_address(u32 a, u32 rank) { u32 r; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(rank)); return r; }
+DEV void store_remote(u32 a, float x, float y) { asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(a), "f"(x), "f"(y) : "memory"); }
+
+// ---- tensor cores ----
+DEV void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> DEV void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// A K-major operand in shared memory, rows of ROW bytes with the swizzle of that width, eight rows to a pattern.
+template <int ROW> DEV u64 operand(u32 address) {
+    const u64 layout = ROW == 128 ? 1 : ROW == 64 ? 2 : 3;
+    return (u64)((address & 0x3ffff) >> 4) | (1ull << 16) | ((u64)(ROW * 8 / 16) << 32) | (layout << 62);
+}
