@@ -1,0 +1,92 @@
+"""From a model's name to an ONNX model, a file, or its numbers."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.errors import UsageError
+from whet.zoo.counting import count
+from whet.zoo.registry import Entry, entry
+from whet.zoo.writer import GraphWriter
+
+if TYPE_CHECKING:
+    import onnx
+
+LOWEST_OPSET = 13                     # below it Squeeze, Unsqueeze, Split and Softmax are written otherwise
+EXTERNAL_ABOVE = 1_900_000_000        # bytes; protobuf refuses a message of 2 GiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """A zoo model's numbers, counted from its graph at batch 1."""
+
+    name: str
+    family: str
+    about: str
+    parameters: int                   # trainable parameters: running statistics and index tables not counted
+    macs: int                         # multiply-accumulates of Conv, Gemm and MatMul
+    inputs: dict[str, tuple[str, tuple[int | str, ...]]]    # name -> (type, shape) as build() writes it by default
+    outputs: dict[str, tuple[str, tuple[int | str, ...]]]
+    options: dict[str, Any]           # name -> default of what build() takes besides batch, opset and seed
+
+    @property
+    def gflops(self) -> float:
+        """Floating-point operations of one inference in 1e9, a multiply-add counted as two."""
+        return 2 * self.macs / 1e9
+
+
+def build(name: str, *, batch: int | str = "N", opset: int = 17, seed: int = 0, **options: Any) -> "onnx.ModelProto":
+    """Writes the network `name` as an ONNX model with random float32 weights.
+
+    batch: a number, or the name of a dynamic dimension. opset: 13 or newer. seed: the same seed gives the same bytes.
+    options: what the family lets change (info(name).options), e.g. num_classes=10.
+    UsageError for a name, an option or a value that does not exist.
+    """
+    return _write(entry(name), batch=batch, opset=opset, seed=seed, skeleton=False, options=options).model(name)
+
+
+def save(name: str, path: str | os.PathLike[str], *, external_above: int = EXTERNAL_ABOVE, **how: Any) -> Path:
+    """Builds `name` (arguments as build()) and writes it to `path`; returns the path.
+
+    More than `external_above` bytes of weights go to `<path>.data` beside it, as ONNX external data.
+    """
+    import onnx
+
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise UsageError(f"Cannot write {path}: there is no folder {path.parent}. Create it or choose another path.")
+    model = build(name, **how)
+    if sum(len(w.raw_data) for w in model.graph.initializer) > external_above:
+        data = path.with_name(path.name + ".data")
+        data.unlink(missing_ok=True)                    # onnx appends to a file that is there
+        onnx.save(model, path, save_as_external_data=True, location=data.name)
+    else:
+        onnx.save(model, path)
+    return path
+
+
+def info(name: str) -> Info:
+    """Parameters, multiply-accumulates, inputs and outputs of `name`, counted from its graph without making weights."""
+    it = entry(name)
+    counted = _write(it, batch=1, opset=17, seed=0, skeleton=True, options=it.count_options)
+    numbers = count(counted.model(name), counted.trainable)
+    shown = _write(it, batch="N", opset=17, seed=0, skeleton=True, options={})
+    return Info(name=name, family=it.family, about=it.about, parameters=numbers.parameters, macs=numbers.macs,
+                inputs=shown.inputs, outputs=shown.outputs, options=it.options)
+
+
+def _write(it: Entry, *, batch: int | str, opset: int, seed: int, skeleton: bool, options: dict[str, Any]) -> GraphWriter:
+    from onnx.defs import onnx_opset_version
+
+    if isinstance(batch, int) and batch < 1:
+        raise UsageError(f"batch={batch}: a batch has at least one element; give a positive number or a name like 'N'.")
+    if not LOWEST_OPSET <= opset <= onnx_opset_version():
+        raise UsageError(f"opset={opset}: the zoo writes opsets {LOWEST_OPSET} to {onnx_opset_version()}.")
+    unknown = sorted(set(options) - set(it.options))
+    if unknown:
+        takes = ", ".join(f"{k}={v!r}" for k, v in it.options.items()) or "none"
+        raise UsageError(f"{it.name} has no option {unknown[0]!r}; its options and their defaults: {takes}.")
+    g = GraphWriter(batch=batch, opset=opset, seed=seed, skeleton=skeleton)
+    it.builder(g, **it.fixed, **options)
+    return g

@@ -1,0 +1,72 @@
+"""Which models the zoo has: the families folder registers itself here."""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from whet.errors import UsageError
+
+Builder = Callable[..., None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One model of the zoo: how it is written and what is known about it without writing it."""
+
+    name: str
+    family: str                       # file in families/
+    about: str                        # one line for `whet zoo list`
+    builder: Builder                  # builder(g, **fixed, **options) writes the network into a GraphWriter
+    parameters: int                   # published count of trainable parameters
+    fixed: dict[str, Any] = field(default_factory=dict)         # what makes this model of its family
+    count_options: dict[str, Any] = field(default_factory=dict)  # options under which FLOPs are counted (static sizes)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Names and defaults of what a caller may change."""
+        parameters = inspect.signature(self.builder).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in self.fixed}
+
+
+_ENTRIES: dict[str, Entry] = {}
+_loaded = False
+
+
+def register(name: str, builder: Builder, *, about: str, parameters: int, count_options: dict[str, Any] | None = None,
+             **fixed: Any) -> None:
+    """Adds a model. `fixed` are builder arguments that define it; a name that is taken is refused."""
+    if name in _ENTRIES:
+        raise ValueError(f"the zoo has {name!r} already, from families/{_ENTRIES[name].family}.py; choose another name")
+    family = builder.__module__.rpartition(".")[2]
+    _ENTRIES[name] = Entry(name=name, family=family, about=about, builder=builder, parameters=parameters, fixed=fixed,
+                           count_options=count_options or {})
+
+
+def entries() -> dict[str, Entry]:
+    """All models by name; the first call imports the families folder."""
+    global _loaded
+    if not _loaded:
+        from whet.zoo import families
+        for module in sorted(m.name for m in iter_modules(families.__path__, prefix=f"{families.__name__}.")):
+            import_module(module)
+        _loaded = True
+    return _ENTRIES
+
+
+def names() -> list[str]:
+    """Names of all models, sorted."""
+    return sorted(entries())
+
+
+def entry(name: str) -> Entry:
+    """The model of that name. UsageError names the nearest when there is none."""
+    known = entries()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"the zoo has {', '.join(sorted(known))}."
+    raise UsageError(f"The zoo has no model {name!r}; {hint}")
