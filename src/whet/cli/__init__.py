@@ -1,0 +1,68 @@
+"""The command line: `whet <subcommand>`. One file a subcommand; putting it here adds it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from whet.errors import WhetError
+from whet.registry import nearest
+
+
+class Folder(click.Group):
+    """Subcommands are the modules of this package; each is imported only when it is called or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from pkgutil import iter_modules
+
+        return sorted(m.name for m in iter_modules(__path__) if not m.name.startswith("_"))
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        from importlib import import_module
+
+        if name not in self.list_commands(ctx):
+            return None
+        return import_module(f"{__name__}.{name}").command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        name = args[0] if args else ""
+        if self.get_command(ctx, name) is None:
+            raise click.UsageError(f"there is no subcommand {name!r}.{nearest(name, self.list_commands(ctx))}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.command(cls=Folder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="whet", prog_name="whet")
+def group() -> None:
+    """whet: a trained network in, the fastest engine that is still right out, and why every layer runs as it does.
+
+    \b
+    Start here:
+      whet zoo resnet18 -o resnet18.onnx            a standard network to try things with
+      whet check resnet18.onnx                      is everything in it supported?
+      whet exec --onnx=resnet18.onnx --saveEngine=r.engine
+                                                    build, time, summarize (trtexec's flags)
+      whet explain r.engine                         why each layer runs the way it does
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 fine, 1 a WhetError (its text is printed), 2 wrong usage, 130 interrupted."""
+    try:
+        group.main(args=argv, prog_name="whet", standalone_mode=False)
+    except click.exceptions.Exit as e:
+        sys.exit(e.exit_code)
+    except click.ClickException as e:
+        e.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("\nInterrupted. What was timed is kept in the timing cache; the next run goes on from there.", err=True)
+        sys.exit(130)
+    except WhetError as e:
+        click.echo(f"{type(e).__name__}: {e}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

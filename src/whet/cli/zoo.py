@@ -1,0 +1,53 @@
+"""`whet zoo`: the standard networks as ONNX files, by definition, with random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("name", default="list")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="File to write (default: NAME.onnx).")
+@click.option("--batch", default="N", show_default=True, help="Batch size, or a name for a dynamic one.")
+@click.option("--opset", type=int, default=17, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random weights.")
+@click.option("--json", "as_json", is_flag=True, help="With `list`: for scripts.")
+def command(name: str, output: str | None, batch: str, opset: int, seed: int, as_json: bool) -> None:
+    """Write a standard network (`whet zoo resnet18 -o resnet18.onnx`), or `whet zoo list` them.
+
+    The weights are random: good for timing, not for accuracy.
+    """
+    from whet import zoo
+
+    if name == "list":
+        _list(as_json)
+        return
+    target = Path(output or f"{name}.onnx")
+    zoo.save(name, target, batch=int(batch) if batch.isdigit() else batch, opset=opset, seed=seed)
+    click.echo(f"{target}  {target.stat().st_size / 2**20:.1f} MiB")
+
+
+def _list(as_json: bool) -> None:
+    from whet import zoo
+
+    rows = [zoo.info(n) for n in zoo.names()]
+    if as_json:
+        click.echo(json.dumps([{**dataclasses.asdict(r), "gflops": r.gflops} for r in rows], indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    table.add_column("name")
+    table.add_column("parameters", justify="right")
+    table.add_column("GFLOPs", justify="right")
+    table.add_column("inputs")
+    table.add_column("what")
+    for r in rows:
+        inputs = ", ".join(f"{n}:{'x'.join(map(str, shape))}" for n, (_, shape) in r.inputs.items())
+        table.add_row(r.name, f"{r.parameters:,}", f"{r.gflops:.2f}", inputs, r.about)
+    Console().print(table)
