@@ -1,0 +1,30 @@
+"""Matrix products: matmul with batch axes, and inner product (fully connected)."""
+
+from __future__ import annotations
+
+from whet.tactics.cpu._onednn.attributes import Attributes
+from whet.tactics.cpu._onednn.memory import MemoryDesc
+from whet.tactics.cpu._onednn.primitive import NO_ATTRIBUTES, Descriptor, build
+
+_INFERENCE = 96
+
+
+def matmul(
+    src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc, attributes: Attributes = NO_ATTRIBUTES
+) -> Descriptor:
+    """dst = src @ weights + bias: (..., M, K), (..., K, N), (..., M, N), of one rank; batch axes of 1 broadcast.
+
+    Bias has the rank of dst, with 1 where it broadcasts. A transposed operand is one described with swapped strides.
+    """
+    operands = ("src", "weights", "bias", "dst") if bias else ("src", "weights", "dst")
+    args = (src.handle, weights.handle, bias.handle if bias else None, dst.handle)
+    return build("matmul", operands, attributes, *args)
+
+
+def inner_product(
+    src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc, attributes: Attributes = NO_ATTRIBUTES
+) -> Descriptor:
+    """dst (N, OC) = src (N, IC, ...) . weights (OC, IC, ...) + bias (OC)."""
+    operands = ("src", "weights", "bias", "dst") if bias else ("src", "weights", "dst")
+    args = (src.handle, weights.handle, bias.handle if bias else None, dst.handle)
+    return build("inner_product_forward", operands, attributes, _INFERENCE, *args)
