@@ -1,0 +1,221 @@
+"""The flags of `whet exec`: trtexec's names, meanings and defaults; each is served, or known and answered with its reason.
+
+One table. The parser, `--help`, the "known but not available" answers and the nearest-name suggestion are read off it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whet.errors import UsageError
+from whet.registry import nearest
+
+
+@dataclass(frozen=True)
+class Flag:
+    """`value` is the metavar of a flag that takes one ("" for a switch); `missing` says why it is not available."""
+
+    group: str
+    name: str
+    value: str
+    help: str
+    missing: str = ""
+    repeat: bool = False
+
+
+def _flags() -> list[Flag]:
+    out: list[Flag] = []
+
+    def add(group: str, rows: list[tuple]) -> None:
+        out.extend(Flag(group, *row) for row in rows)
+
+    def missing(group: str, names: str, why: str, value: str = "") -> None:
+        out.extend(Flag(group, n, value, "", why) for n in names.split())
+
+    gpu = "has no meaning without an NVIDIA GPU backend"
+    add("Model", [
+        ("onnx", "FILE", "ONNX model to build from"),
+        ("loadEngine", "FILE", "run a saved engine instead of building"),
+        ("saveEngine", "FILE", "write the engine"),
+        ("getPlanVersionOnly", "", "print the versions in the file given with --loadEngine, without loading it"),
+    ])  # fmt: skip
+    missing("Model", "model deploy output", "Caffe import comes with the importers; convert to ONNX first", "FILE")
+    missing("Model", "uff uffInput", "UFF is gone from the field; export ONNX with tf2onnx", "FILE")
+    missing("Model", "uffNHWC asyncFileReader", "belongs to TensorRT's own loaders; engines here are memory-mapped")
+    add("Build", [
+        ("minShapes", "SPEC", "profile's smallest shapes: input0:1x3x224x224,input1:...", "", True),
+        ("optShapes", "SPEC", "profile's shapes to tune for", "", True),
+        ("maxShapes", "SPEC", "profile's largest shapes", "", True),
+        ("profile", "N", "the shape flags that follow belong to profile N", "", True),
+        ("memPoolSize", "SPEC", "memory caps: workspace:1G,arena:64M (no suffix: MiB)"),
+        ("profilingVerbosity", "layer_names_only|detailed|none", "what the engine keeps for the inspector (layer_names_only)"),
+        ("avgTiming", "M", "timed rounds averaged per tactic (8)"),
+        ("builderOptimizationLevel", "0..5", "effort of the search (3)"),
+        ("maxTactics", "N", "cap on tactics timed per layer (-1: by level)"),
+        ("tacticSources", "SPEC", "+name,-name: switch tactics on or off (cpu/onednn_conv, ONEDNN, NUMPY, ...)"),
+        ("skipInference", "", "stop after the build"),
+        ("buildOnly", "", "old name of --skipInference"),
+        ("passes", "SPEC", "graph passes: none, all, -fuse_silu, +fold_bn (`whet passes` lists them)"),
+        ("noFuse", "NODES", "source nodes that stay layers of their own"),
+        ("saveLock", "FILE", "write the tactic lock: the same lock gives the same engine"),
+        ("lock", "FILE", "build exactly what the lock says, or fail and say what moved"),
+        ("deterministic", "", "only tactics whose results are the same every time"),
+        ("noVerify", "", "do not compare the engine with the reference before it is kept"),
+        ("strict", "", "refuse, instead of reporting, permissions and flags that cannot be used"),
+        ("monitorMemory", "", "report memory while building"),
+    ])  # fmt: skip
+    missing("Build", "inputIOFormats outputIOFormats", "inputs and outputs are row-major in their own types so far", "SPEC")
+    missing("Build", "refitFromOnnx", "refit is not built yet; build again, the timing cache makes it quick", "FILE")
+    missing("Build", "refit stripWeights stripAllWeights", "refit is not built yet; build again, the timing cache makes it quick")
+    missing("Build", "versionCompatible vc excludeLeanRuntime", "engines here are data: the loader checks versions itself and falls back to safe tactics")
+    missing("Build", "useRuntime leanDLLPath runtimePlatform", "engines here are data: there is one runtime, in Python", "VALUE")
+    missing("Build", "hardwareCompatibilityLevel", "an engine opens on other hardware with safe tactics and a warning; --requireSameHardware refuses", "LEVEL")
+    missing("Build", "maxAuxStreams tilingOptimizationLevel l2LimitForTiling", gpu, "N")
+    missing("Build", "preview remoteAutoTuningConfig decomposableAttentions markDebug tempdir tempfileControls", "names features of TensorRT's builder that have no counterpart here", "SPEC")
+    missing("Build", "allowWeightStreaming markUnfusedTensorsAsDebugTensors safe consistency dumpKernelText restricted cpuOnly directIO pluginInstanceNorm pi enablePluginOverride", "names a feature of TensorRT's builder that has no counterpart here")
+    missing("Build", "layerDeviceTypes useDLACore", "no DLA backend", "VALUE")
+    missing("Build", "allowGPUFallback buildDLAStandalone uint8AsymmetricQuantizationDLA reportCapabilityDLA adjustForDLA", "no DLA backend")
+    add("Precision (permissions beside FP32, as in TensorRT 10)", [
+        ("fp16", "", "allow FP16"),
+        ("bf16", "", "allow BF16"),
+        ("int8", "", "allow INT8"),
+        ("fp8", "", "allow FP8"),
+        ("best", "", "allow every precision"),
+        ("noTF32", "", "forbid TF32 (GPU)"),
+        ("precisionConstraints", "none|prefer|obey", "what --layerPrecisions means (none)"),
+        ("layerPrecisions", "SPEC", "name:fp16,... (one * wildcard a name)"),
+        ("layerOutputTypes", "SPEC", "name:fp16[+fp32],..."),
+        ("stronglyTyped", "", "types exactly as in the model: no precision flag is allowed beside it"),
+    ])  # fmt: skip
+    missing("Precision (permissions beside FP32, as in TensorRT 10)", "int4", "no INT4 kernels yet")
+    missing("Precision (permissions beside FP32, as in TensorRT 10)", "calib calibProfile minShapesCalib optShapesCalib maxShapesCalib calibData accuracy", "calibration comes with the precision work; models with Q/DQ nodes carry their own scales", "FILE")
+    add("Sparsity", [("sparsity", "disable|enable|force", "2:4 weights: consider where present (enable), or write them (force) (disable)")])
+    add("Timing cache", [
+        ("timingCacheFile", "FILE", "timing cache to use (default: the user's cache folder)"),
+        ("noBuilderCache", "", "time everything anew and keep nothing"),
+        ("errorOnTimingCacheMiss", "", "fail when something would have to be timed"),
+    ])  # fmt: skip
+    missing("Timing cache", "noCompilationCache", "CPU kernels are not compiled at build time")
+    add("Inference", [
+        ("shapes", "SPEC", "shapes to run (default: the profile's opt shapes)"),
+        ("iterations", "N", "at least N iterations (10)"),
+        ("warmUp", "MS", "warm-up, not counted (200)"),
+        ("duration", "S", "at least S seconds of iterations (3)"),
+        ("sleepTime", "MS", "delay between enqueue and compute (0)"),
+        ("idleTime", "MS", "delay between iterations (0)"),
+        ("infStreams", "N", "contexts that run at once, a thread each (1)"),
+        ("streams", "N", "old name of --infStreams"),
+        ("noDataTransfers", "", "leave the copies of inputs and outputs out"),
+        ("includeDataTransfers", "", "TensorRT 11's name for the default here: copies counted"),
+        ("exposeDMA", "", "copies never overlap compute (always so on the CPU)"),
+        ("threads", "", "a host thread per stream (always so with --infStreams)"),
+        ("separateProfileRun", "", "profile in a run of its own (always so)"),
+        ("useProfile", "N", "optimization profile to run (0)"),
+        ("loadInputs", "SPEC", "name:file,... raw binary, .npy or .npz; else random, seeded"),
+        ("timeDeserialize", "", "time loading the engine and stop"),
+        ("numThreads", "N", "CPU threads of the engine (0: all usable)"),
+        ("requireSameHardware", "", "refuse an engine that was tuned on other hardware"),
+    ])  # fmt: skip
+    missing("Inference", "useSpinWait noSpinWait useCudaGraph noCudaGraph useManagedMemory", gpu)
+    missing("Inference", "persistentCacheRatio", gpu, "R")
+    missing("Inference", "timeRefit", "refit is not built yet")
+    missing("Inference", "weightStreamingBudget saveDebugTensors saveAllDebugTensors", "names a feature of TensorRT that has no counterpart here", "V")
+    missing("Inference", "allocationStrategy", "the arena is planned per profile", "V")
+    missing("Inference", "batch maxBatch", "implicit batch is gone since TensorRT 10; give --shapes", "N")
+    missing("Inference", "loadRefOutputs refPair accuracyAlgorithm atol rtol accuracyThreshold", "every build is verified against the reference instead (--noVerify turns it off)", "V")
+    missing("Tuning", "tuneBuildRoutes tuneBuildRouteFile tuningSearch tuningCacheFile tuningTimeOut setBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single ones", "V")
+    missing("Tuning", "saveAllEngines dryRun continue helpBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single ones")
+    add("Reporting", [
+        ("verbose", "", "every decision as it is made"),
+        ("avgRuns", "N", "runs per trace average (10)"),
+        ("percentile", "P1,P2,...", "percentiles to report (90,95,99)"),
+        ("dumpProfile", "", "print time per layer"),
+        ("dumpLayerInfo", "", "print the layers"),
+        ("dumpOutput", "", "print the outputs"),
+        ("dumpRawBindingsToFile", "", "write outputs as raw files"),
+        ("dumpOptimizationProfile", "", "print the profiles"),
+        ("exportTimes", "FILE", "times of each iteration, JSON"),
+        ("exportOutput", "FILE", "outputs, JSON"),
+        ("exportProfile", "FILE", "time per layer, JSON"),
+        ("exportLayerInfo", "FILE", "layers, JSON (names only unless --profilingVerbosity=detailed)"),
+    ])  # fmt: skip
+    missing("Reporting", "dumpRefit", "refit is not built yet")
+    add("System", [
+        ("backend", "cpu|cuda", "machine to build for (cpu)"),
+        ("device", "N", "GPU number (cuda)"),
+    ])  # fmt: skip
+    missing("System", "plugins staticPlugins dynamicPlugins setPluginsToSerialize safetyPlugins", "tactics are Python files in whet/tactics; TensorRT plugins cannot be loaded", "LIB")
+    missing("System", "ignoreParsedPluginLibs", "there are no plugin libraries")
+    return out
+
+
+FLAGS = {f.name: f for f in _flags()}
+SHORT = {"h": "help"}
+
+
+def parse(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """(name, value) pairs in order, and the names of flags that are known but not available.
+
+    Raises UsageError for an unknown flag (with the nearest), a missing or an unwanted value, or one given twice.
+    """
+    got: list[tuple[str, str]] = []
+    unavailable: list[str] = []
+    i = 0
+    while i < len(argv):
+        word = argv[i]
+        i += 1
+        if not word.startswith("--"):
+            raise UsageError(f"unexpected {word!r}: options are --name or --name=value; the model is given with --onnx=FILE")
+        name, has_value, value = word[2:].partition("=")
+        if name not in FLAGS:
+            raise UsageError(f"Unknown option: --{name}.{nearest(name, FLAGS)} `whet exec --help` lists all.")
+        f = FLAGS[name]
+        if f.value and not has_value:
+            if i < len(argv) and not argv[i].startswith("--"):
+                value, i = argv[i], i + 1
+            else:
+                raise UsageError(f"--{name} needs a value: --{name}={f.value}")
+        if not f.value and has_value:
+            raise UsageError(f"--{name} is a switch and takes no value, but got {value!r}")
+        if f.missing:
+            unavailable.append(name)
+        elif not f.repeat and any(n == name for n, _ in got):
+            raise UsageError(f"--{name} is given twice")
+        else:
+            got.append((name, value))
+    return got, unavailable
+
+
+def help_text() -> str:
+    """`whet exec --help`."""
+    lines = [
+        "Usage: whet exec --onnx=FILE [options]      build an engine, time it, summarize",
+        "       whet exec --loadEngine=FILE [options] run a saved engine",
+        "",
+        "The options are trtexec's, with its defaults. Examples:",
+        "  whet exec --onnx=resnet18.onnx --saveEngine=r.engine",
+        "  whet exec --onnx=model.onnx --bf16 --minShapes=x:1x3x224x224 --optShapes=x:8x3x224x224 --maxShapes=x:16x3x224x224",
+        "  whet exec --loadEngine=r.engine --dumpProfile --exportProfile=p.json",
+        "",
+    ]
+    for group in dict.fromkeys(f.group for f in FLAGS.values()):
+        here = [f for f in FLAGS.values() if f.group == group]
+        served = [f for f in here if not f.missing]
+        if served:
+            lines.append(f"{group}:")
+        for f in served:
+            left = f"--{f.name}" + (f"={f.value}" if f.value else "")
+            lines.append(f"  {left:<34} {f.help}" if len(left) <= 34 else f"  {left}\n  {'':<34} {f.help}")
+    lines.append("Known from trtexec, not available here:")
+    reasons: dict[str, list[str]] = {}
+    for f in FLAGS.values():
+        if f.missing:
+            reasons.setdefault(f.missing, []).append(f"--{f.name}")
+    for why, names in reasons.items():
+        lines.append(f"  {' '.join(names)}\n      {why}")
+    lines += [
+        "",
+        "Sizes take B, K, M or G (powers of two). Names with ':' go in single quotes: 'Input:0':1x3.",
+        "Exit codes: 0 done, 1 failed (the reason is printed), 2 wrong usage, 130 interrupted (what was timed is kept).",
+    ]
+    return "\n".join(lines)

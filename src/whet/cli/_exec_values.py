@@ -1,0 +1,114 @@
+"""Values of trtexec's flags: shapes, sizes, name lists, profiles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from whet.errors import UsageError
+
+Shapes = dict[str, tuple[int, ...]]
+_UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def split_names(text: str) -> list[tuple[str, str]]:
+    """`a:1x3,'b:0':2` as [("a", "1x3"), ("b:0", "2")]: split at commas, then at the last colon; quotes protect both."""
+    parts = re.findall(r"(?:'[^']*'|[^,'])+", text)
+    found = []
+    for part in parts:
+        name, colon, value = part.rpartition(":")
+        if not colon or not name:
+            raise UsageError(f"{part!r}: expected name:value; a name with ':' goes in single quotes ('Input:0':1x3)")
+        found.append((name.strip().strip("'"), value.strip()))
+    return found
+
+
+def shapes(text: str, flag: str) -> Shapes:
+    """`input:1x3x224x224,ids:8x128` as shapes by name; `scalar` or nothing after the colon is rank 0. Raises UsageError."""
+    got: Shapes = {}
+    for name, dims in split_names(text):
+        if dims in ("", "scalar"):
+            got[name] = ()
+            continue
+        if not re.fullmatch(r"\d+(x\d+)*", dims):
+            raise UsageError(f"--{flag}: {dims!r} is no shape for '{name}'; write it as 1x3x224x224")
+        got[name] = tuple(int(d) for d in dims.split("x"))
+    return got
+
+
+def size(text: str, flag: str, default_unit: str = "M") -> int:
+    """`64M` in bytes. Raises UsageError."""
+    m = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([BKMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not m:
+        raise UsageError(f"--{flag}: {text!r} is no size; write it as 512K, 64M or 1G")
+    return int(float(m[1]) * _UNITS[(m[2] or default_unit).upper()])
+
+
+def number(text: str, flag: str, kind=int, low: float | None = None):
+    """An int or float, at least `low`. Raises UsageError."""
+    try:
+        value = kind(text)
+    except ValueError:
+        raise UsageError(f"--{flag}: {text!r} is no {'whole ' if kind is int else ''}number") from None
+    if low is not None and value < low:
+        raise UsageError(f"--{flag}: {text} is too small; the least is {low}")
+    return value
+
+
+def one_of(text: str, flag: str, choices: Iterable[str]) -> str:
+    if text not in choices:
+        raise UsageError(f"--{flag}: {text!r} is none of {', '.join(choices)}")
+    return text
+
+
+def percentiles(text: str) -> list[float]:
+    got = [number(p, "percentile", float, 0) for p in text.split(",") if p]
+    if any(p > 100 for p in got):
+        raise UsageError(f"--percentile: {text!r} has a value above 100")
+    return got
+
+
+def profiles(pairs: list[tuple[str, str]]) -> tuple[list[tuple[Shapes, Shapes, Shapes]], list[str]]:
+    """Optimization profiles from the flags in order, and warnings about shapes that had to be filled in.
+
+    A missing one of min, opt, max is taken from the others, as trtexec does. Raises UsageError.
+    """
+    groups: list[dict[str, Shapes]] = [{}]
+    current, seen_profile = 0, False
+    for name, value in pairs:
+        if name == "profile":
+            n = number(value, "profile", int, 0)
+            if n > len(groups) - 1 + seen_profile:
+                raise UsageError(f"--profile={n}: profiles are numbered 0, 1, 2, ... without gaps")
+            if n == len(groups):
+                groups.append({})
+            current, seen_profile = n, True
+        elif name in ("minShapes", "optShapes", "maxShapes"):
+            if name in groups[current]:
+                raise UsageError(f"--{name} is given twice; put --profile=N before the second one to describe another profile")
+            groups[current][name] = shapes(value, name)
+    made, warnings = [], []
+    for g in groups:
+        if not g:
+            continue
+        names = dict.fromkeys(n for s in g.values() for n in s)
+        lo: Shapes = {}
+        opt: Shapes = {}
+        hi: Shapes = {}
+        for n in names:
+            a, b, c = (g.get(k, {}).get(n) for k in ("minShapes", "optShapes", "maxShapes"))
+            for kind, have, source, other in (("minShapes", a, "optShapes", b or c), ("maxShapes", c, "optShapes", b or a)):
+                if have is None:
+                    warnings.append(f"{source if (b is not None) else 'the other shape'} is being broadcasted to {kind} for tensor {n}")
+                    if kind == "minShapes":
+                        a = other
+                    else:
+                        c = other
+            if b is None:
+                b = c
+                warnings.append(f"maxShapes is being broadcasted to optShapes for tensor {n}")
+            lo[n], opt[n], hi[n] = a, b, c  # type: ignore[assignment]
+            if len({len(a), len(b), len(c)}) != 1 or any(not x <= y <= z for x, y, z in zip(a, b, c, strict=True)):  # type: ignore[arg-type]
+                raise UsageError(f"tensor {n}: min {a}, opt {b}, max {c} are not in order, dimension by dimension")
+        made.append((lo, opt, hi))
+    return made, warnings

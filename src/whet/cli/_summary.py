@@ -1,0 +1,112 @@
+"""trtexec's log lines and performance summary, from measured traces; readers that parse trtexec's log can parse these."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+
+import click
+
+from whet.cli._measure import Measured, percentile
+
+
+class Log:
+    """`[MM/DD/YYYY-HH:MM:SS] [I] text` on standard output; warnings and errors on standard error too when output is piped."""
+
+    def __init__(self, verbose: bool = False):
+        self.verbose = verbose
+
+    def line(self, level: str, text: str) -> None:
+        stamp = datetime.datetime.now().strftime("%m/%d/%Y-%H:%M:%S")
+        for part in text.splitlines() or [""]:
+            click.echo(f"[{stamp}] [{level}] {part}")
+
+    def info(self, text: str) -> None:
+        self.line("I", text)
+
+    def warn(self, text: str) -> None:
+        self.line("W", text)
+
+    def error(self, text: str) -> None:
+        self.line("E", text)
+
+    def detail(self, text: str) -> None:
+        if self.verbose:
+            self.line("V", text)
+
+    def section(self, title: str, rows: dict[str, object]) -> None:
+        self.info(f"=== {title} ===")
+        for k, v in rows.items():
+            self.info(f"{k}: {v}")
+
+
+def print_summary(log: Log, m: Measured, *, batch: int, percentiles: list[float], avg_runs: int) -> dict[str, float]:
+    """Trace averages and the performance summary; returns the numbers."""
+    log.info(f"Warmup completed {m.warmup_queries} queries over the warm-up")
+    log.info(f"Timing trace has {len(m.traces)} queries over {m.wall:.4g} s")
+    log.info("")
+    log.info("=== Trace details ===")
+    log.info(f"Trace averages of {avg_runs} runs:")
+    groups = [m.traces[i : i + avg_runs] for i in range(0, len(m.traces) - avg_runs + 1, avg_runs)]
+    shown = groups if len(groups) <= 40 else [*groups[:20], *groups[-20:]]
+    for g in shown:
+        compute, latency, enqueue = (statistics.fmean(f(t) for t in g) for f in (_compute, _latency, _enqueue))
+        log.info(
+            f"Average on {avg_runs} runs - GPU latency: {compute:.6g} ms - Host latency: {latency:.6g} ms (enqueue {enqueue:.6g} ms)"
+        )
+    queries = len(m.traces) / m.wall
+    log.info("")
+    log.info("=== Performance summary ===")
+    log.info(f"Throughput: {queries:.6g} qps")
+    log.info(f"Images: {queries * batch:.6g} images/s (batch {batch})")
+    numbers = {"qps": queries, "images_per_s": queries * batch}
+    parts = {"Latency": _latency, "Enqueue Time": _enqueue, "H2D Latency": _h2d, "GPU Compute Time": _compute, "D2H Latency": _d2h}
+    for title, f in parts.items():
+        values = [f(t) for t in m.traces]
+        tail = ", ".join(f"percentile({p:g}%) = {percentile(values, p):.6g} ms" for p in percentiles)
+        median = statistics.median(values)
+        spread = f"min = {min(values):.6g} ms, max = {max(values):.6g} ms, mean = {statistics.fmean(values):.6g} ms"
+        log.info(f"{title}: {spread}, median = {median:.6g} ms" + (f", {tail}" if tail else ""))
+        numbers[f"{title} median ms"] = median
+    total = statistics.fmean(_compute(t) for t in m.traces) * len(m.traces) / 1000
+    log.info(f"Total Host Walltime: {m.wall:.6g} s")
+    log.info(f"Total GPU Compute Time: {total:.6g} s")
+    _warnings(log, m)
+    log.info("Explanations of the performance metrics are printed in the verbose logs.")
+    log.detail("GPU Compute Time is the time that the engine's kernels take; on the CPU backend they run on the host's cores.")
+    log.detail("Latency is H2D + compute + D2H. Throughput is queries by wall time, a batch being one query; images/s is that times batch.")
+    return numbers
+
+
+def _warnings(log: Log, m: Measured) -> None:
+    compute = [_compute(t) for t in m.traces]
+    median = statistics.median(compute)
+    copy = statistics.median(_h2d(t) for t in m.traces)
+    if copy >= median > 0:
+        log.warn("Throughput may be bound by the copies of inputs: they take as long as the computing. --noDataTransfers leaves them out.")
+    if len(compute) > 1 and statistics.stdev(compute) > 0.025 * statistics.fmean(compute):
+        share = statistics.stdev(compute) / statistics.fmean(compute)
+        log.warn(f"GPU compute time is unstable, with coefficient of variance = {share:.3%}.")
+        log.warn("  If not already in use, lock the clocks or quiet the machine: other processes share its cores.")
+    if m.streams > 1:
+        log.warn(f"{m.streams} streams ran at once: latencies include waiting for each other.")
+
+
+def _compute(t) -> float:
+    return t.compute
+
+
+def _latency(t) -> float:
+    return t.latency
+
+
+def _enqueue(t) -> float:
+    return t.enqueue
+
+
+def _h2d(t) -> float:
+    return t.h2d
+
+
+def _d2h(t) -> float:
+    return t.d2h

@@ -1,0 +1,73 @@
+"""Imports flow one way, heavy libraries stay outside, and importing is light: read off the source, not believed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "whet"
+
+# folder -> whet folders it may import (itself, errors and registry always). The way of the data, from top to bottom.
+MAY_IMPORT = {
+    "network": "ops",  # ops only inside functions: type inference of a layer
+    "ops": "network",
+    "frontends": "network ops",
+    "passes": "network ops",
+    "precision": "network ops",
+    "sparsity": "network ops",
+    "backends": "",
+    "tactics": "network ops backends",
+    "engine": "network ops tactics",
+    "runtime": "network ops engine backends tactics",
+    "builder": "network ops passes precision sparsity backends tactics engine runtime",
+    "inspector": "network ops engine tactics",
+    "pruning": "network ops",
+    "report": "inspector engine",
+    "zoo": "",
+}
+ONNX_ALLOWED = {"frontends", "zoo"}
+NEVER = {"torch", "tensorflow", "pickle", "onnxruntime", "openvino"}
+
+
+def _imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for a in node.names:
+                yield a.name
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+            if node.module == "whet":
+                for a in node.names:
+                    yield f"whet.{a.name}"
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_flow_one_way(path):
+    folder = path.relative_to(ROOT).parts[0]
+    for name in _imports(path):
+        top = name.split(".")[0]
+        assert top not in NEVER, f"{path.name} imports {name}"
+        if top == "onnx":
+            assert folder in ONNX_ALLOWED, f"{path.name} imports onnx; only {sorted(ONNX_ALLOWED)} may"
+        if top == "whet" and "." in name and folder in MAY_IMPORT:
+            target = name.split(".")[1]
+            if (ROOT / target).is_dir():
+                assert target == folder or target in MAY_IMPORT[folder].split(), f"{folder}/{path.name} imports whet.{target}"
+
+
+def test_every_folder_has_a_row():
+    folders = {p.name for p in ROOT.iterdir() if p.is_dir() and any(p.glob("*.py"))} - {"cli", "__pycache__"}
+    assert folders <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("module", ["whet", "whet.cli", "whet.network", "whet.ops", "whet.passes", "whet.tactics", "whet.runtime"])
+def test_importing_is_light(module):
+    heavy = ["onnx", "torch", "onnxruntime", "openvino", "sklearn", "llvmlite", "cuda", "rich.table"]
+    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert got == "[]"
