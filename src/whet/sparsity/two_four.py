@@ -1,0 +1,92 @@
+"""2:4: of every four neighbours along a weight's reduction axis at most two are not zero (Mishra et al., arXiv:2104.08378).
+
+For a convolution's weights [K, C/group, *kernel] the four are input channels of one output channel and kernel position, as
+TensorRT's sparse kernels want them; for a matrix product they lie along the inner dimension.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whet.network import Layer, Network, Origin, Tensor, Weight
+
+
+def two_four(w: np.ndarray, axis: int) -> np.ndarray:
+    """`w` with the two smallest magnitudes of each aligned four along `axis` set to zero (ties: the later goes).
+
+    w: any float array whose `axis` is a multiple of 4. Raises ValueError otherwise.
+    """
+    if w.shape[axis] % 4:
+        raise ValueError(f"axis {axis} has {w.shape[axis]} elements, which is no multiple of 4")
+    moved = np.moveaxis(w, axis, -1)
+    fours = moved.reshape(*moved.shape[:-1], -1, 4)
+    order = np.argsort(-np.abs(fours.astype(np.float32)), axis=-1, kind="stable")
+    keep = np.zeros(fours.shape, bool)
+    np.put_along_axis(keep, order[..., :2], True, axis=-1)
+    out = np.where(keep, fours, np.zeros((), w.dtype)).reshape(moved.shape)
+    return np.ascontiguousarray(np.moveaxis(out, -1, axis))
+
+
+def is_two_four(w: np.ndarray, axis: int) -> bool:
+    """Whether every aligned four along `axis` has at most two elements that are not zero."""
+    if w.shape[axis] % 4 or w.size == 0:
+        return False
+    moved = np.moveaxis(w, axis, -1)
+    return bool(((moved.reshape(*moved.shape[:-1], -1, 4) != 0).sum(-1) <= 2).all())
+
+
+def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
+    """The constant weight of a Conv, Gemm or MatMul and its reduction axis; None for other layers or computed weights."""
+    w = layer.input(1)
+    if layer.op not in ("Conv", "Gemm", "MatMul") or w is None or w.weight is None or not w.dtype.is_float or w.type.rank < 2:
+        return None
+    if layer.op == "Conv":
+        return w, 1
+    if layer.op == "Gemm" and layer.attrs.get("transB"):
+        return w, 1
+    return w, w.type.rank - 2
+
+
+def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
+    """Names of layers whose weights are 2:4 already, and why each other weighted layer is not eligible."""
+    yes, no = [], {}
+    for layer in net.layers:
+        found = reduction_axis(layer)
+        if found is None:
+            continue
+        w, axis = found
+        if w.shape[axis] % 4:
+            no[layer.name] = f"its reduction axis has {w.shape[axis]} elements, no multiple of 4"
+        elif is_two_four(w.array(), axis):
+            yes.append(layer.name)
+        else:
+            no[layer.name] = "its weights are not 2:4"
+    return yes, no
+
+
+def force_two_four(net: Network) -> tuple[Network, list[str], dict[str, str]]:
+    """A copy of `net` with 2:4 weights wherever the shape allows it; names of the layers changed, and reasons for the others.
+
+    trtexec's `--sparsity=force` keeps the first two of every four; this keeps the two of largest magnitude. Either way the
+    accuracy is not to be trusted before fine-tuning.
+    """
+    made = net.clone()
+    done, left = [], {}
+    renewed: dict[tuple[Tensor, int], Tensor] = {}
+    for layer in made.layers:
+        found = reduction_axis(layer)
+        if found is None:
+            continue
+        w, axis = found
+        if w.shape[axis] % 4:
+            left[layer.name] = f"its reduction axis has {w.shape[axis]} elements, no multiple of 4"
+            continue
+        if found not in renewed:
+            array = two_four(w.array(), axis)
+            name = made.fresh(f"{w.name}.two_four")
+            renewed[found] = Tensor(name, w.type, weight=Weight(array, Origin("source", name)))
+            made.constants[name] = renewed[found]
+        layer.inputs = tuple(renewed[found] if i == 1 else t for i, t in enumerate(layer.inputs))
+        done.append(layer.name)
+    made.prune_dead()
+    return made, done, left
