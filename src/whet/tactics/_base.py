@@ -126,6 +126,7 @@ class Tactic:
     backend = ""
     ops: tuple[str, ...] = ()
     version = 1
+    fallback = False  # listed after all others: always there, never first
 
     def signatures(self, layer: Layer, machine: Any) -> Sequence[Signature]:
         raise NotImplementedError

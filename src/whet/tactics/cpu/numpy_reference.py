@@ -77,6 +77,7 @@ class NumpyKernel:
 @tactic
 class NumpyReference(Tactic):
     ops = ("*",)
+    fallback = True
 
     def signatures(self, layer: Layer, machine) -> list[Signature]:
         ins = tuple(None if t is None or t.is_constant else Operand("linear", t.dtype) for t in layer.inputs)

@@ -45,6 +45,7 @@ class ReformatKernel:
 @tactic
 class NumpyReformat(Tactic):
     ops = ("Reformat",)
+    fallback = True
 
     def signatures(self, layer: Layer, machine) -> list[Signature]:
         a = layer.attrs

@@ -1,0 +1,83 @@
+"""The CPU backend: host memory, launch lists run by one compiled loop, the wall clock, libgomp's threads."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from time import perf_counter
+from typing import Any
+
+from whet.backends._base import Buffer, backend
+from whet.backends.cpu import info
+from whet.backends.cpu import threads as _threads
+from whet.backends.cpu.launch import LaunchExecutable, LaunchList
+from whet.backends.cpu.memory import allocate
+from whet.backends.cpu.watch import Load, watch
+from whet.errors import BackendError
+
+
+@backend
+class CpuBackend:
+    """This machine's CPU with `threads` threads (0: all that the process may use).
+
+    Making one sets the calling thread's OpenMP thread count, because oneDNN's descriptors are made for the count in force.
+    """
+
+    name = "cpu"
+    runs = True
+
+    def __init__(self, threads: int = 0, **_: Any):
+        usable = _threads.usable_cpus()
+        if threads < 0:
+            raise BackendError(f"the number of threads is at least 1 (or 0 for all usable ones), not {threads}")
+        self.threads = threads or usable
+        self.features = info.features()
+        self.cache_bytes = info.cache_bytes()  # level -> bytes, what all cores together have
+        self.activate()
+
+    def activate(self) -> None:
+        """Gives the calling thread this backend's thread count; call it in each thread that plans or runs kernels."""
+        _threads.set_threads(self.threads)
+
+    def allocate(self, nbytes: int, alignment: int = 64) -> Buffer:
+        """Zeroed host memory, its pages touched. Raises BackendError (with the sizes) when there is not enough."""
+        return allocate(nbytes, alignment)
+
+    def stream(self) -> LaunchList:
+        """A new launch list."""
+        return LaunchList(self.threads)
+
+    def seconds(self, executable: LaunchExecutable, repeats: int) -> list[float]:
+        """Wall-clock seconds of each of `repeats` runs."""
+        times = []
+        for _ in range(repeats):
+            start = perf_counter()
+            executable.run()
+            times.append(perf_counter() - start)
+        return times
+
+    def watch(self) -> AbstractContextManager[Load]:
+        """A context that measures what other processes take of the CPUs meanwhile."""
+        return watch()
+
+    def key(self) -> str:
+        """Model, caches, instruction sets, thread count and wait policy."""
+        caches = ",".join(f"L{level}={size}" for level, size in sorted(self.cache_bytes.items()))
+        spin = _threads.settings()["spin"]
+        return f"{info.model()} | {caches} | {info.feature_text(self.features)} | threads={self.threads} spin={spin}"
+
+    def describe(self) -> dict[str, Any]:
+        """The machine, for people and for engines' headers."""
+        return {
+            "backend": "cpu",
+            "model": info.model(),
+            "cpus": _threads.usable_cpus(),
+            "threads": self.threads,
+            "caches": {f"L{level}": size for level, size in sorted(self.cache_bytes.items())},
+            "features": sorted(self.features),
+            "memory_bytes": info.total_memory(),
+            "wait_policy": _threads.settings(),
+            "loop": LaunchList(self.threads).loop_kind(),
+        }
+
+
+__all__ = ["CpuBackend", "LaunchExecutable", "LaunchList", "Load"]

@@ -1,0 +1,104 @@
+"""What CPU this is: model, instruction sets, caches, memory. Read from /proc and /sys; absent facts are left out, never guessed."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+MEMINFO = Path("/proc/meminfo")
+CACHES = Path("/sys/devices/system/cpu")
+
+#: Linux's names of what changes which kernels can run; anything else in /proc/cpuinfo cannot change a choice
+_KEPT = {
+    "sse4_1", "sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd", "avx512_vnni",
+    "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2",
+}  # fmt: skip
+
+
+@cache
+def cpuinfo() -> dict[str, str]:
+    """The first processor's fields; {} where there is no /proc/cpuinfo."""
+    try:
+        text = CPUINFO.read_text()
+    except OSError:
+        return {}
+    fields: dict[str, str] = {}
+    for line in text.split("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+    return fields
+
+
+def model() -> str:
+    """Vendor's name with family, model and stepping, as two CPUs of one name may differ."""
+    f = cpuinfo()
+    name = f.get("model name") or f.get("Model") or platform.processor() or platform.machine()
+    numbers = "-".join(f[k] for k in ("cpu family", "model", "stepping") if k in f)
+    return f"{name} ({numbers})" if numbers else name
+
+
+def features() -> frozenset[str]:
+    """Instruction sets that kernels may ask for, by Linux's names."""
+    f = cpuinfo()
+    found = frozenset((f.get("flags") or f.get("Features") or "").split())
+    return found & _KEPT
+
+
+def feature_text(found: frozenset[str]) -> str:
+    """The instruction sets as one sorted word list."""
+    return " ".join(sorted(found))
+
+
+@cache
+def cache_bytes() -> dict[int, int]:
+    """Bytes of data cache per level, summed over the caches of the CPUs that this machine shows; {} where /sys does not say."""
+    seen: dict[tuple[int, str], int] = {}
+    for index in CACHES.glob("cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            kind = (index / "type").read_text().strip()
+            level = int((index / "level").read_text())
+            size = (index / "size").read_text().strip()
+            shared = (index / "shared_cpu_list").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if kind == "Instruction" or not size:
+            continue
+        scale = {"K": 1024, "M": 1024**2, "G": 1024**3}.get(size[-1], 1)
+        seen[level, shared] = int(size.rstrip("KMG")) * scale
+    total: dict[int, int] = {}
+    for (level, _), size_ in seen.items():
+        total[level] = total.get(level, 0) + size_
+    return total
+
+
+def _meminfo(field: str) -> int | None:
+    try:
+        lines = MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def total_memory() -> int | None:
+    """Bytes of memory that the machine has."""
+    return _meminfo("MemTotal")
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping, cut by the control group's limit; None where nothing says."""
+    found = [n for n in (_meminfo("MemAvailable"), _group_room()) if n is not None]
+    return min(found) if found else None
+
+
+def _group_room(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes left under this process's memory limit (cgroup version 2, as seen from inside a container)."""
+    try:
+        limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)

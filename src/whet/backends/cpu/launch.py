@@ -1,0 +1,96 @@
+"""Launch lists: recorded calls, run again and again. Native ones in one compiled loop, Python ones between."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+
+from whet.backends.cpu import loop as loops
+from whet.backends.cpu import threads
+from whet.errors import BackendError
+
+
+class LaunchList:
+    """A recording stream: tactics' `Kernel.enqueue` puts Calls here.
+
+    A Call may say `returns_status = False` when its native function returns nothing (GOMP_parallel); else 0 means success.
+    """
+
+    def __init__(self, threads: int):
+        self.threads = threads
+        self.calls: list = []
+
+    def record(self, call) -> None:
+        self.calls.append(call)
+
+    def finish(self, loop: loops.Loop | None = None) -> LaunchExecutable:
+        """The recorded calls, ready to run. Re-pointing a call later is seen, as native words are addresses of argument blocks."""
+        return LaunchExecutable(self.calls, self.threads, loop or loops.loop())
+
+    @staticmethod
+    def loop_kind() -> str:
+        return loops.kind()
+
+
+class _Native:
+    """Native calls in a row: six words each (see loop.py)."""
+
+    def __init__(self, calls: list, rows: list[tuple[int, ...]], loop: loops.Loop):
+        self.calls, self.loop = calls, loop
+        self.words = np.array(rows, dtype=np.int64).reshape(-1, loops.WORDS)
+        self.address, self.count = self.words.ctypes.data, len(rows)
+
+    def run(self) -> None:
+        failed = self.loop(self.address, self.count)
+        if failed >= 0:
+            raise BackendError(f"a kernel failed at run time: {self.calls[failed]!r}. Build again with --verify to find and ban it.")
+
+
+class LaunchExecutable:
+    """Calls in order. `run()` does all of them and returns when the results are there; one thread at a time."""
+
+    def __init__(self, calls: list, thread_count: int, loop: loops.Loop):
+        self.calls = list(calls)
+        self._loop = loop
+        # The number of threads belongs to the calling thread, which may be another one each time: it is the first step of each run.
+        self._set_threads = (threads.address("omp_set_num_threads"), thread_count, 0, 0, 0, 0)
+        self._segments: list = []
+        self._single: list = []
+        rows: list[tuple[int, ...]] = [self._set_threads]
+        members: list = ["omp_set_num_threads"]
+        for call in self.calls:
+            if call.native is None:
+                self._close(members, rows)
+                rows, members = [], []
+                self._segments.append(call)
+            else:
+                rows.append(_row(call))
+                members.append(call)
+        self._close(members, rows)
+
+    def _close(self, members: list, rows: list) -> None:
+        if rows:
+            self._segments.append(_Native(members, rows, self._loop))
+
+    def run(self) -> None:
+        for segment in self._segments:
+            segment.run()
+
+    def run_timed(self) -> list[float]:
+        """Runs call by call; seconds of each, in the order of recording."""
+        if not self._single:
+            self._single = [c if c.native is None else _Native([c], [_row(c)], self._loop) for c in self.calls]
+        _Native(["omp_set_num_threads"], [self._set_threads], self._loop).run()
+        times = []
+        for step in self._single:
+            start = perf_counter()
+            step.run()
+            times.append(perf_counter() - start)
+        return times
+
+
+def _row(call) -> tuple[int, ...]:
+    """The call's words and the mask for its status, as signed 64-bit numbers."""
+    mask = -1 if getattr(call, "returns_status", True) else 0
+    return (*(w - (1 << 64) if w >= 1 << 63 else w for w in call.native), mask)

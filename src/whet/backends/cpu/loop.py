@@ -1,0 +1,114 @@
+"""The loop that runs native launches: compiled with llvmlite where that is installed, else ctypes call by call.
+
+A step is six int64: function, a, b, c, d, mask. The function is `int32 f(int64, int64, int32, int64)` as x86-64 and AArch64 pass it,
+which dnnl_primitive_execute(primitive, stream, count, args) and GOMP_parallel(f, context, threads, flags) both are. `mask` is -1 where
+the function returns a status (0 is success) and 0 where it returns nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Callable
+from functools import cache
+
+WORDS = 6
+
+_IR = """
+define i64 @whet_run(i64* %steps, i64 %count) {
+start:
+  %any = icmp sgt i64 %count, 0
+  br i1 %any, label %step, label %good
+step:
+  %i = phi i64 [0, %start], [%next, %ok]
+  %at = phi i64* [%steps, %start], [%after, %ok]
+  %p1 = getelementptr i64, i64* %at, i64 1
+  %p2 = getelementptr i64, i64* %at, i64 2
+  %p3 = getelementptr i64, i64* %at, i64 3
+  %p4 = getelementptr i64, i64* %at, i64 4
+  %p5 = getelementptr i64, i64* %at, i64 5
+  %after = getelementptr i64, i64* %at, i64 6
+  %fn = load i64, i64* %at
+  %a = load i64, i64* %p1
+  %b = load i64, i64* %p2
+  %c = load i64, i64* %p3
+  %d = load i64, i64* %p4
+  %mask = load i64, i64* %p5
+  %f = inttoptr i64 %fn to i32 (i64, i64, i32, i64)*
+  %c32 = trunc i64 %c to i32
+  %m32 = trunc i64 %mask to i32
+  %got = call i32 %f(i64 %a, i64 %b, i32 %c32, i64 %d)
+  %status = and i32 %got, %m32
+  %bad = icmp ne i32 %status, 0
+  br i1 %bad, label %failed, label %ok
+ok:
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %step, label %good
+failed:
+  ret i64 %i
+good:
+  ret i64 -1
+}
+"""
+
+Loop = Callable[[int, int], int]
+"""(address of the steps, count) -> index of the step that failed, or -1. Runs without the GIL where it is compiled."""
+
+
+@cache
+def _compiled() -> tuple[Loop, object] | None:
+    """The loop as machine code and what keeps it alive; None without llvmlite, or on a CPU whose calls pass words differently.
+
+    Compiling takes some milliseconds, less than checking and loading a stored object would, so nothing is stored.
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+        return None
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        return None
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
+    module = llvm.parse_assembly(_IR if llvm.llvm_version_info[0] < 17 else _opaque(_IR))
+    module.verify()
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(engine.get_function_address("whet_run"))
+    return function, (engine, machine)
+
+
+def _opaque(ir: str) -> str:
+    """The same text with LLVM 17's pointer type."""
+    return ir.replace("i32 (i64, i64, i32, i64)*", "ptr").replace("i64*", "ptr")
+
+
+@cache
+def _plain(function: int) -> Callable[[int, int, int, int], int]:
+    return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)(function)
+
+
+def _interpreted(steps: int, count: int) -> int:
+    words = (ctypes.c_int64 * (count * WORDS)).from_address(steps)
+    for i in range(count):
+        fn, a, b, c, d, mask = words[i * WORDS : (i + 1) * WORDS]
+        if _plain(fn)(a, b, c, d) & mask:
+            return i
+    return -1
+
+
+def loop() -> Loop:
+    """The fastest loop that this installation has."""
+    found = _compiled()
+    return found[0] if found else _interpreted
+
+
+def interpreted() -> Loop:
+    """The loop without llvmlite: about half a microsecond more per step."""
+    return _interpreted
+
+
+def kind() -> str:
+    """`compiled` or `interpreted`, for describe()."""
+    return "compiled" if _compiled() else "interpreted"
