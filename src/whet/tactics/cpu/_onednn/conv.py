@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whet.tactics.cpu._onednn.attributes import Attributes
-from whet.tactics.cpu._onednn.library import dims_array
 from whet.tactics.cpu._onednn.memory import MemoryDesc
 from whet.tactics.cpu._onednn.primitive import NO_ATTRIBUTES, Descriptor, build
 
@@ -30,17 +29,6 @@ def convolution(
     `dilations` count as ONNX counts (1 is none); `pads` are (begins, ends), a negative end leaves a rest of the input unread.
     """
     kind, alg = ("deconvolution", _DECONV_DIRECT) if transposed else ("convolution", _CONV_DIRECT)
-    geometry = (dims_array(list(strides)), dims_array([d - 1 for d in dilations]), *(dims_array(list(p)) for p in pads))
+    geometry = (list(strides), [d - 1 for d in dilations], *(list(p) for p in pads))
     operands = ("src", "weights", "bias", "dst") if bias else ("src", "weights", "dst")
-    return build(
-        f"{kind}_forward",
-        operands,
-        attributes,
-        _INFERENCE,
-        alg,
-        src.handle,
-        weights.handle,
-        bias.handle if bias else None,
-        dst.handle,
-        *geometry,
-    )
+    return build(f"{kind}_forward", operands, attributes, _INFERENCE, alg, src, weights, bias, dst, *geometry)

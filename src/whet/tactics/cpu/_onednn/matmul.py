@@ -17,8 +17,7 @@ def matmul(
     Bias has the rank of dst, with 1 where it broadcasts. A transposed operand is one described with swapped strides.
     """
     operands = ("src", "weights", "bias", "dst") if bias else ("src", "weights", "dst")
-    args = (src.handle, weights.handle, bias.handle if bias else None, dst.handle)
-    return build("matmul", operands, attributes, *args)
+    return build("matmul", operands, attributes, src, weights, bias, dst)
 
 
 def inner_product(
@@ -26,5 +25,4 @@ def inner_product(
 ) -> Descriptor:
     """dst (N, OC) = src (N, IC, ...) . weights (OC, IC, ...) + bias (OC)."""
     operands = ("src", "weights", "bias", "dst") if bias else ("src", "weights", "dst")
-    args = (src.handle, weights.handle, bias.handle if bias else None, dst.handle)
-    return build("inner_product_forward", operands, attributes, _INFERENCE, *args)
+    return build("inner_product_forward", operands, attributes, _INFERENCE, src, weights, bias, dst)

@@ -15,19 +15,19 @@ from whet.tactics.cpu._onednn.library import dims_array, library
 #: dnnl_data_type_t by whet's names
 DTYPES = {"f16": 1, "bf16": 2, "f32": 3, "i32": 4, "i8": 5, "u8": 6}
 _NAMES = {v: k for k, v in DTYPES.items()}
-_BITS = {"f16": 16, "bf16": 16, "f32": 32, "i32": 32, "i8": 8, "u8": 8}
 _ANY = 1
 #: dnnl_format_tag_t of the blocked formats by rank (nCw, nChw, nCdhw)
 _BLOCKED = {"nChw16c": {3: 56, 4: 78, 5: 121}, "nChw8c": {3: 69, 4: 102, 5: 142}}
-_Q_NDIMS, _Q_DIMS, _Q_TYPE, _Q_STRIDES = 256, 257, 258, 14
+_Q_NDIMS, _Q_DIMS, _Q_TYPE, _Q_STRIDES, _Q_PADDED, _Q_KIND = 256, 257, 258, 14, 260, 262
+_Q_NBLOCKS, _Q_BLOCKS, _Q_BLOCK_AXES, _BLOCKED_KIND = 263, 264, 265, 2
 ALIGNMENT = 64
 
 
 class MemoryDesc:
-    """An owned dnnl_memory_desc_t; immutable, freed with the object."""
+    """An owned dnnl_memory_desc_t; immutable, freed with the object. `text` says shape, type and layout: equal texts, equal layouts."""
 
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
+    def __init__(self, handle: int, text: str) -> None:
+        self.handle, self.text = handle, text
         self._free = weakref.finalize(self, library().lib.dnnl_memory_desc_destroy, handle)
 
     @property
@@ -51,6 +51,9 @@ class MemoryDesc:
         code = C.c_int()
         library().call("memory_desc_query", self.handle, _Q_TYPE, C.byref(code))
         return _NAMES[code.value]
+
+    def __repr__(self) -> str:
+        return self.text
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MemoryDesc) and bool(library().lib.dnnl_memory_desc_equal(self.handle, other.handle))
@@ -76,7 +79,7 @@ def describe(shape: Sequence[int], dtype: str, fmt: str = "linear", strides: Seq
         tag = _ANY if fmt == "any" else _BLOCKED[fmt].get(len(shape))
         if tag is None:
             raise BackendError(f"format {fmt} holds no tensor of rank {len(shape)}")
-        return MemoryDesc(lib.make("memory_desc_create_with_tag", len(shape), dims, code, tag))
+        return MemoryDesc(lib.make("memory_desc_create_with_tag", len(shape), dims, code, tag), f"{dtype}{list(shape)}:{fmt}")
     if strides is None:
         strides = row_major(shape)
         if fmt == "nhwc":
@@ -84,14 +87,33 @@ def describe(shape: Sequence[int], dtype: str, fmt: str = "linear", strides: Seq
             strides = (last[0], last[-1], *last[1:-1])
         elif fmt != "linear":
             raise BackendError(f"oneDNN tactics know no format {fmt!r}")
-    return MemoryDesc(lib.make("memory_desc_create_with_strides", len(shape), dims, code, dims_array(tuple(strides))))
+    handle = lib.make("memory_desc_create_with_strides", len(shape), dims, code, dims_array(tuple(strides)))
+    return MemoryDesc(handle, f"{dtype}{list(shape)}:{list(strides)}")
 
 
-def borrowed(handle: int | None) -> MemoryDesc:
-    """An own copy of a descriptor that a primitive descriptor lends."""
+def borrowed(handle: int | None, origin: str) -> MemoryDesc:
+    """An own copy of a descriptor that a primitive descriptor lends; `origin` names that one, for layouts that cannot be described."""
     if not handle:
         raise BackendError("oneDNN returned no memory descriptor for an operand that the primitive has")
-    return MemoryDesc(library().make("memory_desc_clone", handle))
+    return MemoryDesc(library().make("memory_desc_clone", handle), _layout(handle) or origin)
+
+
+def _layout(handle: int) -> str | None:
+    """Type, shape, padded shape, strides and inner blocks as text; None for an opaque layout."""
+    kind, ndims, code, count = (C.c_int() for _ in range(4))
+    query = library().call
+    query("memory_desc_query", handle, _Q_KIND, C.byref(kind))
+    if kind.value != _BLOCKED_KIND:
+        return None
+    for what, out in ((_Q_NDIMS, ndims), (_Q_TYPE, code), (_Q_NBLOCKS, count)):
+        query("memory_desc_query", handle, what, C.byref(out))
+    parts = []
+    for what, length in ((_Q_DIMS, ndims), (_Q_PADDED, ndims), (_Q_STRIDES, ndims), (_Q_BLOCKS, count), (_Q_BLOCK_AXES, count)):
+        values = C.POINTER(C.c_int64)()
+        if length.value:
+            query("memory_desc_query", handle, what, C.byref(values))
+        parts.append(str([values[i] for i in range(length.value)]))
+    return f"{_NAMES.get(code.value, code.value)}" + "".join(parts)
 
 
 def aligned(nbytes: int) -> np.ndarray:

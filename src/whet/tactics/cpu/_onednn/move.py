@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes as C
 from collections.abc import Sequence
 
 import numpy as np
 
+from whet.backends.cpu import threads
 from whet.tactics.cpu._onednn.attributes import Attributes
 from whet.tactics.cpu._onednn.library import library
 from whet.tactics.cpu._onednn.memory import MemoryDesc
@@ -18,14 +18,14 @@ def reorder(src: MemoryDesc, dst: MemoryDesc, attributes: Attributes = NO_ATTRIB
     lib = library()
     with attributes.native() as attr:
         handle = lib.make("reorder_primitive_desc_create", src.handle, lib.engine, dst.handle, lib.engine, attr)
-    return Descriptor(handle, ("src", "dst", *attributes.operands()), attributes.vectors())
+    text = f"reorder({src}, {dst}) {attributes} threads={threads.get_threads()}"
+    return Descriptor(handle, ("src", "dst", *attributes.operands()), attributes.vectors(), text)
 
 
 def concat(sources: Sequence[MemoryDesc], dst: MemoryDesc, axis: int, attributes: Attributes = NO_ATTRIBUTES) -> Descriptor:
     """dst = the sources one after the other along `axis`; operands `multi0`, `multi1`, ..."""
-    handles = (C.c_void_p * len(sources))(*[s.handle for s in sources])
     operands = (*(f"multi{i}" for i in range(len(sources))), "dst")
-    return build("concat", operands, attributes, dst.handle, len(sources), axis, handles)
+    return build("concat", operands, attributes, dst, len(sources), axis, list(sources))
 
 
 def pack(array: np.ndarray, layout: MemoryDesc, wanted: MemoryDesc) -> np.ndarray:

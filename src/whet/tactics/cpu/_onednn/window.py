@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes as C
 from collections.abc import Sequence
 
 from whet.tactics.cpu._onednn.attributes import Attributes, lookup
-from whet.tactics.cpu._onednn.library import dims_array
 from whet.tactics.cpu._onednn.memory import MemoryDesc
 from whet.tactics.cpu._onednn.primitive import NO_ATTRIBUTES, Descriptor, build
 
@@ -29,8 +27,8 @@ def pooling(
 ) -> Descriptor:
     """Pooling by `alg` of POOLING; dilations count as ONNX counts (1 is none). The end pads must make the shapes fit exactly."""
     code = lookup(POOLING, alg, "pooling")
-    geometry = [dims_array(list(v)) for v in (strides, kernel, [d - 1 for d in dilations], *pads)]
-    return build("pooling_forward", ("src", "dst"), attributes, _INFERENCE, code, src.handle, dst.handle, *geometry)
+    geometry = [list(v) for v in (strides, kernel, [d - 1 for d in dilations], *pads)]
+    return build("pooling_forward", ("src", "dst"), attributes, _INFERENCE, code, src, dst, *geometry)
 
 
 def resampling(
@@ -38,8 +36,8 @@ def resampling(
 ) -> Descriptor:
     """Resize of the spatial axes with half-pixel centres: `nearest` rounds halves away from zero, `linear` interpolates along each."""
     code = lookup(RESAMPLING, alg, "resampling")
-    values = (C.c_float * len(factors))(*factors) if factors else None
-    return build("resampling_forward", ("src", "dst"), attributes, _INFERENCE, code, values, src.handle, dst.handle)
+    values = [float(f) for f in factors] if factors else None
+    return build("resampling_forward", ("src", "dst"), attributes, _INFERENCE, code, values, src, dst)
 
 
 def reduction(
@@ -47,4 +45,4 @@ def reduction(
 ) -> Descriptor:
     """Reduction over the axes where dst has 1 and src has not; the norms take `p` and `eps`."""
     code = lookup(REDUCTION, alg, "reduction")
-    return build("reduction", ("src", "dst"), attributes, code, src.handle, dst.handle, p, eps)
+    return build("reduction", ("src", "dst"), attributes, code, src, dst, p, eps)
