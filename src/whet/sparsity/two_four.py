@@ -36,8 +36,16 @@ def is_two_four(w: np.ndarray, axis: int) -> bool:
 
 
 def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
-    """The constant weight of a Conv, Gemm or MatMul and its reduction axis; None for other layers or computed weights."""
-    w = layer.input(1)
+    """The constant weight of a Conv, Gemm or MatMul (fused or not) and its reduction axis; None for other layers or computed weights."""
+    if layer.op == "Fused":
+        body = layer.regions["body"]
+        inner = next((x for x in body.layers if x.op == layer.hint), None)
+        place = {t: i for i, t in enumerate(body.inputs)}
+        if inner is None or inner.input(1) not in place:
+            return None
+        w, layer = layer.inputs[place[inner.inputs[1]]], inner
+    else:
+        w = layer.input(1)
     if layer.op not in ("Conv", "Gemm", "MatMul") or w is None or w.weight is None or not w.dtype.is_float or w.type.rank < 2:
         return None
     if layer.op == "Conv":

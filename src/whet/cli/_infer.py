@@ -1,0 +1,133 @@
+"""The inference half of `whet exec`: inputs, timed runs, summary, profile, exports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whet.cli import _exec_values as values
+from whet.cli._measure import measure
+from whet.cli._summary import Log, print_summary
+from whet.errors import ShapeError, UsageError
+
+
+def infer(o: Any, log: Log, engine: Any) -> None:
+    """Runs a loaded engine as the flags in `o` say, prints trtexec's report and writes what was asked for."""
+    profile = o.number("useProfile", 0, int, 0)
+    if profile >= max(len(engine.plan.profiles), 1):
+        raise UsageError(f"--useProfile={profile}: the engine has {max(len(engine.plan.profiles), 1)} profile(s), counted from 0")
+    streams = o.number("infStreams", o.number("streams", 1, int, 1), int, 1)
+    shapes = values.shapes(o.get("shapes"), "shapes") if "shapes" in o else {}
+    contexts = [engine.create_context(profile) for _ in range(streams)]
+    wanted = contexts[0].input_shapes(shapes)
+    for name, shape in wanted.items():
+        log.info(f"Input binding for {name} with dimensions {'x'.join(map(str, shape)) or 'scalar'} is created.")
+    feed = make_inputs(engine, wanted, o.get("loadInputs"))
+    result = measure(
+        contexts,
+        [feed] * streams,
+        warmup_ms=o.number("warmUp", 200, float, 0),
+        duration_s=o.number("duration", 3, float),
+        iterations=o.number("iterations", 10, int, 1),
+        transfers="noDataTransfers" not in o,
+        sleep_ms=o.number("sleepTime", 0, float, 0),
+        idle_ms=o.number("idleTime", 0, float, 0),
+    )
+    batch = next((s[0] for s in wanted.values() if s), 1)
+    print_summary(
+        log,
+        result,
+        batch=batch,
+        percentiles=values.percentiles(o.get("percentile", "90,95,99")),
+        avg_runs=o.number("avgRuns", 10, int, 1),
+    )
+    log.info(f"Peak memory: {engine.memory(contexts[0])}")
+    _profile(o, log, contexts[0], feed)
+    _outputs(o, log, contexts[0], feed)
+    if "exportTimes" in o:
+        _write(Path(o.get("exportTimes")), [t.to_json() for t in result.traces], log)
+
+
+def make_inputs(engine: Any, shapes: dict[str, tuple[int, ...]], spec: str) -> dict[str, np.ndarray]:
+    """Arrays of `shapes`: from the files of --loadInputs, else seeded random ones in the tensors' types."""
+    files = {}
+    for name, path in values.split_names(spec) if spec else []:
+        if name not in shapes:
+            raise UsageError(f"--loadInputs: the engine has no input {name!r}; its inputs: {', '.join(shapes)}")
+        files[name] = path
+    rng = np.random.default_rng(0)
+    made = {}
+    for name, shape in shapes.items():
+        dtype = engine.dtype(name).numpy
+        if name in files:
+            made[name] = _read(Path(files[name]), name, shape, dtype)
+        elif engine.dtype(name).is_float:
+            made[name] = rng.standard_normal(shape).astype(dtype)
+        else:
+            made[name] = rng.integers(0, 2, shape).astype(dtype)
+    return made
+
+
+def _read(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as z:
+                a = z[name if name in z else z.files[0]]
+        elif path.suffix == ".npy":
+            a = np.load(path, allow_pickle=False)
+        else:
+            a = np.frombuffer(path.read_bytes(), dtype)
+    except (OSError, ValueError, KeyError, IndexError) as e:
+        raise UsageError(f"--loadInputs: cannot read {path} for '{name}': {e}") from e
+    if a.size != int(np.prod(shape)):
+        raise ShapeError(f"--loadInputs: {path} holds {a.size} elements, input '{name}' of shape {'x'.join(map(str, shape))} takes {np.prod(shape)}")
+    return a.reshape(shape).astype(dtype, copy=False)
+
+
+def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> None:
+    if "dumpProfile" not in o and "exportProfile" not in o:
+        return
+    from whet.inspector import profile_records
+
+    rows = context.profile(feed, iterations=max(o.number("iterations", 10, int, 1), 10))
+    records = profile_records(rows)
+    if "exportProfile" in o:
+        _write(Path(o.get("exportProfile")), records, log)
+    if "dumpProfile" in o:
+        log.info("")
+        log.info(f"=== Profile ({records[0]['count']} iterations ) ===")
+        log.info("   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer")
+        for r in records[1:]:
+            log.info(f"{r['timeMs']:11.2f}  {r['averageMs']:11.4f}  {r['medianMs']:11.4f}  {r['percentage']:8.1f}   {r['name']}")
+        total, average, median = (sum(r[k] for r in records[1:]) for k in ("timeMs", "averageMs", "medianMs"))
+        log.info(f"{total:11.2f}  {average:11.4f}  {median:11.4f}     100.0   Total")
+
+
+def _outputs(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> None:
+    if not any(f in o for f in ("dumpOutput", "exportOutput", "dumpRawBindingsToFile")):
+        return
+    from whet.inspector import output_records
+
+    outputs = context.run(feed)
+    if "exportOutput" in o:
+        _write(Path(o.get("exportOutput")), output_records(outputs), log)
+    for name, a in outputs.items():
+        if "dumpOutput" in o:
+            log.info(f"{name}: ({'x'.join(map(str, a.shape))})")
+            log.info(" ".join(f"{v:g}" for v in a.reshape(-1)[:1000].astype(np.float64)) + (" ..." if a.size > 1000 else ""))
+        if "dumpRawBindingsToFile" in o:
+            safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
+            path = Path(f"{safe}.output.{'x'.join(map(str, a.shape))}.{a.dtype}.raw")
+            a.tofile(path)
+            log.info(f"Wrote {path}")
+
+
+def _write(path: Path, data: Any, log: Log) -> None:
+    try:
+        path.write_text(json.dumps(data, indent=1))
+    except OSError as e:
+        raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
+    log.info(f"Wrote {path}")
