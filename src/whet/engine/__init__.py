@@ -1,5 +1,10 @@
 """The engine as data, and its file: write, read, refuse."""
 
+from whet.engine.names import display_names
 from whet.engine.plan import ArenaPlan, Candidate, Choice, EnginePlan, Profile
+from whet.engine.probe import make_probe, probe_differs, probe_inputs, probe_shapes
 
-__all__ = ["ArenaPlan", "Candidate", "Choice", "EnginePlan", "Profile"]
+__all__ = [
+    "ArenaPlan", "Candidate", "Choice", "EnginePlan", "Profile", "display_names", "make_probe", "probe_differs", "probe_inputs",
+    "probe_shapes",
+]  # fmt: skip

@@ -62,8 +62,19 @@ class ArenaPlan:
 class EnginePlan:
     """An engine. `network` is lowered, with Reformat layers in place; its constants carry origins over `source weights`.
 
-    `choices` has an entry per layer name; `arenas` one per profile; `probe` is a seeded input's seed with expected output
-    digests/values, run at first load elsewhere; `report` holds times, candidates, pass log, dates: outside the digest.
+    `choices` has an entry per layer name; `arenas` one per profile. `source_weights` may stay empty: leaves of the constants'
+    origins that are in it are stored, and constants made of them by exact ops are stored as expressions; all others by value.
+    `probe` is made by `whet.engine.make_probe` and run at first load elsewhere.
+    `options` is JSON data: the BuildConfig's fields. `report` is outside the digest; the inspector and `whet explain` read these
+    keys, all optional:
+
+        candidates   {layer name: [Candidate, ...]}: timed ones, refused ones and not chosen ones, the chosen one among them
+        layer_ms     {layer name: median ms in the whole engine}
+        passes       {"order": [pass], "fired": [[pass, layer, what]], "skipped": [[pass, layer, reason]]}
+        engines      [{"ms": float, "what": str}]: whole engines that were timed, the chosen one first
+        notes        [str]: permissions that could not be used, with reason and count
+        choice       {"method": "exact" | "beam" | ..., ...}: how formats and tactics were chosen
+        latency_ms   median of the whole engine; built: ISO date; build_seconds
     """
 
     network: Network

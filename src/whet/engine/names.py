@@ -1,0 +1,30 @@
+"""The names that people see: a layer is called after the nodes of the user's model that it computes."""
+
+from __future__ import annotations
+
+from whet.network import Layer, Network
+
+
+def display_names(net: Network) -> dict[str, str]:
+    """Layer name -> the name in profiles and layer lists: its source nodes joined by " + ", made unique; the layer's own without any."""
+    taken: set[str] = set()
+    found: dict[str, str] = {}
+    for layer in net.layers:
+        wish = _wish(layer)
+        name, n = wish, 1
+        while name in taken:
+            n += 1
+            name = f"{wish} ({n})"
+        taken.add(name)
+        found[layer.name] = name
+    return found
+
+
+def _wish(layer: Layer) -> str:
+    if layer.op == "Reformat":
+        return f"Reformat {layer.inputs[0].name if layer.inputs[0] else ''} to {layer.attrs.get('dtype')}:{layer.attrs.get('format')}"
+    if not layer.sources:
+        return layer.name
+    if len(layer.sources) > 12:
+        return " + ".join(layer.sources[:5]) + f" + ... {len(layer.sources) - 6} more + {layer.sources[-1]}"
+    return " + ".join(layer.sources)

@@ -1,0 +1,112 @@
+"""From a choice to a planned kernel; when the choice cannot run here, to a safe one, and the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whet.backends import Backend
+from whet.engine.plan import Choice
+from whet.errors import BackendError, BuildError, EngineError, WhetError
+from whet.network import DTYPES, FORMATS, Layer, format_fits
+from whet.runtime.safe import SafeKernel
+from whet.tactics import Kernel, Operand, Signature, get_tactic, load_tactics, operand_bytes, tactics_of
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A layer with static shapes and its kernel. `fell_back` says why the stored choice does not run, "" when it does."""
+
+    layer: Layer
+    signature: Signature
+    kernel: Kernel
+    tactic: str
+    fell_back: str = ""
+
+
+def signature_of(choice: Choice, layer: Layer) -> Signature:
+    """The operands of a choice. Raises EngineError when they do not fit the layer."""
+    if len(choice.inputs) != len(layer.inputs) or len(choice.outputs) != len(layer.outputs):
+        raise EngineError(
+            f"layer '{layer.name}' has {len(layer.inputs)} inputs and {len(layer.outputs)} outputs, its choice "
+            f"{len(choice.inputs)} and {len(choice.outputs)}: the engine contradicts itself"
+        )
+    ins = tuple(None if o is None else _operand(o, layer, t) for o, t in zip(choice.inputs, layer.inputs, strict=True))
+    for o, t in zip(ins, layer.inputs, strict=True):
+        if o is None and t is not None and not t.is_constant:
+            raise EngineError(f"layer '{layer.name}': the choice does not say how %{t.name} is stored")
+    outs = tuple(_operand(o, layer, t) for o, t in zip(choice.outputs, layer.outputs, strict=True))
+    for i, j in choice.inplace:
+        if not (0 <= i < len(ins) and 0 <= j < len(outs)) or ins[i] is None:
+            raise EngineError(f"layer '{layer.name}': in-place pair {i}->{j} names no operands")
+    return Signature(ins, outs, tuple(choice.inplace))
+
+
+def _operand(o: tuple[str, str], layer: Layer, t) -> Operand:
+    fmt, dtype = o
+    if t is None or fmt not in FORMATS or dtype not in DTYPES or not format_fits(fmt, t.type.rank):
+        raise EngineError(f"layer '{layer.name}': {dtype}:{fmt} is no way to store {t}")
+    return Operand(fmt, DTYPES[dtype])
+
+
+def plan_layer(layer: Layer, choice: Choice, backend: Backend) -> Planned:
+    """The kernel of `choice` for `layer` (static shapes); when it cannot run here, that of a safe tactic with the same operands.
+
+    Raises EngineError when the choice does not fit the layer, BackendError when nothing can compute the layer here.
+    """
+    signature = signature_of(choice, layer)
+    try:
+        return _checked(Planned(layer, signature, _plan(choice, layer, signature, backend), choice.tactic))
+    except (BuildError, BackendError) as e:
+        return _fall_back(layer, choice, signature, backend, str(e))
+
+
+def _plan(choice: Choice, layer: Layer, signature: Signature, backend: Backend) -> Kernel:
+    load_tactics(tactic_folder(backend))
+    t = get_tactic(choice.tactic)
+    if t.backend != tactic_folder(backend):
+        raise BackendError(f"{choice.tactic} is for the backend {t.backend}, this is {backend.name}")
+    if reason := t.why_not(layer) or t.refuses(layer, signature, backend):
+        raise BuildError(f"{choice.tactic}: {reason}")
+    if signature not in t.signatures(layer, backend):
+        raise BuildError(f"{choice.tactic} does not take {signature}")
+    try:
+        return t.plan(layer, signature, choice.config, backend)
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError) as e:  # a config that the tactic does not know
+        raise BuildError(f"{choice.tactic} does not know the config {dict(choice.config)}: {type(e).__name__} {e}") from e
+
+
+def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Backend, why: str) -> Planned:
+    """Other configs of the same tactic first, then other tactics with the same operands, then the reference over any host format."""
+    tried = sorted(tactics_of(tactic_folder(backend)), key=lambda t: (t.name != choice.tactic, "numpy" in t.name, t.name))
+    for t in tried:
+        try:
+            if t.why_not(layer) or signature not in t.signatures(layer, backend) or t.refuses(layer, signature, backend):
+                continue
+            for config in t.configs(layer, signature, backend)[:4]:
+                kernel = t.plan(layer, signature, config, backend)
+                return _checked(Planned(layer, signature, kernel, t.name, why))
+        except WhetError:
+            continue
+    if tactic_folder(backend) != "cpu":
+        raise BackendError(
+            f"no tactic of {backend.name} computes layer '{layer.name}' as the engine stores it: {why}. Build the engine again here."
+        )
+    return Planned(layer, signature, SafeKernel(layer, signature), "safe reference", why)
+
+
+def _checked(p: Planned) -> Planned:
+    """Refuses a kernel whose operands have other sizes than their formats say: then offsets in the arena would be wrong."""
+    for kind, tensors, operands, sizes in (
+        ("input", p.layer.inputs, p.signature.inputs, p.kernel.inputs),
+        ("output", p.layer.outputs, p.signature.outputs, p.kernel.outputs),
+    ):
+        for i, (t, o, size) in enumerate(zip(tensors, operands, sizes, strict=True)):
+            want = operand_bytes(t, o) if t is not None and o is not None else 0
+            if size not in (want, 0 if o is None else want):
+                raise BuildError(f"{p.tactic} takes {size} bytes for {kind} {i} of '{p.layer.name}', its format has {want}")
+    return p
+
+
+def tactic_folder(backend: Backend) -> str:
+    """The folder of tactics that a backend runs: its own, unless it says otherwise (`null` plans the CPU's)."""
+    return getattr(backend, "tactics", "") or backend.name

@@ -1,0 +1,113 @@
+"""Memory of the runtime: arenas, and the weights that all contexts of an engine share."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from math import prod
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from whet.backends import Backend, Buffer
+from whet.errors import BackendError
+from whet.network import Weight, stored_shape, to_stored
+from whet.tactics import Operand, Packed
+
+ALIGNMENT = 64  # bytes; a cache line, and what vector loads and stores like
+
+
+def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The array of `shape` at a host address; the caller keeps the memory alive."""
+    nbytes = prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        return np.empty(shape, dtype)
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype).reshape(shape)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An uninitialized array whose first byte is 64-byte aligned: what `Context.bind` takes without copying."""
+    dtype = np.dtype(dtype)
+    nbytes = prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def read_bytes(backend: Backend, buffer: Buffer, offset: int, nbytes: int) -> np.ndarray:
+    """Bytes of backend memory: a view on a host, a copy from a device."""
+    if buffer.array is not None:
+        return buffer.array.reshape(-1).view(np.uint8)[offset : offset + nbytes]
+    return _transfer(backend, "read")(buffer, offset, nbytes)
+
+
+def write_bytes(backend: Backend, buffer: Buffer, offset: int, data: np.ndarray) -> None:
+    """Copies the bytes of `data` (C order) into backend memory."""
+    flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    if buffer.array is not None:
+        buffer.array.reshape(-1).view(np.uint8)[offset : offset + flat.nbytes] = flat
+    else:
+        _transfer(backend, "write")(buffer, offset, flat)
+
+
+def _transfer(backend: Backend, name: str) -> Callable[..., Any]:
+    found = getattr(backend, name, None)
+    if found is None:
+        raise BackendError(f"backend {backend.name} gives memory that the host cannot see and has no {name}(buffer, offset, ...)")
+    return found
+
+
+class Shared:
+    """A buffer that dies with its last user (contexts hold it, the store only knows it)."""
+
+    def __init__(self, buffer: Buffer):
+        self.buffer = buffer
+
+    @property
+    def address(self) -> int:
+        return self.buffer.address
+
+
+class WeightStore:
+    """Packed weights and constants in backend memory, one copy each for all contexts and shapes of an engine."""
+
+    def __init__(self, backend: Backend):
+        self.backend = backend
+        self._held: WeakValueDictionary[str, Shared] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def packed(self, weight: Packed) -> Shared:
+        """The buffer of a packed weight, made when nobody holds one of its key."""
+
+        def make() -> np.ndarray:
+            got = weight.make()
+            if got.nbytes != weight.nbytes:
+                raise BackendError(f"a packed weight has {got.nbytes} bytes, planned were {weight.nbytes}..")
+            return got
+
+        return self._get(f"packed {weight.key}", weight.nbytes, make)
+
+    def constant(self, weight: Weight, operand: Operand) -> Shared:
+        """The buffer of a constant that a kernel reads as `operand`."""
+        shape = tuple(int(d) for d in stored_shape(operand.format, weight.array.shape))  # type: ignore[arg-type]
+
+        def make() -> np.ndarray:
+            return to_stored(weight.array.astype(operand.dtype.numpy, copy=False), operand.format)
+
+        return self._get(f"constant {weight.digest} {operand}", prod(shape) * operand.dtype.numpy.itemsize, make)
+
+    def nbytes(self) -> int:
+        """Bytes alive now."""
+        with self._lock:
+            return sum(s.buffer.nbytes for s in self._held.values())
+
+    def _get(self, key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Shared:
+        with self._lock:
+            found = self._held.get(key)
+            if found is None:
+                found = Shared(self.backend.allocate(max(nbytes, 1), ALIGNMENT))
+                write_bytes(self.backend, found.buffer, 0, make())
+                self._held[key] = found
+            return found

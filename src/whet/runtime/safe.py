@@ -1,0 +1,60 @@
+"""A kernel for any layer in any host formats, by the op's NumPy reference: what runs when the chosen tactic cannot."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whet.errors import BackendError
+from whet.network import Layer, from_stored, static_shape, stored_shape, to_stored
+from whet.ops import run_layer, run_regions
+from whet.runtime.memory import array_at
+from whet.tactics import Args, Signature, Stream, operand_bytes
+
+
+class SafeKernel:
+    """Reads the operands as they are stored, runs the reference, stores the results: slow, always right. Host memory only."""
+
+    scratch, packed, rtol, deterministic, implementation = 0, (), 1e-6, True, "numpy reference (safe)"
+
+    def __init__(self, layer: Layer, signature: Signature):
+        self.layer, self.signature = layer, signature
+        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
+        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        stream.record(SafeCall(self, args))
+
+
+class SafeCall:
+    """One run of the reference over memory."""
+
+    native = None
+
+    def __init__(self, kernel: SafeKernel, args: Args):
+        self.kernel = kernel
+        self.addresses = {"input": list(args.inputs), "output": list(args.outputs)}
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        self.addresses[kind][index] = address
+
+    def run(self) -> None:
+        layer, signature = self.kernel.layer, self.kernel.signature
+        arrays: list[np.ndarray | None] = []
+        for t, o, address in zip(layer.inputs, signature.inputs, self.addresses["input"], strict=True):
+            if t is None:
+                arrays.append(None)
+            elif o is None:
+                arrays.append(t.array())
+            else:
+                shape = static_shape(t.shape)
+                stored = array_at(address, static_shape(stored_shape(o.format, shape)), o.dtype.numpy)
+                # a copy: the output may share these bytes
+                arrays.append(np.array(from_stored(stored, o.format, shape), t.dtype.numpy, order="C"))
+        with np.errstate(all="ignore"):
+            outs = run_regions(layer, arrays) if layer.regions else run_layer(layer, arrays)
+            for t, o, address, got in zip(layer.outputs, signature.outputs, self.addresses["output"], outs, strict=True):
+                shape = static_shape(t.shape)
+                if got.shape != shape:
+                    raise BackendError(f"{layer.op} '{layer.name}' made shape {list(got.shape)}, planned was {list(shape)}")
+                target = array_at(address, static_shape(stored_shape(o.format, shape)), o.dtype.numpy)
+                np.copyto(target, to_stored(got.astype(o.dtype.numpy, copy=False), o.format))
