@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from whet.network import parse_network
 from whet.ops import run_network
 from whet.sparsity import eligible_layers, force_two_four, is_two_four, two_four

@@ -83,7 +83,8 @@ def _read(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.
     except (OSError, ValueError, KeyError, IndexError) as e:
         raise UsageError(f"--loadInputs: cannot read {path} for '{name}': {e}") from e
     if a.size != int(np.prod(shape)):
-        raise ShapeError(f"--loadInputs: {path} holds {a.size} elements, input '{name}' of shape {'x'.join(map(str, shape))} takes {np.prod(shape)}")
+        want = f"input '{name}' of shape {'x'.join(map(str, shape))} takes {int(np.prod(shape))}"
+        raise ShapeError(f"--loadInputs: {path} holds {a.size} elements, {want}")
     return a.reshape(shape).astype(dtype, copy=False)
 
 

@@ -217,7 +217,8 @@ def _default_profile(o: Options, log: Log, net, profiles):
         return []
     unknown = {n for p in profiles for n in p[1]} - {t.name for t in net.inputs}
     if unknown:
-        raise UsageError(f"the model has no input {sorted(unknown)[0]!r}; its inputs: {', '.join(f'{t.name} {t.type}' for t in net.inputs)}")
+        inputs = ", ".join(f"{t.name} {t.type}" for t in net.inputs)
+        raise UsageError(f"the model has no input {sorted(unknown)[0]!r}; its inputs: {inputs}")
     if profiles:
         fill = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
         return [tuple({n: s.get(n, fill[n]) for n in fill} for s in p) for p in profiles]
@@ -228,7 +229,8 @@ def _default_profile(o: Options, log: Log, net, profiles):
         made = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
         for t in dynamic:
             text = "x".join(map(str, made[t.name]))
-            log.warn(f"Dynamic dimensions required for input: {t.name}, but no shapes were provided. Automatically overriding shape to: {text}")
+            log.warn(f"Dynamic dimensions required for input: {t.name}, but no shapes were provided.")
+            log.warn(f"Automatically overriding shape to: {text}")
     return [(made, made, made)]
 
 

@@ -15,9 +15,8 @@ def picked_layers(plan: Any) -> list[str]:
 def why_dense(plan: Any) -> str:
     """Why eligible layers run dense, in words, with the count of sparse tactics that were timed."""
     eligible, _ = eligible_layers(plan.network)
-    sparse = [
-        c for name in eligible for c in plan.report.get("candidates", {}).get(name, []) if "sparse" in c.tactic or dict(c.config).get("sparse")
-    ]
+    seen = [c for name in eligible for c in plan.report.get("candidates", {}).get(name, [])]
+    sparse = [c for c in seen if "sparse" in c.tactic or dict(c.config).get("sparse")]
     timed = [c for c in sparse if c.ms is not None]
     if not sparse:
         return f"no tactic of backend '{plan.backend}' computes with 2:4 weights, so zeros are multiplied like any number"
