@@ -1,0 +1,75 @@
+"""Why a node is not supported, and the nearest way out, in words."""
+
+from __future__ import annotations
+
+from onnx import defs
+
+from whet.errors import UnsupportedError
+from whet.registry import nearest
+
+_ORT = (
+    "ONNX Runtime's own op: the model was saved after its graph optimizer (or quantizer) ran. "
+    "Give the model as it was before, or save it with ORT's graph optimization level 'disable' or 'basic'"
+)
+_DOMAINS = {
+    "com.microsoft": _ORT,
+    "com.microsoft.nchwc": _ORT,
+    "com.microsoft.experimental": _ORT,
+    "ai.onnx.ml": "a classical machine-learning op (trees, scalers, text): run it before or after the network, with ONNX Runtime",
+    "ai.onnx.training": "a training op: export the model for inference",
+    "ai.onnx.preview.training": "a training op: export the model for inference",
+    "org.pytorch.aten": "PyTorch's exporter found no ONNX op: export with a newer opset (17 or more), or with dynamo=True",
+    "aten": "PyTorch's exporter found no ONNX op: export with a newer opset (17 or more), or with dynamo=True",
+    "prim": "PyTorch's exporter found no ONNX op: export with a newer opset (17 or more), or with dynamo=True",
+}
+_SEQUENCE = "sequences of tensors: replace them with Concat, Split or Stack of fixed numbers before export"
+_OPS = {
+    "NonMaxSuppression": "postprocessing: end the network before it (export without NMS) and do it on its outputs",
+    "NonZero": "its output's size depends on the data: end the network before it, or replace boolean indexing by a mask (Where)",
+    "Unique": "its output's size depends on the data: end the network before it",
+    "Compress": "its output's size depends on the data: replace it by a mask (Where), or end the network before it",
+    "RandomNormal": "random numbers in inference: give them as an input",
+    "RandomUniform": "random numbers in inference: give them as an input",
+    "RandomNormalLike": "random numbers in inference: give them as an input",
+    "RandomUniformLike": "random numbers in inference: give them as an input",
+    "Multinomial": "random numbers in inference: end the network at the probabilities and draw outside",
+    "Bernoulli": "random numbers in inference: give them as an input",
+    "ImageDecoder": "decode images before the network",
+    "StringNormalizer": "do the text processing before the network",
+    "TfIdfVectorizer": "do the text processing before the network",
+    "RegexFullMatch": "do the text processing before the network",
+    **dict.fromkeys(
+        ("SequenceConstruct", "SequenceEmpty", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceLength", "SplitToSequence",
+         "ConcatFromSequence", "SequenceMap", "Optional", "OptionalGetElement", "OptionalHasElement"), _SEQUENCE),
+}  # fmt: skip
+
+
+def shown(domain: str, op: str) -> str:
+    """`com.microsoft.FusedConv`, or plain `Conv`."""
+    return f"{domain}.{op}" if domain else op
+
+
+def unsupported(name: str, domain: str, op: str, reason: str) -> UnsupportedError:
+    """The error for one node: what, why, and what to do."""
+    return UnsupportedError(f"node '{name}' ({shown(domain, op)}): {reason}{'' if reason.endswith(('.', '!', '?')) else '.'}")
+
+
+def no_reader(domain: str, op: str, known, before: tuple[str, ...]) -> str:
+    """The reason, with the nearest way out, for an op that whet has no reader for."""
+    if domain:
+        return _DOMAINS.get(domain, f"the domain {domain!r} is not ONNX's own; export with standard ops, or with the op as an ONNX function")
+    if op in _OPS:
+        return f"whet has no such op; {_OPS[op]}"
+    cut = f" Or end the network before it, at {', '.join(repr(b) for b in before)} (onnx.utils.extract_model)." if before else ""
+    if not defs.has(op):
+        return f"ONNX has no op of this name.{nearest(op, known)} Export the model anew"
+    return f"whet has no such op. To add it, write src/whet/ops/{_snake(op)}.py.{cut}"
+
+
+def _snake(op: str) -> str:
+    out = ""
+    for i, ch in enumerate(op):
+        if ch.isupper() and i and not op[i - 1].isupper():
+            out += "_"
+        out += ch.lower()
+    return out

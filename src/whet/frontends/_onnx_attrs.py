@@ -1,0 +1,85 @@
+"""ONNX attributes -> Python values, and a node's form compared with ONNX's own definition of the op."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onnx import AttributeProto, NodeProto, defs
+
+from whet.errors import FrontendError
+from whet.frontends._onnx_advice import unsupported
+from whet.frontends._onnx_tensors import array_of
+
+_A = AttributeProto
+
+
+def attributes(node: NodeProto, name: str, domain: str, folder: Path | None) -> dict[str, Any]:
+    """Attributes but graphs as ints, floats, strings, tuples, arrays. Raises FrontendError or UnsupportedError naming the node."""
+    found: dict[str, Any] = {}
+    for a in node.attribute:
+        what = f"node '{name}' ({node.op_type}): attribute {a.name}"
+        if a.ref_attr_name:
+            raise FrontendError(f"{what} refers to {a.ref_attr_name!r} of a function, but the node is in none. Export the model anew.")
+        if a.name in found:
+            raise FrontendError(f"{what} is given twice. The model is damaged; export it anew.")
+        match a.type:
+            case _A.GRAPH | _A.GRAPHS:
+                continue
+            case _A.INT:
+                found[a.name] = a.i
+            case _A.FLOAT:
+                found[a.name] = a.f
+            case _A.STRING:
+                found[a.name] = _text(a.s, what)
+            case _A.INTS:
+                found[a.name] = tuple(a.ints)
+            case _A.FLOATS:
+                found[a.name] = tuple(a.floats)
+            case _A.STRINGS:
+                found[a.name] = tuple(_text(s, what) for s in a.strings)
+            case _A.TENSOR:
+                found[a.name] = array_of(a.t, folder, what)
+            case _:
+                kind = _A.AttributeType.Name(a.type) if a.type in _A.AttributeType.values() else f"kind {a.type}"
+                raise unsupported(name, domain, node.op_type, f"its attribute {a.name} is of the kind {kind}; export it as a tensor or as numbers")
+    return found
+
+
+def check_form(node: NodeProto, name: str, domain: str, opset: int) -> None:
+    """Compares the counts of inputs and outputs and the attributes with the op's definition. Raises FrontendError naming the node."""
+    try:
+        schema = defs.get_schema(node.op_type, opset, domain)
+    except defs.SchemaError:
+        return  # unknown to ONNX: whoever reads the op judges it
+    what = f"node '{name}' ({node.op_type}, opset {opset})"
+    given = len(node.input)
+    while given and not node.input[given - 1]:
+        given -= 1
+    if not schema.min_input <= given <= schema.max_input:
+        raise FrontendError(f"{what} has {given} inputs, the op takes {_span(schema.min_input, schema.max_input)}. The model is damaged; export it anew.")
+    for i, formal in enumerate(schema.inputs):
+        if formal.option == defs.OpSchema.FormalParameterOption.Single and (i >= given or not node.input[i]):
+            raise FrontendError(f"{what}: its input {formal.name} is missing. The model is damaged; export it anew.")
+    if len(node.output) > schema.max_output:
+        raise FrontendError(f"{what} has {len(node.output)} outputs, the op makes {_span(schema.min_output, schema.max_output)}. Export the model anew.")
+    for a in node.attribute:
+        want = schema.attributes.get(a.name)
+        if want is not None and int(want.type.value if hasattr(want.type, "value") else want.type) != a.type:
+            raise FrontendError(f"{what}: its attribute {a.name} is of the kind {_A.AttributeType.Name(a.type) if a.type in _A.AttributeType.values() else a.type}, "
+                                f"the op wants {want.type.name}. The model is damaged; export it anew.")  # fmt: skip
+    have = {a.name for a in node.attribute}
+    for key, want in schema.attributes.items():
+        if want.required and key not in have:
+            raise FrontendError(f"{what} needs the attribute {key}. The model is damaged; export it anew.")
+
+
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}" if high < 2**31 - 1 else f"{low} or more"
+
+
+def _text(raw: bytes, what: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as e:
+        raise FrontendError(f"{what} is no text. The model is damaged; copy it again, or export it anew.") from e

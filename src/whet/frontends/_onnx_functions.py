@@ -1,0 +1,113 @@
+"""Calls of ONNX functions become the nodes of their bodies, renamed: functions of the model, and ops that ONNX defines by others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto, defs
+
+from whet.errors import FrontendError
+from whet.frontends._onnx_tensors import ONNX_OF_DTYPE
+from whet.network import TensorType
+
+
+def schema_function(node: NodeProto, domain: str, opset: int, types: Sequence[TensorType | None]) -> FunctionProto | None:
+    """The body by which ONNX itself defines the node's op at this opset, or None."""
+    try:
+        schema = defs.get_schema(node.op_type, opset, domain)
+    except defs.SchemaError:
+        return None
+    if schema.has_function and len(schema.function_body.node):
+        return schema.function_body
+    if not schema.has_context_dependent_function:
+        return None
+    protos = [TypeProto() if t is None else _type_proto(t) for t in types]
+    try:
+        raw = schema.get_context_dependent_function(node.SerializeToString(), [p.SerializeToString() for p in protos])
+        body = FunctionProto.FromString(raw)
+    except (RuntimeError, ValueError, TypeError, DecodeError):
+        return None  # the definition does not take these inputs: reported as an op that there is no reader for
+    return body if len(body.node) else None
+
+
+def defined_by_others(op: str, within: FunctionProto) -> bool:
+    """Whether ONNX defines `op` by other ops at the opset that `within` uses."""
+    version = next((o.version for o in within.opset_import if o.domain == ""), 1)
+    try:
+        schema = defs.get_schema(op, version, "")
+    except defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _type_proto(t: TensorType) -> TypeProto:
+    return onnx.helper.make_tensor_type_proto(ONNX_OF_DTYPE[t.dtype], [d if isinstance(d, int) else str(d) for d in t.shape])
+
+
+def expand(call: NodeProto, f: FunctionProto, name: str) -> list[NodeProto]:
+    """The nodes of `f` for one call: values renamed into the caller's, attributes filled in. `name` is the call's."""
+    if len(call.input) > len(f.input) or len(call.output) > len(f.output):
+        raise FrontendError(
+            f"node '{name}' calls the function {f.name} with {len(call.input)} inputs and {len(call.output)} outputs; "
+            f"it has {len(f.input)} and {len(f.output)}. Export the model anew."
+        )
+    names: dict[str, str] = {"": ""}
+    for i, n in enumerate(f.input):
+        names[n] = call.input[i] if i < len(call.input) else ""
+    head: list[NodeProto] = []
+    for i, n in enumerate(f.output):
+        out = call.output[i] if i < len(call.output) else ""
+        if not out:
+            continue
+        if n in names:  # an output that is an input, or is given out twice
+            head.append(onnx.helper.make_node("Identity", [names[n]], [out], name=f"{name}/{n}"))
+        else:
+            names[n] = out
+    given = {a.name: a for a in call.attribute}
+    defaults = {a.name: a for a in f.attribute_proto}
+
+    def renamed(n: str) -> str:
+        if n not in names:
+            names[n] = f"{name}/{n}"
+        return names[n]
+
+    body = []
+    for i, node in enumerate(f.node):
+        new = NodeProto()
+        new.CopyFrom(node)
+        new.name = f"{name}/{node.name or f'{node.op_type.lower()}_{i}'}"
+        _rename(new, renamed, given, defaults)
+        body.append(new)
+    return body + head
+
+
+def _rename(node: NodeProto, renamed: Callable[[str], str], given, defaults) -> None:
+    """Renames a node's values in place and resolves references to the call's attributes, subgraphs included."""
+    node.input[:] = [renamed(n) for n in node.input]
+    node.output[:] = [renamed(n) for n in node.output]
+    kept: list[AttributeProto] = []
+    for a in node.attribute:
+        if a.ref_attr_name:
+            found = given.get(a.ref_attr_name) or defaults.get(a.ref_attr_name)
+            if found is None:
+                continue  # not given and without a default: the op's own default holds
+            actual = AttributeProto()
+            actual.CopyFrom(found)
+            actual.name = a.name
+            kept.append(actual)
+            continue
+        for sub in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs):
+            _rename_graph(sub, renamed, given, defaults)
+        kept.append(a)
+    copies = [AttributeProto.FromString(a.SerializeToString()) for a in kept]
+    del node.attribute[:]
+    node.attribute.extend(copies)
+
+
+def _rename_graph(sub: GraphProto, renamed, given, defaults) -> None:
+    for v in (*sub.input, *sub.output, *sub.initializer):
+        v.name = renamed(v.name)
+    for node in sub.node:
+        _rename(node, renamed, given, defaults)

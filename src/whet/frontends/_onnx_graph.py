@@ -1,0 +1,269 @@
+"""Reads a graph's nodes, one after the other, into a Network by the readers that the ops carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
+
+from whet.errors import FrontendError, NetworkError, UnsupportedError
+from whet.frontends._onnx_advice import no_reader, shown, unsupported
+from whet.frontends._onnx_attrs import attributes, check_form
+from whet.frontends._onnx_constants import constant_of, fold
+from whet.frontends._onnx_functions import defined_by_others, expand, schema_function
+from whet.frontends._onnx_load import opsets
+from whet.frontends._onnx_node import Node
+from whet.frontends._onnx_order import ordered
+from whet.frontends._onnx_shapes import SymbolTable, value_type
+from whet.frontends._onnx_tensors import array_of, dtype_of_onnx
+from whet.network import Network, Origin, Tensor, TensorType, Weight
+from whet.ops import OPS, Op
+
+_DEEPEST = 32  # calls of functions within functions, and graphs within graphs; real models have 3
+# What a reader may raise on a node whose form is legal but whose values are not (a zero stride, a rank that does not fit).
+_BAD_VALUES = (IndexError, AttributeError, TypeError, KeyError, ValueError, OverflowError, ArithmeticError, MemoryError, RecursionError)
+
+
+def onnx_readers() -> dict[str, Op]:
+    """ONNX op of the default domain -> the op that reads it."""
+    found: dict[str, Op] = {}
+    for o in OPS.values():
+        for name in o.onnx_ops:
+            if name not in found or o.name == name:
+                found[name] = o
+    return found
+
+
+class NotReached(UnsupportedError):
+    """A node was not tried, because it reads what an unsupported node makes."""
+
+
+class Scope(MutableMapping[str, Tensor]):
+    """Names -> tensors, the outer graph's behind one's own; initializers become constants when first read.
+
+    `unknown` (value -> node) are values of nodes that could not be read; reading one raises NotReached.
+    """
+
+    def __init__(self, net: Network, folder: Path | None, outer: Scope | None = None):
+        self.net, self.folder, self.outer = net, folder, outer
+        self.own: dict[str, Tensor] = {}
+        self.initializers: dict[str, TensorProto] = {}
+        self.unknown: dict[str, str] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or name in self.initializers or name in self.unknown or (self.outer is not None and name in self.outer)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self.own:
+            return self.own[name]
+        if name in self.initializers:
+            weight = Weight(array_of(self.initializers[name], self.folder, f"the weight {name!r}"), Origin("source", name))
+            self.own[name] = self.net.constant(weight, name)
+            return self.own[name]
+        if name in self.unknown:
+            raise NotReached(f"not tried: it reads {name!r}, which node '{self.unknown[name]}' makes, and that is not supported")
+        if self.outer is None:
+            raise KeyError(name)
+        return self.outer[name]
+
+    def __setitem__(self, name: str, t: Tensor) -> None:
+        self.own[name] = t
+
+    def __delitem__(self, name: str) -> None:
+        del self.own[name]
+
+    def __iter__(self):
+        return iter(self.own)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+
+@dataclass
+class GraphReader:
+    """What all graphs of a model share: its functions, folder and symbols, and who hears of a node that cannot be read."""
+
+    functions: Mapping[tuple[str, str, str], FunctionProto]
+    folder: Path | None
+    symbols: SymbolTable
+    on_problem: Callable[[NodeProto, str, Exception, Scope], None] | None = None  # (node, name, why, scope); without it, it is raised
+    on_node: Callable[[NodeProto, str], None] | None = None
+    readers: dict[str, Op] = field(default_factory=onnx_readers)
+    depth: int = 0
+
+    def read(self, graph: GraphProto, scope: Scope, versions: Mapping[str, int], types: Mapping[str, TensorType]) -> list[Tensor]:
+        """Adds the graph's layers to `scope.net`; `types` are its inputs' types. Returns the tensors of its outputs."""
+        net = scope.net
+        if len(graph.sparse_initializer):
+            name = graph.sparse_initializer[0].values.name
+            raise UnsupportedError(f"the weight {name!r} is stored sparse; whet reads dense weights (and finds the zeros itself). Save it as an ordinary initializer.")
+        for t in graph.initializer:
+            if t.name in scope.initializers:
+                raise FrontendError(f"the weight {t.name!r} stands in the model twice. The model is damaged; export it anew.")
+            scope.initializers[t.name] = t
+        for info in graph.input:
+            if info.name in scope.initializers:
+                declared = info.type.tensor_type.elem_type
+                if declared and declared != scope.initializers[info.name].data_type:
+                    raise FrontendError(f"the weight {info.name!r} is listed as an input of another element type. The model is damaged; export it anew.")
+                continue
+            if info.name in scope.own or not info.name:
+                raise FrontendError(f"two inputs are called {info.name!r}. The model is damaged; export it anew.")
+            scope[info.name] = net.add_input(info.name, types[info.name])
+        given = {*scope.own, *scope.initializers}
+        for node in graph.node:
+            if clash := next((o for o in node.output if o in given), None):
+                raise FrontendError(f"node '{node.name}' ({node.op_type}) makes {clash!r}, which is an input or a weight. The model is damaged; export it anew.")
+        self.read_nodes(graph.node, scope, versions)
+        outputs = []
+        for info in graph.output:
+            if info.name not in scope:
+                raise FrontendError(f"the output {info.name!r} is made by nothing. The model is damaged; export it anew.")
+            if info.name in scope.unknown:
+                continue
+            outputs.append(t := scope[info.name])
+            code = info.type.tensor_type.elem_type
+            if code and dtype_of_onnx(code, f"the output {info.name!r}") != t.dtype:
+                raise FrontendError(f"the output {info.name!r} is declared as {dtype_of_onnx(code, info.name)}, but computed as {t.dtype}. The model is damaged; export it anew.")
+        return outputs
+
+    def read_nodes(self, nodes: Sequence[NodeProto], scope: Scope, versions: Mapping[str, int]) -> None:
+        """Adds the layers of `nodes` in running order."""
+        if self.depth >= _DEEPEST:
+            raise FrontendError(f"functions or subgraphs stand inside each other more than {_DEEPEST} deep, perhaps in a circle. Export the model anew.")
+        self.depth += 1
+        try:
+            for name, node in ordered(nodes, scope):
+                self._try_node(node, name, scope, versions)
+        finally:
+            self.depth -= 1
+
+    def _try_node(self, node: NodeProto, name: str, scope: Scope, versions: Mapping[str, int]) -> None:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if self.on_node is not None:
+            self.on_node(node, name)
+        try:
+            self._read_node(node, name, domain, scope, versions)
+        except (NetworkError, FrontendError, *_BAD_VALUES) as e:
+            problem = _explained(e, node, name, domain)
+            if self.on_problem is None:
+                raise problem from e
+            self.on_problem(node, name, problem, scope)
+
+    def _read_node(self, node: NodeProto, name: str, domain: str, scope: Scope, versions: Mapping[str, int]) -> None:
+        f = self.functions.get((node.domain, node.op_type, node.overload))
+        if f is not None:
+            self.read_nodes(expand(node, f, name), scope, opsets(f.opset_import, f"the function {f.name}"))
+            return
+        inputs = [scope[n] if n else None for n in node.input]
+        op = self.readers.get(node.op_type) if not domain else None
+        opset = versions.get(domain, 1)
+        if op is None and not (not domain and node.op_type == "Constant"):
+            body = schema_function(node, domain, opset, [t and t.type for t in inputs])
+            if body is None or not self._readable(body):
+                before = tuple(n for n, t in zip(node.input, inputs, strict=True) if t is not None and not t.is_constant)
+                raise unsupported(name, domain, node.op_type, no_reader(domain, node.op_type, self.readers, before))
+            self.read_nodes(expand(node, body, name), scope, {**versions, **opsets(body.opset_import, f"the definition of {node.op_type}")})
+            return
+        check_form(node, name, domain, opset)
+        attrs = attributes(node, name, domain, self.folder)
+        net, start = scope.net, len(scope.net.layers)
+        if op is None:
+            weight = Weight(constant_of(attrs, name), Origin("source", node.output[0]))
+            scope[node.output[0]] = net.constant(weight, node.output[0])
+            return
+        view = Node(node.op_type, domain, opset, name, inputs, attrs, list(node.output))
+        self._add_graphs(view, node, scope, versions)
+        made = op.onnx(view, net) if op.onnx is not None else _as_it_is(op, view, net)
+        outputs = [made] if isinstance(made, Tensor) else list(made)
+        folded = fold(net, start, outputs, inputs, list(node.output))
+        self._bind(node, name, scope, folded or _named(net, start, outputs, node.output))
+
+    def _readable(self, body: FunctionProto) -> bool:
+        """Whether there are readers for all ops of an op's definition (itself defined by others at most once more)."""
+        for n in body.node:
+            if n.domain or not (n.op_type in self.readers or n.op_type == "Constant" or defined_by_others(n.op_type, body)):
+                return False
+        return True
+
+    def _bind(self, node: NodeProto, name: str, scope: Scope, outputs: Sequence[Tensor | None]) -> None:
+        for i, out in enumerate(node.output):
+            if not out:
+                continue
+            if i >= len(outputs) or outputs[i] is None:
+                raise unsupported(name, "", node.op_type, f"its output {i} ({out!r}) is used or named, and whet's {node.op_type} does not make it; export for inference")
+            scope[out] = outputs[i]  # type: ignore[assignment]
+
+    def _add_graphs(self, view: Node, node: NodeProto, scope: Scope, versions: Mapping[str, int]) -> None:
+        protos = {a.name: a.g for a in node.attribute if a.type == AttributeProto.GRAPH}
+
+        def region(key: str) -> Callable[..., Network]:
+            def build(types: Sequence[TensorType | None] = ()) -> Network:
+                proto = protos[key]
+                inner = Scope(Network(key, scope.net.stage), self.folder, scope)
+                known = {}
+                for i, info in enumerate(proto.input):
+                    given = types[i] if i < len(types) else None
+                    known[info.name] = given or value_type(info, self.symbols, f"input {info.name!r} of the {key} of node '{view.name}'")
+                for info, t in zip(proto.output, self.read(proto, inner, versions, known), strict=True):
+                    mark_output(inner.net, t, info.name)
+                return inner.net
+
+            return build
+
+        def inline(key: str, g: Network, inputs: Sequence[Tensor]) -> list[Tensor]:
+            proto = protos[key]
+            inner = Scope(g, self.folder, scope)
+            for info, t in zip(proto.input, inputs, strict=True):
+                inner[info.name] = t
+            bare = GraphProto(node=proto.node, initializer=proto.initializer, output=proto.output, sparse_initializer=proto.sparse_initializer)
+            return self.read(bare, inner, versions, {})
+
+        view.graphs = {key: region(key) for key in protos}
+        view.inline_graph = inline if protos else None
+
+
+def mark_output(region: Network, t: Tensor, name: str) -> None:
+    """Makes `t` an output of a region; a value of the outer graph goes through an Identity, so that it keeps its own name."""
+    if t.maker is not None and not any(t.maker is layer for layer in region.layers):
+        t = region.add("Identity", t, name=name)
+    region.mark_output(t, name)
+
+
+def _as_it_is(op: Op, node: Node, net: Network):
+    """Inputs and attributes unchanged; an attribute that the op does not declare is refused."""
+    unknown = sorted(set(node.attrs) - set(op.attrs))
+    if unknown:
+        raise node.unsupported(f"whet's {op.name} has no attribute {', '.join(unknown)}; it has {', '.join(op.attrs) or 'none'}. Export without it")
+    if node.graphs:
+        return node.add(net, op.name, *node.inputs, regions={k: build() for k, build in node.graphs.items()}, **node.attrs)
+    return node.add(net, op.name, *node.inputs, **node.attrs)
+
+
+def _named(net: Network, start: int, outputs: Sequence[Tensor | None], wishes: Sequence[str]) -> Sequence[Tensor | None]:
+    """Gives the outputs that the node's layers made the node's own output names, also where a reader made several layers."""
+    added = net.layers[start:]
+    tensors = {t.name: t for layer in added for t in layer.outputs}
+    for t, wish in zip(outputs, wishes, strict=False):
+        if t is None or not wish or t.name == wish or not any(t.maker is layer for layer in added):
+            continue
+        holder = tensors.get(wish)
+        if holder is not None:
+            holder.name = net.fresh(f"{wish}_inner")
+            t.name = wish
+        else:
+            t.name = net.fresh(wish)
+    return outputs
+
+
+def _explained(e: Exception, node: NodeProto, name: str, domain: str) -> Exception:
+    """The error as one of ours that names the node."""
+    label = f"node '{name}' ({shown(domain, node.op_type)})"
+    text = str(e)
+    if isinstance(e, FrontendError | UnsupportedError):
+        return e if "node '" in text else type(e)(f"{label}: {text}")
+    if isinstance(e, NetworkError):
+        return FrontendError(f"{label}: {text}. Its inputs or attributes do not fit together: check the model with onnx.checker, or export it anew.")
+    return FrontendError(f"{label} has inputs or attributes that do not fit together ({type(e).__name__}: {text[:200]}). Check the model with onnx.checker, or export it anew.")

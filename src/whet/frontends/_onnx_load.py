@@ -1,0 +1,74 @@
+"""A path, bytes or a ModelProto -> a ModelProto whose header was looked at: versions, opsets, training parts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from whet.errors import FrontendError
+
+OLDEST_OPSET = 9
+DEFAULT_DOMAINS = ("", "ai.onnx")
+_MOST = 2**31 - 1  # protobuf's own limit of one message
+
+
+def load_model(source: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    """The model and the folder its external data lies in (None when it came from memory). Raises FrontendError."""
+    if isinstance(source, onnx.ModelProto):
+        return _checked(source, "the model"), None
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _checked(_parse(bytes(source), "the bytes given"), "the model"), None
+    path = Path(source)
+    try:
+        if path.is_dir():
+            raise FrontendError(f"{path} is a folder; give the .onnx file in it.")
+        size = path.stat().st_size
+        if size > _MOST:
+            raise FrontendError(f"{path} has {size} bytes; a protobuf message has at most {_MOST}. Save it again with external data.")
+        data = path.read_bytes()
+    except (OSError, ValueError) as e:
+        raise FrontendError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}. Check the path and its permissions.") from e
+    return _checked(_parse(data, str(path)), str(path)), path.resolve().parent
+
+
+def _parse(data: bytes, what: str) -> onnx.ModelProto:
+    if not data:
+        raise FrontendError(f"{what} is empty: no ONNX model. Export or copy it again.")
+    if data.startswith(b"version https://git-lfs"):
+        raise FrontendError(f"{what} is a Git LFS pointer, not the model. Fetch it with `git lfs pull`.")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as e:
+        raise FrontendError(f"{what} is no ONNX model, or is cut off ({len(data)} bytes): {e}. Copy it again, or export it anew.") from e
+    return model
+
+
+def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
+    if not model.HasField("graph"):
+        raise FrontendError(f"{what} holds no graph: it is no ONNX model, or was cut off. Copy it again, or export it anew.")
+    versions = opsets(model.opset_import, what)
+    if "" not in versions and any(n.domain in DEFAULT_DOMAINS for n in model.graph.node):
+        raise FrontendError(f"{what} names no opset for the ONNX ops it uses, so their meaning is not known. Export it anew.")
+    opset, newest = versions.get("", OLDEST_OPSET), onnx.defs.onnx_opset_version()
+    if opset < OLDEST_OPSET:
+        raise FrontendError(
+            f"{what} has opset {opset}; whet reads {OLDEST_OPSET} to {newest}. Convert it: "
+            f"onnx.save(onnx.version_converter.convert_version(onnx.load(path), 13), new_path)."
+        )
+    if opset > newest:
+        raise FrontendError(f"{what} has opset {opset}; the installed onnx {onnx.__version__} knows up to {newest}. Upgrade onnx, or export with a lower opset.")
+    return model
+
+
+def opsets(imports, what: str) -> dict[str, int]:
+    """Domain -> version of an opset_import list, the default domain under ""."""
+    found: dict[str, int] = {}
+    for entry in imports:
+        domain = "" if entry.domain in DEFAULT_DOMAINS else entry.domain
+        if found.setdefault(domain, entry.version) != entry.version:
+            raise FrontendError(f"{what} imports two opsets of the domain {domain or 'ai.onnx'!r}: {found[domain]} and {entry.version}. Export it anew.")
+    return found

@@ -1,0 +1,68 @@
+"""The node that an op's reader sees: `read(node, g)` in src/whet/ops/<op>.py adds layers to the network `g` and returns outputs.
+
+    node.op, node.domain, node.opset      "Conv", "", 17
+    node.name, node.outputs               the node's name (made up when it had none), names of its outputs ("" for an unused one)
+    node.inputs                           tensors of `g` (or of an outer network); None where an optional one is absent
+    node.attrs                            Python values: int, float, str, tuples of them, np.ndarray for tensors
+    node.graphs                           name -> function building that subgraph: graphs["body"](input types) -> region Network
+    node.add(g, "Op", *inputs, **attrs)   adds a layer under the node's names; returns its output, or a tuple of them
+    node.inline("then_branch", g)         adds a subgraph's layers to `g` itself; returns its outputs
+    node.dtype(code)                      the DType of an ONNX type code (Cast's `to`)
+    raise node.unsupported("...")         with the reason and the nearest way out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.errors import UnsupportedError
+from whet.frontends._onnx_advice import unsupported
+from whet.frontends._onnx_tensors import dtype_of_onnx
+from whet.network import DType, Network, Tensor
+
+BuildRegion = Callable[..., Network]  # build(input types or nothing) -> Network
+
+
+@dataclass
+class Node:
+    """One ONNX node, its inputs resolved and its attributes as Python values."""
+
+    op: str
+    domain: str
+    opset: int
+    name: str
+    inputs: list[Tensor | None]
+    attrs: dict[str, Any]
+    outputs: list[str]
+    graphs: dict[str, BuildRegion] = field(default_factory=dict)
+    inline_graph: Callable[[str, Network, Sequence[Tensor]], list[Tensor]] | None = None
+
+    def input(self, i: int) -> Tensor | None:
+        """Input `i`, or None when it is absent or not given."""
+        return self.inputs[i] if i < len(self.inputs) else None
+
+    def add(self, g: Network, op: str, *inputs: Tensor | None, **attrs: Any) -> Any:
+        """A layer under the node's name; the network's own `add` infers types. Returns its output, or a tuple of several."""
+        regions = attrs.pop("regions", None)
+        trimmed = list(inputs)
+        while trimmed and trimmed[-1] is None:
+            trimmed.pop()
+        layer = g.add_layer(op, trimmed, attrs, name=self.name, outputs=self.outputs, regions=regions, sources=(self.name,))
+        return layer.outputs[0] if len(layer.outputs) == 1 else layer.outputs
+
+    def inline(self, key: str, g: Network, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Adds the layers of subgraph `key` to `g`, its inputs being `inputs`; returns the tensors of its outputs."""
+        if self.inline_graph is None:
+            raise self.unsupported(f"it has no subgraph {key!r}")
+        return self.inline_graph(key, g, inputs)
+
+    def dtype(self, code: int) -> DType:
+        """The element type of an ONNX type code. Raises UnsupportedError."""
+        return dtype_of_onnx(code, f"node '{self.name}' ({self.op})")
+
+    def unsupported(self, reason: str) -> UnsupportedError:
+        """The error to raise: names the node; `reason` says what and the nearest way out."""
+        return unsupported(self.name, self.domain, self.op, reason)
+

@@ -1,0 +1,131 @@
+"""Types of a model's inputs: dim_params and unnamed dims become symbols; a user's shapes pin or rename them.
+
+Conventions for dims without a name: axis 0 is the batch `N`, shared by all inputs; axes 2 and 3 of a rank-4 input are `H` and
+`W`; any other is named after its input and axis (`mask_1`).
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx
+
+from whet.errors import FrontendError, NetworkError, UnsupportedError
+from whet.frontends._onnx_tensors import dtype_of_onnx
+from whet.network import Dim, Expr, TensorType, parse_dim, substitute, symbol, symbols
+
+UserShapes = Mapping[str, Sequence[int | str | None]]
+
+
+class SymbolTable:
+    """dim_param texts -> symbols: the same text is the same symbol, two texts never share one."""
+
+    def __init__(self, plain: Iterable[str] = ()) -> None:
+        """`plain` are the texts that stand alone somewhere: only these names may occur in an expression such as `2*seq`."""
+        self._plain = {p for p in plain if _is_name(p)}
+        self._by_text: dict[str, Dim] = {p: symbol(p) for p in self._plain}
+        self._taken: set[str] = set(self._plain)
+
+    def of_text(self, text: str) -> Dim:
+        """The dim of a dim_param: a name, an expression over names, or anything else as a sanitised name."""
+        if text not in self._by_text:
+            self._by_text[text] = self._make(text)
+        return self._by_text[text]
+
+    def fresh(self, wish: str) -> Dim:
+        """A symbol of a name near `wish` that nothing has yet."""
+        base = re.sub(r"[^0-9a-zA-Z_]", "_", wish) or "d"
+        base = base if _is_name(base) else f"d_{base}"
+        name, i = base, 1
+        while name in self._taken:
+            i += 1
+            name = f"{base}_{i}"
+        self._taken.add(name)
+        return symbol(name)
+
+    def _make(self, text: str) -> Dim:
+        if not _is_name(text) and len(text) <= 100:
+            try:
+                d = parse_dim(text)
+            except NetworkError:
+                return self.fresh(text)
+            if isinstance(d, Expr) and symbols(d) <= self._plain:
+                return d
+        return self.fresh(text)
+
+
+def _is_name(text: str) -> bool:
+    """Whether `text` can be a symbol as it is: the text form of networks is read as Python, so its words are no names."""
+    return text.isidentifier() and text.isascii() and not keyword.iskeyword(text) and text not in ("min", "max")
+
+
+def plain_names(infos: Iterable[onnx.ValueInfoProto]) -> set[str]:
+    """dim_params of declared tensors."""
+    return {d.dim_param for i in infos if i.type.HasField("tensor_type") for d in i.type.tensor_type.shape.dim if d.dim_param}
+
+
+def value_type(info: onnx.ValueInfoProto, table: SymbolTable, what: str, user: Sequence[int | str | None] | None = None) -> TensorType:
+    """The type of a declared value. Raises FrontendError or UnsupportedError naming `what`."""
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        named = (kind or "no type").removesuffix("_type")
+        raise UnsupportedError(f"{what} is a {named}, not a tensor; whet has tensors only. Take the {named} apart before export.")
+    tensor = info.type.tensor_type
+    dtype = dtype_of_onnx(tensor.elem_type, what)
+    if not tensor.HasField("shape"):
+        if user is None:
+            raise FrontendError(f"{what} has no shape in the model, not even a rank. Give it: shapes={{{info.name!r}: ('N', 3, 224, 224)}}.")
+        return TensorType(dtype, tuple(table.fresh(f"{info.name}_{i}") for i in range(len(user))))
+    dims: list[Dim] = []
+    rank = len(tensor.shape.dim)
+    for axis, d in enumerate(tensor.shape.dim):
+        if d.dim_param:
+            dims.append(table.of_text(d.dim_param))
+        elif d.HasField("dim_value") and d.dim_value >= 0:
+            dims.append(d.dim_value)
+        elif axis == 0:
+            dims.append(table.of_text("N"))
+        elif rank == 4 and axis >= 2:
+            dims.append(table.of_text("HW"[axis - 2]))
+        else:
+            dims.append(table.fresh(f"{info.name}_{axis}"))
+    return TensorType(dtype, tuple(dims))
+
+
+def apply_user_shapes(types: dict[str, TensorType], user: UserShapes | None, table: SymbolTable) -> dict[str, TensorType]:
+    """`types` with the user's shapes: an int pins a symbol (everywhere), a name renames it, None leaves it.
+
+    Raises FrontendError for an unknown input, a wrong rank, a size that the model fixes otherwise, or two values of one symbol.
+    """
+    env: dict[str, Dim] = {}
+    for name, shape in (user or {}).items():
+        if name not in types:
+            raise FrontendError(f"there is no input {name!r} to give a shape to; the inputs are {', '.join(types) or 'none'}.")
+        have = types[name].shape
+        if len(shape) != len(have):
+            raise FrontendError(f"input {name!r} is of rank {len(have)} ({types[name]}); the shape given, {tuple(shape)}, is of rank {len(shape)}.")
+        for axis, (want, dim) in enumerate(zip(shape, have, strict=True)):
+            where = f"input {name!r}, axis {axis}"
+            if want is None or want == -1 or want == dim:
+                continue
+            if isinstance(dim, int):
+                raise FrontendError(f"{where}: the model fixes {dim}, {want!r} was given. Export the model with this axis dynamic, or leave it as it is.")
+            key = str(dim)
+            if not key.isidentifier():
+                continue  # an expression: it follows from the symbols in it, and is checked below
+            if not isinstance(want, int | str) or isinstance(want, int) and want < 0:
+                raise FrontendError(f"{where}: a size is a number from 0 up, a name, or None, not {want!r}.")
+            try:
+                value = want if isinstance(want, int) else symbol(want)
+            except NetworkError as e:
+                raise FrontendError(f"{where}: {e}") from e
+            if env.setdefault(key, value) != value:
+                raise FrontendError(f"{where}: {key} is given as {value} here and as {env[key]} elsewhere; one name has one size.")
+    made = {n: t.with_shape(substitute(d, env) for d in t.shape) for n, t in types.items()}
+    for name, shape in (user or {}).items():
+        for axis, (want, dim) in enumerate(zip(shape, made[name].shape, strict=True)):
+            if isinstance(want, int) and want >= 0 and isinstance(dim, int) and want != dim:
+                raise FrontendError(f"input {name!r}, axis {axis}: {types[name].shape[axis]} is {dim} with the sizes given, not {want}.")
+    return made

@@ -1,0 +1,73 @@
+"""An ONNX model -> Network (source stage): opsets 9 to the newest that the onnx package knows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+
+from whet.errors import FrontendError
+from whet.frontends._onnx_graph import GraphReader, Scope, mark_output
+from whet.frontends._onnx_load import load_model, opsets
+from whet.frontends._onnx_shapes import SymbolTable, UserShapes, apply_user_shapes, plain_names, value_type
+from whet.network import Network, TensorType, verify
+
+Source = str | os.PathLike | bytes | onnx.ModelProto
+
+
+def network_from_onnx(source: Source, *, shapes: UserShapes | None = None, folder: str | os.PathLike | None = None) -> Network:
+    """Reads an ONNX model from a path, bytes or a ModelProto.
+
+    `shapes` maps inputs to shapes: an int pins a symbolic size, a name renames it, None leaves it. `folder` is where external data
+    lies (default: the model's folder). Names of nodes and tensors are kept; Constant nodes and small chains of constants become
+    constants; functions are taken apart.
+    Raises FrontendError for a model that cannot be read, UnsupportedError for one that whet cannot compute; both name the node.
+    """
+    model, home = load_model(source)
+    return read_model(model, Path(folder) if folder is not None else home, shapes)
+
+
+def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes | None, **hooks) -> Network:
+    """The Network of a loaded model; `hooks` go to the GraphReader (see check_onnx)."""
+    graph = model.graph
+    table = SymbolTable(plain_names(_real_inputs(graph)))
+    types = input_types(graph, table, shapes)
+    net = Network(graph.name or "network")
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    reader = GraphReader(functions, folder, table, **hooks)
+    outputs = reader.read(graph, Scope(net, folder), opsets(model.opset_import, "the model"), types)
+    if not len(graph.output):
+        raise FrontendError("the model has no outputs, so there is nothing to compute. Export it anew.")
+    names = [info.name for info in graph.output]
+    if len(set(names)) != len(names):
+        raise FrontendError(f"two outputs have one name, among {', '.join(names)}. The model is damaged; export it anew.")
+    net.metadata = metadata_of(model)
+    if len(outputs) != len(names):
+        return net  # read with on_problem: an output was not reached
+    for t, name in zip(outputs, names, strict=True):
+        mark_output(net, t, name)
+    return verify(net, types=False)
+
+
+def input_types(graph: onnx.GraphProto, table: SymbolTable, shapes: UserShapes | None) -> dict[str, TensorType]:
+    """Types of the inputs that are fed (weights that are listed as inputs are not)."""
+    declared = {
+        i.name: value_type(i, table, f"the input {i.name!r}", (shapes or {}).get(i.name)) for i in _real_inputs(graph)
+    }
+    return apply_user_shapes(declared, shapes, table)
+
+
+def metadata_of(model: onnx.ModelProto) -> dict[str, str]:
+    """What the model says about itself, as text: opset, producer, its own properties under `prop.`."""
+    found = {"format": "onnx", "opset": str(opsets(model.opset_import, "the model").get("", 0))}
+    for key in ("producer_name", "producer_version", "domain", "doc_string"):
+        if value := getattr(model, key):
+            found[key] = value
+    found.update({f"prop.{p.key}": p.value for p in model.metadata_props})
+    return found
+
+
+def _real_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    weights = {t.name for t in graph.initializer}
+    return [i for i in graph.input if i.name not in weights]

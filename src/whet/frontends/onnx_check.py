@@ -1,0 +1,158 @@
+"""What of an ONNX model is supported, found by trying every node: the report behind `whet check model.onnx`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import NodeProto
+
+from whet.errors import FrontendError, NetworkError
+from whet.frontends._onnx_advice import shown
+from whet.frontends._onnx_graph import NotReached, Scope
+from whet.frontends._onnx_load import load_model, opsets
+from whet.frontends._onnx_shapes import SymbolTable, UserShapes, plain_names, value_type
+from whet.frontends.onnx import Source, input_types, metadata_of, read_model
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One node that cannot be read, with the reason and the nearest way out; `reached` is False for one that only follows such a node."""
+
+    node: str
+    op: str
+    reason: str
+    reached: bool = True
+
+
+@dataclass
+class Report:
+    """What a model holds and which of it whet can build. `ops` counts nodes per op (functions' bodies included)."""
+
+    source: str
+    opset: int
+    opsets: dict[str, int]
+    producer: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    parameters: int
+    parameter_bytes: int
+    nodes: int
+    layers: int = 0
+    ops: dict[str, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def supported(self) -> bool:
+        """Whether every node can be read."""
+        return not self.problems
+
+    def unsupported_ops(self) -> dict[str, int]:
+        """Nodes per op that are themselves the problem (not those that only follow one)."""
+        return dict(Counter(p.op for p in self.problems if p.reached).most_common())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`."""
+        return {**asdict(self), "supported": self.supported}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.source}: opset {self.opset}{', ' + self.producer if self.producer else ''}; {self.nodes} nodes, {self.parameters} parameters",
+            *(f"  input  {n}: {t}" for n, t in self.inputs.items()),
+            *(f"  output {n}: {t}" for n, t in self.outputs.items()),
+            "  ops: " + ", ".join(f"{n} {op}" for op, n in self.ops.items()),
+        ]
+        lines += [f"  {'not supported' if p.reached else 'follows'}: {p.reason}" for p in self.problems]
+        return "\n".join([*lines, "  every node is supported" if self.supported else f"  {len(self.problems)} of {self.nodes} nodes cannot be read"])
+
+
+def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
+    """Tries every node of a model and reports all that fail, not only the first.
+
+    After a node that fails, its outputs' types are taken from ONNX's own shape inference, so that what follows is tried too.
+    Raises FrontendError for a file that is no readable model at all.
+    """
+    model, folder = load_model(source)
+    graph = model.graph
+    versions = opsets(model.opset_import, "the model")
+    meta = metadata_of(model)
+    table = SymbolTable(plain_names(graph.input))
+    weights = [t for t in graph.initializer]
+    report = Report(
+        source=str(source) if isinstance(source, str | Path) else graph.name or "the model",
+        opset=versions.get("", 0),
+        opsets={k or "ai.onnx": v for k, v in versions.items()},
+        producer=" ".join(filter(None, (meta.get("producer_name"), meta.get("producer_version")))),
+        inputs={n: str(t) for n, t in input_types(graph, table, shapes).items()},
+        outputs={o.name: _declared(o) for o in graph.output},
+        parameters=sum(_count(t) for t in weights),
+        parameter_bytes=sum(len(t.raw_data) or _count(t) * 4 for t in weights),
+        nodes=len(graph.node),
+    )
+    inferred = _Inferred(model)
+    counts: Counter[str] = Counter()
+
+    def on_node(node: NodeProto, name: str) -> None:
+        counts[shown(node.domain, node.op_type)] += 1
+
+    def on_problem(node: NodeProto, name: str, problem: Exception, scope: Scope) -> None:
+        # After a first failure a misfit of types may come from the stand-in's looser type: it is no finding of its own.
+        follows = isinstance(problem, NotReached) or (isinstance(problem, FrontendError) and report.problems)
+        report.problems.append(Problem(name, shown(node.domain, node.op_type), str(problem), not follows))
+        inferred.stand_in(node, name, scope)
+
+    net = read_model(model, folder, shapes, on_node=on_node, on_problem=on_problem)
+    report.layers = len(net.layers)
+    report.ops = dict(counts.most_common())
+    report.outputs |= {t.name: str(t.type) for t in net.outputs}
+    return report
+
+
+class _Inferred:
+    """Types of values by ONNX's shape inference, asked for only when a node failed."""
+
+    def __init__(self, model: onnx.ModelProto):
+        self.model = model
+        self.found: dict[str, onnx.ValueInfoProto] | None = None
+        self.table = SymbolTable()
+
+    def stand_in(self, node: NodeProto, name: str, scope: Scope) -> None:
+        """Puts tensors of the inferred types in place of what `node` would make; marks those of unknown type."""
+        for out in node.output:
+            if not out:
+                continue
+            info = self._types().get(out)
+            try:
+                if info is not None and info.type.tensor_type.HasField("shape"):
+                    scope[out] = scope.net.add_input(scope.net.fresh(f"{out}_unread") + "_", value_type(info, self.table, repr(out)))
+                    continue
+            except NetworkError:
+                pass  # a sequence, or a type whet has not: what reads it cannot be tried
+            scope.unknown[out] = name
+
+    def _types(self) -> dict[str, onnx.ValueInfoProto]:
+        if self.found is None:
+            self.found = {}
+            try:
+                graph = onnx.shape_inference.infer_shapes(self.model, strict_mode=False, data_prop=True).graph
+                self.found = {v.name: v for v in (*graph.value_info, *graph.output)}
+            except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+                pass  # too large or malformed for it: what follows a failed node is then reported as not tried
+        return self.found
+
+
+def _declared(info: onnx.ValueInfoProto) -> str:
+    try:
+        return str(value_type(info, SymbolTable(plain_names([info])), info.name))
+    except (NetworkError, ValueError):
+        return "unknown"
+
+
+def _count(t: onnx.TensorProto) -> int:
+    n = 1
+    for d in t.dims:
+        n *= d
+    return n

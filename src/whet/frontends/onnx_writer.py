@@ -1,0 +1,213 @@
+"""Network -> ONNX model: symbols become dim_params, regions subgraphs, fused layers their bodies; names are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from whet.errors import FrontendError, UnsupportedError
+from whet.frontends._onnx_tensors import ONNX_OF_DTYPE
+from whet.network import DType, Expr, Layer, Network, Tensor, TensorType
+from whet.ops import OPS, get_op
+
+OPSET = 21  # ONNX Runtime 1.31 loads up to 26, but has CPU kernels of every op only to about here
+_EXTERNAL_ABOVE = 1_900_000_000  # bytes; protobuf refuses a message of 2 GiB
+
+
+def onnx_from_network(net: Network, opset: int = OPSET) -> onnx.ModelProto:
+    """The network as an ONNX model. Reading it again gives a network that computes the same.
+
+    Raises FrontendError for an opset that the onnx package has not, UnsupportedError for a layer that this opset cannot say.
+    """
+    if not 13 <= opset <= onnx.defs.onnx_opset_version():
+        raise FrontendError(f"whet writes opsets 13 to {onnx.defs.onnx_opset_version()}, not {opset}.")
+    graph = Writer(opset, {}, set()).graph(net, net.name or "network")
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports, producer_name="whet", ir_version=helper.find_min_ir_version_for(imports))
+    for key, value in net.metadata.items():
+        if key.startswith("prop."):
+            model.metadata_props.add(key=key[5:], value=value)
+    return model
+
+
+def save_onnx(net: Network, path: str | os.PathLike, opset: int = OPSET) -> Path:
+    """Writes the network to `path`; weights beyond 1.9 GB go to `<path>.data` beside it. Returns the path."""
+    path = Path(path)
+    model = onnx_from_network(net, opset)
+    try:
+        if sum(len(t.raw_data) for t in model.graph.initializer) > _EXTERNAL_ABOVE:
+            data = path.with_name(path.name + ".data")
+            data.unlink(missing_ok=True)  # onnx appends to a file that is there
+            onnx.save(model, path, save_as_external_data=True, location=data.name)
+        else:
+            path.write_bytes(model.SerializeToString())
+    except OSError as e:
+        raise FrontendError(f"cannot write {path}: {e.strerror}. Check that the folder exists and can be written.") from e
+    return path
+
+
+class Writer:
+    """Writes one graph. An op's `to_onnx(layer, w)` uses `w.node`, `w.name`, `w.constant` and `w.opset`.
+
+    `names` maps tensors to ONNX names, those of outer graphs included: a subgraph must not use a name twice.
+    """
+
+    def __init__(self, opset: int, names: Mapping[Tensor, str], taken: set[str]):
+        self.opset = opset
+        self.names: dict[Tensor, str] = dict(names)
+        self.taken = taken
+        self.nodes: list[NodeProto] = []
+        self.initializers: list[TensorProto] = []
+        self.node_names: set[str] = set()
+
+    def graph(self, net: Network, name: str) -> GraphProto:
+        """`net` as a GraphProto."""
+        for t in (*net.inputs, *net.outputs):  # what users feed and fetch keeps its name whatever else is called so
+            self.names.setdefault(t, self.fresh(t.name))
+        made_here = {t for layer in net.layers for t in layer.outputs}
+        for t in net.constants.values():
+            self.names.setdefault(t, self.fresh(t.name))
+            self.initializers.append(_tensor_proto(t.array(), self.names[t]))
+        for layer in net.layers:
+            self.layer(layer)
+        outputs = []
+        for t in net.outputs:
+            made = self.names[t]
+            if t not in made_here:  # an input, a constant or a captured value: ONNX wants a node between
+                made = self.fresh(f"{t.name}_out")
+                self.node("Identity", [self.names[t]], [made])
+            outputs.append(_value_info(made, t.type))
+        inputs = [_value_info(self.names[t], t.type) for t in net.inputs]
+        return helper.make_graph(self.nodes, name, inputs, outputs, self.initializers)
+
+    def layer(self, layer: Layer) -> None:
+        """The node(s) of one layer."""
+        if layer.op == "Fused":
+            self._unfused(layer)
+            return
+        if layer.op == "Reformat":
+            self.node("Identity", [self.name(layer.inputs[0])], [self.name(layer.output)], name=layer.name)
+            return
+        o = get_op(layer.op)
+        if o.to_onnx is not None:
+            o.to_onnx(layer, self)
+            return
+        if not onnx.defs.has(layer.op, self.opset, ""):
+            raise UnsupportedError(
+                f"{layer.op} '{layer.name}' is no op of ONNX opset {self.opset}. Write a newer opset, or the network as it was before lowering."
+            )
+        attrs = {k: v for k, v in layer.attrs.items() if OPS[layer.op].attrs.get(k, self) is not None or v is not None}
+        regions = {k: self.subgraph(r, k) for k, r in layer.regions.items()}
+        self.node(layer.op, [self.name(t) for t in layer.inputs], [self.name(t) for t in layer.outputs], name=layer.name, **attrs, **regions)
+
+    def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], *, name: str = "", domain: str = "", **attrs: Any) -> None:
+        """One node; attributes as whet has them (DType, dims that are numbers, tuples, bools, arrays) or GraphProtos. None is left out."""
+        trimmed = list(inputs)
+        while trimmed and not trimmed[-1]:
+            trimmed.pop()
+        made = helper.make_node(op, trimmed, list(outputs), name=self._node_name(name or op.lower()), domain=domain)
+        for key, v in sorted(attrs.items()):
+            if v is not None:
+                made.attribute.append(_attribute(key, v, op, name))
+        self.nodes.append(made)
+
+    def name(self, t: Tensor | None) -> str:
+        """The ONNX name of a tensor; "" for an absent one."""
+        if t is None:
+            return ""
+        if t not in self.names:
+            self.names[t] = self.fresh(t.name)
+            if t.weight is not None:
+                self.initializers.append(_tensor_proto(t.array(), self.names[t]))
+        return self.names[t]
+
+    def constant(self, array: np.ndarray, name: str = "const") -> str:
+        """The name of a new initializer."""
+        name = self.fresh(name)
+        self.initializers.append(_tensor_proto(np.asarray(array), name))
+        return name
+
+    def fresh(self, wish: str) -> str:
+        """A value name near `wish` that nothing has yet."""
+        name, i = wish, 0
+        while name in self.taken or not name:
+            i += 1
+            name = f"{wish}_{i}"
+        self.taken.add(name)
+        return name
+
+    def subgraph(self, region: Network, name: str) -> GraphProto:
+        """A region as a subgraph that may read this graph's values."""
+        return Writer(self.opset, self.names, self.taken).graph(region, name)
+
+    def _unfused(self, layer: Layer) -> None:
+        """The body's layers in place of the fused layer: its inputs are the fused layer's, its outputs too."""
+        body = layer.regions["body"]
+        for inner, outer in zip(body.inputs, layer.inputs, strict=True):
+            self.names[inner] = self.name(outer)
+        later = []
+        for inner, outer in zip(body.outputs, layer.outputs, strict=True):
+            if inner in self.names or inner.weight is not None:
+                later.append((inner, outer))
+            else:
+                self.names[inner] = self.name(outer)
+        for x in body.layers:
+            self.layer(x)
+        for inner, outer in later:
+            self.node("Identity", [self.name(inner)], [self.name(outer)], name=layer.name)
+
+    def _node_name(self, wish: str) -> str:
+        name, i = wish, 0
+        while name in self.node_names:
+            i += 1
+            name = f"{wish}_{i}"
+        self.node_names.add(name)
+        return name
+
+
+def _value_info(name: str, t: TensorType) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, ONNX_OF_DTYPE[t.dtype], [d if isinstance(d, int) else str(d) for d in t.shape])
+
+
+def _tensor_proto(a: np.ndarray, name: str) -> TensorProto:
+    return numpy_helper.from_array(np.ascontiguousarray(a).reshape(a.shape), name)
+
+
+def _attribute(key: str, v: Any, op: str, name: str) -> onnx.AttributeProto:
+    """A whet attribute value as an AttributeProto."""
+    where = f"{op} '{name}': attribute {key}"
+    kind = _declared_kind(op, key)
+    match v:
+        case DType():
+            return helper.make_attribute(key, ONNX_OF_DTYPE[v])
+        case bool():
+            return helper.make_attribute(key, int(v))
+        case Expr():
+            raise UnsupportedError(f"{where} is the symbolic size {v}; ONNX attributes are numbers. Give the network static shapes first.")
+        case tuple() | list():
+            if any(isinstance(x, Expr) for x in v):
+                raise UnsupportedError(f"{where} holds symbolic sizes {v}; ONNX attributes are numbers. Give the network static shapes first.")
+            values = [int(x) if isinstance(x, bool) else x for x in v]
+            if kind == onnx.AttributeProto.FLOATS or any(isinstance(x, float) for x in values):
+                values = [float(x) for x in values]
+            return helper.make_attribute(key, values, attr_type=kind if not values else None)
+        case np.ndarray():
+            return helper.make_attribute(key, numpy_helper.from_array(v, key))
+        case int() if kind == onnx.AttributeProto.FLOAT:
+            return helper.make_attribute(key, float(v))
+        case _:
+            return helper.make_attribute(key, v)
+
+
+def _declared_kind(op: str, key: str) -> int | None:
+    """The AttributeProto kind that ONNX declares for an op's attribute; None when it has not."""
+    if not onnx.defs.has(op):
+        return None
+    found = onnx.defs.get_schema(op).attributes.get(key)
+    return None if found is None else int(found.type.value)
