@@ -24,7 +24,7 @@ STAGES = ("source", "lowered")
 class Tensor:
     """A value: made by a layer, fed as an input, or constant (`weight` is set).
 
-    `shape_value` holds the elements of a small integer tensor (rank 0 or 1) as dims when they are known symbolically, so that
+    `shape_value` holds the elements of a small tensor (flat) as dims when they are known before run time, so that
     Shape -> Gather -> Concat -> Reshape chains fold for dynamic shapes too.
     """
 
@@ -170,10 +170,10 @@ class Network:
     def add_layer(self, op, inputs, attrs=None, *, name="", outputs=(), regions=None, sources=(), at=None) -> Layer:
         from whet.ops import infer_layer
 
-        layer = Layer(op, "", inputs, attrs, regions, sources)
-        types, shape_values = infer_layer(layer)
         wished = list(outputs)
-        layer.name = self.fresh(name or (wished[0] if wished and wished[0] else op.lower()))
+        layer = Layer(op, name or (wished[0] if wished and wished[0] else op.lower()), inputs, attrs, regions, sources)
+        types, shape_values = infer_layer(layer)
+        layer.name = self.fresh(layer.name)
         made = []
         for i, type_ in enumerate(types):
             wish = wished[i] if i < len(wished) and wished[i] else (layer.name if len(types) == 1 else f"{layer.name}_{i}")

@@ -9,8 +9,11 @@ from whet.ops._base import (
     axis_of,
     broadcast,
     get_op,
+    given,
+    given_ints,
     infer_layer,
     known_ints,
+    known_values,
     op,
     same_as_input,
     same_axes,
@@ -20,8 +23,29 @@ from whet.ops._samples import sample_arrays, sample_layer
 from whet.registry import load_folder
 
 __all__ = [
-    "OPS", "REQUIRED", "Couple", "Op", "Sample", "axis_of", "bind_layer", "bind_symbols", "broadcast", "get_op", "infer_layer", "known_ints",
-    "op", "run_layer", "run_network", "run_regions", "same_as_input", "same_axes", "sample_arrays", "sample_layer",
-]  # fmt: skip
+    "OPS",
+    "REQUIRED",
+    "Couple",
+    "Op",
+    "Sample",
+    "axis_of",
+    "bind_layer",
+    "bind_symbols",
+    "broadcast",
+    "get_op",
+    "given",
+    "given_ints",
+    "infer_layer",
+    "known_ints",
+    "known_values",
+    "op",
+    "run_layer",
+    "run_network",
+    "run_regions",
+    "same_as_input",
+    "same_axes",
+    "sample_arrays",
+    "sample_layer",
+]
 
 load_folder(__name__, __path__)

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import Dim, Layer, Tensor, TensorType
+from whet.network import Dim, Expr, Layer, Tensor, TensorType
 from whet.registry import nearest
 
 REQUIRED = object()  # default of an attribute that must be given
+MAX_VALUES = 64  # elements of a tensor whose values are followed before run time
 
 Infer = Callable[[Layer], "TensorType | Sequence[TensorType]"]
+Kept = Mapping[tuple[Tensor, int], np.ndarray]
 Reference = Callable[..., "np.ndarray | Sequence[np.ndarray]"]
 
 
@@ -24,6 +26,9 @@ class Couple:
 
     `count` None means all units. Concat ties its input to a range of its output (`b_at`), Flatten ties a channel to H*W
     features (`b_block`). An axis that no couple of a reading or making layer names may not be cut there.
+    A couple of an axis with itself says that it may be cut with nothing else (what ReduceSum adds up). A unit of a named axis
+    that no couple covers is free too (Pad's padding, what Slice leaves out). What an attribute or a constant input says about
+    sizes follows by the op's `recut`.
     """
 
     a: Tensor
@@ -57,6 +62,9 @@ class Op:
 
     `shape_value(layer) -> [tuple of dims | None per output]` folds small integer tensors symbolically.
     `couples(layer) -> [Couple]` says which axes are cut together (default: nothing may be cut).
+    `recut(layer, kept) -> {attribute: value, input position: int array or None}` gives what must change when axes are cut:
+    `kept[tensor, axis]` are the kept indexes (sorted) of each cut axis of this layer's inputs and outputs. An attribute value
+    None removes it. Ops without it need no change.
     `onnx` reads a node of the ONNX op(s) `onnx_ops` (see frontends/onnx.py); None: inputs and attributes are taken as they are.
     `to_onnx` writes one when that is not one node with the same attributes.
     `pointwise` marks an op that computes each element from the elements at the same (broadcast) place.
@@ -69,6 +77,7 @@ class Op:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     couples: Callable[[Layer], list[Couple]] | None = None
     shape_value: Callable[[Layer], Sequence[tuple[Dim, ...] | None]] | None = None
+    recut: Callable[[Layer, Kept], dict[str | int, Any]] | None = None
     onnx: Callable[..., Any] | None = None
     onnx_ops: tuple[str, ...] = ()
     to_onnx: Callable[..., Any] | None = None
@@ -96,26 +105,93 @@ def get_op(name: str) -> Op:
 
 
 def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | None]]:
-    """Output types and known shape values of a layer; fills in default attributes.
+    """Output types and known values (flat, as dims) of a layer; fills in default attributes.
 
     Raises UnsupportedError for an unknown op, NetworkError (naming the layer) when inputs or attributes do not fit.
     """
     o = get_op(layer.op)
+    where = f"{layer.op} '{layer.name}'"
+    for key in list(layer.attrs):
+        if layer.attrs[key] is None:
+            del layer.attrs[key]
+        elif key not in o.attrs:
+            raise NetworkError(f"{where} has no attribute {key!r}; it has {', '.join(o.attrs) or 'none'}.{nearest(key, o.attrs)}")
     for key, default in o.attrs.items():
         if key not in layer.attrs:
             if default is REQUIRED:
-                raise NetworkError(f"{layer.op} '{layer.name}' needs the attribute {key}")
+                raise NetworkError(f"{where} needs the attribute {key}")
             if default is not None:
                 layer.attrs[key] = default
     try:
         got = o.infer(layer)
-    except (IndexError, AttributeError, TypeError, KeyError) as e:
-        raise NetworkError(f"{layer.op} '{layer.name}' cannot take {[str(t and t.type) for t in layer.inputs]} {layer.attrs}: {e}") from e
-    types = [got] if isinstance(got, TensorType) else list(got)
-    values: list[tuple[Dim, ...] | None] = [None] * len(types)
-    if o.shape_value is not None:
-        values = [v if v is None or len(v) <= 64 else None for v in o.shape_value(layer)]
-    return types, values
+        types = [got] if isinstance(got, TensorType) else list(got)
+        values: list[tuple[Dim, ...] | None] = [None] * len(types)
+        if o.shape_value is not None:
+            values = list(o.shape_value(layer))
+        if any(v is None for v in values) and not layer.regions:
+            values = [v if v is not None else w for v, w in zip(values, _evaluated(o, layer, types), strict=True)]
+    except (IndexError, AttributeError, TypeError, KeyError, ValueError) as e:
+        raise NetworkError(f"{where} cannot take {[str(t and t.type) for t in layer.inputs]} {layer.attrs}: {e}") from e
+    except NetworkError as e:
+        if where in str(e):
+            raise
+        raise type(e)(f"{where}: {e}") from e
+    return types, [v if v is None or len(v) <= MAX_VALUES else None for v in values]
+
+
+def known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
+    """The elements of a small tensor, flat, as dims, when they are whole numbers known before run time; else None."""
+    if t is None:
+        return None
+    if t.shape_value is not None or t.weight is None:
+        return t.shape_value
+    a = t.weight.array
+    return _whole(a) if a.size <= MAX_VALUES else None
+
+
+def known_array(t: Tensor | None) -> np.ndarray | None:
+    """The values of a small tensor as an array of its shape: of its NumPy type, or of dims (objects) where some are symbolic."""
+    if t is None:
+        return None
+    if t.weight is not None:
+        return t.weight.array if t.weight.array.size <= MAX_VALUES else None
+    if t.shape_value is None:
+        return None
+    symbolic = any(isinstance(v, Expr) for v in t.shape_value)
+    a = np.empty(len(t.shape_value), object) if symbolic else np.empty(len(t.shape_value), t.dtype.numpy)
+    for i, v in enumerate(t.shape_value):
+        a[i] = v
+    return a.reshape([d if isinstance(d, int) else -1 for d in t.shape])
+
+
+def folded(layer: Layer) -> list[tuple[Dim, ...] | None]:
+    """`shape_value` of an op whose reference works on arrays of dims too (it moves, adds or multiplies): runs it on them."""
+    arrays = [known_array(t) for t in layer.inputs]
+    if any(a is None and t is not None for a, t in zip(arrays, layer.inputs, strict=True)):
+        return [None]
+    got = get_op(layer.op).reference(layer, *arrays)
+    outs = [np.asarray(a) for a in (got if isinstance(got, list | tuple) else [got])]
+    return [tuple(a.reshape(-1)) if a.dtype == object else _whole(a) for a in outs]
+
+
+def _whole(a: np.ndarray) -> tuple[int, ...] | None:
+    if a.dtype.kind in "iub":
+        return tuple(int(v) for v in a.reshape(-1))
+    if a.dtype.kind == "f" and np.all(np.isfinite(a)) and np.all(a == np.floor(a)):
+        return tuple(int(v) for v in a.reshape(-1))
+    return None
+
+
+def _evaluated(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[Dim, ...] | None]:
+    """Known values of the outputs of any op whose inputs are all small and known."""
+    nothing: list[tuple[Dim, ...] | None] = [None] * len(types)
+    arrays = [known_array(t) for t in layer.inputs]
+    small = all(t.static and t.elements <= MAX_VALUES and t.dtype.kind != "string" for t in types)  # type: ignore[operator]
+    if not small or any(t is not None and (a is None or a.dtype == object) for t, a in zip(layer.inputs, arrays, strict=True)):
+        return nothing
+    with np.errstate(all="ignore"):
+        got = o.reference(layer, *arrays)
+    return [_whole(np.asarray(a)) for a in (got if isinstance(got, list | tuple) else [got])]
 
 
 # Helpers that many infer functions share.
@@ -152,14 +228,55 @@ def axis_of(axis: int, rank: int, what: str = "axis") -> int:
 
 def known_ints(layer: Layer, i: int, what: str) -> tuple[Dim, ...]:
     """Input `i`'s values as dims. Raises UnsupportedError when they are known only at run time."""
-    t = layer.input(i)
-    if t is None or t.shape_value is None:
+    got = known_values(layer.input(i))
+    if got is None:
         raise UnsupportedError(
             f"{layer.op} '{layer.name}': its {what} is computed from data at run time; whet needs it known from constants and shapes"
         )
-    return t.shape_value
+    return got
+
+
+def given(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
+    """What newer opsets give as input `i` and a lowered network as attribute `name`: its values as dims, None when absent.
+
+    Raises UnsupportedError when they are known only at run time.
+    """
+    if layer.attrs.get(name) is not None:
+        return tuple(layer.attrs[name])
+    return None if layer.input(i) is None else known_ints(layer, i, name)
+
+
+def given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:
+    """`given`, where no symbol may stand."""
+    got = given(layer, name, i)
+    if got is not None and any(isinstance(v, Expr) for v in got):
+        raise UnsupportedError(f"{layer.op} '{layer.name}': its {name} {got} must not depend on a dynamic dimension")
+    return got  # type: ignore[return-value]
+
+
+def regiven(layer: Layer, name: str, i: int, values: Sequence[Dim]) -> dict[str | int, Any]:
+    """For `recut`: new values for what `given` reads, in the form that it has (a symbolic or computed one becomes an attribute)."""
+    t = layer.input(i)
+    if t is not None and t.is_constant and all(isinstance(v, int) for v in values):
+        return {i: np.array(values, np.int64)}
+    return {name: tuple(values)} if t is None else {name: tuple(values), i: None}
 
 
 def same_axes(x: Tensor, y: Tensor) -> list[Couple]:
     """Every axis of x tied to the same axis of y (pointwise ops of equal shapes)."""
     return [Couple(x, i, y, i) for i in range(x.type.rank)]
+
+
+def float_input(layer: Layer) -> TensorType:
+    """The type of input 0, which must be floating point."""
+    t = layer.inputs[0].type  # type: ignore[union-attr]
+    if not t.dtype.is_float:
+        raise NetworkError(f"{layer.op} '{layer.name}' takes floating point, not {t}; put a Cast before it")
+    return t
+
+
+def unify(a: Dim, b: Dim, what: str) -> Dim:
+    """One dimension that two tensors must share: the static one of both. Raises NetworkError when they differ."""
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise NetworkError(f"{what}: {a} is not {b}")
+    return a if isinstance(a, int) else b

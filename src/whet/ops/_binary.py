@@ -1,12 +1,15 @@
-"""What elementwise ops of two inputs share: type, coupled axes, arithmetic on known shapes."""
+"""What elementwise ops of two inputs share: type, coupled axes, samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import Dim, Layer, TensorType
-from whet.ops._base import Couple, broadcast
+from whet.network import BOOL, DType, Layer, TensorType
+from whet.ops._base import Couple, broadcast, op
 
 
 def infer_binary(layer: Layer) -> TensorType:
@@ -14,6 +17,20 @@ def infer_binary(layer: Layer) -> TensorType:
     if a.dtype != b.dtype:  # type: ignore[union-attr]
         raise NetworkError(f"{layer.op} '{layer.name}' takes two tensors of one type, not {a.type} and {b.type}")  # type: ignore[union-attr]
     return TensorType(a.dtype, broadcast(a.shape, b.shape))  # type: ignore[union-attr]
+
+
+def infer_compare(layer: Layer) -> TensorType:
+    return infer_binary(layer).with_dtype(BOOL)
+
+
+def infer_variadic(layer: Layer) -> TensorType:
+    """Any number of tensors of one type, broadcast together."""
+    dtype, shape = layer.inputs[0].dtype, layer.inputs[0].shape  # type: ignore[union-attr]
+    for t in layer.inputs:
+        if t.dtype != dtype:  # type: ignore[union-attr]
+            raise NetworkError(f"takes tensors of one type, not {[str(t.type) for t in layer.inputs]}")  # type: ignore[union-attr]
+        shape = broadcast(shape, t.shape)  # type: ignore[union-attr]
+    return TensorType(dtype, shape)
 
 
 def binary_couples(layer: Layer) -> list[Couple]:
@@ -27,14 +44,30 @@ def binary_couples(layer: Layer) -> list[Couple]:
     return made
 
 
-def shape_arithmetic(f: Callable[[Dim, Dim], Dim]):
-    """Folds `f` over known shape values, with broadcasting of one element."""
+FLOAT_SAMPLES = (
+    (["f32[2,3,4,5]", "f32[2,3,4,5]"], {}),
+    (["f32[1,16,8,8]", "const f32[16,1,1]"], {}),
+    (["const f32[3]", "f32[2,3]"], {}),
+    (["f32[2,1,5]", "f32[7,1]"], {}),
+    (["extreme f32[4,16]", "extreme f32[4,16]"], {}),
+    (["f16[3,7]", "f16[3,7]"], {}),
+)
+INT_SAMPLES = ((["i64[3]", "i64[1]"], {}), (["i32[2,5]", "i32[]"], {}))
+BOOL_SAMPLES = ((["bool[2,3,4]", "bool[2,3,4]"], {}), (["bool[5,1]", "const bool[3]"], {}), (["bool[]", "bool[]"], {}))
 
-    def shape_value(layer: Layer) -> list[tuple[Dim, ...] | None]:
-        a, b = (t.shape_value if t is not None else None for t in layer.inputs)
-        if a is None or b is None or (len(a) != len(b) and 1 not in (len(a), len(b))):
-            return [None]
-        n = max(len(a), len(b))
-        return [tuple(f(x, y) for x, y in zip(a * (n // len(a)) if a else a, b * (n // len(b)) if b else b, strict=True))]
 
-    return shape_value
+def compare(name: str, f: Callable[[Any, Any], np.ndarray], samples: Sequence[Any] = (*FLOAT_SAMPLES, *INT_SAMPLES)):
+    """Registers an op that gives a truth value for each pair."""
+    return op(name, infer_compare, lambda layer, a, b: f(a, b), samples=samples, couples=binary_couples, pointwise=True)
+
+
+def of_type(dtype: DType) -> Callable[[Layer], TensorType]:
+    """infer_binary for inputs that must be of `dtype`."""
+
+    def infer(layer: Layer) -> TensorType:
+        got = infer_binary(layer)
+        if got.dtype != dtype:
+            raise NetworkError(f"takes {dtype}, not {got.dtype}; put a Cast before it")
+        return got
+
+    return infer

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from whet.errors import NetworkError, ShapeError
-from whet.network import F64, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
+from whet.network import BF16, F8E4M3, F8E5M2, F16, F32, F64, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
 from whet.ops._base import get_op
+
+_NARROW = frozenset(t.numpy for t in (F16, BF16, F8E4M3, F8E5M2))
+_WIDENED = frozenset(t.numpy for t in (F32, F16, BF16))
 
 
 def bind_symbols(types: list[tuple[str, TensorType]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -81,10 +84,17 @@ def run_layer(layer: Layer, arrays: list[np.ndarray | None], env: Mapping[str, i
     """Output arrays of one layer by its reference; `env` gives the symbols of its attributes."""
     if any(isinstance(v, Expr | tuple) for v in layer.attrs.values()) and env:
         layer = bind_layer(layer, env)
+    narrow = any(a is not None and a.dtype in _NARROW for a in arrays)
+    if narrow:  # 16 and 8 bit floats compute in float32
+        arrays = [a.astype(np.float32) if a is not None and a.dtype in _NARROW else a for a in arrays]
     with np.errstate(all="ignore"):
         got = get_op(layer.op).reference(layer, *arrays)
-    outs = [got] if isinstance(got, np.ndarray | np.generic) else list(got)
-    return [np.asarray(o) for o in outs]
+    outs = [np.asarray(o) for o in ([got] if isinstance(got, np.ndarray | np.generic) else got)]
+    if narrow:
+        with np.errstate(all="ignore"):
+            types = [t.dtype.numpy for t in layer.outputs]
+            outs = [o.astype(t) if o.dtype == np.float32 and t in _NARROW else o for o, t in zip(outs, types, strict=True)]
+    return outs
 
 
 def run_network(
@@ -103,7 +113,7 @@ def run_network(
     """
 
     def prepared(a: np.ndarray) -> np.ndarray:
-        return a.astype(np.float64) if widen and a.dtype.kind in "fV" and a.dtype != np.float64 else a
+        return a.astype(np.float64) if widen and a.dtype in _WIDENED else a
 
     if env is None:
         env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
@@ -165,9 +175,9 @@ def run_regions(layer: Layer, arrays, *, widen: bool = False, outer=None, env: M
 
 
 def _widened(layer: Layer) -> Layer:
-    if not any(isinstance(v, DType) and v.is_float for v in layer.attrs.values()):
+    if not any(v in (F32, F16, BF16) for v in layer.attrs.values() if isinstance(v, DType)):
         return layer
-    attrs = {k: F64 if isinstance(v, DType) and v.is_float else v for k, v in layer.attrs.items()}
+    attrs = {k: F64 if isinstance(v, DType) and v in (F32, F16, BF16) else v for k, v in layer.attrs.items()}
     made = Layer(layer.op, layer.name, layer.inputs, attrs, layer.regions, layer.sources)
     made.outputs = layer.outputs
     return made

@@ -73,7 +73,9 @@ def read(node, g):
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         pads = same_pads(x.shape[2:], w.shape[2:], attrs.get("strides", (1,) * r), attrs.get("dilations", (1,) * r), auto == "SAME_UPPER")
         if pads is None:
-            raise node.unsupported(f"auto_pad={auto} with a stride needs a static height and width; give --optShapes or export with fixed H and W")
+            raise node.unsupported(
+                f"auto_pad={auto} with a stride needs a static height and width; give --optShapes or export with fixed H and W"
+            )
         attrs["pads"] = pads
     return node.add(g, "Conv", *node.inputs, **attrs)
 

@@ -1,0 +1,111 @@
+"""What ops that move whole axes share: reshape's coupled blocks, axes given as input or attribute, older opsets' attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import lcm
+
+import numpy as np
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.network import Dim, Layer, Network, Tensor
+from whet.ops._base import Couple, axis_of, given_ints
+
+
+def axes_given(layer: Layer, rank: int, i: int = 1) -> tuple[int, ...] | None:
+    """The axes (attribute `axes`, else input `i`), counted from the front, sorted; None when not given."""
+    got = given_ints(layer, "axes", i)
+    if got is None:
+        return None
+    axes = sorted(axis_of(a, rank) for a in got)
+    if len(set(axes)) != len(axes):
+        raise NetworkError(f"{layer.op} '{layer.name}': axes {got} name one axis twice")
+    return tuple(axes)
+
+
+def mapped(x: Tensor, y: Tensor, places: dict[int, int]) -> list[Couple]:
+    """Axis a of x tied to axis places[a] of y."""
+    return [Couple(x, a, y, b) for a, b in places.items()]
+
+
+def attributes_as_inputs(node, g: Network, names: Sequence[str], dtype=np.int64, first: int = 1) -> list[Tensor | None]:
+    """The node's inputs, where attributes `names` of an older opset stand in as constants from input `first` on."""
+    inputs = list(node.inputs) + [None] * (first - len(node.inputs))
+    if len(inputs) > first or not any(n in node.attrs for n in names):
+        return inputs
+    for n in names:
+        value = node.attrs.get(n)
+        inputs.append(None if value is None else g.constant(np.array(value, dtype), f"{node.name}.{n}"))
+    return inputs
+
+
+def inputs_of_attributes(*names: str, first: int = 1):
+    """`to_onnx` of an op whose attributes `names` are inputs from `first` on in ONNX."""
+
+    def to_onnx(layer: Layer, w) -> None:
+        inputs = [w.name(t) for t in layer.inputs]
+        attrs = dict(layer.attrs)
+        for i, n in enumerate(names, first):
+            if attrs.get(n) is not None:
+                inputs += [""] * (i + 1 - len(inputs))
+                if not all(isinstance(v, int) for v in attrs[n]):
+                    raise UnsupportedError(
+                        f"{layer.op} '{layer.name}': its {n} {attrs[n]} depends on dynamic dimensions; give the network static shapes first"
+                    )
+                inputs[i] = w.constant(np.array(attrs[n], np.int64), f"{layer.name}.{n}")
+            attrs.pop(n, None)
+        w.node(layer.op, inputs, [w.name(t) for t in layer.outputs], name=layer.name, **attrs)
+
+    return to_onnx
+
+
+def block_couples(x: Tensor, y: Tensor) -> list[Couple]:
+    """Couples of a reshape: dimensions fall into groups of equal product; in each, the outermost axes hold equal blocks."""
+    made = []
+    for xs, ys in groups(x.shape, y.shape):
+        a, b = _outermost(x.shape, xs), _outermost(y.shape, ys)
+        if a is None or b is None:
+            continue
+        n, m = x.shape[a], y.shape[b]
+        if n == m:
+            made.append(Couple(x, a, y, b))
+        elif isinstance(n, int) and isinstance(m, int):
+            units = n * m // lcm(n, m)
+            if units > 1:
+                made.append(Couple(x, a, y, b, a_block=n // units, b_block=m // units, count=units))
+    return made
+
+
+def groups(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int]]]:
+    """Smallest runs of axes of `a` and `b` with equal products, from the front; an unclear rest is one run."""
+    found: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(a) or j < len(b):
+        xs, ys = [], []
+        p: Dim = 1
+        q: Dim = 1
+        while True:
+            if xs and ys and p == q and (p != 1 or (i == len(a) and j == len(b))):
+                break
+            if not xs and not ys and i < len(a) and j < len(b):
+                p, q = a[i], b[j]
+                xs, ys, i, j = [i], [j], i + 1, j + 1
+            elif i < len(a) and (j == len(b) or a[i] == 1 or _less(p, q)):
+                p, xs, i = p * a[i], [*xs, i], i + 1
+            elif j < len(b):
+                q, ys, j = q * b[j], [*ys, j], j + 1
+            else:
+                break
+        found.append((xs, ys))
+    return found
+
+
+def _less(p: Dim, q: Dim) -> bool:
+    """Whether p must grow to meet q: by number, or because p holds fewer symbols."""
+    if isinstance(p, int) and isinstance(q, int):
+        return p < q
+    return isinstance(p, int)
+
+
+def _outermost(shape: Sequence[Dim], axes: Sequence[int]) -> int | None:
+    return next((a for a in axes if shape[a] != 1), None)

@@ -1,0 +1,43 @@
+"""What elementwise ops of one floating-point input share: their type, samples and coupled axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.ops._base import float_input, op, same_as_input, same_axes
+
+Function = Callable[..., np.ndarray]
+
+
+def unary(name: str, f: Function, *, attrs: Mapping[str, Any] | None = None, samples: Sequence[Any] = (), floats: bool = True, **rest: Any):
+    """Registers y = f(x), or f(x, **attributes); `samples` are attribute sets to try besides the defaults."""
+    names = tuple(attrs or {})
+
+    def reference(layer, x):
+        return f(x, **{k: layer.attrs[k] for k in names})
+
+    shapes = ["f32[2,3,4,5]", "extreme f32[4,16]", "f32[1,17,3]", "f32[]", "f16[3,7]", "f64[5]"]
+    return op(
+        name,
+        float_input if floats else same_as_input,
+        reference,
+        attrs=attrs or {},
+        samples=[*(([s], {}) for s in shapes), *((["extreme f32[5,7]"], a) for a in samples)],
+        couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+        pointwise=True,
+        **rest,
+    )
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + e^-x) without overflow."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), np.where(np.isnan(x), x, e / (1 + e))).astype(x.dtype, copy=False)
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    """log(1 + e^x) without overflow."""
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))

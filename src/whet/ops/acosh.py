@@ -1,0 +1,7 @@
+"""Acosh: the inverse hyperbolic function; NaN below 1."""
+
+import numpy as np
+
+from whet.ops._unary import unary
+
+unary("Acosh", np.arccosh)

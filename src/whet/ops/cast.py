@@ -1,0 +1,44 @@
+"""Cast: to the element type `to`. Floats become integers towards zero; anything but 0 is true."""
+
+import numpy as np
+
+from whet.network import BF16, BOOL, F16, F32, F64, I32, I64
+from whet.ops._base import REQUIRED, known_values, op, same_axes
+
+
+def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """x in another NumPy type."""
+    return x.astype(dtype)
+
+
+def read(node, g):
+    return node.add(g, "Cast", node.inputs[0], to=node.dtype(node.attrs["to"]))
+
+
+def shape_value(layer):
+    got = known_values(layer.inputs[0])
+    to = layer.attrs["to"]
+    return [got if to.kind in ("int", "float") and to.bits >= 32 else None]
+
+
+op(
+    "Cast",
+    lambda layer: layer.inputs[0].type.with_dtype(layer.attrs["to"]),
+    lambda layer, x: cast(x, layer.attrs["to"].numpy),
+    attrs={"to": REQUIRED},
+    onnx=read,
+    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    shape_value=shape_value,
+    pointwise=True,
+    samples=[
+        (["f32[3,5]"], {"to": I64}),
+        (["i64[3,5]"], {"to": F32}),
+        (["extreme f32[4,16]"], {"to": F16}),
+        (["extreme f32[4,16]"], {"to": BF16}),
+        (["extreme f32[4,16]"], {"to": BOOL}),
+        (["bool[3,5]"], {"to": F32}),
+        (["f16[3,5]"], {"to": F64}),
+        (["f32[3,5]"], {"to": F32}),
+        (["i64[2]"], {"to": I32}),
+    ],
+)

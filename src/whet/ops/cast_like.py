@@ -1,0 +1,14 @@
+"""CastLike: x in the element type of input 1. The reader turns it into Cast."""
+
+from whet.ops._base import op, same_axes
+from whet.ops.cast import cast
+
+op(
+    "CastLike",
+    lambda layer: layer.inputs[0].type.with_dtype(layer.inputs[1].dtype),
+    lambda layer, x, like: cast(x, like.dtype),
+    onnx=lambda node, g: node.add(g, "Cast", node.inputs[0], to=node.inputs[1].dtype),
+    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    pointwise=True,
+    samples=[(["f32[3,5]", "i64[1]"], {}), (["i64[3,5]", "f32[2]"], {})],
+)

@@ -1,0 +1,49 @@
+"""Clip: y = min(max, max(x, min)); NaN stays NaN. Bounds are inputs 1 and 2 (scalars), either may be absent."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.ops._base import op, same_axes
+
+
+def infer(layer):
+    x = layer.inputs[0]
+    for t in layer.inputs[1:]:
+        if t is not None and (t.dtype != x.dtype or t.shape not in ((), (1,))):
+            raise NetworkError(f"takes scalars of type {x.dtype} as bounds, not {t.type}")
+    return x.type
+
+
+def reference(layer, x, low=None, high=None):
+    if low is not None:
+        x = np.maximum(x, low.reshape(()))
+    return x if high is None else np.minimum(x, high.reshape(()))
+
+
+def read(node, g):
+    """Before opset 11 the bounds are attributes."""
+    x = node.inputs[0]
+    if node.opset >= 11:
+        return node.add(g, "Clip", *node.inputs)
+    kind = x.dtype.numpy
+    bounds = [None if node.attrs.get(k) is None else g.constant(np.array(node.attrs[k], kind), f"{node.name}.{k}") for k in ("min", "max")]
+    return node.add(g, "Clip", x, *bounds)
+
+
+op(
+    "Clip",
+    infer,
+    reference,
+    onnx=read,
+    samples=[
+        (["f32[2,3,4,5]", np.array(0, np.float32), np.array(6, np.float32)], {}),
+        (["extreme f32[4,16]", np.array(-1, np.float32), np.array(1, np.float32)], {}),
+        (["f32[3,17]", None, np.array(0.5, np.float32)], {}),
+        (["f32[3,17]", np.array(-0.5, np.float32)], {}),
+        (["f32[5]", np.array(2, np.float32), np.array(-2, np.float32)], {}),
+        (["i64[5]", np.array(-1), np.array(2)], {}),
+        (["f16[3,7]", np.array(0, np.float16), np.array(1, np.float16)], {}),
+    ],
+    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    pointwise=True,
+)

@@ -1,0 +1,7 @@
+"""Cos: elementwise, radians."""
+
+import numpy as np
+
+from whet.ops._unary import unary
+
+unary("Cos", np.cos)

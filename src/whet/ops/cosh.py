@@ -1,0 +1,7 @@
+"""Cosh: the hyperbolic function, elementwise."""
+
+import numpy as np
+
+from whet.ops._unary import unary
+
+unary("Cosh", np.cosh)

@@ -1,0 +1,6 @@
+"""Erf: the error function."""
+
+from whet.ops._erf import erf
+from whet.ops._unary import unary
+
+unary("Erf", erf)

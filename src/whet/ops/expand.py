@@ -1,0 +1,55 @@
+"""Expand: x broadcast together with the shape of input 1 (or attribute `shape`)."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.ops._axes import inputs_of_attributes
+from whet.ops._base import Couple, broadcast, given, op, regiven
+
+
+def infer(layer):
+    x, shape = layer.inputs[0], given(layer, "shape", 1)
+    if shape is None:
+        raise NetworkError("needs a shape: input 1, or the attribute shape")
+    return x.type.with_shape(broadcast(x.shape, shape))
+
+
+def reference(layer, x, shape=None):
+    shape = [int(d) for d in layer.attrs.get("shape", shape)]
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape)))
+
+
+def couples(layer):
+    """Axes that are not stretched; the others are y's own."""
+    x, y = layer.inputs[0], layer.output
+    lead = y.type.rank - x.type.rank
+    own = [i for i in range(y.type.rank) if i < lead or x.shape[i - lead] == 1]
+    return [Couple(x, i - lead, y, i) for i in range(y.type.rank) if i not in own] + [Couple(y, i, y, i) for i in own]
+
+
+def recut(layer, kept):
+    y, shape = layer.output, list(given(layer, "shape", 1))
+    lead, changed = y.type.rank - len(shape), False
+    for (t, axis), at in kept.items():
+        if t is y and axis >= lead and shape[axis - lead] != 1:
+            shape[axis - lead], changed = len(at), True
+    return regiven(layer, "shape", 1, shape) if changed else {}
+
+
+op(
+    "Expand",
+    infer,
+    reference,
+    attrs={"shape": None},
+    couples=couples,
+    recut=recut,
+    to_onnx=inputs_of_attributes("shape"),
+    samples=[
+        (["f32[1,16,1,1]", np.array([1, 16, 5, 7])], {}),
+        (["f32[3,1]", np.array([2, 1, 6])], {}),
+        (["extreme f32[13]", np.array([1])], {}),
+        (["f32[1,1,4]"], {"shape": (2, 3, 4)}),
+        (["f32[]", np.array([2, 2])], {}),
+        (["bool[1,3]", np.array([2, 1])], {}),
+    ],
+)

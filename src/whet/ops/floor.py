@@ -1,0 +1,7 @@
+"""Floor: the largest whole number that is not above x."""
+
+import numpy as np
+
+from whet.ops._unary import unary
+
+unary("Floor", np.floor)

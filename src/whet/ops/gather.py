@@ -1,0 +1,43 @@
+"""Gather: the entries of x along `axis` at the places of an index tensor of any shape; negative ones count from the end."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.ops._axes import mapped
+from whet.ops._base import axis_of, folded, op
+
+
+def infer(layer):
+    x, at = layer.inputs
+    if at.dtype.kind != "int":
+        raise NetworkError(f"takes indices of type i32 or i64, not {at.type}")
+    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    n = x.shape[axis]
+    if at.is_constant and isinstance(n, int) and at.array().size and not (-n <= at.array().min() and at.array().max() < n):
+        raise NetworkError(f"an index is outside the {n} entries of axis {axis}")
+    return x.type.with_shape((*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]))
+
+
+def couples(layer):
+    x, at = layer.inputs
+    axis, r = axis_of(layer.attrs["axis"], x.type.rank), at.type.rank
+    places = {i: i if i < axis else i + r - 1 for i in range(x.type.rank) if i != axis}
+    return mapped(x, layer.output, places) + mapped(at, layer.output, {i: i + axis for i in range(r)})
+
+
+op(
+    "Gather",
+    infer,
+    lambda layer, x, at: np.take(x, at, axis=layer.attrs["axis"]),
+    attrs={"axis": 0},
+    couples=couples,
+    shape_value=folded,
+    samples=[
+        (["f32[7,4]", np.array([[0, 6], [-1, 3]])], {}),
+        (["const f32[11,5]", np.array([1, 10, 0, 2], np.int32)], {}),
+        (["f32[2,9,3]", np.array(4)], {"axis": 1}),
+        (["f32[2,3,9]", np.array([1, 1, 0])], {"axis": -1}),
+        (["extreme f32[3,16]", np.array([2, 0])], {}),
+        (["i64[4]", np.array(-2)], {}),
+    ],
+)

@@ -1,0 +1,7 @@
+"""LeakyRelu: y = x, or alpha * x below 0."""
+
+import numpy as np
+
+from whet.ops._unary import unary
+
+unary("LeakyRelu", lambda x, alpha: np.where(x >= 0, x, x * alpha), attrs={"alpha": 0.01}, samples=[{"alpha": 0.1}])

@@ -1,0 +1,16 @@
+"""Mul: elementwise product with broadcasting."""
+
+import numpy as np
+
+from whet.ops._base import folded, op
+from whet.ops._binary import FLOAT_SAMPLES, INT_SAMPLES, binary_couples, infer_binary
+
+op(
+    "Mul",
+    infer_binary,
+    lambda layer, a, b: np.multiply(a, b),
+    samples=[*FLOAT_SAMPLES, *INT_SAMPLES],
+    couples=binary_couples,
+    shape_value=folded,
+    pointwise=True,
+)

@@ -1,0 +1,112 @@
+"""Pad: `mode` constant (with the value of input 2), reflect, edge or wrap. Pads (input 1, or attribute) are begins, then ends, of
+the axes of input 3 (all without it); negative ones cut off."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
+from whet.ops._base import Couple, axis_of, given_ints, op, regiven
+
+MODES = ("constant", "reflect", "edge", "wrap")
+
+
+def amounts(layer):
+    """(before, after) for each axis of x."""
+    x, pads = layer.inputs[0], given_ints(layer, "pads", 1)
+    axes = given_ints(layer, "axes", 3)
+    axes = tuple(range(x.type.rank)) if axes is None else tuple(axis_of(a, x.type.rank) for a in axes)
+    if pads is None or len(pads) != 2 * len(axes):
+        raise NetworkError(f"Pad '{layer.name}' needs two pads per axis, begins and then ends, not {pads} for {len(axes)} axes")
+    found = [(0, 0)] * x.type.rank
+    for i, a in enumerate(axes):
+        found[a] = (pads[i], pads[i + len(axes)])
+    return found
+
+
+def infer(layer):
+    x, mode = layer.inputs[0], layer.attrs["mode"]
+    if mode not in MODES:
+        raise NetworkError(f"Pad's mode is one of {', '.join(MODES)}, not {mode!r}")
+    value = layer.input(2)
+    if value is not None and value.dtype != x.dtype:
+        raise NetworkError(f"pads {x.type} with a value of its type, not {value.type}")
+    shape = [d + a + b for d, (a, b) in zip(x.shape, amounts(layer), strict=True)]
+    for d, n, (a, b) in zip(shape, x.shape, amounts(layer), strict=True):
+        if isinstance(d, int) and (d < 0 or (mode == "reflect" and max(a, b) >= max(n, 1))):
+            raise NetworkError(f"pads {(a, b)} do not fit an axis of {n} in mode {mode}")
+    return x.type.with_shape(shape)
+
+
+def reference(layer, x, pads=None, value=None, axes=None):
+    pads = [int(p) for p in layer.attrs.get("pads", pads)]
+    axes = layer.attrs.get("axes", axes)
+    axes = range(x.ndim) if axes is None else [int(a) % x.ndim for a in axes]
+    both = [(0, 0)] * x.ndim
+    for i, a in enumerate(axes):
+        both[a] = (pads[i], pads[i + len(axes)])
+    x = x[tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, both, strict=True))]
+    both = [(max(a, 0), max(b, 0)) for a, b in both]
+    if layer.attrs["mode"] == "constant":
+        return np.pad(x, both, constant_values=x.dtype.type(0) if value is None else value.reshape(()))
+    return np.pad(x, both, mode=layer.attrs["mode"])
+
+
+def couples(layer):
+    """Axes without padding are tied as they are. Padded with a constant: x is a range of y; the padding is free."""
+    x, y, made = layer.inputs[0], layer.output, []
+    for i, (a, b) in enumerate(amounts(layer)):
+        if (a, b) == (0, 0):
+            made.append(Couple(x, i, y, i))
+        elif layer.attrs["mode"] == "constant" and min(a, b) >= 0 and isinstance(x.shape[i], int):
+            made.append(Couple(x, i, y, i, b_at=a, count=x.shape[i]))
+    return made
+
+
+def recut(layer, kept):
+    """Padding shrinks by what was cut of it."""
+    x, y, found = layer.inputs[0], layer.output, amounts(layer)
+    changed = False
+    for i, (a, b) in enumerate(found):
+        if (y, i) in kept and (a, b) != (0, 0):
+            at = kept[y, i]
+            found[i] = (int(np.sum(at < a)), int(np.sum(at >= y.shape[i] - b)))
+            changed = changed or found[i] != (a, b)
+    if not changed:
+        return {}
+    axes = given_ints(layer, "axes", 3)
+    axes = range(x.type.rank) if axes is None else axes
+    return regiven(layer, "pads", 1, [*(found[a][0] for a in axes), *(found[a][1] for a in axes)])
+
+
+def read(node, g):
+    """Pads and value were attributes before opset 11."""
+    mode = node.attrs.get("mode", "constant")
+    if node.opset >= 11:
+        return node.add(g, "Pad", *node.inputs, mode=mode)
+    inputs = attributes_as_inputs(node, g, ["pads"])
+    value = node.attrs.get("value", 0.0)
+    if value:
+        inputs.append(g.constant(np.array(value, node.inputs[0].dtype.numpy), f"{node.name}.value"))
+    return node.add(g, "Pad", *inputs, mode=mode)
+
+
+op(
+    "Pad",
+    infer,
+    reference,
+    attrs={"mode": "constant", "pads": None, "axes": None},
+    couples=couples,
+    recut=recut,
+    onnx=read,
+    to_onnx=inputs_of_attributes("pads", "value", "axes"),
+    samples=[
+        (["f32[2,3,4,5]", np.array([0, 0, 1, 2, 0, 0, 3, 0])], {}),
+        (["f32[2,4,3]", np.array([0, 2, 0, 0, 3, 0]), np.array(1.5, np.float32)], {}),
+        (["f32[2,5,4]", np.array([0, 1, 2, 0, 3, 1])], {"mode": "reflect"}),
+        (["f32[2,5,4]", np.array([0, 1, 2, 0, 3, 1])], {"mode": "edge"}),
+        (["f32[2,5,4]", np.array([0, 1, 2, 0, 3, 1])], {"mode": "wrap"}),
+        (["f32[2,5,4]", np.array([0, -1, 2, 0, 1, -2])], {}),
+        (["extreme f32[3,16]", np.array([1, 2]), None, np.array([-1])], {}),
+        (["f32[3,4]"], {"pads": (1, 0, 0, 1)}),
+    ],
+)

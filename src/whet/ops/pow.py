@@ -1,0 +1,39 @@
+"""Pow: x^y with broadcasting, in x's type."""
+
+import numpy as np
+
+from whet.network import TensorType
+from whet.ops._base import broadcast, op
+from whet.ops._binary import FLOAT_SAMPLES, binary_couples
+
+
+def infer(layer):
+    x, y = layer.inputs[0], layer.inputs[1]
+    return TensorType(x.dtype, broadcast(x.shape, y.shape))
+
+
+def reference(layer, x, y):
+    if y.size == 1 and y.ndim <= x.ndim and x.dtype.kind == "f":  # squares and roots are common, and pow is slow
+        if y.item() == 2:
+            return x * x
+        if y.item() == 1:
+            return x.copy()
+    return np.power(x, y).astype(x.dtype)
+
+
+op(
+    "Pow",
+    infer,
+    reference,
+    samples=[
+        *FLOAT_SAMPLES,
+        (["positive f32[3,5]", "f32[3,5]"], {}),
+        (["f32[2,3,5]", np.array(2, np.float32)], {}),
+        (["extreme f32[4,16]", np.array([2], np.float32)], {}),
+        (["positive f32[7]", np.array(0.5, np.float32)], {}),
+        (["f32[7]", np.array([2, 3, 0, 1, 1, 2, 4])], {}),
+        (["i64[5]", np.array(3)], {}),
+    ],
+    couples=binary_couples,
+    pointwise=True,
+)

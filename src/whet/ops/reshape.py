@@ -1,0 +1,78 @@
+"""Reshape: the same elements in another shape (input 1, or attribute `shape`): -1 is what is left, 0 copies x's dimension."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import I64, product
+from whet.ops._axes import block_couples, inputs_of_attributes
+from whet.ops._base import folded, given, op, regiven
+
+
+def infer(layer):
+    x = layer.inputs[0]
+    target = given(layer, "shape", 1)
+    if target is None:
+        raise NetworkError("needs a shape: input 1, or the attribute shape")
+    if layer.input(1) is not None and (layer.input(1).dtype != I64 or layer.input(1).type.rank != 1):
+        raise NetworkError(f"takes its shape as i64 of rank 1, not {layer.input(1).type}")
+    shape = [x.shape[i] if d == 0 and not layer.attrs["allowzero"] else d for i, d in enumerate(target)]
+    if shape.count(-1) > 1:
+        raise NetworkError(f"only one dimension may be -1, not {list(target)}")
+    if -1 in shape:
+        rest = product(d for d in shape if d != -1)
+        if rest == 0:
+            raise NetworkError(f"-1 in {list(target)} means anything when another dimension is 0")
+        left = x.type.elements // rest
+        shape[shape.index(-1)] = left
+    total = product(shape)
+    if isinstance(total, int) and isinstance(x.type.elements, int) and total != x.type.elements:
+        raise NetworkError(f"{x.type} has {x.type.elements} elements, the shape {list(map(str, shape))} {total}")
+    return x.type.with_shape(shape)
+
+
+def reference(layer, x, shape=None):
+    target = layer.attrs.get("shape")
+    if target is None:
+        target = [int(v) for v in shape] if shape.dtype != object else list(shape)
+    if not layer.attrs.get("allowzero"):
+        target = [x.shape[i] if d == 0 else d for i, d in enumerate(target)]
+    return x.reshape([int(d) for d in target])
+
+
+def recut(layer, kept):
+    """New sizes where the target says a number; -1 and 0 follow by themselves."""
+    y, target = layer.output, list(given(layer, "shape", 1))
+    computed = layer.input(1) is not None and not layer.input(1).is_constant
+    cut = {axis: len(at) for (t, axis), at in kept.items() if t is y}
+    if not cut or (not computed and all(target[a] in (-1, 0) for a in cut)):
+        return {}
+    if computed:
+        target = list(y.shape)
+    for axis, n in cut.items():
+        target[axis] = n if target[axis] not in (-1, 0) else target[axis]
+    return regiven(layer, "shape", 1, target)
+
+
+op(
+    "Reshape",
+    infer,
+    reference,
+    attrs={"allowzero": 0, "shape": None},
+    couples=lambda layer: block_couples(layer.inputs[0], layer.output),
+    recut=recut,
+    shape_value=lambda layer: folded(layer) if layer.attrs.get("shape") is None else [None],
+    to_onnx=inputs_of_attributes("shape"),
+    samples=[
+        (["f32[2,6,4]", np.array([2, -1])], {}),
+        (["f32[2,6,4]", np.array([0, 3, 2, 4])], {}),
+        (["f32[2,17,1,1]", np.array([2, 17])], {}),
+        (["f32[2,12]", np.array([2, 3, 4])], {}),
+        (["f32[2,12,5,3]", np.array([2, 3, 4, 5, 3])], {}),
+        (["f32[1,8,6]", np.array([4, 12])], {}),
+        (["f32[6,4]", np.array([4, 6])], {}),
+        (["f32[0,3]", np.array([3, 0])], {"allowzero": 1}),
+        (["f32[24]"], {"shape": (2, -1, 4)}),
+        (["extreme f32[4,6]", np.array([-1])], {}),
+        (["i64[4]", np.array([2, 2])], {}),
+    ],
+)

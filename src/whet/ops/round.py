@@ -1,0 +1,7 @@
+"""Round: the nearest whole number, halves to the even one."""
+
+import numpy as np
+
+from whet.ops._unary import unary
+
+unary("Round", np.rint)

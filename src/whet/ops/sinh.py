@@ -1,0 +1,7 @@
+"""Sinh: the hyperbolic function, elementwise."""
+
+import numpy as np
+
+from whet.ops._unary import unary
+
+unary("Sinh", np.sinh)

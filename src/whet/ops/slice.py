@@ -1,0 +1,133 @@
+"""Slice: starts, ends, axes and steps as inputs 1 to 4 (i64 or i32), or as attributes."""
+
+import numpy as np
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.network import Expr, ceildiv, maximum, minimum
+from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
+from whet.ops._base import Couple, axis_of, folded, given, op, regiven
+
+FAR = 2**31 - 1  # ends at or beyond it mean "to the end"
+
+
+def ranges(layer):
+    """{axis: (start, length, step)} with start counted from the front (a dim, or None where only a reversal is known)."""
+    x = layer.inputs[0]
+    starts, ends = given(layer, "starts", 1), given(layer, "ends", 2)
+    if starts is None or ends is None or len(starts) != len(ends):
+        raise NetworkError(f"Slice '{layer.name}' needs as many starts as ends")
+    axes = given(layer, "axes", 3)
+    steps = given(layer, "steps", 4)
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = (1,) * len(starts) if steps is None else steps
+    found = {}
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis = axis_of(axis, x.type.rank)
+        if not isinstance(step, int) or step == 0:
+            raise NetworkError(f"Slice '{layer.name}' takes steps that are known and not 0")
+        if axis in found:
+            raise NetworkError(f"Slice '{layer.name}' names axis {axis} twice")
+        found[axis] = _range(layer, x.shape[axis], start, end, step)
+    return found
+
+
+def _range(layer, n, start, end, step):
+    if all(isinstance(v, int) for v in (n, start, end)):
+        r = range(*slice(start, end, step).indices(n))
+        return r.start, len(r), step
+    if step < 0:
+        if isinstance(end, int) and end <= -FAR and (start in (-1, n - 1) or (isinstance(start, int) and start >= FAR)):
+            return None, ceildiv(n, -step), step
+        raise UnsupportedError(f"Slice '{layer.name}': a backward slice of the dynamic dimension {n} must take all of it")
+    first, last = _place(start, n), _place(end, n)
+    span = last - first
+    if first != 0 and not isinstance(span, int) and not (isinstance(first, int) and first == 1 and last == n):
+        span = maximum(span, 0)
+    return first, ceildiv(span, step), step
+
+
+def _place(v, n):
+    """A bound counted from the front and held inside 0..n."""
+    if isinstance(v, int):
+        if v >= FAR:
+            return n
+        if v <= -FAR:
+            return 0
+        if v < 0:
+            return n + v if v == -1 else maximum(n + v, 0)
+        return v if v <= 1 else minimum(v, n)
+    return v if v == n or isinstance(n, Expr) else minimum(v, n)
+
+
+def infer(layer):
+    x = layer.inputs[0]
+    shape = list(x.shape)
+    for axis, (_, length, _) in ranges(layer).items():
+        shape[axis] = length
+    return x.type.with_shape(shape)
+
+
+def reference(layer, x, *inputs):
+    given_ = [layer.attrs.get(k, inputs[i] if i < len(inputs) else None) for i, k in enumerate(("starts", "ends", "axes", "steps"))]
+    starts, ends = ([int(v) for v in part] for part in given_[:2])
+    axes = range(len(starts)) if given_[2] is None else [int(v) for v in given_[2]]
+    steps = [1] * len(starts) if given_[3] is None else [int(v) for v in given_[3]]
+    where = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        r = range(*slice(start, end, step).indices(x.shape[axis]))
+        where[axis] = slice(r.start, None if r.stop < 0 else r.stop, step)
+    return x[tuple(where)]
+
+
+def couples(layer):
+    """Axes that are not sliced are free; along a sliced one with step 1 a range of x is y. What the range leaves out is free."""
+    x, y = layer.inputs[0], layer.output
+    found = ranges(layer)
+    made = [Couple(x, i, y, i) for i in range(x.type.rank) if i not in found]
+    for axis, (start, length, step) in found.items():
+        if length == x.shape[axis] and step == 1:
+            made.append(Couple(x, axis, y, axis))
+        elif step == 1 and isinstance(start, int) and isinstance(length, int) and length:
+            made.append(Couple(x, axis, y, axis, a_at=start, count=length))
+    return made
+
+
+def recut(layer, kept):
+    """Bounds count kept units only."""
+    x = layer.inputs[0]
+    starts, ends, axes = (given(layer, k, i) for i, k in ((1, "starts"), (2, "ends"), (3, "axes")))
+    axes = tuple(range(len(starts))) if axes is None else axes
+    starts, ends, found, changed = list(starts), list(ends), ranges(layer), False
+    for i, axis in enumerate(axes):
+        axis = axis_of(axis, x.type.rank)
+        start, length, _ = found[axis]
+        if (x, axis) in kept and isinstance(start, int) and isinstance(length, int) and length != x.shape[axis]:
+            at = kept[x, axis]
+            starts[i], ends[i], changed = int(np.sum(at < start)), int(np.sum(at < start + length)), True
+        elif (x, axis) in kept and isinstance(ends[i], int) and 0 < ends[i] < FAR:
+            ends[i], changed = FAR, True
+    return {**regiven(layer, "starts", 1, starts), **regiven(layer, "ends", 2, ends)} if changed else {}
+
+
+op(
+    "Slice",
+    infer,
+    reference,
+    attrs={"starts": None, "ends": None, "axes": None, "steps": None},
+    couples=couples,
+    recut=recut,
+    shape_value=folded,
+    onnx=lambda node, g: node.add(g, "Slice", *attributes_as_inputs(node, g, ["starts", "ends", "axes"])),
+    to_onnx=inputs_of_attributes("starts", "ends", "axes", "steps"),
+    samples=[
+        (["f32[2,12,5]", np.array([3]), np.array([9]), np.array([1])], {}),
+        (["f32[2,12,5]", np.array([0, -3]), np.array([2**63 - 1, 2**31 - 1]), np.array([0, 2])], {}),
+        (["f32[2,3,8,9]", np.array([0, 1]), np.array([8, 100]), np.array([2, 3]), np.array([2, 2])], {}),
+        (["f32[4,7]", np.array([-1]), np.array([-(2**63) + 1]), np.array([1]), np.array([-1])], {}),
+        (["f32[4,7]", np.array([5]), np.array([1]), np.array([-1]), np.array([-2])], {}),
+        (["f32[4,7]", np.array([1, 0]), np.array([-1, 4])], {}),
+        (["extreme f32[3,16]"], {"starts": (2,), "ends": (5,), "axes": (1,), "steps": (1,)}),
+        (["f32[4,7]", np.array([3]), np.array([3]), np.array([0])], {}),
+        (["i64[4]", np.array([1]), np.array([3])], {}),
+    ],
+)

@@ -1,0 +1,7 @@
+"""Softsign: y = x / (1 + |x|)."""
+
+import numpy as np
+
+from whet.ops._unary import unary
+
+unary("Softsign", lambda x: x / (1 + np.abs(x)))

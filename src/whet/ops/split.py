@@ -1,0 +1,102 @@
+"""Split: cuts a tensor along `axis` into parts of the sizes of input 1 (or attribute `split`), or into `num_outputs` equal ones."""
+
+import numpy as np
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.network import ceildiv
+from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
+from whet.ops._base import Couple, axis_of, folded, given, op, regiven
+
+
+def sizes(layer):
+    """The parts' sizes along the axis."""
+    x = layer.inputs[0]
+    n = x.shape[axis_of(layer.attrs["axis"], x.type.rank)]
+    parts, count = given(layer, "split", 1), layer.attrs.get("num_outputs")
+    if parts is None:
+        if not count:
+            raise NetworkError(f"Split '{layer.name}' needs sizes (input 1) or num_outputs")
+        if isinstance(n, int) or (n // count) * count == n:
+            each = ceildiv(n, count)
+            return (*[each] * (count - 1), n - each * (count - 1))
+        raise UnsupportedError(
+            f"Split '{layer.name}': whether {n} divides by {count} is known only at run time; export with explicit sizes"
+        )
+    if all(isinstance(d, int) for d in (*parts, n)) and sum(parts) != n:
+        raise NetworkError(f"Split '{layer.name}': sizes {list(parts)} do not add up to {n}")
+    if count and count != len(parts):
+        raise NetworkError(f"Split '{layer.name}' has {len(parts)} sizes and num_outputs={count}")
+    return parts
+
+
+def infer(layer):
+    x = layer.inputs[0]
+    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    parts = sizes(layer)
+    if any(isinstance(p, int) and p < 0 for p in parts):
+        raise NetworkError(f"sizes {list(parts)} must not be negative")
+    return [x.type.with_shape((*x.shape[:axis], p, *x.shape[axis + 1 :])) for p in parts]
+
+
+def reference(layer, x, split=None):
+    axis = layer.attrs["axis"]
+    parts = layer.attrs.get("split", split)
+    if parts is None:
+        each = -(-x.shape[axis] // layer.attrs["num_outputs"])
+        ends = [each * (i + 1) for i in range(layer.attrs["num_outputs"] - 1)]
+    else:
+        ends = np.cumsum([int(p) for p in parts])[:-1]
+    return np.split(x, ends, axis=axis)
+
+
+def couples(layer):
+    x = layer.inputs[0]
+    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    made, at = [], 0
+    for y in layer.outputs:
+        made += [Couple(x, i, y, i) for i in range(x.type.rank) if i != axis]
+        n = y.shape[axis]
+        if isinstance(n, int) and isinstance(at, int) and n:
+            made.append(Couple(x, axis, y, axis, a_at=at, count=n))
+        at = at + n
+    return made
+
+
+def recut(layer, kept):
+    axis = axis_of(layer.attrs["axis"], layer.inputs[0].type.rank)
+    if (layer.inputs[0], axis) not in kept:
+        return {}
+    parts = [len(kept[y, axis]) if (y, axis) in kept else y.shape[axis] for y in layer.outputs]
+    if layer.input(1) is None and layer.attrs.get("split") is None:
+        return {1: np.array(parts, np.int64), "num_outputs": None}
+    return regiven(layer, "split", 1, parts)
+
+
+def read(node, g):
+    """Sizes were an attribute before opset 13; without sizes the number of outputs says how many parts."""
+    inputs = attributes_as_inputs(node, g, ["split"])
+    attrs = {"axis": node.attrs.get("axis", 0)}
+    if len(inputs) < 2 or inputs[1] is None:
+        attrs["num_outputs"] = node.attrs.get("num_outputs", len(node.outputs))
+    return node.add(g, "Split", *inputs, **attrs)
+
+
+op(
+    "Split",
+    infer,
+    reference,
+    attrs={"axis": 0, "num_outputs": None, "split": None},
+    couples=couples,
+    recut=recut,
+    onnx=read,
+    shape_value=lambda layer: folded(layer) * (len(sizes(layer)) if folded(layer) == [None] else 1),
+    to_onnx=inputs_of_attributes("split"),
+    samples=[
+        (["f32[2,12,4]", np.array([3, 4, 5])], {"axis": 1}),
+        (["f32[2,3,12]"], {"axis": -1, "num_outputs": 3}),
+        (["f32[7,2]"], {"num_outputs": 3}),
+        (["extreme f32[3,16]", np.array([5, 11])], {"axis": 1}),
+        (["f32[6,2]"], {"split": (2, 4)}),
+        (["i64[4]"], {"num_outputs": 2}),
+    ],
+)

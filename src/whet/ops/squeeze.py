@@ -1,0 +1,57 @@
+"""Squeeze: takes out axes of size 1: those given (input 1, or attribute `axes`), or all."""
+
+import numpy as np
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.network import Expr
+from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
+from whet.ops._base import folded, op
+
+
+def gone(layer):
+    """The axes that go."""
+    x = layer.inputs[0]
+    axes = axes_given(layer, x.type.rank)
+    if axes is None:
+        if any(isinstance(d, Expr) for d in x.shape):
+            raise UnsupportedError(f"Squeeze '{layer.name}': which axes of {x.type} are 1 is known only at run time; give its axes")
+        return tuple(i for i, d in enumerate(x.shape) if d == 1)
+    for a in axes:
+        if isinstance(x.shape[a], int) and x.shape[a] != 1:
+            raise NetworkError(f"Squeeze '{layer.name}': axis {a} of {x.type} is not 1")
+    return axes
+
+
+def infer(layer):
+    x, axes = layer.inputs[0], gone(layer)
+    return x.type.with_shape(d for i, d in enumerate(x.shape) if i not in axes)
+
+
+def reference(layer, x, axes=None):
+    axes = layer.attrs.get("axes", axes)
+    return x.squeeze(None if axes is None else tuple(int(a) for a in axes))
+
+
+def couples(layer):
+    x, axes = layer.inputs[0], gone(layer)
+    rest = [i for i in range(x.type.rank) if i not in axes]
+    return mapped(x, layer.output, {a: b for b, a in enumerate(rest)})
+
+
+op(
+    "Squeeze",
+    infer,
+    reference,
+    attrs={"axes": None},
+    couples=couples,
+    shape_value=folded,
+    onnx=lambda node, g: node.add(g, "Squeeze", *attributes_as_inputs(node, g, ["axes"])),
+    to_onnx=inputs_of_attributes("axes"),
+    samples=[
+        (["f32[2,17,1,1]", np.array([2, 3])], {}),
+        (["f32[1,3,1,4]", np.array([-2])], {}),
+        (["f32[1,3,1,4]"], {}),
+        (["extreme f32[13,1]"], {"axes": (1,)}),
+        (["i64[1]", np.array([0])], {}),
+    ],
+)

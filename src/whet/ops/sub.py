@@ -1,0 +1,16 @@
+"""Sub: elementwise difference with broadcasting."""
+
+import numpy as np
+
+from whet.ops._base import folded, op
+from whet.ops._binary import FLOAT_SAMPLES, INT_SAMPLES, binary_couples, infer_binary
+
+op(
+    "Sub",
+    infer_binary,
+    lambda layer, a, b: np.subtract(a, b),
+    samples=[*FLOAT_SAMPLES, *INT_SAMPLES],
+    couples=binary_couples,
+    shape_value=folded,
+    pointwise=True,
+)

@@ -1,0 +1,7 @@
+"""Tan: elementwise, radians."""
+
+import numpy as np
+
+from whet.ops._unary import unary
+
+unary("Tan", np.tan)

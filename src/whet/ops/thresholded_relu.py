@@ -1,0 +1,7 @@
+"""ThresholdedRelu: y = x above alpha, else 0."""
+
+import numpy as np
+
+from whet.ops._unary import unary
+
+unary("ThresholdedRelu", lambda x, alpha: np.where(x > alpha, x, x.dtype.type(0)), attrs={"alpha": 1.0}, samples=[{"alpha": 0.3}])

@@ -1,0 +1,30 @@
+"""Tile: x repeated along each axis as often as input 1 (or attribute `repeats`) says."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.ops._axes import inputs_of_attributes
+from whet.ops._base import Couple, given, op
+
+
+def infer(layer):
+    x, repeats = layer.inputs[0], given(layer, "repeats", 1)
+    if repeats is None or len(repeats) != x.type.rank:
+        raise NetworkError(f"needs one repeat count per axis of {x.type}, not {repeats}")
+    return x.type.with_shape(d * r for d, r in zip(x.shape, repeats, strict=True))
+
+
+op(
+    "Tile",
+    infer,
+    lambda layer, x, repeats=None: np.tile(x, [int(r) for r in layer.attrs.get("repeats", repeats)]),
+    attrs={"repeats": None},
+    couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i, r in enumerate(given(layer, "repeats", 1)) if r == 1],
+    to_onnx=inputs_of_attributes("repeats"),
+    samples=[
+        (["f32[2,3,4]", np.array([1, 2, 1])], {}),
+        (["extreme f32[3,5]", np.array([3, 1])], {}),
+        (["i64[2]"], {"repeats": (2,)}),
+        (["f32[1,4]", np.array([1, 1])], {}),
+    ],
+)

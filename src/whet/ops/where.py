@@ -1,0 +1,30 @@
+"""Where: x where the condition holds, else y; with broadcasting."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import BOOL, TensorType
+from whet.ops._base import broadcast, folded, op
+from whet.ops._binary import binary_couples
+
+
+def infer(layer):
+    c, x, y = layer.inputs
+    if c.dtype != BOOL or x.dtype != y.dtype:
+        raise NetworkError(f"takes a bool and two tensors of one type, not {c.type}, {x.type}, {y.type}")
+    return TensorType(x.dtype, broadcast(broadcast(c.shape, x.shape), y.shape))
+
+
+op(
+    "Where",
+    infer,
+    lambda layer, c, x, y: np.where(c, x, y),
+    samples=[
+        (["bool[2,3,4]", "f32[2,3,4]", "f32[2,3,4]"], {}),
+        (["bool[3,1]", "extreme f32[2,3,13]", np.array(-np.inf, np.float32)], {}),
+        (["bool[5]", "i64[]", "i64[2,1]"], {}),
+    ],
+    couples=binary_couples,
+    shape_value=folded,
+    pointwise=True,
+)
