@@ -3,8 +3,9 @@
 from whet.engine.names import display_names
 from whet.engine.plan import ArenaPlan, Candidate, Choice, EnginePlan, Profile
 from whet.engine.probe import make_probe, probe_differs, probe_inputs, probe_shapes
+from whet.engine.times import LayerTimes
 
 __all__ = [
-    "ArenaPlan", "Candidate", "Choice", "EnginePlan", "Profile", "display_names", "make_probe", "probe_differs", "probe_inputs",
-    "probe_shapes",
+    "ArenaPlan", "Candidate", "Choice", "EnginePlan", "LayerTimes", "Profile", "display_names", "make_probe", "probe_differs",
+    "probe_inputs", "probe_shapes",
 ]  # fmt: skip

@@ -1,6 +1,11 @@
 """Engine + inputs -> outputs. Imports neither builder nor passes, so it ships alone."""
 
+from whet.runtime.context import Context
+from whet.runtime.engine import Engine, EngineWarning, Memory, Runtime, machine_differences
 from whet.runtime.memory import WeightStore, aligned_empty
 from whet.runtime.steps import Bound, Shaped, bind, max_shapes, opt_shapes, storage
 
-__all__ = ["Bound", "Shaped", "WeightStore", "aligned_empty", "bind", "max_shapes", "opt_shapes", "storage"]
+__all__ = [
+    "Bound", "Context", "Engine", "EngineWarning", "Memory", "Runtime", "Shaped", "WeightStore", "aligned_empty", "bind",
+    "machine_differences", "max_shapes", "opt_shapes", "storage",
+]  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 from whet.backends import Backend, Buffer, Executable
 from whet.engine.plan import ArenaPlan, EnginePlan
 from whet.errors import BackendError, EngineError, ShapeError
-from whet.network import Layer, Network, Tensor, evaluate, format_bytes, from_stored, static_shape, stored_shape, to_stored
+from whet.network import Layer, Network, evaluate, format_bytes, from_stored, static_shape, stored_shape, to_stored
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime.kernels import Planned, plan_layer
 from whet.runtime.memory import ALIGNMENT, Shared, WeightStore, read_bytes, write_bytes
@@ -135,6 +135,7 @@ class Bound:
             self._note(step, recorder.calls)
         self.executable: Executable = recorder.finish()
         self._single: list[Executable] | None = None
+        self._groups = _in_place_groups(shaped)
 
     # running
 
@@ -187,7 +188,12 @@ class Bound:
 
     def fetch(self) -> dict[str, np.ndarray]:
         """Copies of the outputs, in the network's own types."""
-        return {t.name: self._output(t) for t in self.network.outputs}
+        return {t.name: self.output(t.name) for t in self.network.outputs}
+
+    def output(self, name: str) -> np.ndarray:
+        """A copy of one output, in the network's own type."""
+        t = next(t for t in self.network.outputs if t.name == name)
+        return t.array().copy() if t.is_constant else self.value(name).astype(t.dtype.numpy, copy=False)
 
     def value(self, name: str) -> np.ndarray:
         """A copy of a tensor as it now lies in memory, as a logical array of its storage type (valid while it is alive)."""
@@ -209,19 +215,39 @@ class Bound:
         else:
             write_bytes(self.backend, self.arena, self._base[name], to_stored(array.astype(o.dtype.numpy, copy=False), o.format))
 
-    def _output(self, t: Tensor) -> np.ndarray:
-        return t.array().copy() if t.is_constant else self.value(t.name).astype(t.dtype.numpy, copy=False)
-
     # addresses
 
     def address(self, name: str) -> int:
         """Where a tensor lies in the arena."""
         return self.arena.address + self._base[name]
 
-    def point(self, name: str, address: int) -> None:
-        """Makes every launch that reads or writes the tensor use other memory (the caller keeps it alive)."""
-        for call, kind, index in self._sites.get(name, _Sites()).calls:
-            call.point(kind, index, address)
+    def why_not_pointed(self, name: str) -> str | None:
+        """Why an input or output must stay in the arena; None when its launches can use a user's memory."""
+        group = self._groups.get(name, {name})
+        inputs, outputs = ({t.name for t in ts} for ts in (self.network.inputs, self.network.outputs))
+        if not self._sites.get(name, _Sites()).calls:
+            return "no kernel reads or writes it"
+        if len(group & (inputs | outputs)) > 1:
+            return "it shares its bytes with another input or output of the engine"
+        if name in inputs and len(group) > 1:
+            return "a layer works on it in place"
+        if any(n not in self._sites for n in group):
+            return "it shares its bytes with a constant"
+        at, size = self._base[name], self._nbytes(name)
+        if any(not at <= self._base[n] <= self._base[n] + self._nbytes(n) <= at + size for n in group):
+            return "it lies inside of a larger tensor"
+        return None
+
+    def point(self, name: str, address: int | None) -> None:
+        """Makes every launch that touches the tensor's bytes use other memory (the caller keeps it alive); None: the arena again.
+
+        Ask `why_not_pointed` first.
+        """
+        base = self.address(name)
+        for n in self._groups.get(name, {name}):
+            shift = self.address(n) - base
+            for call, kind, index in self._sites.get(n, _Sites()).calls:
+                call.point(kind, index, (base if address is None else address) + shift)
         refresh = getattr(self.executable, "refresh", None)
         if refresh is not None:
             refresh()
@@ -276,6 +302,18 @@ class Bound:
             for index, (t, o) in enumerate(zip(tensors, operands, strict=True)):
                 if t is not None and o is not None and not t.is_constant:
                     self._sites.setdefault(t.name, _Sites()).calls += [(call, kind, index) for call in calls]
+
+
+def _in_place_groups(shaped: Shaped) -> dict[str, set[str]]:
+    """Tensors that share bytes because a layer works in place -> all of them."""
+    groups: dict[str, set[str]] = {}
+    for step in shaped.steps:
+        for i, j in step.signature.inplace:
+            a, b = step.layer.inputs[i], step.layer.outputs[j]
+            joined = groups.get(a.name, {a.name}) | groups.get(b.name, {b.name})  # type: ignore[union-attr]
+            for n in joined:
+                groups[n] = joined
+    return groups
 
 
 def allocate_arena(plan: ArenaPlan, backend: Backend) -> Buffer:

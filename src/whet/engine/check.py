@@ -1,0 +1,190 @@
+"""Judges a plan's arenas against the network: every tensor inside, nothing that is alive written over.
+
+Sizes are derived again from formats and shapes and must be the stored ones. It shares no code with the planner that placed them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whet.engine.plan import ArenaPlan, Choice, EnginePlan
+from whet.errors import EngineError, WhetError
+from whet.network import DTYPES, FORMATS, Layer, Network, Tensor, evaluate, format_bytes, format_fits, static_shape
+from whet.ops import bind_symbols
+
+#: ops that, in place, leave every byte as it was: their input may live on beside their output
+_VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
+_SLACK = 1 << 16  # bytes per tensor that alignment and spacing may add
+
+
+@dataclass(frozen=True)
+class _Life:
+    """A tensor's bytes and the steps from its making to its last use."""
+
+    name: str
+    at: int
+    end: int
+    first: int
+    last: int
+
+
+def check_plan(plan: EnginePlan) -> None:
+    """Raises EngineError (naming layer or tensor) when choices, profiles or arenas do not fit the network."""
+    stored = _storage(plan)
+    if len(plan.arenas) != max(len(plan.profiles), 1):
+        raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.arenas)} arenas: it contradicts itself")
+    for k, arena in enumerate(plan.arenas):
+        try:
+            env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], _shapes(plan, k))
+            _check_arena(plan, arena, stored, env)
+        except EngineError as e:
+            raise EngineError(f"profile {k}: {e}") from e
+        except WhetError as e:
+            raise EngineError(f"profile {k} does not fit the network: {e}") from e
+
+
+def _shapes(plan: EnginePlan, k: int) -> dict[str, tuple[int, ...]]:
+    """The largest shapes of a profile, checked."""
+    given = plan.profiles[k].shapes if plan.profiles else {}
+    unknown = set(given) - {t.name for t in plan.network.inputs}
+    if unknown:
+        raise EngineError(f"it names the input '{sorted(unknown)[0]}', which the network has not")
+    found = {}
+    for t in plan.network.inputs:
+        if t.name not in given:
+            found[t.name] = static_shape(t.shape)
+            continue
+        low, opt, high = given[t.name]
+        if not len(low) == len(opt) == len(high) == t.type.rank:
+            raise EngineError(f"its shapes of '{t.name}' are not of rank {t.type.rank}")
+        if not all(0 <= a <= b <= c for a, b, c in zip(low, opt, high, strict=True)):
+            raise EngineError(f"its shapes of '{t.name}' are not in order: min {low}, opt {opt}, max {high}")
+        found[t.name] = tuple(high)
+    return found
+
+
+def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
+    """(format, dtype) of every tensor that needs a place. Every layer must have a choice that fits it."""
+    net = plan.network
+    names = {layer.name for layer in net.layers}
+    if names != set(plan.choices):
+        odd = sorted(names ^ set(plan.choices))[0]
+        raise EngineError(f"'{odd}' has a layer but no choice, or a choice but no layer: the engine contradicts itself")
+    found: dict[str, tuple[str, str]] = {}
+    for layer in net.layers:
+        c = plan.choices[layer.name]
+        if len(c.inputs) != len(layer.inputs) or len(c.outputs) != len(layer.outputs):
+            raise EngineError(f"the choice of '{layer.name}' has another number of inputs or outputs than the layer")
+        for t, o in zip(layer.inputs, c.inputs, strict=True):
+            if t is None:
+                if o is not None:
+                    raise EngineError(f"the choice of '{layer.name}' stores an input that is absent")
+                continue
+            if o is None:
+                if not t.is_constant:
+                    raise EngineError(f"the choice of '{layer.name}' does not say how %{t.name} is stored")
+                continue
+            _check_operand(layer, t, o)
+            if not t.is_constant and found.setdefault(t.name, o) != o:
+                raise EngineError(f"'{layer.name}' reads %{t.name} as {o}, but it is stored as {found[t.name]}")
+        for t, o in zip(layer.outputs, c.outputs, strict=True):
+            _check_operand(layer, t, o)
+            found[t.name] = o
+        for i, j in c.inplace:
+            source = layer.inputs[i] if 0 <= i < len(layer.inputs) else None
+            if source is None or source.is_constant or not 0 <= j < len(layer.outputs):
+                raise EngineError(f"the choice of '{layer.name}' has an in-place pair {i}->{j} of nothing")
+    for t in net.inputs:
+        found.setdefault(t.name, ("linear", t.dtype.name))
+    return found
+
+
+def _check_operand(layer: Layer, t: Tensor, o: tuple[str, str]) -> None:
+    fmt, dtype = o
+    if fmt not in FORMATS or dtype not in DTYPES or not format_fits(fmt, t.type.rank) or dtype == "string":
+        raise EngineError(f"the choice of '{layer.name}' stores %{t.name} ({t.type}) as {dtype}:{fmt}, which there is not")
+
+
+def _check_arena(plan: EnginePlan, arena: ArenaPlan, stored: dict[str, tuple[str, str]], env: dict[str, int]) -> None:
+    sizes = {}
+    for t in plan.network.tensors():
+        if t.name in stored:
+            fmt, dtype = stored[t.name]
+            sizes[t.name] = evaluate(format_bytes(t.type.with_dtype(DTYPES[dtype]), fmt), env)
+    if any(n < 0 for n in sizes.values()):
+        raise EngineError("a tensor has a negative size at the largest shapes")
+    if set(arena.offsets) != set(sizes) or set(arena.sizes) != set(sizes):
+        odd = sorted(set(arena.offsets) ^ set(sizes) | set(arena.sizes) ^ set(sizes))[0]
+        raise EngineError(f"the arena and the network do not hold the same tensors: '{odd}'")
+    if min(arena.total, arena.scratch_offset, arena.scratch_bytes) < 0:
+        raise EngineError("the arena has a negative size")
+    if arena.total > sum(sizes.values()) + arena.scratch_bytes + _SLACK * (len(sizes) + 1):
+        raise EngineError(f"the arena has {arena.total} bytes, far more than its tensors and scratch need")
+    for name, size in sizes.items():
+        if arena.sizes[name] != size:
+            raise EngineError(f"%{name} takes {size} bytes, the engine says {arena.sizes[name]}")
+        if not 0 <= arena.offsets[name] <= arena.total - size:
+            raise EngineError(f"%{name} lies at {arena.offsets[name]}, outside of the arena of {arena.total} bytes")
+    if arena.scratch_offset + arena.scratch_bytes > arena.total:
+        raise EngineError("the scratch lies outside of the arena")
+    _check_overlaps(plan.network, plan.choices, arena, sizes)
+
+
+def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, sizes: dict[str, int]) -> None:
+    lives = [life for life in _lives(net, arena, sizes) if life.end > life.at]
+    shared = _views(net, choices)
+    pairs = {
+        (layer.inputs[i].name, layer.outputs[j].name): k  # type: ignore[union-attr]
+        for k, layer in enumerate(net.layers)
+        for i, j in choices[layer.name].inplace
+    }
+    if arena.scratch_bytes:
+        lives.append(_Life("the scratch", arena.scratch_offset, arena.scratch_offset + arena.scratch_bytes, -1, len(net.layers)))
+    active: list[_Life] = []
+    for life in sorted(lives, key=lambda x: (x.at, x.end, x.name)):
+        active = [a for a in active if a.end > life.at]
+        for a in active:
+            if a.first > life.last or life.first > a.last or shared.get(a.name, a.name) == shared.get(life.name, life.name):
+                continue
+            early, late = (a, life) if a.first <= life.first else (life, a)
+            step = pairs.get((early.name, late.name))
+            if step is None or early.last > step:
+                raise EngineError(f"%{early.name} and %{late.name} lie over each other in the arena while both are needed")
+        active.append(life)
+    for (source, made), k in pairs.items():
+        at, start, size = arena.offsets[source], arena.offsets[made], min(sizes[source], sizes[made])
+        outer = source if sizes[source] >= sizes[made] else made
+        if size and not arena.offsets[outer] <= max(at, start) <= arena.offsets[outer] + sizes[outer] - size:
+            raise EngineError(f"layer '{net.layers[k].name}' works in place, but %{source} and %{made} do not share their bytes")
+
+
+def _lives(net: Network, arena: ArenaPlan, sizes: dict[str, int]) -> list[_Life]:
+    first = {t.name: -1 for t in net.inputs}
+    last = {t.name: -1 for t in net.inputs}
+    for k, layer in enumerate(net.layers):
+        reads = [t for t in layer.inputs if t is not None]
+        for region in layer.regions.values():
+            reads.extend(region.captures())
+        for t in reads:
+            last[t.name] = k
+        for t in layer.outputs:
+            first[t.name] = last[t.name] = k
+    for t in net.outputs:
+        last[t.name] = len(net.layers)
+    return [_Life(n, arena.offsets[n], arena.offsets[n] + s, first[n], last[n]) for n, s in sizes.items()]
+
+
+def _views(net: Network, choices: dict[str, Choice]) -> dict[str, str]:
+    """Tensors that are views of the same bytes -> one of them."""
+    root: dict[str, str] = {}
+
+    def find(n: str) -> str:
+        while root.get(n, n) != n:
+            n = root[n]
+        return n
+
+    for layer in net.layers:
+        if layer.op in _VIEWS:
+            for i, j in choices[layer.name].inplace:
+                root[find(layer.outputs[j].name)] = find(layer.inputs[i].name)  # type: ignore[union-attr]
+    return {n: find(n) for n in root}

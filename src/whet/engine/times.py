@@ -1,0 +1,27 @@
+"""What the profiler measured, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Times of one layer in ms, one per iteration. `name` is what people see (the user's source nodes), `layer` the layer's own name."""
+
+    name: str
+    layer: str
+    times_ms: tuple[float, ...]
+
+    @property
+    def total_ms(self) -> float:
+        return sum(self.times_ms)
+
+    @property
+    def average_ms(self) -> float:
+        return self.total_ms / len(self.times_ms) if self.times_ms else 0.0
+
+    @property
+    def median_ms(self) -> float:
+        return median(self.times_ms) if self.times_ms else 0.0

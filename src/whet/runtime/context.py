@@ -1,0 +1,271 @@
+"""Context: one arena, one set of shapes at a time, inputs in and outputs out. Cheap; one thread at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from whet.engine import LayerTimes, display_names
+from whet.errors import ContextError, ShapeError
+from whet.network import Expr, evaluate, static_shape
+from whet.registry import nearest
+from whet.runtime.arrays import as_array, why_copied
+from whet.runtime.engine import Engine
+from whet.runtime.memory import aligned_empty
+from whet.runtime.steps import Bound, allocate_arena, opt_shapes
+
+_BOUND_KEPT = 4  # sets of shapes whose recorded launches a context remembers
+
+
+class Context:
+    """Runs an engine. Made by `Engine.create_context`; use one per thread: two threads in one context raise ContextError.
+
+        context.run({"x": array}) -> {"y": array}           copies in and out; takes NumPy arrays and DLPack objects
+        context.bind("x", array); context.execute()         reads and writes the user's own buffers, without copies where it can
+    """
+
+    def __init__(self, engine: Engine, profile: int = 0):
+        self.engine, self.profile_index = engine, profile
+        self._shapes = opt_shapes(engine.plan, profile)
+        self._lock = threading.Lock()
+        self._arena_plan = engine.plan.arenas[profile]
+        self._arena: Any = None
+        self._bounds: OrderedDict[tuple, Bound] = OrderedDict()
+        self._pointed: dict[int, dict[str, int]] = {}  # id(bound) -> tensor -> user's address
+        self._users: dict[str, np.ndarray] = {}
+        self._closed = False
+
+    # shapes
+
+    @property
+    def input_names(self) -> list[str]:
+        return list(self.engine.inputs)
+
+    @property
+    def output_names(self) -> list[str]:
+        return list(self.engine.outputs)
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Sets the shape of an input from now on. Raises ShapeError when the profile does not take it."""
+        self._check_shape(name, tuple(int(d) for d in shape))
+        self._shapes[name] = tuple(int(d) for d in shape)
+
+    def input_shapes(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, tuple[int, ...]]:
+        """Sets the given shapes and returns those of all inputs."""
+        for name, shape in (shapes or {}).items():
+            self.set_input_shape(name, shape)
+        return dict(self._shapes)
+
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the outputs at the inputs' present shapes."""
+        env = self.engine.shaped(self.profile_index, self._shapes).env
+        return {n: tuple(evaluate(d, env) for d in t.shape) for n, t in self.engine.outputs.items()}
+
+    def input_array(self, name: str) -> np.ndarray:
+        """A zeroed array for an input at its present shape, aligned so that `bind` needs no copies."""
+        self._known(name, self.engine.inputs, "input")
+        return self._aligned(self._shapes[name], name)
+
+    def output_array(self, name: str) -> np.ndarray:
+        """A zeroed array for an output at the present shapes, aligned so that `bind` needs no copies."""
+        self._known(name, self.engine.outputs, "output")
+        return self._aligned(self.output_shapes()[name], name)
+
+    # running
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Outputs by name for inputs by name (NumPy arrays or anything with __dlpack__); shapes are taken from the arrays.
+
+        Raises ShapeError for inputs that do not fit, ContextError when another thread is in this context.
+        """
+        with self._alone():
+            arrays = self._arrays(inputs)
+            for name, a in arrays.items():
+                if self._shapes[name] != a.shape:
+                    self.set_input_shape(name, a.shape)
+            bound = self._bound()
+            self._point(bound, {})
+            bound.feed(arrays)
+            bound.run()
+            return bound.fetch()
+
+    def bind(self, name: str, array: Any) -> str:
+        """Makes `execute` read an input from, or write an output to, this array (NumPy or DLPack), until another is bound.
+
+        Returns "" when kernels use its memory directly, else why it is copied instead (not 64-byte aligned, another format, ...).
+        Raises ShapeError when shape or type do not fit.
+        """
+        with self._alone():
+            types = self.engine.inputs | self.engine.outputs
+            self._known(name, types, "input or output")
+            a = as_array(name, array, types[name].dtype)
+            if name in self.engine.inputs:
+                self.set_input_shape(name, a.shape)
+            elif not a.flags.writeable:
+                raise ShapeError(f"the array for output '{name}' is read-only; bind one that may be written")
+            self._users[name] = a
+            bound = self._bound()
+            self._check_users(bound, only=name)
+            return why_copied(bound, name, a, self._users) or ""
+
+    def execute(self) -> None:
+        """Runs on the bound arrays; returns when the outputs are in theirs. Outputs without one stay inside: see `fetch`."""
+        with self._alone():
+            missing = [n for n in self.engine.inputs if n not in self._users]
+            if missing:
+                raise ContextError(f"input '{missing[0]}' has no array: context.bind('{missing[0]}', array) before execute(), or use run()")
+            bound = self._bound()
+            self._check_users(bound)
+            direct = {n: a.ctypes.data for n, a in self._users.items() if why_copied(bound, n, a, self._users) is None}
+            self._point(bound, direct)
+            for n, a in self._users.items():
+                if n in self.engine.inputs and n not in direct:
+                    bound.write(n, a)
+            bound.run()
+            for n, a in self._users.items():
+                if n in self.engine.outputs and n not in direct:
+                    np.copyto(a, bound.output(n))
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        """Copies of the outputs of the last `execute` that have no bound array."""
+        with self._alone():
+            bound = self._bound()
+            return {n: bound.output(n) for n in self.engine.outputs if n not in self._users}
+
+    def profile(self, inputs: Mapping[str, Any], iterations: int = 10) -> list[LayerTimes]:
+        """Times of each layer, in the order of running, under the user's own node names. Slower as a whole than `run`."""
+        with self._alone():
+            arrays = self._arrays(inputs)
+            for name, a in arrays.items():
+                self.set_input_shape(name, a.shape)
+            bound = self._bound()
+            self._point(bound, {})
+            bound.feed(arrays)
+            bound.run()
+            rounds = []
+            for _ in range(max(iterations, 1)):
+                bound.feed(arrays)
+                rounds.append(bound.run_timed())
+        names = display_names(self.engine.plan.network)
+        return [
+            LayerTimes(names[layer.name], layer.name, tuple(1e3 * r[i] for r in rounds))
+            for i, layer in enumerate(self.engine.plan.network.layers)
+        ]
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of this context alone: arena and scratch."""
+        return {
+            "arena": max(self._arena_plan.total, 1),
+            "scratch": max((b.nbytes()["scratch"] for b in self._bounds.values()), default=0),
+        }
+
+    def close(self) -> None:
+        """Gives the arena back. Using the context afterwards raises ContextError."""
+        with self._alone():
+            self._closed = True
+            self._bounds.clear()
+            self._pointed.clear()
+            self._users.clear()
+            self._arena = None
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # inside
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise ContextError("this context is in use by another thread; make one per thread with engine.create_context() (it is cheap)")
+        try:
+            if self._closed:
+                raise ContextError("the context is closed; make another with engine.create_context()")
+            yield
+        finally:
+            self._lock.release()
+
+    def _bound(self) -> Bound:
+        key = tuple(self._shapes[n] for n in self.engine.inputs)
+        found = self._bounds.get(key)
+        if found is not None:
+            self._bounds.move_to_end(key)
+            return found
+        if self._arena is None:
+            self._arena = allocate_arena(self._arena_plan, self.engine.backend)
+        found = Bound(self.engine.shaped(self.profile_index, self._shapes), self.engine.backend, self._arena)
+        self._bounds[key] = found
+        while len(self._bounds) > _BOUND_KEPT:
+            _, old = self._bounds.popitem(last=False)
+            self._pointed.pop(id(old), None)
+        return found
+
+    def _point(self, bound: Bound, wanted: dict[str, int]) -> None:
+        """Re-points launches so that exactly the tensors in `wanted` lie at users' addresses."""
+        now = self._pointed.setdefault(id(bound), {})
+        for name in [*now, *wanted]:
+            if now.get(name) != wanted.get(name):
+                bound.point(name, wanted.get(name))
+        self._pointed[id(bound)] = dict(wanted)
+
+    def _arrays(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        for name in inputs:
+            self._known(name, self.engine.inputs, "input")
+        found = {}
+        for name, type_ in self.engine.inputs.items():
+            if name not in inputs:
+                raise ShapeError(f"input '{name}' is missing; the engine takes {self._takes()}")
+            found[name] = as_array(name, inputs[name], type_.dtype)
+        return found
+
+    def _check_users(self, bound: Bound, only: str | None = None) -> None:
+        for n, a in self._users.items():
+            if n in self.engine.outputs and only in (None, n):
+                want = static_shape(bound.shaped.types[n].shape)
+                if a.shape != want:
+                    raise ShapeError(f"the array bound to output '{n}' has shape {list(a.shape)}, at these input shapes it is {list(want)}")
+
+    def _known(self, name: str, names: Mapping[str, Any], what: str) -> None:
+        if name not in names:
+            raise ShapeError(f"the engine has no {what} '{name}'.{nearest(name, names)} It has {', '.join(names)}.")
+
+    def _takes(self) -> str:
+        return ", ".join(f"{n}: {t}" for n, t in self.engine.inputs.items())
+
+    def _aligned(self, shape: tuple[int, ...], name: str) -> np.ndarray:
+        a = aligned_empty(shape, self.engine.dtype(name).numpy)
+        a.fill(0)
+        return a
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        self._known(name, self.engine.inputs, "input")
+        type_ = self.engine.inputs[name]
+        if len(shape) != type_.rank:
+            raise ShapeError(f"input '{name}' has {len(shape)} dimensions {list(shape)}, the engine takes {type_.rank}: {name}: {type_}")
+        profiles = self.engine.plan.profiles
+        given = profiles[self.profile_index].shapes.get(name) if profiles else None
+        for axis, (have, want) in enumerate(zip(shape, type_.shape, strict=True)):
+            if not isinstance(want, Expr) and have != want:
+                raise ShapeError(f"input '{name}', axis {axis}: {have}, but the engine takes {want} there ({name}: {type_})")
+            if given is not None and not given[0][axis] <= have <= given[2][axis]:
+                raise ShapeError(
+                    f"input '{name}', axis {axis}: {have}, but profile {self.profile_index} takes {given[0][axis]} to {given[2][axis]} "
+                    f"(min {_x(given[0])}, opt {_x(given[1])}, max {_x(given[2])}).{self._other_profile(name, shape)}"
+                )
+
+    def _other_profile(self, name: str, shape: tuple[int, ...]) -> str:
+        for k, p in enumerate(self.engine.plan.profiles):
+            if name in p.shapes and all(lo <= d <= hi for lo, d, hi in zip(p.shapes[name][0], shape, p.shapes[name][2], strict=True)):
+                return f" Profile {k} takes it: engine.create_context(profile={k})."
+        return " Build the engine with larger --maxShapes (or another --profile) to run it."
+
+
+def _x(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"

@@ -1,0 +1,236 @@
+"""Runtime and Engine: open an engine file, check it against this machine, share its kernels and weights between contexts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.backends import Backend, get_backend
+from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
+from whet.engine.check import check_plan
+from whet.errors import ContextError, EngineError, ShapeError
+from whet.network import DType, TensorType
+from whet.runtime.memory import WeightStore
+from whet.runtime.steps import Bound, Shaped, opt_shapes, shape_plan
+
+if TYPE_CHECKING:
+    from whet.runtime.context import Context
+
+_SHAPES_KEPT = 16  # sets of input shapes whose kernels an engine remembers
+
+
+class EngineWarning(UserWarning):
+    """An engine does not run as it was tuned: other hardware or libraries, or a tactic that cannot run here."""
+
+
+class Runtime:
+    """Opens engines on one backend. `backend` is a name, a Backend, or None for the one that each engine was built for.
+
+    `threads` 0 takes as many as the engine was tuned with. Raises BackendError when the machine or its library is missing.
+    """
+
+    def __init__(self, backend: str | Backend | None = None, threads: int = 0):
+        self._backend, self._threads = backend, threads
+
+    def load(self, source: str | os.PathLike | bytes | EnginePlan, *, require_same_hardware: bool = False) -> Engine:
+        """An engine from a file, its bytes, or a plan fresh from the builder.
+
+        An engine of other hardware, libraries or threads opens with a warning that names the difference, and its probe is run;
+        `require_same_hardware` refuses it instead. Raises EngineError.
+        """
+        if isinstance(source, EnginePlan):
+            plan, where = source, "the engine"
+        else:
+            from whet.engine import read_engine
+
+            plan = read_engine(source)
+            where = "the engine" if isinstance(source, bytes | bytearray | memoryview) else f"{Path(source).name}"
+        check_plan(plan)
+        return Engine(plan, self._backend_for(plan, where), require_same_hardware=require_same_hardware, where=where)
+
+    def _backend_for(self, plan: EnginePlan, where: str) -> Backend:
+        if self._backend is not None and not isinstance(self._backend, str):
+            return self._backend
+        if self._backend not in (None, plan.backend):
+            raise EngineError(
+                f"{where} was built for the backend '{plan.backend}', this runtime is on '{self._backend}': use that one, or build it again"
+            )
+        return get_backend(plan.backend, threads=self._threads or plan.threads)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes in use: the arena and scratch of one context, weights packed for the backend (shared), source weights (mapped or in memory)."""
+
+    arena: int
+    scratch: int
+    packed: int
+    weights: int
+
+    @property
+    def peak(self) -> int:
+        return self.arena + self.scratch + self.packed + self.weights
+
+    def __str__(self) -> str:
+        mib = {k: v / 2**20 for k, v in vars(self).items()}
+        return (
+            f"{self.peak / 2**20:.1f} MiB (arena {mib['arena']:.1f}, scratch {mib['scratch']:.1f}, packed weights {mib['packed']:.1f}, "
+            f"source weights {mib['weights']:.1f})"
+        )
+
+
+class Engine:
+    """An immutable engine: kernels and weights, shared by its contexts. `warnings` holds what `load` warned of."""
+
+    def __init__(self, plan: EnginePlan, backend: Backend, *, require_same_hardware: bool = False, where: str = "the engine"):
+        self.plan, self.backend = plan, backend
+        self.warnings: list[str] = []
+        self._where = where
+        self._told: set[tuple[str, str]] = set()
+        self._store = WeightStore(backend)
+        self._shaped: OrderedDict[tuple, Shaped] = OrderedDict()
+        self._lock = threading.Lock()
+        self._open = True
+        self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)}
+        differences = machine_differences(plan, backend)
+        if differences and require_same_hardware:
+            raise EngineError(f"{where} was tuned on other hardware: {'; '.join(differences)}. Build it again here.")
+        if differences:
+            self._warn(f"{where} was tuned elsewhere ({'; '.join(differences)}): it may be slower than one tuned here")
+        self.shaped(0, opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are told at load
+        if differences and plan.probe:
+            self._run_probe()
+
+    # what it is
+
+    @property
+    def inputs(self) -> dict[str, TensorType]:
+        """Types of the inputs by name, in order; dims may be symbols."""
+        return {t.name: t.type for t in self.plan.network.inputs}
+
+    @property
+    def outputs(self) -> dict[str, TensorType]:
+        """Types of the outputs by name, in order."""
+        return {t.name: t.type for t in self.plan.network.outputs}
+
+    @property
+    def profiles(self) -> list[Profile]:
+        """Optimization profiles: the shapes that contexts may be set to."""
+        return list(self.plan.profiles)
+
+    def dtype(self, name: str) -> DType:
+        """Element type of an input or output. Raises ShapeError for an unknown name."""
+        if name not in self._types:
+            raise ShapeError(f"the engine has no input or output '{name}'; it has {', '.join(self._types)}")
+        return self._types[name].dtype
+
+    def describe(self) -> dict[str, Any]:
+        """Name, inputs, outputs, profiles, machine, layer count and fallbacks, as plain data."""
+        first = next(iter(self._shaped.values()), None)
+        return {
+            "name": self.plan.network.name,
+            "backend": self.plan.backend,
+            "threads": self.plan.threads,
+            "machine": self.plan.machine,
+            "inputs": {n: str(t) for n, t in self.inputs.items()},
+            "outputs": {n: str(t) for n, t in self.outputs.items()},
+            "profiles": [{n: {"min": lo, "opt": opt, "max": hi} for n, (lo, opt, hi) in p.shapes.items()} for p in self.plan.profiles],
+            "layers": len(self.plan.network.layers),
+            "fell_back": dict(first.fell_back) if first else {},
+            "warnings": list(self.warnings),
+        }
+
+    def memory(self, context: Context | None = None) -> Memory:
+        """Bytes in use, with one context's arena and scratch (without one: those of profile 0 as planned)."""
+        arrays = {t.weight.digest: t.weight.array.nbytes for t in self.plan.network.constants.values() if t.weight is not None}
+        used = context.nbytes() if context is not None else {"arena": self.plan.arenas[0].total, "scratch": 0}
+        return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
+
+    # what it makes
+
+    def create_context(self, profile: int = 0) -> Context:
+        """A context: an arena and bound launches of its own, set to the profile's opt shapes. One thread at a time may use it."""
+        from whet.runtime.context import Context
+
+        self._check_open()
+        return Context(self, profile)
+
+    def shaped(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> Shaped:
+        """Kernels and weights for these shapes, planned once and remembered."""
+        self._check_open()
+        key = (profile, tuple(sorted((k, tuple(v)) for k, v in shapes.items())))
+        with self._lock:
+            found = self._shaped.get(key)
+            if found is not None:
+                self._shaped.move_to_end(key)
+                return found
+            found = shape_plan(self.plan, self.backend, shapes, profile, self._store)
+            self._shaped[key] = found
+            while len(self._shaped) > _SHAPES_KEPT:
+                self._shaped.popitem(last=False)
+        for layer, reason in found.fell_back:
+            if (layer, reason) not in self._told:
+                self._told.add((layer, reason))
+                step = next(s for s in found.steps if s.layer.name == layer)
+                self._warn(f"layer '{layer}' runs on {step.tactic} instead of {self.plan.choices[layer].tactic}: {reason}")
+        return found
+
+    def close(self) -> None:
+        """Forgets kernels and weights; contexts that live on keep theirs. Using the engine afterwards raises ContextError."""
+        self._open = False
+        self._shaped.clear()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ContextError("the engine is closed; load it again")
+
+    def _warn(self, text: str) -> None:
+        self.warnings.append(text)
+        warnings.warn(text, EngineWarning, stacklevel=4)
+
+    def _run_probe(self) -> None:
+        """Compares outputs of the probe's input with those kept from the build. Raises EngineError when they differ."""
+        probe = self.plan.probe
+        shapes = {k: tuple(v) for k, v in probe["shapes"].items()}
+        bound = Bound(self.shaped(0, shapes), self.backend)
+        bound.feed(probe_inputs(self.plan.network, probe["seed"], shapes))
+        bound.run()
+        different = probe_differs(probe, bound.fetch())
+        if different:
+            raise EngineError(
+                f"{self._where} gives other results here than where it was verified: {different}. Do not use it on this machine; "
+                "build it again here."
+            )
+
+
+def machine_differences(plan: EnginePlan, backend: Backend) -> list[str]:
+    """What is other here than where the engine was tuned, in words; empty when the machine's keys are equal."""
+    if plan.machine_key == backend.key():
+        return []
+    then, now = _flat(plan.machine), _flat(backend.describe())
+    found = [f"{k}: {then.get(k, 'none')} there, {now.get(k, 'none')} here" for k in sorted(then | now) if then.get(k) != now.get(k)]
+    if plan.threads != backend.threads and not any("thread" in f for f in found):
+        found.append(f"threads: {plan.threads} there, {backend.threads} here")
+    return found or [f"machine: {plan.machine_key} there, {backend.key()} here"]
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for k, v in data.items():
+        if isinstance(v, Mapping):
+            found |= _flat(v, f"{prefix}{k} ")
+        else:
+            found[f"{prefix}{k}"] = ", ".join(map(str, v)) if isinstance(v, list | tuple | set | frozenset) else str(v)
+    return found

@@ -1,0 +1,133 @@
+"""The judge of arenas: what overlaps while it lives, lies outside or contradicts the network is refused."""
+
+import dataclasses
+
+import pytest
+
+from handmade import conv_net, make_plan
+from whet.engine.check import check_plan
+from whet.errors import EngineError
+from whet.network import Network, parse_type
+
+
+def relu_chain(n=4):
+    net = Network("chain", "lowered")
+    t = net.add_input("x", parse_type("f32[4,16]"))
+    for i in range(n):
+        t = net.add("Relu", t, name=f"r{i}")
+    net.mark_output(t)
+    return make_plan(net)
+
+
+def test_a_plan_by_hand_is_accepted():
+    check_plan(make_plan(conv_net()))
+
+
+def test_dead_bytes_may_be_used_again_and_live_ones_not():
+    plan = relu_chain()
+    plan.arenas[0].offsets["r2"] = plan.arenas[0].offsets["r0"]
+    check_plan(plan)
+    plan = relu_chain()
+    plan.arenas[0].offsets["r1"] = plan.arenas[0].offsets["r0"] + 64
+    with pytest.raises(EngineError, match="%r0 and %r1 lie over each other"):
+        check_plan(plan)
+
+
+def test_a_residual_must_stay():
+    plan = make_plan(conv_net())  # r1 is read again at the end
+    plan.arenas[0].offsets["c2"] = plan.arenas[0].offsets["r1"]
+    with pytest.raises(EngineError, match="%r1 and %c2 lie over each other"):
+        check_plan(plan)
+
+
+def in_place(plan, layer):
+    plan.choices[layer] = dataclasses.replace(plan.choices[layer], inplace=((0, 0),))
+    source = next(x for x in plan.network.layers if x.name == layer).inputs[0].name
+    out = next(x for x in plan.network.layers if x.name == layer).outputs[0].name
+    return source, out
+
+
+def test_in_place_needs_the_same_bytes_and_the_last_reader():
+    plan = relu_chain()
+    source, out = in_place(plan, "r1")
+    with pytest.raises(EngineError, match="works in place, but %r0 and %r1 do not share"):
+        check_plan(plan)
+    plan.arenas[0].offsets[out] = plan.arenas[0].offsets[source]
+    check_plan(plan)
+    plan = make_plan(conv_net())
+    source, out = in_place(plan, "c2")  # r1 -> c2, but r1 is read later
+    plan.arenas[0].offsets[out] = plan.arenas[0].offsets[source]
+    with pytest.raises(EngineError, match="lie over each other"):
+        check_plan(plan)
+
+
+def test_a_view_may_live_on_beside_its_source():
+    net = Network("views", "lowered")
+    x = net.add_input("x", parse_type("f32[4,16]"))
+    a = net.add("Relu", x, name="a")
+    v = net.add("Identity", a, name="v")
+    net.mark_output(net.add("Add", a, v, name="y"))
+    plan = make_plan(net)
+    in_place(plan, "v")
+    plan.arenas[0].offsets["v"] = plan.arenas[0].offsets["a"]
+    check_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda a: a.offsets.update(y=-64), "outside of the arena"),
+        (lambda a: a.offsets.update(y=a.total - 64), "outside of the arena"),
+        (lambda a: a.offsets.update(y=10**30), "outside of the arena"),
+        (lambda a: a.sizes.update(y=64), "takes 4096 bytes, the engine says 64"),
+        (lambda a: a.offsets.pop("y"), "do not hold the same tensors: 'y'"),
+        (lambda a: a.offsets.update(ghost=0), "do not hold the same tensors: 'ghost'"),
+        (lambda a: setattr(a, "total", 10**15), "far more than its tensors"),
+        (lambda a: setattr(a, "total", -1), "negative size"),
+        (lambda a: setattr(a, "scratch_bytes", 64), "the scratch.*lie over each other"),
+        (lambda a: (setattr(a, "scratch_bytes", 128), setattr(a, "scratch_offset", a.total - 64)), "the scratch lies outside"),
+    ],
+)
+def test_arenas_that_contradict(change, text):
+    plan = make_plan(conv_net())
+    change(plan.arenas[0])
+    with pytest.raises(EngineError, match=text):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda p: p.choices.pop("c1"), "'c1' has a layer but no choice"),
+        (lambda p: p.choices.update(c9=p.choices["c1"]), "'c9' has a layer but no choice"),
+        (lambda p: p.arenas.append(p.arenas[0]), "1 profiles and 2 arenas"),
+        (lambda p: p.profiles[0].shapes.update(x=((1, 3, 8, 8), (9, 3, 8, 8), (4, 3, 8, 8))), "not in order"),
+        (lambda p: p.profiles[0].shapes.update(x=((1, 3, 8), (2, 3, 8), (4, 3, 8))), "not of rank 4"),
+        (lambda p: p.profiles[0].shapes.update(x=((1, 9, 8, 8), (2, 9, 8, 8), (4, 9, 8, 8))), "does not fit the network"),
+        (lambda p: p.profiles[0].shapes.update(w=((1,), (1,), (1,))), "names the input 'w'"),
+    ],
+)
+def test_plans_that_contradict(change, text):
+    plan = make_plan(conv_net())
+    change(plan)
+    with pytest.raises(EngineError, match=text):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("inputs", (("linear", "f32"),), "another number of inputs"),
+        ("inputs", (None, None), "does not say how %x is stored"),
+        ("inputs", (("nhwc4", "f32"), None), "which there is not"),
+        ("outputs", (("linear", "float"),), "which there is not"),
+        ("outputs", (("nhwc", "f32"),), "it is stored as"),
+        ("inplace", ((3, 0),), "in-place pair 3->0"),
+        ("inplace", ((1, 0),), "in-place pair 1->0"),
+    ],
+)
+def test_choices_that_contradict(field, value, text):
+    plan = make_plan(conv_net())
+    plan.choices["c1"] = dataclasses.replace(plan.choices["c1"], **{field: value})
+    with pytest.raises(EngineError, match=text):
+        check_plan(plan)

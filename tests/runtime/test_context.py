@@ -1,0 +1,303 @@
+"""Engines and contexts: runs, shapes, user buffers, threads, memory, hardware."""
+
+import dataclasses
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import whet.runtime.context as context_module
+from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
+from whet.engine import make_probe
+from whet.errors import ContextError, EngineError, ShapeError
+from whet.network import Network, parse_type
+from whet.ops import run_network
+from whet.runtime import EngineWarning, Runtime, aligned_empty
+
+
+@pytest.fixture
+def engine():
+    return Runtime(PlainBackend()).load(make_plan(conv_net()))
+
+
+def image(n=2, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, 3, 8, 8)).astype("f4")
+
+
+def expected(engine, x):
+    return run_network(engine.plan.network, {"x": x})["y"]
+
+
+def test_run_takes_shapes_from_the_arrays(engine):
+    context = engine.create_context()
+    for n in (2, 1, 4, 2, 3):
+        x = image(n, n)
+        y = context.run({"x": x})["y"]
+        np.testing.assert_allclose(y, expected(engine, x), rtol=1e-5)
+    assert context.input_shapes() == {"x": (3, 3, 8, 8)}
+    assert context.output_shapes() == {"y": (3, 4, 8, 8)}
+
+
+def test_a_returned_output_is_the_callers_own(engine):
+    context = engine.create_context()
+    first = context.run({"x": image(seed=1)})["y"]
+    kept = first.copy()
+    context.run({"x": image(seed=2)})
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_shape_errors_teach(engine):
+    context = engine.create_context()
+    with pytest.raises(ShapeError, match=r"axis 0: 5, but profile 0 takes 1 to 4 \(min 1x3x8x8, opt 2x3x8x8, max 4x3x8x8\)"):
+        context.run({"x": image(5)})
+    with pytest.raises(ShapeError, match="axis 2: 9, but the engine takes 8"):
+        context.set_input_shape("x", (1, 3, 9, 8))
+    with pytest.raises(ShapeError, match=r"3 dimensions \[3, 8, 8\], the engine takes 4: x: f32\[N,3,8,8\]"):
+        context.run({"x": image()[0]})
+    with pytest.raises(ShapeError, match=r"float64, the engine takes float32: convert it with .astype\('float32'\)"):
+        context.run({"x": image().astype("f8")})
+    with pytest.raises(ShapeError, match=r"no input 'z'.*It has x"):
+        context.run({"z": image()})
+    with pytest.raises(ShapeError, match=r"'x' is missing; the engine takes x: f32\[N,3,8,8\]"):
+        context.run({})
+    with pytest.raises(ShapeError, match="'x' is a list; give a NumPy array"):
+        context.run({"x": [1.0]})
+
+
+def test_another_profile_is_named():
+    plan = make_plan(conv_net())
+    wide = dataclasses.replace(make_plan(conv_net(), 5, 6, 8))
+    plan.profiles.append(wide.profiles[0])
+    plan.arenas.append(wide.arenas[0])
+    engine = Runtime(PlainBackend()).load(plan)
+    with pytest.raises(ShapeError, match=r"Profile 1 takes it: engine.create_context\(profile=1\)"):
+        engine.create_context().run({"x": image(6)})
+    x = image(6)
+    np.testing.assert_allclose(engine.create_context(profile=1).run({"x": x})["y"], expected(engine, x), rtol=1e-5)
+    with pytest.raises(EngineError, match="there is no profile 2; the engine has 2"):
+        engine.create_context(2)
+
+
+def test_aligned_buffers_are_used_without_copies(engine, monkeypatch):
+    context = engine.create_context()
+    context.set_input_shape("x", (2, 3, 8, 8))
+    x, y = context.input_array("x"), context.output_array("y")
+    assert context.bind("x", x) == ""
+    assert context.bind("y", y) == ""
+    monkeypatch.setattr(context_module.Bound, "write", lambda *a: pytest.fail("copied in"))
+    monkeypatch.setattr(context_module.Bound, "output", lambda *a: pytest.fail("copied out"))
+    for seed in (1, 2):
+        x[:] = image(seed=seed)
+        context.execute()
+        np.testing.assert_allclose(y, expected(engine, x), rtol=1e-5)
+    monkeypatch.undo()
+    np.testing.assert_allclose(context.run({"x": image(seed=5)})["y"], expected(engine, image(seed=5)), rtol=1e-5)
+    np.testing.assert_allclose(y, expected(engine, x), rtol=1e-5, err_msg="run() wrote into the bound buffer")
+
+
+def test_other_buffers_are_copied_and_say_why(engine):
+    context = engine.create_context()
+    raw = aligned_empty((2 * 3 * 8 * 8 + 1,), np.float32)
+    x = raw[1:].reshape(2, 3, 8, 8)
+    x[:] = image()
+    y = np.empty((2, 8, 8, 4), "f4").transpose(0, 3, 1, 2)
+    assert "aligned" in context.bind("x", x)
+    assert "C-contiguous" in context.bind("y", y)
+    context.execute()
+    np.testing.assert_allclose(y, expected(engine, x), rtol=1e-5)
+    with pytest.raises(ShapeError, match="read-only"):
+        context.bind("y", np.broadcast_to(np.float32(0), (2, 4, 8, 8)))
+    with pytest.raises(ShapeError, match=r"output 'y' has shape \[1, 4, 8, 8\]"):
+        context.bind("y", np.empty((1, 4, 8, 8), "f4"))
+
+
+def test_execute_without_an_input_says_which(engine):
+    with pytest.raises(ContextError, match="input 'x' has no array"):
+        engine.create_context().execute()
+
+
+def test_unbound_outputs_can_be_fetched(engine):
+    context = engine.create_context()
+    context.bind("x", image())
+    context.execute()
+    np.testing.assert_allclose(context.fetch()["y"], expected(engine, image()), rtol=1e-5)
+
+
+def test_in_place_tensors_move_with_a_bound_output():
+    net = Network("chain", "lowered")
+    a = net.add("Relu", net.add_input("x", parse_type("f32[4,16]")), name="a")
+    net.mark_output(net.add("Relu", a, name="y"), "y")
+    plan = make_plan(net)
+    plan.choices["y"] = dataclasses.replace(plan.choices["y"], inplace=((0, 0),), tactic="cpu/none")
+    plan.arenas[0].offsets["a"] = plan.arenas[0].offsets["y"]
+    with pytest.warns(EngineWarning, match="'y' runs on safe reference instead of cpu/none"):
+        engine = Runtime(PlainBackend()).load(plan)
+    context = engine.create_context()
+    x, y = context.input_array("x"), context.output_array("y")
+    x[:] = np.random.default_rng(0).standard_normal(x.shape)
+    assert context.bind("x", x) == context.bind("y", y) == ""
+    before = x.copy()
+    context.execute()
+    np.testing.assert_array_equal(y, np.maximum(x, 0))
+    np.testing.assert_array_equal(x, before)
+
+
+class Foreign:
+    """An array of another library: speaks DLPack only."""
+
+    def __init__(self, a):
+        self.a = a
+
+    def __dlpack__(self, **kwargs):
+        return self.a.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.a.__dlpack_device__()
+
+
+def test_dlpack_in_and_out(engine):
+    context = engine.create_context()
+    x = image()
+    out = context.run({"x": Foreign(x)})
+    np.testing.assert_allclose(np.from_dlpack(out["y"]), expected(engine, x), rtol=1e-5)
+    held = context.input_array("x")
+    held[:] = x
+    assert context.bind("x", Foreign(held)) == ""
+
+
+def test_two_threads_in_one_context(engine, monkeypatch):
+    context, inside, go = engine.create_context(), threading.Event(), threading.Event()
+    run = context_module.Bound.run
+
+    def slow(self):
+        inside.set()
+        go.wait(5)
+        run(self)
+
+    monkeypatch.setattr(context_module.Bound, "run", slow)
+    thread = threading.Thread(target=context.run, args=({"x": image()},))
+    thread.start()
+    assert inside.wait(5)
+    with pytest.raises(ContextError, match="in use by another thread; make one per thread"):
+        context.run({"x": image()})
+    go.set()
+    thread.join()
+    assert context.run({"x": image()})["y"].shape == (2, 4, 8, 8)
+
+
+def test_contexts_in_threads_do_not_disturb_each_other(engine):
+    wrong = []
+
+    def work(seed):
+        context = engine.create_context()
+        for k in range(10):
+            x = image(1 + (seed + k) % 4, 100 * seed + k)
+            if not np.allclose(context.run({"x": x})["y"], expected(engine, x), rtol=1e-4, atol=1e-5):
+                wrong.append((seed, k))
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_closed_things_say_so(engine):
+    with engine.create_context() as context:
+        context.run({"x": image()})
+    with pytest.raises(ContextError, match="the context is closed"):
+        context.run({"x": image()})
+    engine.close()
+    with pytest.raises(ContextError, match="the engine is closed"):
+        engine.create_context()
+
+
+def test_contexts_and_engines_are_freed():
+    engine = Runtime(PlainBackend()).load(make_plan(conv_net()))
+    context = engine.create_context()
+    context.run({"x": image()})
+    arena = weakref.ref(context._arena)
+    gone = [weakref.ref(engine), weakref.ref(context), weakref.ref(engine.plan), weakref.ref(engine.plan.network)]
+    del context
+    gc.collect()
+    assert arena() is None
+    del engine
+    gc.collect()
+    assert [r() for r in gone] == [None] * 4
+
+
+def test_many_loads_do_not_grow():
+    backend, plan = PlainBackend(), make_plan(conv_net(), high=512)  # 4 MB arenas
+
+    def once():
+        context = Runtime(backend).load(plan).create_context()
+        context.run({"x": image(4)})
+
+    for _ in range(5):
+        once()
+    gc.collect()
+    before = resident()
+    for _ in range(100):
+        once()
+    gc.collect()
+    assert resident() - before < 40 << 20
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096
+
+
+def test_profile_speaks_the_users_names(engine):
+    rows = engine.create_context().profile({"x": image()}, iterations=3)
+    assert [r.name for r in rows] == ["/conv1/Conv", "/relu1/Relu", "/conv2/Conv", "/add/Add"]
+    assert all(len(r.times_ms) == 3 and r.total_ms > 0 and r.median_ms <= r.total_ms for r in rows)
+
+
+def test_memory_report_counts_arena_and_weights(engine):
+    context = engine.create_context()
+    memory = engine.memory(context)
+    assert memory.arena == engine.plan.arenas[0].total
+    assert memory.weights == 4 * (4 * 3 * 9 + 4 * 4 * 9 + 4)
+    assert memory.peak == memory.arena + memory.weights
+    assert "MiB (arena" in str(memory)
+
+
+def test_other_hardware_warns_with_the_difference_and_may_be_refused():
+    plan = make_plan(conv_net(), backend=PlainBackend(model="old"))
+    with pytest.warns(EngineWarning, match=r"tuned elsewhere \(cpu: old there, new here\)"):
+        engine = Runtime(PlainBackend(model="new")).load(plan)
+    assert "old there" in engine.warnings[0]
+    with pytest.raises(EngineError, match="tuned on other hardware: cpu: old there"):
+        Runtime(PlainBackend(model="new")).load(plan, require_same_hardware=True)
+
+
+def test_probe_runs_elsewhere_and_refuses_other_results():
+    plan = make_plan(conv_net(), backend=PlainBackend(model="old"))
+    from whet.engine import probe_inputs, probe_shapes
+
+    y = run_network(plan.network, probe_inputs(plan.network, 3, probe_shapes(plan)))
+    plan.probe = make_probe(plan, y, seed=3, rtol=1e-4)
+    with pytest.warns(EngineWarning):
+        Runtime(PlainBackend(model="new")).load(plan)
+    plan.probe = make_probe(plan, {"y": y["y"] * 1.01}, seed=3, rtol=1e-4)
+    with pytest.warns(EngineWarning), pytest.raises(EngineError, match=r"other results here.*output 'y' differs by 0.0099"):
+        Runtime(PlainBackend(model="new")).load(plan)
+    Runtime(PlainBackend(model="old")).load(plan)  # the same machine: not run
+
+
+def test_wrong_backend_is_said():
+    with pytest.raises(EngineError, match="built for the backend 'cpu', this runtime is on 'cuda'"):
+        Runtime("cuda").load(make_plan(conv_net()))
+
+
+def test_static_engine_of_blocked_formats():
+    with pytest.warns(EngineWarning, match="does not take"):
+        engine = Runtime(PlainBackend()).load(make_plan(blocked_conv_net()))
+    x = np.random.default_rng(0).standard_normal((2, 5, 4, 4)).astype("f4")
+    np.testing.assert_allclose(engine.create_context().run({"x": x})["y"], run_network(engine.plan.network, {"x": x})["y"], rtol=1e-5)
+    with pytest.raises(ShapeError, match="axis 0: 3, but the engine takes 2"):
+        engine.create_context().set_input_shape("x", (3, 5, 4, 4))
