@@ -51,7 +51,9 @@ def group() -> None:
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 fine, 1 a WhetError (its text is printed), 2 wrong usage, 130 interrupted."""
     try:
-        group.main(args=argv, prog_name="whet", standalone_mode=False)
+        code = group.main(args=argv, prog_name="whet", standalone_mode=False)
+        if isinstance(code, int) and code:
+            sys.exit(code)
     except click.exceptions.Exit as e:
         sys.exit(e.exit_code)
     except click.ClickException as e:

@@ -137,8 +137,9 @@ def _bind(context, feed: dict[str, np.ndarray]):
     """Device buffers bound to the context, and host arrays that the copies come from and go to."""
     for name, a in feed.items():
         context.set_input_shape(name, a.shape)
-    inputs = {name: np.array(a, order="C") for name, a in feed.items()}
+    inputs = {name: context.input_array(name) for name in feed}
     for name, a in inputs.items():
+        np.copyto(a, feed[name])
         context.bind(name, a)
     outputs = {name: context.output_array(name) for name in context.output_names}
     for name, a in outputs.items():

@@ -1,0 +1,49 @@
+"""`whet check`: what of a model is supported, before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False))
+@click.option("--shapes", default="", help="Pin dynamic inputs: input:1x3x224x224,...")
+@click.option("--all", "every", is_flag=True, help="Name every node, also those that repeat a reason.")
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
+@click.pass_context
+def command(ctx: click.Context, model: str, shapes: str, every: bool, as_json: bool) -> None:
+    """Try every node of an ONNX model and name each that is not supported, with its reason and the nearest way out.
+
+    Exit code 0 when all of it can be built, 1 when not.
+    """
+    from whet.cli import _exec_values as values
+    from whet.frontends import check_onnx
+
+    report = check_onnx(model, shapes=values.shapes(shapes, "shapes") if shapes else None)
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1))
+    else:
+        click.echo(str(report) if every else _short(report))
+    ctx.exit(0 if report.supported else 1)
+
+
+def _short(report: Any) -> str:
+    """The report with one line for each op that is missing, and how many nodes are like it."""
+    lines = str(dataclasses.replace(report, problems=[])).splitlines()[:-1]
+    first = {}
+    for p in report.problems:
+        if p.reached:
+            first.setdefault(p.op, p)
+    counts = report.unsupported_ops()
+    for op, p in first.items():
+        more = f" ({counts[op] - 1} more {op} like it)" if counts[op] > 1 else ""
+        lines.append(f"  not supported: {p.reason}{more}")
+    follows = sum(not p.reached for p in report.problems)
+    if follows:
+        lines.append(f"  {follows} nodes were not tried, because they read what those make")
+    lines.append("  every node is supported" if report.supported else f"  {len(report.problems)} of {report.nodes} nodes cannot be read (--all names each)")
+    return "\n".join(lines)
