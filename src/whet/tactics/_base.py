@@ -229,7 +229,7 @@ def epilogue(layer: Layer) -> list[Post] | None:
         others = [(i, t) for i, t in enumerate(x.inputs) if t is not None and t is not running]
         if len(others) > 1 and any(t not in place for _, t in others):
             return None
-        if len(others) == 1 and others[0][1] in place:
+        if len(others) == 1 and others[0][1] in place and x.op != "Clip":  # a Clip with one bound: which one is what counts
             t = others[0][1]
             steps.append(Post(x.op, dict(x.attrs), place[t], layer.inputs[place[t]], swapped=x.inputs[0] is not running))
         elif not others:

@@ -56,7 +56,15 @@ class Binary:
     md: MemoryDesc
 
 
-PostOp = Sum | Eltwise | Binary
+@dataclass(frozen=True)
+class Prelu:
+    """dst = result where positive, else result * slope; `mask` bit i: one slope along axis i; `count` slopes, the operand `prelu<i>`."""
+
+    mask: int
+    count: int
+
+
+PostOp = Sum | Eltwise | Binary | Prelu
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +88,8 @@ class Attributes:
     def vectors(self) -> dict[str, MemoryDesc]:
         """Layouts of the operands that hold scales and zero points, which oneDNN itself does not tell."""
         scales = {f"scale:{name}": describe((count,), "f32") for name, _, count in self.scales}
-        return scales | {f"zero:{name}": describe((count,), "i32") for name, _, count in self.zero_points}
+        slopes = {f"prelu{i}": describe((p.count,), "f32") for i, p in enumerate(self.post_ops) if isinstance(p, Prelu)}
+        return slopes | scales | {f"zero:{name}": describe((count,), "i32") for name, _, count in self.zero_points}
 
     @contextmanager
     def native(self) -> Iterator[int]:
@@ -112,5 +121,7 @@ def _append(posts: int, post: PostOp) -> None:
         lib.call("post_ops_append_sum", posts, post.scale, post.zero_point, DTYPES[post.dtype] if post.dtype else 0)
     elif isinstance(post, Eltwise):
         lib.call("post_ops_append_eltwise", posts, lookup(ELTWISE, post.alg, "activation"), post.alpha, post.beta)
+    elif isinstance(post, Prelu):
+        lib.call("post_ops_append_prelu", posts, post.mask)
     else:
         lib.call("post_ops_append_binary", posts, lookup(BINARY, post.alg, "binary operation"), post.md.handle)

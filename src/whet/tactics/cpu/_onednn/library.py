@@ -31,7 +31,7 @@ _SIGNATURES: dict[str, tuple] = {
     "primitive_attr_set_scratchpad_mode": (_attr, c_int), "primitive_attr_set_fpmath_mode": (_attr, c_int),
     "primitive_attr_set_scales_mask": (_attr, c_int, c_int), "primitive_attr_set_zero_points_mask": (_attr, c_int, c_int),
     "post_ops_create": (_out,), "post_ops_destroy": (_handle,), "post_ops_append_sum": (_handle, c_float, c_int, c_int),
-    "post_ops_append_eltwise": (_handle, c_int, c_float, c_float), "post_ops_append_binary": (_handle, c_int, _md),
+    "post_ops_append_prelu": (_handle, c_int), "post_ops_append_eltwise": (_handle, c_int, c_float, c_float), "post_ops_append_binary": (_handle, c_int, _md), 
     "primitive_desc_next_impl": (_pd,), "primitive_desc_clone": (_out, _pd), "primitive_desc_destroy": (_pd,),
     "primitive_desc_query": (_pd, c_int, c_int, _out),
     "primitive_create": (_out, _pd), "primitive_destroy": (_handle,), "primitive_execute": (_handle, _handle, c_int, c_void_p),
@@ -124,6 +124,8 @@ class Library:
         status = getattr(self.lib, "dnnl_" + name)(*args)
         if status == 3:
             raise Unimplemented(f"oneDNN {self.version} has no implementation for this {name.split('_primitive_desc')[0]}")
+        if status == 2 and "_primitive_desc_create" in name:
+            raise Unimplemented(f"oneDNN {self.version} takes no such {name.split('_primitive_desc')[0]} (invalid arguments)")
         if status:
             raise BackendError(
                 f"oneDNN {self.version}: dnnl_{name} failed: {_STATUS.get(status, f'status {status}')}. "

@@ -224,9 +224,11 @@ def _post_op_base() -> int:
 
 @cache
 def arg_code(operand: str) -> int:
-    """The number of an operand in dnnl_exec_arg_t: src, weights, ..., src<i> of a concat (`multi<i>`), post<i>, scale:x, zero:x."""
+    """The number of an operand in dnnl_exec_arg_t: src, weights, ..., multi<i> (of a concat), post<i>, prelu<i>, scale:x, zero:x."""
     if operand.startswith("post"):
         return _post_op_base() * (int(operand[4:]) + 1) | ARGS["src1"]
+    if operand.startswith("prelu"):
+        return _post_op_base() * (int(operand[5:]) + 1) | ARGS["weights"]
     if operand.startswith("multi"):
         return MULTIPLE_SRC + int(operand[5:])
     if operand.startswith("scale:"):

@@ -1,0 +1,19 @@
+"""Axes of reductions, which ONNX writes as an attribute or as a constant input."""
+
+from __future__ import annotations
+
+from whet.network import Layer
+
+
+def reduced_axes(head: Layer) -> tuple[int, ...] | None:
+    """The axes a Reduce op reduces, sorted and counted from the front; None when they are known only at run time."""
+    rank = head.inputs[0].type.rank  # type: ignore[union-attr]
+    axes = head.attrs.get("axes")
+    given = head.input(1)
+    if axes is None and given is not None:
+        if given.shape_value is None:
+            return None
+        axes = given.shape_value
+    if not axes:
+        return () if head.attrs.get("noop_with_empty_axes") else tuple(range(rank))
+    return tuple(sorted(int(a) % rank for a in axes))

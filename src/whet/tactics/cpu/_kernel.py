@@ -1,0 +1,198 @@
+"""What all oneDNN tactics share: a kernel made of one oneDNN descriptor, and the formats and types they choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cpu import threads
+from whet.network import FORMATS, Layer, Tensor, format_fits, static_shape
+from whet.network.types import BF16, F32, DType
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, operand_bytes
+from whet.tactics.cpu import _onednn as dnn
+
+#: bound on the relative error of one layer by storage type; f32 sums of some thousand products stay below it
+RTOL = {"f32": 1e-5, "bf16": 1e-2}
+#: multiply-adds above which oneDNN's plain loops (ref) are not worth their timing
+REFERENCE_LIMIT = 2e7
+MAX_IMPLEMENTATIONS = 4
+
+Place = tuple[str, int]
+"""Where an operand of a call lies: ("input" | "output" | "packed", index)."""
+
+
+class OneDnnCall:
+    """One recorded launch: oneDNN's call and which of its operands are inputs and outputs of the layer."""
+
+    def __init__(self, kernel: OneDnnKernel, args: Args) -> None:
+        at = {"input": args.inputs, "output": args.outputs, "packed": args.packed}
+        addresses = {operand: at[kind][index] for operand, (kind, index) in kernel.places.items()}
+        if kernel.scratch:
+            addresses["scratchpad"] = args.scratch
+        self._call = kernel.descriptor.primitive().call(addresses)
+        self._operands: dict[Place, list[str]] = {}
+        for operand, place in kernel.places.items():
+            self._operands.setdefault(place, []).append(operand)
+        self.native: tuple[int, int, int, int, int] | None = self._call.step
+
+    def run(self) -> None:
+        self._call()
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        for operand in self._operands.get((kind, index), ()):
+            self._call.bind(operand, address)
+
+
+class OneDnnKernel:
+    """A planned launch of one oneDNN primitive; `places` says where each of its operands lies."""
+
+    deterministic = True
+
+    def __init__(
+        self,
+        layer: Layer,
+        signature: Signature,
+        descriptor: dnn.Descriptor,
+        places: Mapping[str, Place],
+        packed: Sequence[Packed] = (),
+        rtol: float | None = None,
+    ) -> None:
+        self.descriptor, self.places, self.packed = descriptor, dict(places), tuple(packed)
+        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
+        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+        self.scratch = descriptor.scratch_bytes
+        self.implementation = descriptor.name
+        self.rtol = RTOL[signature.outputs[0].dtype.name] if rtol is None else rtol
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        stream.record(OneDnnCall(self, args))
+
+
+class Recipe:
+    """A layer as oneDNN's operands: the descriptor that lists implementations, where operands lie, constants and how to pack them.
+
+    `constants` gives for an operand its weight's digest and a function making its array; `given` the layout that array has
+    (None: the array already lies as the primitive wants it).
+    """
+
+    def __init__(self, first: dnn.Descriptor, places: dict[str, Place], rtol: float | None = None, work: float = 0.0) -> None:
+        self.first, self.places, self.rtol, self.work = first, places, rtol, work
+        self.constants: dict[str, tuple[str, Callable[[], np.ndarray], dnn.MemoryDesc | None]] = {}
+
+    def constant(self, operand: str, key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None = None) -> None:
+        """Operand `operand` is a constant: packed once, when the engine is built."""
+        self.constants[operand] = (key, make, given)
+
+    def kernel(self, layer: Layer, signature: Signature, descriptor: dnn.Descriptor) -> OneDnnKernel:
+        places = dict(self.places)
+        packed: list[Packed] = []
+        for operand, (key, make, given) in self.constants.items():
+            places[operand] = ("packed", len(packed))
+            packed.append(_packed(key, make, given, descriptor.md(operand)))
+        return OneDnnKernel(layer, signature, descriptor, places, packed, self.rtol)
+
+
+def _packed(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None, wanted: dnn.MemoryDesc) -> Packed:
+    if given is None:
+        return Packed(f"{key}|{wanted.text}", wanted.nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8))
+    return Packed(f"{key}|{given.text}|{wanted.text}", wanted.nbytes, lambda: dnn.pack(np.ascontiguousarray(make()), given, wanted))
+
+
+class OneDnnTactic(Tactic):
+    """A tactic whose layer is one oneDNN primitive. Subclasses give `signatures` and `recipe`; implementations become configs."""
+
+    backend = "cpu"
+    #: oneDNN's activations, Max and Min turn some NaNs into numbers and overflow early: right for finite values of usual size only
+    finite_only = True
+    _last: tuple[Any, ...] = (None, None, 0, None)
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        """The layer in oneDNN's words, or why it cannot be. May raise dnn.Unimplemented."""
+        raise NotImplementedError
+
+    def _recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        """`recipe` for this machine's threads; the last answer is kept, since refuses, configs and plan ask one after the other."""
+        threads.set_threads(machine.threads)
+        last = self._last
+        if last[0] is layer and last[1] == signature and last[2] == machine.threads:
+            return last[3]
+        try:
+            got = self.recipe(layer, signature, machine)
+            if isinstance(got, Recipe):
+                self._usable(got)
+        except dnn.Unimplemented as error:
+            got = f"{error} with {signature}"
+        self._last = (layer, signature, machine.threads, got)
+        return got
+
+    def _usable(self, recipe: Recipe) -> list[str]:
+        """Names of the implementations worth timing. Raises Unimplemented when there are none."""
+        names = [d.name for d in recipe.first.implementations()]
+        fast = [n for n in names if not n.startswith(("ref", "simple:any"))]
+        if not fast and recipe.work > REFERENCE_LIMIT:
+            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only plain loops (ref) for this")
+        return (fast or names)[:MAX_IMPLEMENTATIONS]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        got = self._recipe(layer, signature, machine)
+        return got if isinstance(got, str) else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        got = self._recipe(layer, signature, machine)
+        return [] if isinstance(got, str) else [(("impl", name),) for name in self._usable(got)]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
+        return self._plan(lambda: self._recipe(layer, signature, machine), layer, signature, config, machine)
+
+    def _plan(self, ask: Callable[[], Recipe | str], layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
+        """The kernel of a recipe with the configured implementation (default: oneDNN's first)."""
+        threads.set_threads(machine.threads)
+        try:
+            got = ask()
+            if isinstance(got, str):
+                raise PlanRefused(got)
+            name = dict(config).get("impl")
+            descriptor = got.first if name is None else got.first.select(str(name))
+        except dnn.Unimplemented as error:
+            raise PlanRefused(str(error)) from None
+        return got.kernel(layer, signature, descriptor)
+
+    def library_version(self) -> str:
+        return dnn.library_version()
+
+
+def image_formats(rank: int) -> tuple[str, ...]:
+    """Formats worth trying for activations of a rank, best guess first."""
+    block = "nChw16c" if dnn.has_isa("avx512_core") else "nChw8c"
+    return tuple(f for f in ("nhwc", block, "linear") if f in FORMATS and format_fits(f, rank))
+
+
+def storage_types(tensors: Sequence[Tensor | None], machine: Any) -> list[DType]:
+    """Storage types for a layer of these activations: f32 and, where the CPU multiplies it, bf16."""
+    names = {t.dtype.name for t in tensors if t is not None}
+    if names == {"f32"}:
+        return [F32, BF16] if "avx512_bf16" in machine.features and dnn.has_isa("avx512_core_bf16") else [F32]
+    return [BF16] if names == {"bf16"} and dnn.has_isa("avx512_core") else []
+
+
+def static(layer: Layer) -> bool:
+    """Whether every shape of the layer is known and none is empty."""
+    tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
+    return all(t.type.static for t in tensors) and all(0 not in static_shape(t.shape) for t in tensors)
+
+
+def activations(layer: Layer) -> list[Tensor]:
+    """Inputs that are computed at run time, and the outputs."""
+    return [t for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant]
+
+
+def f32_of(tensor: Tensor) -> np.ndarray:
+    """A constant's values as f32."""
+    return np.asarray(tensor.array(), np.float32)
+
+
+def describe(tensor: Tensor, operand: Operand, shape: Sequence[int] | None = None) -> dnn.MemoryDesc:
+    """An activation's layout; with `shape`, seen as another (equally stored) shape."""
+    return dnn.describe(static_shape(tensor.shape) if shape is None else shape, operand.dtype.name, operand.format)

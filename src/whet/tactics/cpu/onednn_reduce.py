@@ -1,0 +1,65 @@
+"""Reductions over any axes by oneDNN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Operand, Signature, anchor, epilogue, outer_input, tactic
+from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu._axes import reduced_axes
+from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, image_formats, static, storage_types
+
+_ALGORITHMS = {
+    "ReduceMean": "mean",
+    "ReduceSum": "sum",
+    "ReduceMax": "max",
+    "ReduceMin": "min",
+    "ReduceProd": "mul",
+    "ReduceL2": "norm_sum",
+}
+
+
+@tactic
+class OneDnnReduce(OneDnnTactic):
+    ops = tuple(_ALGORITHMS)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if epilogue(layer):
+            return "reduces alone: what is fused to it stays apart"
+        if not reduced_axes(anchor(layer)):
+            return "the axes are none, or known only at run time"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        head = anchor(layer)
+        x = outer_input(layer, head.inputs[0])
+        rank = head.inputs[0].type.rank  # type: ignore[union-attr]
+        same = layer.outputs[0].type.rank == rank
+        formats = image_formats(rank) if same else ("linear",)
+        return [
+            Signature(tuple(Operand(f, d) if i == x else None for i in range(len(layer.inputs))), (Operand(f, d),))
+            for d in storage_types([t for t in activations(layer) if t.dtype.is_float], machine)
+            for f in formats
+        ]
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        head = anchor(layer)
+        x, axes = outer_input(layer, head.inputs[0]), reduced_axes(head)
+        assert x is not None
+        assert axes
+        stored = signature.inputs[x]
+        assert stored is not None
+        source = static_shape(layer.inputs[x].shape)  # type: ignore[union-attr]
+        target = tuple(1 if i in axes else d for i, d in enumerate(source))
+        if source == target:
+            return "every reduced axis has one element"
+        dtype, fmt = stored.dtype.name, stored.format
+        layouts = dnn.describe(source, dtype, fmt), dnn.describe(target, dtype, fmt)
+        first = dnn.reduction(_ALGORITHMS[head.op], *layouts, p=2.0)
+        return Recipe(first, {"src": ("input", x), "dst": ("output", 0)})
