@@ -1,8 +1,12 @@
 """What a pass is: a named rule for one layer, or a small function over the whole network. Order is data: phase, `after`, name.
 
-A rule gets (network, layer) and returns what to use instead of the layer's output(s), `Skip(reason)` when the layer is its
+A rule gets (graph, layer) and returns what to use instead of the layer's output(s), `Skip(reason)` when the layer is its
 business but it must not fire, or None when it is not. It may add layers; it changes none and keeps nothing: the driver replaces,
-removes what is dead, and sorts. A whole-network pass gets the network, changes it, and returns a list of `Did`/`Skip`.
+removes what is dead, names, and sorts. A whole-network pass gets the graph, changes it, and returns a list of `Did`/`Skip`.
+
+Names and sources: the new layer that makes the replaced value is called after the layers that went into it, joined as TensorRT
+joins them ("conv1 + relu1"); in phase CLEAN it keeps the name of the layer it replaces. Sources of what died go to what was added,
+unless the rule gave it its own. Values keep their names.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ from enum import IntEnum
 from typing import Any
 
 from whet.errors import BuildError
-from whet.network import Layer, Network, Tensor
+from whet.network import Layer, Tensor
+from whet.passes._graph import Graph
 
 
 class Phase(IntEnum):
@@ -42,14 +47,14 @@ class Did:
     layer: str = ""
 
 
-Rule = Callable[[Network, Layer], "Tensor | Sequence[Tensor] | Skip | None"]
-Whole = Callable[[Network], "Sequence[Did | Skip]"]
+Rule = Callable[[Graph, Layer], "Tensor | Sequence[Tensor] | Skip | None"]
+Whole = Callable[[Graph], "Sequence[Did | Skip]"]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A registered pass. `ops` are the ops whose layers a rule is shown (None: whole network); `level` is the lowest
-    builderOptimizationLevel that runs it; `stage` is the network stage it needs."""
+    """A registered pass. `ops` are the ops whose layers a rule is shown (("*",): all; None: a whole-network pass); `level` is the
+    lowest builderOptimizationLevel that runs it."""
 
     name: str
     phase: Phase
@@ -70,7 +75,7 @@ def _register(p: Pass) -> None:
 
 
 def rule(*ops: str, phase: Phase, after: Sequence[str] = (), level: int = 1):
-    """Decorator: registers a rule for layers of these ops ("Conv" also sees Fused layers hinted Conv) under the file's name."""
+    """Decorator: registers a rule for layers of these ops ("*": all; "Conv" sees Fused layers hinted Conv too) under the file's name."""
 
     def wrap(f: Rule) -> Rule:
         _register(Pass(f.__module__.rsplit(".", 1)[-1], phase, f, ops, tuple(after), level, _first_line(f)))

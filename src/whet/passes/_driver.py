@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from whet.errors import NetworkError, UsageError
 from whet.network import Layer, Network, Tensor, verify
-from whet.passes._base import PASSES, Did, Pass, Skip, ordered
+from whet.passes._base import PASSES, Did, Pass, Phase, Skip, ordered
+from whet.passes._graph import Graph
 from whet.registry import nearest
 
 _ROUNDS = 50  # more rounds of one phase than this mean that two passes undo each other
+_JOINED = 6  # a name joins at most so many; a longer one is "first...last"
+Keep = Callable[[Layer], "str | None"]
 
 
 @dataclass
 class PassLog:
-    """What the passes did: (pass, layer, text) of each firing, and the skips of the final state."""
+    """What the passes did: (pass, layer, text) of each firing, and the reasons of the skips that still hold at the end."""
 
     fired: list[tuple[str, str, str]] = field(default_factory=list)
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -48,79 +51,133 @@ def select(level: int = 3, switches: Iterable[str] = ()) -> list[Pass]:
     return [p for p in ordered() if p.name in chosen]
 
 
-def run_passes(
-    net: Network,
-    passes: Iterable[Pass] | None = None,
-    *,
-    check: bool = False,
-    keep: Callable[[Layer], str | None] | None = None,
-) -> PassLog:
-    """Runs `passes` (default: all of level 3) on `net` in place.
+def run_passes(net: Network, passes: Iterable[Pass] | None = None, *, check: bool = False, keep: Keep | None = None) -> PassLog:
+    """Runs `passes` (default: all of level 3) on `net` in place, and on the regions of its If, Loop and Scan layers.
 
-    `check` verifies after each firing and blames the pass by name. `keep(layer)` may give a reason why a layer must not be
-    fused or rewritten (`--noFuse`), which is recorded as a skip.
+    `check` verifies after each firing and blames the pass by name. `keep(layer)` may give a reason why a layer must stay alone
+    (`--noFuse`): a firing that would take it together with another is undone and recorded as a skip.
+    Raises NetworkError when a pass breaks the network or passes do not come to rest.
     """
     chosen = list(passes) if passes is not None else select()
     log = PassLog(order=[p.name for p in chosen])
-    for phase in sorted({p.phase for p in chosen}):
-        group = [p for p in chosen if p.phase is phase]
-        for _ in range(_ROUNDS):
-            if not any([_run_one(net, p, log, check, keep) for p in group]):
-                break
-        else:
-            raise NetworkError(f"passes of phase {phase.name} do not come to rest: {', '.join(p.name for p in group)}")
+    for region in _regions(net):
+        inner = run_passes(region, chosen, check=check, keep=keep)
+        log.fired += inner.fired
+        log.skipped |= inner.skipped
+    _Run(net, log, check, keep).all(chosen)
     return log
 
 
-def _run_one(net: Network, p: Pass, log: PassLog, check: bool, keep) -> bool:
-    before = len(log.fired)
-    try:
-        if p.ops is None:
-            for note in p.run(net):
-                if isinstance(note, Did):
-                    log.fired.append((p.name, note.layer, note.what))
-                else:
-                    log.skipped[p.name, note.layer] = note.reason
-            if len(log.fired) > before:
-                net.sort()
-        else:
-            _run_rule(net, p, log, keep)
-        if check and len(log.fired) > before:
-            verify(net)
-    except NetworkError as e:
-        raise NetworkError(f"pass {p.name}: {e}") from e
-    return len(log.fired) > before
+def _regions(net: Network) -> list[Network]:
+    return [r for layer in net.layers if layer.op != "Fused" for r in layer.regions.values()]
 
 
-def _run_rule(net: Network, p: Pass, log: PassLog, keep) -> None:
-    for layer in list(net.layers):
-        if not ((layer.op in p.ops) or (layer.op == "Fused" and layer.attrs["hint"] in p.ops)):
-            continue
-        if not any(layer is x for x in net.layers):
-            continue  # went with an earlier firing
-        if keep is not None and (reason := keep(layer)):
-            log.skipped[p.name, layer.name] = reason
-            continue
-        start = len(net.layers)
-        got = p.run(net, layer)
-        if got is None or isinstance(got, Skip):
-            if len(net.layers) != start:
-                raise NetworkError(f"pass {p.name} added layers and then gave up at '{layer.name}'")
+class _Run:
+    """One network's way through the passes."""
+
+    def __init__(self, net: Network, log: PassLog, check: bool, keep: Keep | None):
+        self.graph, self.log, self.check, self.keep = Graph(net), log, check, keep
+        self.skips: dict[tuple[str, Layer | str], str] = {}
+
+    def all(self, chosen: Sequence[Pass]) -> None:
+        for phase in sorted({p.phase for p in chosen}):
+            group = [p for p in chosen if p.phase is phase]
+            for _ in range(_ROUNDS):
+                if not any([self.one(p) for p in group]):
+                    break
+            else:
+                raise NetworkError(f"passes of phase {phase.name} do not come to rest: {', '.join(p.name for p in group)}")
+        names = {layer.name for layer in self.graph.net.layers}
+        for (name, where), reason in self.skips.items():
+            if where in names or where == "":
+                self.log.skipped[name, where] = reason  # type: ignore[index]
+            elif isinstance(where, Layer) and self.graph.alive(where):
+                self.log.skipped[name, where.name] = reason
+
+    def one(self, p: Pass) -> bool:
+        """Runs one pass once over the network; whether it fired."""
+        before = len(self.log.fired)
+        try:
+            if p.ops is None:
+                self.whole(p)
+            else:
+                self.rule(p)
+            self.graph.settle()
+            if self.check and len(self.log.fired) > before:
+                verify(self.graph.net)
+        except NetworkError as e:
+            raise NetworkError(f"pass {p.name}: {e}") from e
+        return len(self.log.fired) > before
+
+    def whole(self, p: Pass) -> None:
+        for note in p.run(self.graph):
+            if isinstance(note, Did):
+                self.log.fired.append((p.name, note.layer, note.what))
+            else:
+                self.skips[p.name, note.layer] = note.reason
+
+    def rule(self, p: Pass) -> None:
+        g = self.graph
+        ops = p.ops or ()
+        limit = 10 * len(g.net.layers) + 1000
+        count = 0
+        waiting = list(g.net.layers)
+        at = 0
+        while at < len(waiting):
+            layer = waiting[at]
+            at += 1
+            if not g.alive(layer) or not (ops == ("*",) or layer.op in ops or layer.hint in ops):
+                continue
+            start = len(g.net.layers)
+            got = p.run(g, layer)
+            added = g.net.layers[start:]
+            if got is not None and not isinstance(got, Skip):
+                got = self.fire(p, layer, [got] if isinstance(got, Tensor) else list(got), added)
+            elif added:
+                raise NetworkError(f"it added layers and then gave up at '{layer.name}'")
             if isinstance(got, Skip):
-                log.skipped[p.name, layer.name] = got.reason
-            continue
-        news = [got] if isinstance(got, Tensor) else list(got)
-        added = net.layers[start:]
-        before = net.layers[:start]
+                self.skips[p.name, layer] = got.reason
+                continue
+            self.skips.pop((p.name, layer), None)
+            if not g.alive(layer):
+                count += 1
+                if count > limit:
+                    raise NetworkError(f"it never comes to rest (last at '{layer.name}')")
+                if self.check:
+                    g.settle()
+                    verify(g.net)
+                waiting += [x for x in added if g.alive(x)]
+
+    def fire(self, p: Pass, layer: Layer, news: list[Tensor], added: list[Layer]) -> Skip | None:
+        """Puts `news` in the place of the layer's outputs, unless that would take a layer that must stay alone."""
+        g = self.graph
+        gone = g.dying([layer], keep=news)
+        if self.keep is not None and p.phase > Phase.CLEAN and len(gone) > 1:
+            reason = next((r for x in gone if (r := self.keep(x))), None)
+            if reason:
+                g.bury(added)
+                return Skip(reason)
+        at = g.place(layer)
+        for i, x in enumerate(added):
+            g.move(x, at - 1e-6 * (len(added) - 1 - i))  # the last one just where the layer stood
         for old, new in zip(layer.outputs, news, strict=True):
-            net.replace(old, new)
-        log.skipped.pop((p.name, layer.name), None)
-        log.fired.append((p.name, layer.name, f"{layer.op} -> {', '.join('%' + t.name for t in news)}"))
-        net.prune_dead()
-        # What dies with the layer lives on in what was added: the profile speaks the user's names.
-        dead = [x for x in before if not any(x is y for y in net.layers)]
-        sources = tuple(dict.fromkeys(s for x in dead for s in x.sources))
+            g.replace(old, new, at, rename=new.maker in added or (new.is_constant and not g.readers(new)))
+        g.bury(gone)
+        g.bury(reversed([x for x in added if not any(g.readers(t) or g.is_output(t) for t in x.outputs)]))
+        sources = tuple(dict.fromkeys(s for x in gone for s in x.sources))
         for x in added:
             x.sources = x.sources or sources
-        net.sort()
+        root = next((t.maker for t in news if t.maker in added), None)
+        if root is not None:
+            root.name, layer.name = (layer.name, root.name) if p.phase is Phase.CLEAN else (self.joined(gone), root.name)
+        text = f"{layer.op} -> {', '.join(f'%{t.name}' for t in news)}" + (f" = {root.op}" if root is not None else "")
+        self.log.fired.append((p.name, layer.name if root is None else root.name, text))
+        return None
 
+    def joined(self, layers: list[Layer]) -> str:
+        """The name of a layer that does the work of several."""
+        names = [x.name for x in layers]
+        if len(names) == 1:
+            return names[0]
+        parts = [part for name in names for part in name.split(" + ")]
+        return self.graph.net.fresh(" + ".join(names) if len(parts) <= _JOINED else f"{parts[0]}...{parts[-1]}")

@@ -1,0 +1,59 @@
+"""Expressions over weights: computing a weight from others while keeping how, and computing it again from the source weights.
+
+`literal` weights are numbers that a pass wrote down (an epsilon, a list of axes): their origin holds the values themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import DType, Network, Origin, Weight, dtype_of
+from whet.ops._interpret import run_layer
+
+_LARGEST_LITERAL = 65536  # elements; more is data, not a number that a pass wrote down
+
+
+def literal(array: Any, dtype: DType | None = None) -> Weight:
+    """A weight of given values. Raises NetworkError for one too large to be written into an origin."""
+    a = np.asarray(array, dtype.numpy if dtype is not None else None)
+    if a.size > _LARGEST_LITERAL:
+        raise NetworkError(f"a literal of {a.size} elements is too large; make it a source weight")
+    values = tuple(a.reshape(-1).tolist())
+    return Weight(a, Origin("literal", attrs=(("dtype", dtype_of(a)), ("shape", a.shape), ("values", values))))
+
+
+def express(op: str, *args: Weight | None, output: int = 0, assumes: tuple[str, ...] = (), **attrs: Any) -> Weight:
+    """The weight `op(args, **attrs)`, by the op's reference, with its origin. Raises NetworkError when the op does not take them."""
+    net = Network("expression")
+    inputs = [None if w is None else net.constant(w, f"w{i}") for i, w in enumerate(args)]
+    layer = net.add_layer(op, inputs, attrs)
+    arrays = run_layer(layer, [None if w is None else w.array for w in args])
+    kept = tuple(sorted(layer.attrs.items()))
+    origin = Origin(op, "", tuple(None if w is None else w.origin for w in args), kept, output, assumes)
+    return Weight(np.ascontiguousarray(arrays[output]).reshape(arrays[output].shape), origin)
+
+
+def evaluate_origin(origin: Origin, sources: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The array that `origin` describes, from source weights by name. Raises NetworkError for a source that is missing."""
+    return _evaluate(origin, sources, {})
+
+
+def _evaluate(origin: Origin, sources: Mapping[str, np.ndarray], known: dict[int, np.ndarray]) -> np.ndarray:
+    if id(origin) in known:
+        return known[id(origin)]
+    if origin.op == "source":
+        if origin.name not in sources:
+            raise NetworkError(f"the source weight {origin.name!r} is missing")
+        got = np.asarray(sources[origin.name])
+    elif origin.op == "literal":
+        found = dict(origin.attrs)
+        got = np.array(found["values"], found["dtype"].numpy).reshape(found["shape"])
+    else:
+        args = [None if a is None else Weight(_evaluate(a, sources, known)) for a in origin.args]
+        got = express(origin.op, *args, output=origin.output, **dict(origin.attrs)).array
+    known[id(origin)] = got
+    return got

@@ -1,0 +1,139 @@
+"""Making Fused layers, and what may follow an anchor in one: bias, one residual Add, activations around it.
+
+The order of an epilogue is [bias] [activation] [Add] [activation]: what a convolution or matrix product of any backend can do while
+its result is in registers. More would make fused layers that only the reference computes.
+"""
+
+from __future__ import annotations
+
+from whet.network import Layer, Network, Tensor
+from whet.passes._base import Skip
+from whet.passes._graph import Graph
+
+CONVS = ("Conv", "ConvTranspose")
+PRODUCTS = ("Gemm", "MatMul")
+ACTIVATIONS = (
+    "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Sigmoid", "Softplus", "Swish", "Tanh",
+)  # fmt: skip
+
+
+def fuse(g: Graph, hint: str, *members: Layer) -> Tensor:
+    """A Fused layer that does what `members` (in running order, each reading what stands before it) do; returns its output.
+
+    Members that are Fused themselves are opened. Its inputs are all that the members read from outside, weights included; its
+    output is that of the last member, in whose type it agrees.
+    """
+    body = Network("body", "lowered")
+    inside: dict[Tensor, Tensor] = {}
+    inputs: list[Tensor] = []
+
+    def inner(t: Tensor | None) -> Tensor | None:
+        if t is None:
+            return None
+        if t not in inside:
+            inside[t] = made = Tensor(body.fresh(t.name), t.type)
+            made.shape_value = t.shape_value
+            body.inputs.append(made)
+            inputs.append(t)
+        return inside[t]
+
+    def copy(layer: Layer) -> None:
+        made = body.add_layer(
+            layer.op, [inner(t) for t in layer.inputs], layer.attrs, name=layer.name, outputs=[t.name for t in layer.outputs],
+            sources=layer.sources,
+        )  # fmt: skip
+        inside.update(zip(layer.outputs, made.outputs, strict=True))
+
+    for m in members:
+        if m.op != "Fused":
+            copy(m)
+            continue
+        opened = m.regions["body"]
+        for own, fed in zip(opened.inputs, m.inputs, strict=True):
+            inside[own] = inner(fed)  # type: ignore[assignment]
+        for layer in opened.layers:
+            copy(layer)
+        for own, made in zip(opened.outputs, m.outputs, strict=True):
+            inside[made] = inside[own]
+    body.outputs = [inside[t] for t in members[-1].outputs]
+    return g.add("Fused", *inputs, regions={"body": body}, hint=hint)
+
+
+def anchored(layer: Layer | None, anchors: tuple[str, ...]) -> str:
+    """The op among `anchors` that the layer is, or is fused around; "" when it is another layer or none."""
+    if layer is None:
+        return ""
+    op = layer.hint or layer.op
+    return op if op in anchors else ""
+
+
+def steps(head: Layer) -> list[str]:
+    """What follows the anchor in a fused layer: "bias", "activation" and "add" in order; nothing for a plain layer."""
+    if head.op != "Fused":
+        return []
+    body = head.regions["body"]
+    constants = {own for own, fed in zip(body.inputs, head.inputs, strict=True) if fed is not None and fed.is_constant}
+    found = []
+    for layer in body.layers:
+        if layer.op == head.hint:
+            continue
+        if layer.op in ACTIVATIONS:
+            found.append("activation")
+        elif layer.op == "Add":
+            vector = any(t in constants and t.type.rank <= 1 for t in layer.inputs)
+            found.append("bias" if vector else "add")
+    return found
+
+
+def obstacle(g: Graph, head: Layer, value: Tensor, *readers: Layer) -> str | None:
+    """Why `readers` cannot be computed in the layer `head` that makes `value`, whatever they are; None when they might."""
+    if not value.dtype.is_float:
+        return f"%{value.name} is {value.dtype}: only floating point is fused"
+    return g.shared(value, *readers)
+
+
+def fuse_activation(g: Graph, layer: Layer, anchors: tuple[str, ...]) -> Tensor | Skip | None:
+    """The shared rule of `fuse_*_activation`: an activation goes into the anchored layer that makes its input."""
+    x = layer.inputs[0]
+    head = g.maker(x)
+    hint = anchored(head, anchors)
+    if head is None or not hint or x is None:
+        return None
+    if reason := obstacle(g, head, x, layer):
+        return Skip(reason)
+    if steps(head)[-1:] == ["activation"]:
+        return Skip(f"'{head.name}' ends with an activation already")
+    for t in layer.inputs[1:]:
+        if t is not None and not t.is_constant:
+            return Skip(f"%{t.name}, a parameter of {layer.op}, is computed at run time")
+        if t is not None and layer.op == "PRelu" and not _per_channel(t, x, 1 if hint in CONVS else x.type.rank - 1):
+            return Skip(f"the slopes %{t.name}: {t.type} differ within a channel")
+    return fuse(g, hint, head, layer)
+
+
+def _per_channel(t: Tensor, x: Tensor, axis: int) -> bool:
+    """Whether `t` broadcasts over `x` with one value, or one per index of `axis`."""
+    shape = (1,) * (x.type.rank - t.type.rank) + t.shape
+    return all(d == 1 or i == axis for i, d in enumerate(shape))
+
+
+def fuse_add(g: Graph, layer: Layer, anchors: tuple[str, ...]) -> Tensor | Skip | None:
+    """The shared rule of `fuse_*_add`: a residual Add goes into the anchored layer that makes one of its inputs.
+
+    When both inputs come from such layers, the later one takes it: by then the other value is there.
+    """
+    heads = [(g.maker(t), t, layer.inputs[1 - i]) for i, t in enumerate(layer.inputs)]
+    found = [(head, t, other) for head, t, other in heads if head is not None and t is not None and anchored(head, anchors)]
+    skip: Skip | None = None
+    for head, value, other in sorted(found, key=lambda f: -g.place(f[0])):
+        reason = obstacle(g, head, value, layer)
+        if other is None or value is other:
+            reason = f"%{value.name} is added to itself"
+        elif value.type != layer.output.type or other.type != value.type:
+            reason = f"%{value.name}: {value.type} and %{other.name}: {other.type} broadcast"
+        elif "add" in steps(head):
+            reason = reason or f"'{head.name}' holds an Add already"
+        if reason is None:
+            return fuse(g, anchored(head, anchors), head, layer)
+        skip = skip or Skip(reason)
+    return skip

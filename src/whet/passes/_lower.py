@@ -1,0 +1,46 @@
+"""The way from a `source` network to a `lowered` one: a clone, and the passes over it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from whet.errors import NetworkError, UsageError
+from whet.network import Layer, Network
+from whet.passes._driver import PassLog, run_passes, select
+from whet.registry import nearest
+
+
+def lower(
+    net: Network, *, level: int = 3, switches: Iterable[str] = (), no_fuse: Sequence[str] = (), check: bool = False
+) -> tuple[Network, PassLog]:
+    """A lowered copy of the `source` network `net` (which stays as it is), and what the passes did.
+
+    `level` is the builderOptimizationLevel, `switches` turn single passes on and off ("-fuse_silu", "none"), `no_fuse` names source
+    nodes that stay alone (`*` as a wildcard), `check` verifies after each firing.
+    Raises UsageError for an unknown pass or node, NetworkError for a network that is lowered already.
+    """
+    if net.stage != "source":
+        raise NetworkError(f"'{net.name}' is lowered already; passes run once, on the network as imported")
+    made = net.clone("lowered")
+    keep = _keep(made, no_fuse) if no_fuse else None
+    return made, run_passes(made, select(level, switches), check=check, keep=keep)
+
+
+def _keep(net: Network, patterns: Sequence[str]):
+    """The `keep` of `run_passes` for --noFuse. Raises UsageError for a name that no node has."""
+    names = {n for layer in _all_layers(net) for n in (layer.name, *layer.sources)}
+    forms = [re.compile(".*".join(map(re.escape, pattern.split("*")))) for pattern in patterns]
+    for pattern, form in zip(patterns, forms, strict=True):
+        if not any(form.fullmatch(n) for n in names):
+            raise UsageError(f"--noFuse={pattern}: the network has no such node.{nearest(pattern, names)} `*` stands for anything.")
+
+    def keep(layer: Layer) -> str | None:
+        found = (n for n in (*layer.sources, layer.name) if any(form.fullmatch(n) for form in forms))
+        return next((f"--noFuse names '{n}'" for n in found), None)
+
+    return keep
+
+
+def _all_layers(net: Network) -> list[Layer]:
+    return [x for layer in net.layers for x in (layer, *(y for r in layer.regions.values() for y in _all_layers(r)))]

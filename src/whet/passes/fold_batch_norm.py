@@ -1,0 +1,31 @@
+"""A batch norm goes into the weights of the Conv, ConvTranspose or Gemm before it; computed in float64, rounded once.
+
+One that follows anything else stays: backends compute it in one pass over memory, together with the activation behind it.
+"""
+
+from whet.network import Layer, Tensor, Weight
+from whet.ops._origin import express
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._graph import Graph
+from whet.passes._scale import Affine, fold_into
+from whet.passes._weights import number, wide
+
+
+@rule("BatchNormalization", phase=Phase.FOLD, level=0)
+def fold_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    head = g.maker(layer.inputs[0])
+    if head is None or head.op not in ("Conv", "ConvTranspose", "Gemm") or head.output is not layer.inputs[0]:
+        return None
+    if layer.attrs.get("training_mode") or len(layer.outputs) != 1:
+        return Skip("it computes statistics of its own (training mode)")
+    found = [t.weight for t in layer.inputs[1:] if t is not None and t.weight is not None]
+    if len(found) != 4:
+        return Skip("its statistics are computed at run time")
+    return fold_into(g, head, layer, affine(found, layer.attrs.get("epsilon", 1e-5)))
+
+
+def affine(found: list[Weight], epsilon: float) -> Affine:
+    """factor = scale / sqrt(variance + epsilon), shift = bias - mean * factor."""
+    scale, bias, mean, variance = map(wide, found)
+    factor = express("Div", scale, express("Sqrt", express("Add", variance, number(epsilon))))
+    return Affine(factor, express("Sub", bias, express("Mul", mean, factor)))

@@ -1,0 +1,35 @@
+"""A Mul, Div, Add or Sub by a constant a channel goes into the weights of the Conv, ConvTranspose or Gemm before it."""
+
+from whet.network import Layer, Tensor
+from whet.ops._origin import express
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._graph import Graph
+from whet.passes._scale import Affine, channel_axis, finite, fold_into, vector
+from whet.passes._weights import number
+
+
+@rule("Add", "Div", "Mul", "Sub", phase=Phase.FOLD, after=["fold_batch_norm"], level=0)
+def fold_scale_shift(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    swaps = (layer.inputs, layer.inputs[::-1]) if layer.op in ("Add", "Mul") else (layer.inputs,)
+    for value, other in swaps:
+        head = g.maker(value)
+        if value is None or other is None or head is None or head.op not in ("Conv", "ConvTranspose", "Gemm") or not other.is_constant:
+            continue
+        if layer.output.type != value.type:
+            return Skip(f"%{other.name}: {other.type} broadcasts %{value.name}: {value.type}")
+        found = vector(other, value, channel_axis(head))
+        if found is None:
+            return Skip(f"%{other.name}: {other.type} has not one value a channel of %{value.name}: {value.type}")
+        if not finite(found) or (layer.op == "Div" and not found.array.all()):
+            return Skip(f"%{other.name} holds values that no weight can take in (infinite, NaN or a division by 0)")
+        match layer.op:
+            case "Mul":
+                affine = Affine(factor=found)
+            case "Div":
+                affine = Affine(factor=express("Div", number(1.0), found))
+            case "Add":
+                affine = Affine(shift=found)
+            case _:
+                affine = Affine(shift=express("Sub", number(0.0), found))
+        return fold_into(g, head, layer, affine)
+    return None

@@ -1,0 +1,83 @@
+"""Golden files of passes: cases of a network before and after, read and written.
+
+    ## name: what the case shows
+    # with fuse_conv_add            other passes that run too (optional)
+    # noFuse=conv1                  as --noFuse would (optional)
+    in %x: ...                      the network before
+    =>
+    in %x: ...                      the network after
+    skip 'relu1': why               the skips of the pass under test
+
+After `=>`, a constant that the pass made is shown as the expression that it came from, and weights keep their `seed(k)`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from whet.network import Network, network_text, parse_network
+from whet.passes import PASSES, PassLog, lower
+
+FOLDER = Path(__file__).parents[1] / "golden" / "passes"
+_LIMIT = 16  # the text form writes constants of up to so many elements out
+
+
+@dataclass
+class Case:
+    """One case: its title, the passes and nodes of its directives, the text before, and the text expected after."""
+
+    title: str
+    before: str
+    after: str
+    others: tuple[str, ...] = ()
+    no_fuse: tuple[str, ...] = ()
+
+    def network(self) -> Network:
+        return parse_network("network case source\n" + self.before)
+
+    def run(self, name: str, net: Network | None = None) -> tuple[Network, PassLog]:
+        """The case's network (or `net`) after pass `name` and the case's other passes, verified after each firing."""
+        switches = ["none", "+" + name, *("+" + o for o in self.others)]
+        return lower(net or self.network(), switches=switches, no_fuse=self.no_fuse, check=True)
+
+
+def read(path: Path) -> list[Case]:
+    cases = []
+    for block in re.split(r"^## ", path.read_text(), flags=re.M)[1:]:
+        title, _, body = block.partition("\n")
+        before, arrow, after = body.partition("=>\n")
+        assert arrow or body.rstrip().endswith("=>"), f"{path.name}: case {title!r} has no line '=>'"
+        before = before.removesuffix("=>").rstrip() + "\n"
+        others = tuple(m for line in re.findall(r"^# with (.*)$", before, flags=re.M) for m in line.split())
+        assert all(o in PASSES for o in others), f"{path.name}: {others}"
+        no_fuse = tuple(re.findall(r"^# noFuse=(.*)$", before, flags=re.M))
+        cases.append(Case(title.strip(), before, after.strip() + "\n", others, no_fuse))
+    return cases
+
+
+def write(path: Path, cases: list[Case]) -> None:
+    path.write_text("\n".join(f"## {c.title}\n{c.before}=>\n{c.after}" for c in cases))
+
+
+def after_text(case: Case, name: str, net: Network, log: PassLog) -> str:
+    """What stands after `=>`."""
+    seeds = dict(re.findall(r"^const %(\S+): \S+ = (seed\(\d+\))$", case.before, flags=re.M))
+    known = {t.weight.digest: seeds[t.name] for t in case.network().constants.values() if t.name in seeds and t.weight is not None}
+    lines = []
+    for line in network_text(net).splitlines()[1:]:
+        m = re.fullmatch(r'const %("[^"]+"|\S+): (\S+) = (.*)', line)
+        if m:
+            weight = net.constants[m[1].strip('"')].weight
+            assert weight is not None
+            if weight.origin.op != "source":
+                shown = f"{m[3]} from " if np.size(weight.array) <= _LIMIT else ""
+                line = f"const %{m[1]}: {m[2]} = {shown}{weight.origin}"
+            elif weight.digest in known:
+                line = f"const %{m[1]}: {m[2]} = {known[weight.digest]}"
+        lines.append(line)
+    lines += [f"skip '{layer}': {why}" if layer else f"skip: {why}" for (p, layer), why in sorted(log.skipped.items()) if p == name]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,81 @@
+"""Each pass by text before and after: it fires, it must not fire (with its reason), a second run changes nothing, the numbers stay.
+
+A pass without a golden file fails here. After a wanted change: `WHET_UPDATE_GOLDEN=1 pytest tests/passes/test_pass_golden.py`, and
+read the diff.
+"""
+
+import os
+
+import pytest
+from pass_golden import FOLDER, after_text, read, write
+from random_networks import feeds, same
+
+from whet.ops import run_network
+from whet.passes import PASSES, ordered
+
+UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
+#: Passes that change the order of floating point operations; all others keep every bit, NaN and infinities included.
+ROUNDS = {
+    "fold_batch_norm", "fold_scale_shift", "gemm_to_canonical", "recognize_attention", "recognize_gelu", "recognize_hard_swish",
+    "recognize_layer_norm", "recognize_mish", "reduce_mean_to_pool", "matmul_add_to_gemm", "remove_zero_channels",
+}  # fmt: skip
+FILES = {p.stem: read(p) for p in sorted(FOLDER.glob("*.txt"))}
+CASES = [(name, i) for name, cases in FILES.items() for i in range(len(cases))]
+IDS = [f"{name}-{FILES[name][i].title.partition(':')[0]}" for name, i in CASES]
+
+
+def test_every_pass_has_a_golden_file():
+    assert sorted(FILES) == sorted(PASSES)
+
+
+@pytest.mark.parametrize("name", sorted(PASSES))
+def test_a_file_shows_the_pass_firing_and_not_firing(name):
+    logs = [case.run(name)[1] for case in FILES[name]]
+    fired = [log.counts()[name] > 0 for log in logs]
+    assert any(fired), "no case in which it fires"
+    assert not all(fired) or any(k[0] == name for log in logs for k in log.skipped), "no case in which it must not fire"
+    titles = [c.title.partition(":")[0] for c in FILES[name]]
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize(("name", "i"), CASES, ids=IDS)
+def test_golden(name, i):
+    case = FILES[name][i]
+    net, log = case.run(name)
+    got = after_text(case, name, net, log)
+    if UPDATE:
+        case.after = got
+        write(FOLDER / f"{name}.txt", FILES[name])
+    assert got == case.after
+
+
+@pytest.mark.parametrize(("name", "i"), CASES, ids=IDS)
+def test_a_second_run_changes_nothing(name, i):
+    case = FILES[name][i]
+    net, _ = case.run(name)
+    net.stage = "source"
+    again, log = case.run(name, net)
+    assert log.fired == []
+    assert str(again).split("\n")[1:] == str(net).split("\n")[1:]
+
+
+@pytest.mark.parametrize(("name", "i"), CASES, ids=IDS)
+def test_numbers_stay(name, i):
+    case = FILES[name][i]
+    before = case.network()
+    after, _ = case.run(name)
+    exact = name not in ROUNDS and not ROUNDS & set(case.others)
+    for k in range(2):
+        arrays = feeds(before, seed=k, extreme=exact and k == 1)
+        want, got = run_network(before, arrays), run_network(after, arrays)
+        assert list(want) == list(got)
+        for key, a in want.items():
+            same(a, got[key], 0.0 if exact else 1e-5)
+
+
+def test_order_is_pinned():
+    path = FOLDER.parent / "pass_order.txt"
+    got = "".join(f"{p.phase.name:<10} {p.level} {p.name}\n" for p in ordered())
+    if UPDATE:
+        path.write_text(got)
+    assert got == path.read_text()
