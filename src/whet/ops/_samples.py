@@ -51,7 +51,7 @@ def _array(spec, rng: np.random.Generator) -> np.ndarray | None:
             return rng.choice(np.array([low, top - 1, 0, 1], dtype=object), shape).astype(dtype)
         return rng.integers(0 if type_.dtype.kind == "uint" else -3, 4, shape).astype(dtype)
     a = rng.standard_normal(shape)
-    if kind == "positive":
+    if kind.endswith("positive"):
         a = np.abs(a) + 0.1
     a = a.astype(dtype)
     if kind == "extreme" and a.size:

@@ -28,7 +28,8 @@ class OneDnnCall:
 
     def __init__(self, kernel: OneDnnKernel, args: Args) -> None:
         at = {"input": args.inputs, "output": args.outputs, "packed": args.packed}
-        addresses = {operand: at[kind][index] for operand, (kind, index) in kernel.places.items()}
+        self._offsets = kernel.offsets
+        addresses = {operand: at[kind][index] + self._offsets.get(operand, 0) for operand, (kind, index) in kernel.places.items()}
         if kernel.scratch:
             addresses["scratchpad"] = args.scratch
         self._call = kernel.descriptor.primitive().call(addresses)
@@ -42,11 +43,11 @@ class OneDnnCall:
 
     def point(self, kind: str, index: int, address: int) -> None:
         for operand in self._operands.get((kind, index), ()):
-            self._call.bind(operand, address)
+            self._call.bind(operand, address + self._offsets.get(operand, 0))
 
 
 class OneDnnKernel:
-    """A planned launch of one oneDNN primitive; `places` says where each of its operands lies."""
+    """A planned launch of one oneDNN primitive; `places` says where each of its operands lies, `offsets` how many bytes further."""
 
     deterministic = True
 
@@ -58,7 +59,9 @@ class OneDnnKernel:
         places: Mapping[str, Place],
         packed: Sequence[Packed] = (),
         rtol: float | None = None,
+        offsets: Mapping[str, int] | None = None,
     ) -> None:
+        self.offsets = dict(offsets or {})
         self.descriptor, self.places, self.packed = descriptor, dict(places), tuple(packed)
         self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
         self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
@@ -79,6 +82,7 @@ class Recipe:
 
     def __init__(self, first: dnn.Descriptor, places: dict[str, Place], rtol: float | None = None, work: float = 0.0) -> None:
         self.first, self.places, self.rtol, self.work = first, places, rtol, work
+        self.offsets: dict[str, int] = {}
         self.constants: dict[str, tuple[str, Callable[[], np.ndarray], dnn.MemoryDesc | None]] = {}
 
     def constant(self, operand: str, key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None = None) -> None:
@@ -91,7 +95,7 @@ class Recipe:
         for operand, (key, make, given) in self.constants.items():
             places[operand] = ("packed", len(packed))
             packed.append(_packed(key, make, given, descriptor.md(operand)))
-        return OneDnnKernel(layer, signature, descriptor, places, packed, self.rtol)
+        return OneDnnKernel(layer, signature, descriptor, places, packed, self.rtol, self.offsets)
 
 
 def _packed(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None, wanted: dnn.MemoryDesc) -> Packed:
