@@ -1,0 +1,79 @@
+"""From a network with chosen options to an engine plan: choices as data, memory plans for every profile."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whet.builder.candidates import Option
+from whet.builder.config import BuildConfig
+from whet.builder.memory import Use, plan_memory
+from whet.builder.profiles import MAX, bound_layers, environment
+from whet.engine.plan import ArenaPlan, Choice, EnginePlan, Profile
+from whet.network import Layer, Network, network_text, substitute
+from whet.runtime.kernels import plan_layer
+from whet.tactics import Operand, operand_bytes
+
+
+def choice_of(o: Option) -> Choice:
+    """What the engine stores of an option."""
+    return Choice(
+        tactic=o.tactic.name,
+        config=tuple(o.config),
+        inputs=tuple(None if x is None else (x.format, x.dtype.name) for x in o.signature.inputs),
+        outputs=tuple((x.format, x.dtype.name) for x in o.signature.outputs),
+        inplace=tuple(o.signature.inplace),
+        implementation=o.kernel.implementation,
+        rtol=o.kernel.rtol,
+        deterministic=o.kernel.deterministic,
+    )
+
+
+def assemble(
+    net: Network, chosen: Mapping[str, Option], profiles: Sequence[Profile], machine: Any, config: BuildConfig, source: Network
+) -> EnginePlan:
+    """The engine plan of a lowered network with its reformats in place. Raises MemoryLimitError."""
+    choices = {layer.name: choice_of(chosen[layer.name]) for layer in net.layers}
+    arenas = [plan_arena(net, choices, p, machine, config.memory_limit) for p in profiles]
+    return EnginePlan(
+        network=net,
+        choices=choices,
+        profiles=list(profiles),
+        arenas=arenas,
+        backend=machine.name,
+        machine=machine.describe(),
+        machine_key=machine.key(),
+        threads=machine.threads,
+        model_digest=model_digest(source),
+        source_weights={n: t.array() for n, t in source.constants.items()},
+    )
+
+
+def plan_arena(net: Network, choices: Mapping[str, Choice], profile: Profile, machine: Any, limits: Mapping[str, int]) -> ArenaPlan:
+    """The memory plan of one profile, sized for its largest shapes."""
+    env = environment(net, profile, MAX)
+    layers = bound_layers(net, env)
+    uses = [_use(layers[layer.name], choices[layer.name], machine) for layer in net.layers]
+    inputs = {}
+    for t in net.inputs:
+        shape = tuple(substitute(d, env) for d in t.shape)
+        operand = Operand("linear", t.dtype)
+        inputs[t.name] = int(operand_bytes(type(t)(t.name, t.type.with_shape(shape)), operand))
+    return plan_memory(uses, inputs, [t.name for t in net.outputs], limits=limits)
+
+
+def _use(layer: Layer, choice: Choice, machine: Any) -> Use:
+    """Sizes are those of the formats; scratch is the kernel's at these shapes."""
+    planned = plan_layer(layer, choice, machine)
+    s = planned.signature
+    ins = tuple(
+        None if t is None or o is None or t.is_constant else (t.name, operand_bytes(t, o)) for t, o in zip(layer.inputs, s.inputs, strict=True)
+    )
+    outs = tuple((t.name, operand_bytes(t, o)) for t, o in zip(layer.outputs, s.outputs, strict=True))
+    return Use(layer.name, ins, outs, tuple(s.inplace), planned.kernel.scratch)
+
+
+def model_digest(source: Network) -> str:
+    """SHA-256 of the source network: its text, which names every weight's contents."""
+    return hashlib.sha256(network_text(source).encode()).hexdigest()

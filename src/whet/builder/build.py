@@ -1,0 +1,142 @@
+"""build(): network -> engine. Each step is a file of this folder; this one says in which order."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from whet.backends import get_backend
+from whet.builder.assemble import assemble
+from whet.builder.config import BuildConfig
+from whet.builder.explain import candidate_report
+from whet.builder.lock import check_lock, locked_plan, read_lock
+from whet.builder.precision import Permissions, report_precisions
+from whet.builder.profiles import resolve_profiles
+from whet.builder.progress import Noting, Progress
+from whet.builder.search import Search
+from whet.builder.sources import tactics_for
+from whet.builder.verification import ban_failures, verify_engine
+from whet.builder.whole import best_engine
+from whet.engine.plan import EnginePlan, Profile
+from whet.engine.probe import make_probe
+from whet.errors import VerificationError
+from whet.network import Network
+from whet.passes import PassLog, lower
+from whet.runtime.kernels import signature_of
+
+_REBUILDS = 16  # kernels that may be banned before a build gives up
+
+
+def build(
+    net: Network, config: BuildConfig | None = None, *, progress: Progress | None = None, inputs: Mapping[str, np.ndarray] | None = None
+) -> EnginePlan:
+    """The engine for a `source` network. `inputs` are real data for verification (default: seeded normal numbers).
+
+    Raises BuildError and its kinds: NoTacticError, MemoryLimitError, VerificationError, LockError; UsageError for options that
+    do not fit the network; CacheError for an unusable timing cache.
+    """
+    config = config or BuildConfig()
+    started, tell = time.perf_counter(), Noting(progress)
+    machine = get_backend(config.backend, threads=config.threads)
+    permissions = Permissions.of(config)
+    tactics = tactics_for(machine.name, config.tactic_sources)
+    lock = read_lock(config.lock) if config.lock else None
+    if lock is not None:
+        check_lock(lock, net, config, machine)
+    tell.stage("passes", 1)
+    lowered, log = lowered_network(net, config)
+    tell.step("done")
+    profiles, notes = resolve_profiles(lowered, config)
+    for n in notes:
+        tell.note(n)
+    if lock is not None:
+        plan, report = locked_plan(lock, net, lowered, profiles, machine, config), {"choice": {"method": "lock"}, "unfused": [(n, "locked") for n in lock["unfused"]]}
+        if config.verify and getattr(machine, "runs", True):
+            checked = verify_engine(plan, net, machine, inputs, config, tell)
+            if checked.failures:
+                raise VerificationError(f"the locked engine fails verification: {checked.failures[0]}. Build without --lock.")
+            plan.probe = make_probe(plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
+    else:
+        search = Search(lowered, profiles, machine, tactics, permissions, config, tell)
+        plan, report = _searched(search, net, profiles, machine, config, tell, inputs)
+    _finish(plan, report, log, config, tell, started)
+    return plan
+
+
+def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
+    """The network after the passes that `config` asks for. Its outputs are made by layers: one that is an input is copied."""
+    made, log = lower(net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse)
+    for i, t in enumerate(made.outputs):
+        twice = any(t is o for o in made.outputs[:i])
+        if t.maker is not None and not twice:
+            continue
+        copied = made.add("Identity", t, name=f"{t.name}_copy")
+        made.outputs[i] = copied
+        if t.is_constant and not twice:
+            del made.constants[t.name]
+            copied.name, t.name = t.name, made.fresh(f"{t.name}_value")
+            made.constants[t.name] = t
+    return made, log
+
+
+def _searched(
+    search: Search,
+    net: Network,
+    profiles: list[Profile],
+    machine: Any,
+    config: BuildConfig,
+    tell: Noting,
+    inputs: Mapping[str, np.ndarray] | None,
+) -> tuple[EnginePlan, dict[str, Any]]:
+    """List, time, choose, verify; a kernel that fails is banned with its reason, and the rest is done again."""
+    with search:
+        for _ in range(_REBUILDS):
+            search.list_all()
+            search.time_all()
+            best = best_engine(search, lambda made, chosen: assemble(made, chosen, profiles, machine, config, net))
+            report = {
+                "choice": best.choice_report(),
+                "engines": best.engines,
+                "candidates": candidate_report(search, best.chosen),
+                "timing": search.timing_report(),
+                "unfused": search.unfused,
+                "banned": search.banned,
+            }
+            if not config.verify or not getattr(machine, "runs", True):
+                return best.plan, report
+            checked = verify_engine(best.plan, net, machine, inputs, config, tell)
+            report["verification"] = checked.report()
+            if not checked.failures:
+                best.plan.probe = make_probe(best.plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
+                return best.plan, report
+            ban_failures(search, checked, best, tell)
+    raise VerificationError(
+        f"{_REBUILDS} kernels in a row failed verification, the last of them in {checked.failures[0]}. This machine or a library on it "
+        "computes wrongly; --passes=none and --builderOptimizationLevel=0 narrow it down."
+    )
+
+
+def _finish(plan: EnginePlan, report: dict[str, Any], log: PassLog, config: BuildConfig, tell: Noting, started: float) -> None:
+    """Options, probe and report of a finished plan."""
+    plan.options = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("timing_cache", "lock")}
+    signatures = {layer.name: (layer, signature_of(plan.choices[layer.name], layer)) for layer in plan.network.layers if layer.op != "Reformat"}
+    report["precisions"] = report_precisions(config, signatures)
+    for name, entry in report["precisions"].items():
+        if entry["reason"]:
+            tell.note(f"--{name} is permitted but used by 0 of {entry['of']} layers: {entry['reason']}")
+    report["passes"] = {
+        "order": list(log.order),
+        "fired": [list(f) for f in log.fired],
+        "skipped": [[name, layer, reason] for (name, layer), reason in log.skipped.items()],
+    }
+    report["notes"] = tell.notes
+    report["built"] = datetime.now(UTC).isoformat(timespec="seconds")
+    report["build_seconds"] = time.perf_counter() - started
+    plan.report = {**report, **plan.report}
+
+

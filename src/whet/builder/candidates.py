@@ -1,0 +1,153 @@
+"""Candidates: every way that the backend's tactics offer for a layer, planned, or refused with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.builder.key import layer_text
+from whet.builder.precision import Permissions
+from whet.engine.plan import Candidate
+from whet.errors import BackendError, NoTacticError
+from whet.network import Layer
+from whet.tactics import Config, Kernel, PlanRefused, Signature, Tactic
+
+#: (tactic, signature, config) as text: what a ban or a lock names
+Ident = tuple[str, str, Config]
+
+
+@dataclass
+class Option:
+    """One planned way to run a layer. `ms` is None until it is timed; `estimate_ms` stands in where nothing is timed."""
+
+    tactic: Tactic
+    signature: Signature
+    config: Config
+    kernel: Kernel
+    rank: int  # place in the listing: earlier is kept when times do not differ
+    estimate_ms: float = 0.0
+    ms: float | None = None
+    spread_ms: float = 0.0
+    note: str = ""
+
+    @property
+    def ident(self) -> Ident:
+        return (self.tactic.name, str(self.signature), self.config)
+
+    @property
+    def cost(self) -> float:
+        """Milliseconds as far as they are known."""
+        return self.estimate_ms if self.ms is None else self.ms
+
+    def candidate(self, reason: str = "") -> Candidate:
+        """For the report."""
+        return Candidate(
+            self.tactic.name,
+            str(self.signature),
+            tuple(self.config),
+            self.kernel.implementation,
+            self.ms,
+            self.spread_ms if self.ms is not None else None,
+            reason or self.note,
+        )
+
+
+@dataclass
+class Candidates:
+    """All options of one kind of layer (equal text, equal work) and what was refused."""
+
+    layer: Layer  # a representative, with static shapes
+    text: str
+    options: list[Option] = field(default_factory=list)
+    refused: list[Candidate] = field(default_factory=list)
+
+
+def list_candidates(
+    layer: Layer, tactics: list[Tactic], machine: Any, permissions: Permissions, *, deterministic: bool = False, workspace: int | None = None
+) -> Candidates:
+    """Options of `layer` (static shapes) in order: tactics by name, fallbacks last; signatures and configs as each tactic lists them.
+
+    `deterministic` refuses kernels that are not, `workspace` those that need more scratch (bytes).
+    """
+    made = Candidates(layer, layer_text(layer))
+    for t in sorted(tactics, key=lambda t: (t.fallback, t.name)):
+        if (reason := t.why_not(layer)) is not None:
+            made.refused.append(Candidate(t.name, "", (), reason=reason))
+            continue
+        for signature in t.signatures(layer, machine):
+            reason = permissions.refuses(layer, signature) or t.refuses(layer, signature, machine)
+            if reason is not None:
+                made.refused.append(Candidate(t.name, str(signature), (), reason=reason))
+                continue
+            for config in t.configs(layer, signature, machine):
+                try:
+                    kernel = t.plan(layer, signature, config, machine)
+                except (PlanRefused, BackendError) as e:
+                    made.refused.append(Candidate(t.name, str(signature), tuple(config), reason=str(e)))
+                    continue
+                reason = _kernel_refusal(kernel, deterministic, workspace)
+                if reason is not None:
+                    made.refused.append(Candidate(t.name, str(signature), tuple(config), kernel.implementation, reason=reason))
+                    continue
+                option = Option(t, signature, config, kernel, len(made.options))
+                option.estimate_ms = estimate_ms(option, layer)
+                made.options.append(option)
+    return made
+
+
+def _kernel_refusal(kernel: Kernel, deterministic: bool, workspace: int | None) -> str | None:
+    if deterministic and not kernel.deterministic:
+        return "its results may differ from run to run, and --deterministic is given"
+    if workspace is not None and kernel.scratch > workspace:
+        return f"needs {kernel.scratch / 2**20:.2f} MiB of scratch, --memPoolSize=workspace allows {workspace / 2**20:.2f} MiB"
+    return None
+
+
+def no_tactic(layer: Layer, refused: list[Candidate], machine: Any) -> NoTacticError:
+    """The error for a layer that nothing computes: every refusal, and what to do."""
+    lines = [f"  {c.tactic}{' ' + c.signature if c.signature else ''}: {c.reason}" for c in refused]
+    return NoTacticError(
+        f"No tactic of '{machine.name}' computes {layer.op} '{layer.name}' (from {', '.join(layer.sources) or 'no node'}):\n"
+        + "\n".join(lines)
+        + f"\nAllow more precisions, or write src/whet/tactics/{machine.name}/<name>.py."
+    )
+
+
+# Where nothing is timed, an estimate orders formats: bytes and operations at modest speeds; a fallback in Python costs far more.
+_BYTES_PER_MS, _OPS_PER_MS, _LAUNCH_MS = 10e6, 50e6, 0.002
+
+
+def estimate_ms(option: Option, layer: Layer) -> float:
+    """A rough time from bytes and multiply-adds; the place in the listing breaks ties."""
+    k = option.kernel
+    moved = sum(k.inputs) + sum(k.outputs) + sum(p.nbytes for p in k.packed)
+    ms = _LAUNCH_MS + moved / _BYTES_PER_MS + macs(layer) / _OPS_PER_MS
+    if option.tactic.fallback:
+        ms = 10 * ms + 0.1
+    elif k.implementation.startswith("ref"):
+        ms *= 10  # plain loops of a library
+    return ms * (1 + 1e-3 * option.rank)
+
+
+def macs(layer: Layer) -> int:
+    """Multiply-adds of the convolutions and matrix products in a layer with static shapes; 0 for others."""
+    if layer.regions:
+        return sum(macs(inner) for region in layer.regions.values() for inner in region.layers)
+    if layer.op not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or not all(t.type.static for t in layer.outputs):
+        return 0
+    w, out = layer.inputs[1], layer.outputs[0]
+    if w is None or not w.type.static:
+        return 0
+    if layer.op == "Conv":
+        return _count(out.shape) * _count(w.shape[1:])
+    if layer.op == "ConvTranspose":
+        return _count(layer.inputs[0].shape) * _count(w.shape[1:])  # type: ignore[union-attr]
+    inner = w.shape[0] if layer.op == "Gemm" and not layer.attrs.get("transB") else w.shape[-1] if layer.op == "Gemm" else w.shape[max(0, w.type.rank - 2)]
+    return _count(out.shape) * int(inner)  # type: ignore[arg-type]
+
+
+def _count(shape) -> int:
+    n = 1
+    for d in shape:
+        n *= int(d)
+    return n

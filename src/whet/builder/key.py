@@ -1,0 +1,125 @@
+"""Keys of timings: everything that can change how long a kernel takes, and nothing that cannot.
+
+A key does not hold a layer's name, its sources or its weights' values, so a pruned or fine-tuned variant finds what is unchanged.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from whet.network import Layer, Network, Tensor
+from whet.network.text import value_text
+from whet.tactics import Config, Signature, Tactic
+
+_SMALL_FLOATS, _SMALL_INTS = 4, 64  # constants up to this size stand in the key with their values: bounds, scales, axes
+
+
+def layer_text(layer: Layer) -> str:
+    """Op, attributes, fused body, shapes and types of a layer, with tensors numbered: equal work gives equal text."""
+    numbers: dict[Tensor, int] = {}
+    head = "(" + ", ".join(_operand(t, numbers) for t in layer.inputs) + ")"
+    return "\n".join(_lines(layer, numbers, head))
+
+
+def _lines(layer: Layer, numbers: dict[Tensor, int], head: str) -> list[str]:
+    attrs = " ".join(f"{k}={value_text(v)}" for k, v in sorted(layer.attrs.items()))
+    outs = ", ".join(f"{t.type}" for t in layer.outputs)
+    lines = [f"{layer.op} {head} [{attrs}] -> {outs}"]
+    for name, region in sorted(layer.regions.items()):
+        lines.append(f"region {name}")
+        lines.extend("  " + line for line in _region(region, dict(numbers)))
+    for t in layer.outputs:
+        numbers[t] = len(numbers)
+    return lines
+
+
+def _region(net: Network, numbers: dict[Tensor, int]) -> list[str]:
+    lines = ["in " + ", ".join(_operand(t, numbers) for t in net.inputs)]
+    for layer in net.layers:
+        lines.extend(_lines(layer, numbers, "(" + ", ".join(_operand(t, numbers) for t in layer.inputs) + ")"))
+    lines.append("out " + ", ".join(_operand(t, numbers) for t in net.outputs))
+    return lines
+
+
+def _operand(t: Tensor | None, numbers: dict[Tensor, int]) -> str:
+    if t is None:
+        return "none"
+    known = t in numbers
+    number = numbers.setdefault(t, len(numbers))
+    if known:
+        return f"%{number}"
+    text = f"%{number}:{t.type}"
+    if t.weight is None:
+        return text
+    a = t.weight.array
+    small = a.size <= (_SMALL_INTS if a.dtype.kind in "iub" else _SMALL_FLOATS)
+    values = f"={np.array2string(a.reshape(-1), threshold=_SMALL_INTS, floatmode='unique')}" if small else ""
+    assumes = f" {sorted(t.weight.origin.assumes)}" if t.weight.origin.assumes else ""
+    return f"{text} const{values}{assumes}"
+
+
+def timing_key(tactic: Tactic, layer: str, signature: Signature, config: Config, machine_key: str, state: str) -> str:
+    """SHA-256 over everything that a timing depends on. `layer` is layer_text(); `state` says in which cache state it was timed."""
+    parts = [
+        tactic.name,
+        tactic.version,
+        source_digest(tactic),
+        tactic.library_version(),
+        str(signature),
+        [list(c) for c in config],
+        layer,
+        machine_key,
+        state,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def source_digest(tactic: Tactic) -> str:
+    """SHA-256 over the source files that a tactic is made of: its module and what that imports of whet's tactics and backends."""
+    return _digest(type(tactic).__module__)
+
+
+@cache
+def _digest(module: str) -> str:
+    h = hashlib.sha256()
+    for name in sorted(transitive_modules(module)):
+        path = _file(name)
+        if path is not None:
+            h.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return h.hexdigest()
+
+
+def transitive_modules(module: str) -> set[str]:
+    """`module` and the modules under whet.tactics and whet.backends that it imports, directly or not; packages' data stays out."""
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = _file(name)
+        if name in found or path is None:
+            continue
+        found.add(name)
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [a.name for a in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+            waiting.extend(n for n in names if n.startswith(("whet.tactics.", "whet.backends.")))
+    return found
+
+
+def _file(module: str) -> Path | None:
+    """The source file of a module, without importing it; None when there is none of that name."""
+    root = Path(sys.modules["whet"].__path__[0])
+    path = root.joinpath(*module.split(".")[1:])
+    if path.with_suffix(".py").is_file():
+        return path.with_suffix(".py")
+    return path / "__init__.py" if (path / "__init__.py").is_file() else None

@@ -1,0 +1,101 @@
+"""Permissions: which storage types a build may use beside a tensor's own, and for which layers a precision is demanded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from whet.builder.config import BuildConfig
+from whet.errors import BuildError, UsageError
+from whet.network import BF16, F16, F32, DType, Layer
+from whet.tactics import Signature
+
+#: flag -> storage types that it permits for what the network computes in f32. int8 and fp8 come with Q/DQ in the network or calibration.
+_PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
+_STORAGE: dict[str, DType] = {"fp32": F32, "fp16": F16, "bf16": BF16}
+_FLAG = {F16: "--fp16", BF16: "--bf16"}
+
+
+@dataclass
+class Permissions:
+    """What BuildConfig permits and demands. `used` collects which layers met a demand, for the report."""
+
+    allowed: frozenset[DType]
+    demands: tuple[tuple[str, DType], ...] = ()  # (layer or node name pattern, storage type), in force
+    outputs: tuple[tuple[str, DType], ...] = ()
+    obey: bool = False
+    given: tuple[str, ...] = field(default=())
+
+    @staticmethod
+    def of(config: BuildConfig) -> Permissions:
+        """Raises UsageError for an unknown precision."""
+        allowed: set[DType] = set()
+        for p in config.precisions:
+            if p not in _PERMITS:
+                raise UsageError(f"there is no precision {p!r}; there are {', '.join(_PERMITS)}")
+            allowed.update(_PERMITS[p])
+        force = config.precision_constraints != "none"
+        demands = tuple((n, _storage(p)) for n, p in config.layer_precisions) if force else ()
+        outputs = tuple((n, _storage(p)) for n, p in config.layer_output_types) if force else ()
+        return Permissions(frozenset(allowed), demands, outputs, config.precision_constraints == "obey", tuple(config.precisions))
+
+    def refuses(self, layer: Layer, signature: Signature) -> str | None:
+        """Why a signature's storage types may not be used for a layer, or None."""
+        demanded = self.demanded(layer)
+        pairs = [*zip(layer.inputs, signature.inputs, strict=True), *zip(layer.outputs, signature.outputs, strict=True)]
+        for t, o in pairs:
+            if t is None or o is None or o.dtype == t.dtype:
+                continue
+            if t.dtype != F32 or o.dtype not in _FLAG:
+                return f"stores {t.dtype} %{t.name} as {o.dtype}, which no flag permits"
+            if o.dtype not in self.allowed and o.dtype != demanded:
+                return f"{o.dtype} storage is not permitted ({_FLAG[o.dtype]})"
+        if demanded is not None and self.obey and runs_in(layer, signature) not in (None, demanded):
+            return f"--layerPrecisions demands {demanded} for '{layer.name}'"
+        return None
+
+    def demanded(self, layer: Layer) -> DType | None:
+        """The storage type that --layerPrecisions gives a layer, by its name or a source node's; the last match holds."""
+        found = None
+        for pattern, dtype in self.demands:
+            if any(fnmatchcase(name, pattern) for name in (layer.name, *layer.sources)):
+                found = dtype
+        return found
+
+    def key(self, layer: Layer) -> str:
+        """What of the permissions distinguishes layers of equal text."""
+        return str(self.demanded(layer))
+
+
+def runs_in(layer: Layer, signature: Signature) -> DType | None:
+    """The storage type of the first float operand that the layer computes with; None for one that has no floats."""
+    for t, o in [*zip(layer.inputs, signature.inputs, strict=True), *zip(layer.outputs, signature.outputs, strict=True)]:
+        if t is not None and o is not None and t.dtype.is_float:
+            return o.dtype
+    return None
+
+
+def _storage(precision: str) -> DType:
+    if precision not in _STORAGE:
+        raise UsageError(f"layers can be demanded in {', '.join(_STORAGE)}, not {precision!r}")
+    return _STORAGE[precision]
+
+
+def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Signature]]) -> dict[str, dict[str, object]]:
+    """For each permission: how many layers used it, and the reason where none did. Raises BuildError under `strict`."""
+    ran = [runs_in(layer, s) for layer, s in signatures.values()]
+    report: dict[str, dict[str, object]] = {}
+    for p in dict.fromkeys(config.precisions):
+        kinds = _PERMITS[p]
+        used = sum(1 for d in ran if d is not None and d in kinds)
+        reason = ""
+        if not used:
+            reason = {
+                "int8": "no quantized layer in the network: INT8 needs Q/DQ nodes or calibration, and no tactic of this build quantizes by itself",
+                "fp8": "no tactic of this backend computes in FP8",
+                "fp32": "",
+            }.get(p, f"no tactic with {' or '.join(k.name for k in kinds)} storage ran or won on this machine")
+            if reason and config.strict:
+                raise BuildError(f"--{p} cannot be used: {reason}. Leave out --strict to build without it.")
+        report[p] = {"layers": used, "of": len(ran), "reason": reason}
+    return report

@@ -1,0 +1,213 @@
+"""The search's state: candidates of every kind of layer, their times, bans, and what each layer may use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from whet.builder.candidates import Candidates, Ident, Option, list_candidates, no_tactic
+from whet.builder.choice import inplace_refusal
+from whet.builder.config import BuildConfig
+from whet.builder.key import layer_text
+from whet.builder.precision import Permissions
+from whet.builder.profiles import OPT, bound_layers, environment
+from whet.builder.progress import Noting
+from whet.builder.reformats import Reformats
+from whet.builder.timing import Conditions, Timer, earliest_in_noise
+from whet.builder.timing_cache import TimingCache
+from whet.builder.unfuse import unfuse
+from whet.engine.plan import Candidate, Profile
+from whet.network import Layer, Network
+from whet.tactics import Tactic
+
+#: options timed per kind of layer at each builderOptimizationLevel; None: all
+_TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
+_REFORMAT_ROUNDS = 3
+
+
+class Search:
+    """What is known while a network's kernels are chosen. A context manager: it holds the timing cache open.
+
+    Layers of equal text (key.layer_text) share their candidates and times. Times hold for the first profile's opt shapes.
+    """
+
+    def __init__(
+        self,
+        net: Network,
+        profiles: Sequence[Profile],
+        machine: Any,
+        tactics: list[Tactic],
+        permissions: Permissions,
+        config: BuildConfig,
+        tell: Noting,
+    ):
+        self.net, self.machine, self.tactics, self.permissions, self.config, self.tell = net, machine, tactics, permissions, config, tell
+        self.env = environment(net, profiles[0], OPT)
+        self.layers: dict[str, Layer] = {}
+        self.kinds: dict[str, Candidates] = {}  # by layer text and what is demanded of the layer
+        self.kind_of: dict[str, str] = {}  # layer name -> kind
+        self.unfused: list[tuple[str, str]] = []
+        self.banned: list[tuple[str, str, str]] = []  # (layer, option, reason)
+        self._bans: dict[tuple[str, Ident], str] = {}
+        self.cache = TimingCache(config.timing_cache)
+        level = min(max(config.optimization_level, 0), 5)
+        self.cap = config.max_tactics if config.max_tactics >= 0 else _TIMED[level]
+        self.timer: Timer | None = None
+        if self.cap != 0:
+            conditions = Conditions.of(machine, self._footprint())
+            self.timer = Timer(machine, self.cache, conditions, config.avg_timing, config.error_on_cache_miss)
+        reformat_timer = None
+        if self.timer is not None:
+            reformat_timer = Timer(machine, self.cache, self.timer.conditions, min(_REFORMAT_ROUNDS, config.avg_timing), config.error_on_cache_miss)
+        self.reformats = Reformats(tactics, machine, self.env, reformat_timer)
+
+    def __enter__(self) -> Search:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cache.close()
+
+    def _footprint(self) -> int:
+        """Bytes that one run touches: constants and what the layers make."""
+        layers = bound_layers(self.net, self.env)
+        made = sum(int(t.type.nbytes) for layer in layers.values() for t in layer.outputs if t.type.static)
+        return made + sum(int(t.type.nbytes) for t in self.net.constants.values())
+
+    # candidates
+
+    def list_all(self) -> None:
+        """Lists the candidates of every layer, taking fused layers apart that only the reference would compute.
+
+        Raises NoTacticError.
+        """
+        self.tell.stage("candidates", len(self.net.layers))
+        waiting = list(self.net.layers)
+        while waiting:
+            layer = waiting.pop(0)
+            self.tell.step(layer.name)
+            if layer.name in self.kind_of:
+                continue
+            found = self._kind(layer)
+            if layer.op == "Fused" and not any(not o.tactic.fallback for o in found.options) and self._better_apart(layer):
+                self.unfused.append((layer.name, "no kernel computes it whole; its parts have kernels"))
+                waiting = unfuse(self.net, layer) + waiting
+                del self.kind_of[layer.name], self.layers[layer.name]
+                continue
+            if not found.options:
+                raise no_tactic(layer, found.refused, self.machine)
+
+    def _kind(self, layer: Layer) -> Candidates:
+        bound = bound_layers(_only(self.net, layer), self.env)[layer.name]
+        kind = f"{layer_text(bound)}\n{self.permissions.key(bound)}"
+        self.layers[layer.name] = bound
+        self.kind_of[layer.name] = kind
+        if kind not in self.kinds:
+            limit = self.config.memory_limit.get("workspace")
+            self.kinds[kind] = list_candidates(
+                bound, self.tactics, self.machine, self.permissions, deterministic=self.config.deterministic, workspace=limit
+            )
+        return self.kinds[kind]
+
+    def _better_apart(self, layer: Layer) -> bool:
+        """Whether some layer of a fused body has a kernel of its own."""
+        apart = Network("apart", "lowered")
+        seen = {}
+        for t in layer.inputs:
+            if t is not None and t not in seen:
+                seen[t] = apart.constant(t.weight, t.name) if t.weight is not None else apart.add_input(t.name, t.type)
+        whole = apart.add_layer("Fused", [seen[t] for t in layer.inputs if t is not None], layer.attrs, name="whole", regions=layer.regions)
+        for t in whole.outputs:
+            apart.mark_output(t)
+        for part in unfuse(apart, whole):
+            bound = bound_layers(_only(apart, part), self.env)[part.name]
+            listed = list_candidates(bound, [t for t in self.tactics if not t.fallback], self.machine, self.permissions)
+            if listed.options:
+                return True
+        return False
+
+    # times
+
+    def time_all(self) -> None:
+        """Times what there is to choose between. What the caps leave out gets a note."""
+        if self.timer is None:
+            return
+        todo = [k for k in dict.fromkeys(self.kind_of.values()) if len(self.kinds[k].options) > 1]
+        self.tell.stage("timing", len(todo))
+        for kind in todo:
+            found = self.kinds[kind]
+            chosen = self._timed_options(found)
+            self.tell.step(f"{found.layer.name}: {len(chosen)} tactics")
+            self.timer.time(found.layer, found.text, chosen)
+        if self.timer.disturbed:
+            worst = max(self.timer.disturbed)
+            self.tell.note(
+                f"other processes took up to {worst:.1f} CPUs while kernels were timed; what was timed then was repeated, but on a busy "
+                "machine choices may be off. Build again when it is quiet."
+            )
+
+    def _timed_options(self, found: Candidates) -> list[Option]:
+        """Which options are worth timing: no fallbacks beside kernels, and up to the cap, signatures in turn."""
+        level = self.config.optimization_level
+        kernels = [o for o in found.options if not o.tactic.fallback]
+        options = found.options if level >= 4 or not kernels else kernels
+        if options is not found.options:
+            for o in found.options:
+                if o.tactic.fallback:
+                    o.note = "not timed: a reference in NumPy, and there are kernels (level 4 times it too)"
+        groups: dict[object, list[Option]] = {}
+        for o in options:
+            groups.setdefault((o.tactic.name, o.signature), []).append(o)
+        rounds = [group[i : i + 1] for i in range(max(map(len, groups.values()))) for group in groups.values()]
+        turns = [o for group in rounds for o in group]
+        kept = turns if self.cap is None else turns[: self.cap]
+        for o in turns[len(kept) :]:
+            o.note = f"not timed: at most {self.cap} tactics a layer at this level"
+        return sorted(kept, key=lambda o: o.rank)
+
+    def timing_report(self) -> dict[str, Any]:
+        """Hits and misses of the cache, in which cache state was timed, and others' load."""
+        if self.timer is None:
+            return {"level": self.config.optimization_level, "timed": 0, "why": "level 0 times nothing: the first kernel that runs is taken"}
+        return {
+            "level": self.config.optimization_level,
+            "hits": self.cache.hits,
+            "misses": self.cache.misses,
+            "conditions": self.timer.conditions.state,
+            "disturbed_cpus": [round(d, 2) for d in self.timer.disturbed],
+        }
+
+    # what layers may use
+
+    def usable(self, layer: Layer) -> list[Option]:
+        """The best option of each signature that this layer may use, in listing order. Raises NoTacticError."""
+        kind = self.kind_of[layer.name]
+        options = [o for o in self.kinds[kind].options if self.why_not(layer, o) is None]
+        timed = [o for o in options if o.ms is not None]
+        options = timed or options
+        if not options:
+            refused = [*self.kinds[kind].refused, *(o.candidate(self.why_not(layer, o) or "") for o in self.kinds[kind].options)]
+            raise no_tactic(layer, refused, self.machine)
+        groups: dict[object, list[Option]] = {}
+        for o in options:
+            groups.setdefault(o.signature, []).append(o)
+        return sorted((earliest_in_noise(g) for g in groups.values()), key=lambda o: o.rank)
+
+    def why_not(self, layer: Layer, o: Option) -> str | None:
+        """Why this layer may not use an option of its kind, or None."""
+        banned = self._bans.get((self.kind_of[layer.name], o.ident))
+        return banned or (inplace_refusal(self.net, layer, o) if o.signature.inplace else None)
+
+    def ban(self, layer: str, ident: Ident, reason: str) -> None:
+        """Takes an option from all layers of `layer`'s kind: it computes wrongly."""
+        self._bans[self.kind_of[layer], ident] = reason
+        self.banned.append((layer, f"{ident[0]} {ident[1]} {dict(ident[2])}", reason))
+
+    def refused(self, layer: Layer) -> list[Candidate]:
+        return self.kinds[self.kind_of[layer.name]].refused
+
+
+def _only(net: Network, layer: Layer) -> Network:
+    """A view of `net` with one layer, for bound_layers."""
+    view = Network(net.name, net.stage)
+    view.layers = [layer]
+    return view

@@ -1,0 +1,31 @@
+"""Which tactics a build may use: all of the backend's, cut by --tacticSources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from whet.errors import UsageError
+from whet.registry import nearest
+from whet.tactics import Tactic, tactics_of
+
+
+def family(t: Tactic) -> str:
+    """ONEDNN for cpu/onednn_conv: what a tactic's file name begins with."""
+    return t.name.rpartition("/")[2].partition("_")[0].upper()
+
+
+def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
+    """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or a family.
+
+    Raises UsageError for a name that none has.
+    """
+    everything = tactics_of(backend)
+    chosen = {t.name for t in everything}
+    for s in switches:
+        name = s.lstrip("+-")
+        hit = {t.name for t in everything if name in (t.name, t.name.rpartition("/")[2]) or name.upper() == family(t)}
+        if not hit:
+            names = sorted({family(t) for t in everything} | {t.name for t in everything})
+            raise UsageError(f"no tactic or family of tactics is called {name!r}.{nearest(name, names)} There are {', '.join(names)}.")
+        chosen = chosen - hit if s.startswith("-") else chosen | hit
+    return [t for t in everything if t.name in chosen]

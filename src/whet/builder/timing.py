@@ -1,0 +1,231 @@
+"""Timing candidates: all of a layer take turns, caches are as cold as the network leaves them, medians and spread are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from whet.builder.candidates import Option
+from whet.builder.key import timing_key
+from whet.builder.timing_cache import Timed, TimingCache
+from whet.errors import BackendError, BuildError
+from whet.network import DType, Layer
+from whet.tactics import Args, Packed
+
+_HOPELESS = 4.0  # a candidate this much slower than the best so far is not timed again
+_HOT_SAMPLE_MS = 0.05  # in hot caches, short kernels are repeated within one sample up to this
+_SETTLE = 3  # how often a disturbed measurement is repeated
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How caches are left before each sample: "hot", or cold after walking over `flush_bytes`."""
+
+    state: str
+    flush_bytes: int
+
+    @staticmethod
+    def of(machine: Any, footprint: int) -> Conditions:
+        """From the bytes that one run of the network touches: what fits a cache is found there again, what does not is not."""
+        caches = getattr(machine, "cache_bytes", {})
+        second, last = caches.get(2, 0), max(caches.values(), default=0)
+        if not getattr(machine, "runs", True) or footprint <= second or not last:
+            return Conditions("hot", 0)
+        if footprint <= last:
+            return Conditions("cold L2", 2 * second)
+        return Conditions("cold", last + last // 2)
+
+
+@dataclass
+class Timer:
+    """Times options on a machine, with a cache. `disturbed` collects what share of a CPU others took, where it was much."""
+
+    machine: Any
+    cache: TimingCache
+    conditions: Conditions
+    rounds: int = 8
+    error_on_miss: bool = False
+    disturbed: list[float] = field(default_factory=list)
+    timed: int = 0
+    _flush: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self._machine_key = self.machine.key()
+
+    def key(self, option: Option, text: str) -> str:
+        return timing_key(option.tactic, text, option.signature, option.config, self._machine_key, self.conditions.state)
+
+    def recall(self, options: Sequence[Option], text: str) -> list[Option]:
+        """Fills in what the cache knows; returns the options that it does not."""
+        missing = []
+        for o in options:
+            found = self.cache.get(self.key(o, text))
+            if found is None:
+                missing.append(o)
+            else:
+                o.ms, o.spread_ms = found.ms, found.spread_ms
+        return missing
+
+    def time(self, layer: Layer, text: str, options: Sequence[Option]) -> None:
+        """Times what the cache does not know; sets `ms` and `spread_ms`. An option that fails gets a note and no time.
+
+        When one of a layer's options is missing, all are timed again together: times of one moment are compared with each other.
+        Raises BuildError under `error_on_miss`.
+        """
+        missing = self.recall(options, text)
+        if not missing:
+            return
+        if self.error_on_miss:
+            o = missing[0]
+            raise BuildError(
+                f"'{layer.name}' by {o.tactic.name} {o.signature} is not in the timing cache, and --errorOnTimingCacheMiss forbids timing it. "
+                "Build once without that flag on this machine."
+            )
+        for _ in range(_SETTLE):
+            with self.machine.watch() if hasattr(self.machine, "watch") else nullcontext() as load:
+                samples = _take_turns(self, layer, list(options))
+            if load is None or not load.disturbed:
+                break
+            self.disturbed.append(load.others)
+        for o in options:
+            got = samples.get(o.rank)
+            if not got:
+                continue
+            o.ms, o.spread_ms = median(got), _spread(got)
+            about = {"tactic": o.tactic.name, "signature": str(o.signature), "layer": text, "implementation": o.kernel.implementation}
+            self.cache.put(self.key(o, text), Timed(o.ms, o.spread_ms, len(got)), about)
+            self.timed += 1
+
+    def flush(self) -> None:
+        """Walks over memory until what was in the caches is gone."""
+        if not self.conditions.flush_bytes:
+            return
+        if self._flush is None:
+            self._flush = np.ones(self.conditions.flush_bytes // 8, np.int64)
+        self._flush += 1
+
+
+def _take_turns(timer: Timer, layer: Layer, options: list[Option]) -> dict[int, list[float]]:
+    """Samples in ms per option rank."""
+    bench = _Bench(timer, layer)
+    samples: dict[int, list[float]] = {}
+    alive: list[tuple[Option, Any, int]] = []
+    best = float("inf")
+    for o in options:
+        try:
+            executable, count = bench.prepare(o)
+            first = timer.machine.seconds(executable, 1)[0] * 1e3 / count
+        except (BackendError, ValueError, IndexError, TypeError) as e:
+            o.note = f"could not be timed: {e}"
+            continue
+        samples[o.rank] = [first]
+        best = min(best, first)
+        alive.append((o, executable, count))
+    rounds = timer.rounds if getattr(timer.machine, "runs", True) else 1
+    for r in range(rounds):
+        order = alive if r % 2 == 0 else alive[::-1]
+        for o, executable, count in order:
+            timer.flush()
+            bench.warm(o)
+            ms = timer.machine.seconds(executable, 1)[0] * 1e3 / count
+            if r == 0:
+                samples[o.rank] = []  # the run before only warmed up
+            samples[o.rank].append(ms)
+        if r == 0:
+            best = min((samples[o.rank][0] for o, _, _ in alive), default=best)
+            alive = [a for a in alive if samples[a[0].rank][0] <= _HOPELESS * best]
+    return samples
+
+
+class _Bench:
+    """Buffers that a layer's options share while they are timed: operands hold normal numbers, or zeros where they are integers."""
+
+    def __init__(self, timer: Timer, layer: Layer):
+        self.timer, self.layer = timer, layer
+        self.buffers: dict[tuple, Any] = {}
+        self._packed: dict[str, Any] = {}
+        self.held: list[Any] = []
+
+    def prepare(self, o: Option) -> tuple[Any, int]:
+        """An executable for the option and how many launches it holds."""
+        ins = tuple(
+            0 if operand is None else self._buffer("in", i, operand.dtype, nbytes).address
+            for i, (operand, nbytes) in enumerate(zip(o.signature.inputs, o.kernel.inputs, strict=True))
+        )
+        outs = [self._buffer("out", i, operand.dtype, o.kernel.outputs[i]).address for i, operand in enumerate(o.signature.outputs)]
+        for i, j in o.signature.inplace:
+            outs[j] = ins[i]
+        packed = tuple(self._weight(p) for p in o.kernel.packed)
+        scratch = self._buffer("scratch", 0, None, o.kernel.scratch).address if o.kernel.scratch else 0
+        args = Args(ins, tuple(outs), packed, scratch)
+        executable = self._record(o, args, 1)
+        if self.timer.conditions.flush_bytes or not getattr(self.timer.machine, "runs", True):
+            return executable, 1
+        once = min(self.timer.machine.seconds(executable, 3)) * 1e3
+        count = max(1, min(64, int(_HOT_SAMPLE_MS / max(once, 1e-4))))
+        return (executable, 1) if count == 1 else (self._record(o, args, count), count)
+
+    def _record(self, o: Option, args: Args, count: int) -> Any:
+        stream = self.timer.machine.stream()
+        for _ in range(count):
+            o.kernel.enqueue(args, stream)
+        return stream.finish()
+
+    def warm(self, o: Option) -> None:
+        """What the layer before has just written is in the cache: touch the inputs after a flush."""
+        if not self.timer.conditions.flush_bytes:
+            return
+        for i, operand in enumerate(o.signature.inputs):
+            if operand is not None:
+                array = self.buffers["in", i, operand.dtype].array
+                if array is not None:
+                    array[::64].max(initial=0)
+
+    def _buffer(self, kind: str, i: int, dtype: DType | None, nbytes: int) -> Any:
+        key = (kind, i, dtype)
+        found = self.buffers.get(key)
+        if found is None or found.nbytes < nbytes:
+            self.held.append(found)  # earlier options point at it
+            found = self.buffers[key] = self.timer.machine.allocate(max(nbytes, 64))
+            if kind == "in" and dtype is not None and found.array is not None:
+                fill(found.array, dtype)
+        return found
+
+    def _weight(self, p: Packed) -> int:
+        if p.key not in self._packed:
+            buffer = self.timer.machine.allocate(max(p.nbytes, 64))
+            if buffer.array is not None and getattr(self.timer.machine, "runs", True):
+                buffer.array[: p.nbytes] = p.make().reshape(-1).view(np.uint8)
+            self._packed[p.key] = buffer
+        return self._packed[p.key].address
+
+
+def fill(raw: np.ndarray, dtype: DType) -> None:
+    """Fills bytes with values of a type: normal numbers for floats, zeros for the rest (valid as indices and flags)."""
+    if not dtype.is_float:
+        return
+    count = raw.nbytes // dtype.numpy.itemsize
+    block = np.random.default_rng(1).standard_normal(min(count, 1 << 16)).astype(dtype.numpy)
+    view = raw[: count * dtype.numpy.itemsize].view(dtype.numpy)
+    for at in range(0, count, block.size):
+        view[at : at + block.size] = block[: count - at]
+
+
+def _spread(samples: list[float]) -> float:
+    """Half the distance between the quartiles: what the middle of the samples varies by."""
+    s = sorted(samples)
+    return (s[(3 * (len(s) - 1)) // 4] - s[(len(s) - 1) // 4]) / 2
+
+
+def earliest_in_noise(options: Sequence[Option]) -> Option:
+    """The first-listed of the options whose time cannot be told from the best one's."""
+    best = min(options, key=lambda o: o.cost)
+    for o in sorted(options, key=lambda o: o.rank):
+        if o.cost - best.cost <= max(o.spread_ms, best.spread_ms, 0.005 * best.cost):
+            return o
+    return best

@@ -1,0 +1,109 @@
+"""The timing cache: measured times in one SQLite file, shared by all builds and safe between processes.
+
+A row's key says everything that the time depends on (key.py), so rows are never wrong, only unused; nothing is ever invalidated.
+Each result is committed when it is there: an interrupted build keeps what it has timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from platformdirs import user_cache_dir
+
+from whet.errors import CacheError
+
+VERSION = 1
+_WAIT_SECONDS = 60.0
+
+
+class Timed(NamedTuple):
+    """Median and spread in milliseconds, over how many samples."""
+
+    ms: float
+    spread_ms: float
+    samples: int
+
+
+def default_path() -> Path:
+    """The cache that builds use when the user names none."""
+    return Path(user_cache_dir("whet")) / f"timings-{VERSION}.sqlite"
+
+
+class TimingCache:
+    """`get`, `put`; counts hits and misses. With `path` "" nothing is kept beyond this object."""
+
+    def __init__(self, path: str | Path | None = None):
+        self.path = default_path() if path is None else Path(path) if path else None
+        self.hits = self.misses = 0
+        self._new: dict[str, Timed] = {}
+        self._db = self._open() if self.path is not None else None
+
+    def _open(self) -> sqlite3.Connection:
+        assert self.path is not None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            db = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
+            db.execute("PRAGMA synchronous=NORMAL")
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+            db.execute("INSERT OR IGNORE INTO about VALUES ('version', ?)", (str(VERSION),))
+            found = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS timings (key TEXT PRIMARY KEY, ms REAL, spread_ms REAL, samples INTEGER, about TEXT, made REAL) WITHOUT ROWID"
+            )
+            db.execute("COMMIT")
+        except (sqlite3.Error, OSError) as e:
+            raise CacheError(f"the timing cache {self.path} cannot be used: {e}. Delete it, name another with --timingCacheFile, or build with --noBuilderCache.") from e
+        if found is None or found[0] != str(VERSION):
+            raise CacheError(f"the timing cache {self.path} is of version {found and found[0]}, this whet writes version {VERSION}. Name another file with --timingCacheFile.")
+        return db
+
+    def get(self, key: str) -> Timed | None:
+        """What was measured under this key, here or by another process, or None. Raises CacheError for a damaged file."""
+        found = self._new.get(key)
+        if found is None and self._db is not None:
+            row = self._run("SELECT ms, spread_ms, samples FROM timings WHERE key = ?", (key,))
+            if row:
+                ms, spread, samples = row[0]
+                if isinstance(ms, float) and isinstance(spread, float) and isinstance(samples, int) and ms >= 0:
+                    found = Timed(ms, spread, samples)
+        if found is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+        return found
+
+    def put(self, key: str, timed: Timed, about: dict[str, str]) -> None:
+        """Keeps a result; `about` is for people who look into the file (tactic, layer, signature, machine)."""
+        self._new[key] = timed
+        if self._db is not None:
+            row = (key, float(timed.ms), float(timed.spread_ms), int(timed.samples), json.dumps(about), time.time())
+            self._run("INSERT OR REPLACE INTO timings VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def _run(self, statement: str, values: tuple) -> list:
+        assert self._db is not None
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as e:
+            raise CacheError(f"the timing cache {self.path} cannot be used: {e}. Delete it, name another with --timingCacheFile, or build with --noBuilderCache.") from e
+
+    def __len__(self) -> int:
+        return int(self._run("SELECT count(*) FROM timings", ())[0][0]) if self._db is not None else len(self._new)
+
+    def close(self) -> None:
+        """Closes the file; the object can still be asked for what it timed itself."""
+        if self._db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.close()
+            self._db = None
+
+    def __enter__(self) -> TimingCache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,29 @@
+"""Taking fused layers apart where no kernel computes them whole but kernels exist for what is in them."""
+
+from __future__ import annotations
+
+from whet.network import Layer, Network, Tensor, copy_into
+
+
+def unfuse(net: Network, layer: Layer) -> list[Layer]:
+    """Replaces a Fused layer of `net` by the layers of its body, in place; returns them. They keep its sources."""
+    body = layer.regions["body"]
+    at = net.layers.index(layer)
+    seen: dict[Tensor, Tensor] = {inner: outer for inner, outer in zip(body.inputs, layer.inputs, strict=True) if outer is not None}
+    for t in body.constants.values():
+        assert t.weight is not None
+        seen[t] = net.constant(t.weight, t.name)
+    made: list[Layer] = []
+    for inner in body.layers:
+        regions = {k: copy_into(r, Network(r.name, net.stage), seen) for k, r in inner.regions.items()}
+        inputs = [None if t is None else seen[t] for t in inner.inputs]
+        new = net.add_layer(
+            inner.op, inputs, inner.attrs, name=f"{layer.name}.{inner.name}", regions=regions, sources=inner.sources or layer.sources, at=at + len(made)
+        )
+        made.append(new)
+        seen.update(zip(inner.outputs, new.outputs, strict=True))
+    for old, inner_out in zip(layer.outputs, body.outputs, strict=True):
+        net.replace(old, seen[inner_out])
+    net.remove(layer)
+    net.sort()
+    return made

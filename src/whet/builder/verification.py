@@ -1,0 +1,261 @@
+"""Verification: are the kernels right, and is the network? Two questions, never mixed (see the design notes).
+
+Kernels: each layer of the engine against the reference of that same layer on its actual inputs, in float64, within the tactic's
+bound; exact for integers, where quantized outputs may differ by one in a tie. Network: against the source network in float64, at
+most 4 times the error of an emulation that rounds where the engine rounds, with a floor of 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from whet.builder.config import BuildConfig
+from whet.builder.progress import Noting
+from whet.engine.plan import Choice, EnginePlan
+from whet.engine.probe import probe_inputs, probe_shapes
+from whet.errors import VerificationError
+from whet.network import BF16, F16, F64, DType, Layer, Network
+from whet.ops import run_layer, run_network, run_regions
+from whet.runtime import bind
+
+FLOOR = 1e-5  # network error that is always allowed
+FACTOR = 4.0  # times the emulation's error
+_UNIT = {F16.name: 2.0**-11, BF16.name: 2.0**-8}  # relative error of one rounding
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A layer whose outputs are off, or (layer "") the network."""
+
+    layer: str
+    tactic: str
+    error: float
+    bound: float
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass
+class Checked:
+    """What verification found: failures first to last, the worst layer, errors of the network, outputs for the probe."""
+
+    failures: list[Failure] = field(default_factory=list)
+    layers: int = 0
+    worst: tuple[str, float, float] = ("", 0.0, 0.0)  # layer, error, bound
+    network_error: float = 0.0
+    network_bound: float = FLOOR
+    emulation_error: float | None = None
+    probe_outputs: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def probe_rtol(self) -> float:
+        """What the probe allows elsewhere: the network's bound against this engine's own error."""
+        return max(2 * self.network_bound, 1e-4)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "layers": self.layers,
+            "worst_layer": {"layer": self.worst[0], "error": self.worst[1], "bound": self.worst[2]},
+            "network_error": self.network_error,
+            "network_bound": self.network_bound,
+            "emulation_error": self.emulation_error,
+            "failures": [str(f) for f in self.failures],
+        }
+
+
+def verify_engine(
+    plan: EnginePlan, source: Network, machine: Any, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig, tell: Noting
+) -> Checked:
+    """Runs both checks at the first profile's opt shapes. The network is not judged when a layer fails."""
+    tell.stage("verification", len(plan.network.layers) + 2)
+    shapes = probe_shapes(plan)
+    probe = probe_inputs(plan.network, config.seed, shapes)
+    data = dict(probe) if inputs is None else {k: np.asarray(v) for k, v in inputs.items()}
+    bound = bind(plan, machine, {k: v.shape for k, v in data.items()})
+    bound.feed(data)
+    found = Checked()
+    with np.errstate(all="ignore"):
+        for layer, ins, outs in bound.walk():
+            tell.step(layer.name)
+            failure = check_layer(layer, plan.choices[layer.name], ins, outs, found)
+            if failure is not None:
+                found.failures.append(failure)
+        if not found.failures:
+            tell.step("network")
+            _check_network(plan, source, data, bound.fetch(), found)
+    if not found.failures:
+        if {k: v.shape for k, v in data.items()} != shapes:
+            bound = bind(plan, machine)
+        bound.feed(probe)
+        bound.run()
+        found.probe_outputs = bound.fetch()
+    return found
+
+
+def check_layer(layer: Layer, choice: Choice, ins: list, outs: list[np.ndarray], found: Checked) -> Failure | None:
+    """Compares one layer's outputs with the reference on its actual inputs (`ins` as stored)."""
+    found.layers += 1
+    if choice.tactic.rpartition("/")[2] == "numpy_reference":
+        return None  # it is the reference itself
+    want = reference_outputs(layer, choice, ins)
+    for t, (_, dtype), got, ref in zip(layer.outputs, choice.outputs, outs, want, strict=True):
+        error, why = _difference(got, ref, t.dtype)
+        bound = 0.0 if not t.dtype.is_float else _layer_bound(layer, choice, dtype)
+        if bound and (found.worst[2] == 0 or error / bound > found.worst[1] / found.worst[2]):
+            found.worst = (layer.name, error, bound)
+        if error > bound:
+            nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""
+            what = f"{layer.op} '{layer.name}'{nodes} by {choice.tactic} {choice.implementation}: {why or f'error {error:.2g}'}, allowed is {bound:.2g}"
+            return Failure(layer.name, choice.tactic, error, bound, what)
+    return None
+
+
+def _layer_bound(layer: Layer, choice: Choice, dtype: str) -> float:
+    """The kernel's bound, and one rounding to a smaller storage type."""
+    if layer.op == "Reformat":
+        return 2 * _UNIT.get(dtype, 0.0)
+    return max(choice.rtol, 2 * _UNIT.get(dtype, 0.0))
+
+
+def reference_outputs(layer: Layer, choice: Choice, ins: list) -> list[np.ndarray]:
+    """The layer's outputs in float64 from inputs as stored; weights are rounded where the layer computes in a smaller type."""
+    small = computing_type(layer, choice)
+    arrays = []
+    for t, a in zip(layer.inputs, ins, strict=True):
+        if a is not None and t is not None and t.dtype.is_float:
+            if t.is_constant and small is not None and a.ndim >= 2:
+                a = a.astype(small.numpy)
+            a = a.astype(np.float64)
+        arrays.append(a)
+    if layer.op == "Reformat":
+        return arrays
+    if layer.regions:
+        return run_regions(layer, arrays, widen=True)
+    return run_layer(_wide(layer), arrays)
+
+
+def computing_type(layer: Layer, choice: Choice) -> DType | None:
+    """The smaller type that the layer's first float operand is stored in, or None when none is smaller."""
+    for t, o in zip(layer.inputs, choice.inputs, strict=True):
+        if t is not None and o is not None and t.dtype.is_float:
+            return {F16.name: F16, BF16.name: BF16}.get(o[1]) if o[1] != t.dtype.name else None
+    return None
+
+
+def _wide(layer: Layer) -> Layer:
+    """The layer with float types among its attributes widened (Cast to f32 would round the reference)."""
+    if not any(isinstance(v, DType) and v.is_float for v in layer.attrs.values()):
+        return layer
+    attrs = {k: F64 if isinstance(v, DType) and v.is_float else v for k, v in layer.attrs.items()}
+    made = Layer(layer.op, layer.name, layer.inputs, attrs, layer.regions, layer.sources)
+    made.outputs = layer.outputs
+    return made
+
+
+def _difference(got: np.ndarray, ref: np.ndarray, dtype: DType) -> tuple[float, str]:
+    """The error of an output and, where a number does not say it, what is wrong. 0 when all is well."""
+    if got.shape != ref.shape:
+        return np.inf, f"shape {list(got.shape)} instead of {list(ref.shape)}"
+    if not dtype.is_float:
+        off = np.abs(got.astype(np.float64) - ref.astype(np.float64))
+        worst = float(off.max(initial=0.0))
+        if dtype.bits <= 8 and dtype.kind in ("int", "uint") and worst <= 1:
+            return 0.0, ""
+        return (worst, f"{int((off > 0).sum())} of {off.size} integers differ") if worst else (0.0, "")
+    return relative_error(got, ref)
+
+
+def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
+    """The larger of ||e||/||ref|| and max|e|/max|ref| over finite places; infinite when NaN or infinities stand elsewhere."""
+    a, b = got.astype(np.float64).reshape(-1), np.asarray(ref, np.float64).reshape(-1)
+    limit = float(np.finfo(np.float32).max) if got.dtype.itemsize >= 4 or got.dtype.name == "bfloat16" else float(np.finfo(np.float16).max)
+    if got.dtype != np.float64:
+        b = np.where(np.abs(b) > limit, np.sign(b) * np.inf, b)  # what overflows in the output's type
+    finite = np.isfinite(a)
+    if not np.array_equal(np.isnan(a), np.isnan(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return np.inf, "NaN or infinite values in other places than the reference"
+    if finite.all():
+        e = a - b
+    else:
+        a, b = a[finite], b[finite]
+        e = a - b
+    if not e.size:
+        return 0.0, ""
+    top, largest = float(np.abs(e).max()), float(np.abs(b).max())
+    if top == 0:
+        return 0.0, ""
+    if largest == 0:
+        return top, f"up to {top:.2g} where all is zero"
+    return max(float(np.linalg.norm(e) / np.linalg.norm(b)), top / largest), ""
+
+
+def _check_network(plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], found: Checked) -> None:
+    truth = run_network(source, inputs, widen=True)
+    errors = {n: _network_error(got[n], truth[n]) for n in truth}
+    found.network_error = max(errors.values(), default=0.0)
+    if found.network_error <= FLOOR:
+        return
+    emulated = emulate(plan, inputs)
+    found.emulation_error = max((_network_error(emulated[n], truth[n]) for n in truth), default=0.0)
+    found.network_bound = max(FLOOR, FACTOR * found.emulation_error)
+    if found.network_error > found.network_bound:
+        worst = max(errors, key=lambda n: errors[n])
+        what = (
+            f"the network's output '{worst}' is off by {errors[worst]:.2g} against float64, allowed is {found.network_bound:.2g} (4 times an "
+            f"emulation's {found.emulation_error:.2g}), though every layer is within its own bound. Nearest to its bound: '{found.worst[0]}' "
+            f"with {found.worst[1]:.2g} of {found.worst[2]:.2g}"
+        )
+        found.failures.append(Failure("", "", found.network_error, found.network_bound, what))
+
+
+def _network_error(got: np.ndarray, ref: np.ndarray) -> float:
+    if not (got.dtype.kind == "f" or got.dtype.name == "bfloat16"):
+        return 0.0 if np.array_equal(got, ref) else float(np.mean(got != ref))
+    return relative_error(got, ref)[0]
+
+
+def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The engine's network by the reference in the tensors' own types, rounded where the engine stores a smaller type."""
+    from whet.ops import bind_layer, bind_symbols
+
+    net = plan.network
+    env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
+    values = {t: np.asarray(inputs[t.name]) for t in net.inputs}
+    for layer in net.layers:
+        choice = plan.choices[layer.name]
+        small = computing_type(layer, choice)
+        arrays = []
+        for t in layer.inputs:
+            a = None if t is None else t.array() if t.is_constant else values[t]
+            if t is not None and a is not None and t.is_constant and small is not None and a.ndim >= 2 and t.dtype.is_float:
+                a = a.astype(small.numpy).astype(t.dtype.numpy)
+            arrays.append(a)
+        bound = bind_layer(layer, env)
+        outs = run_regions(bound, arrays) if layer.regions else run_layer(bound, arrays)
+        for t, a, (_, dtype) in zip(layer.outputs, outs, choice.outputs, strict=True):
+            stored = {F16.name: F16, BF16.name: BF16}.get(dtype)
+            values[t] = a if stored is None or not t.dtype.is_float else a.astype(stored.numpy).astype(t.dtype.numpy)
+    return {t.name: values[t] if t in values else t.array() for t in net.outputs}
+
+
+def ban_failures(search: Any, checked: Checked, best: Any, tell: Noting) -> None:
+    """Bans what failed, so that the next search leaves it out. Raises VerificationError when no single kernel is to blame."""
+    blamed = [f for f in checked.failures if f.layer]
+    if not blamed:
+        raise VerificationError(
+            f"{checked.failures[0]}. The engine is not kept. --passes=none tells whether a graph pass is at fault; if the network itself is "
+            "sensitive to rounding, build without --bf16 and --fp16, or with --noVerify once you have judged it."
+        )
+    for f in blamed:
+        option = best.chosen[f.layer]
+        tell.note(f"banned: {f}")
+        if f.layer in search.kind_of:
+            search.ban(f.layer, option.ident, f"failed verification: {f}")
+        else:
+            search.reformats.ban(option.ident, f"failed verification: {f}")

@@ -1,0 +1,209 @@
+"""Whole engines: the best few different ones are built and timed end to end, because a sum of layer times is not the network's time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from math import inf
+from statistics import median
+from typing import Any
+
+from whet.builder.candidates import Option
+from whet.builder.choice import Choosing, choose
+from whet.builder.reformats import with_reformats
+from whet.builder.search import Search
+from whet.engine.plan import EnginePlan
+from whet.engine.probe import probe_inputs, probe_shapes
+from whet.network import Network, Tensor
+from whet.runtime import Bound, WeightStore, bind
+from whet.tactics import Operand
+
+Make = Callable[[Network, Mapping[str, Option]], EnginePlan]
+
+_SECONDS = 1.5  # spent on timing each whole engine, at most
+_ROUNDS = (5, 40)
+_CLOSE = 1.3  # a runner-up this much slower alone may still win in the network
+
+
+@dataclass
+class Entry:
+    """One whole engine: how it came about, its network with reformats, the option per layer, its plan and times in ms."""
+
+    what: str
+    choosing: Choosing
+    net: Network
+    chosen: dict[str, Option]
+    plan: EnginePlan
+    bound: Bound | None = None
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def ms(self) -> float:
+        return median(self.samples) if self.samples else inf
+
+    @property
+    def spread(self) -> float:
+        s = sorted(self.samples)
+        return (s[(3 * (len(s) - 1)) // 4] - s[(len(s) - 1) // 4]) / 2 if s else 0.0
+
+
+@dataclass
+class Best:
+    """The engine that was kept, and all that were timed."""
+
+    entry: Entry
+    engines: list[dict[str, Any]]
+    estimate_ms: float
+
+    @property
+    def plan(self) -> EnginePlan:
+        return self.entry.plan
+
+    @property
+    def chosen(self) -> dict[str, Option]:
+        return self.entry.chosen
+
+    def choice_report(self) -> dict[str, Any]:
+        return {"method": self.entry.choosing.method, "sum_of_layers_ms": self.estimate_ms, "kept": self.entry.what}
+
+
+def best_engine(search: Search, make: Make) -> Best:
+    """Chooses, builds the different engines worth a try, times them in turns, keeps the fastest (the first where they do not differ)."""
+    entries = _entries(search, make)
+    timed = search.timer is not None and getattr(search.machine, "runs", True) and search.config.whole_engines > 0
+    if not timed:
+        first = entries[0]
+        return Best(first, [], first.choosing.cost)
+    search.tell.stage("whole engines", len(entries) + 1)
+    inputs = probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan))
+    store = WeightStore(search.machine)
+    for e in entries:
+        search.tell.step(e.what)
+        e.bound = bind(e.plan, search.machine, store=store)
+        e.bound.feed(inputs)
+    _time(search, entries)
+    if search.config.optimization_level >= 3:
+        refined = _refined(search, min(entries, key=lambda e: e.ms), make, inputs, store)
+        if refined is not None:
+            entries.append(refined)
+            _time(search, entries)
+    search.tell.step("in place")
+    kept = _earliest(entries)
+    kept.plan.report["latency_ms"] = kept.ms
+    kept.plan.report["layer_ms"] = _layer_ms(kept)
+    engines = [{"ms": e.ms, "spread_ms": e.spread, "what": e.what} for e in (kept, *(e for e in entries if e is not kept))]
+    return Best(kept, engines, kept.choosing.cost)
+
+
+def _entries(search: Search, make: Make) -> list[Entry]:
+    """The engine of least total time first, then others that differ: fewer reformats, one format throughout, each layer for itself."""
+    options = {layer.name: search.usable(layer) for layer in search.net.layers}
+    cost = search.reformats.cost
+    wanted = search.config.whole_engines if search.timer is not None and getattr(search.machine, "runs", True) else 1
+    ways: list[tuple[str, Callable[[], Choosing]]] = [("least sum of times", lambda: choose(search.net, options, cost))]
+    if wanted > 1:
+        ways.append(("reformats weighted threefold", lambda: choose(search.net, options, _weighted(cost, 3.0))))
+        formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
+        for f in formats:
+            ways.append((f"{f} wherever it can be", lambda f=f: choose(search.net, _only_format(options, f), cost)))
+        ways.append(("reformats weighted a third", lambda: choose(search.net, options, _weighted(cost, 0.3))))
+    found: list[tuple[str, Choosing]] = []
+    for what, way in ways:
+        c = way()
+        if all(any(c.picked[n] is not other.picked[n] for n in c.picked) for _, other in found):
+            found.append((what, c))
+    # The first is kept; of the others those that the sum of times thinks best, dearer reformats counted at their true price.
+    ordered = [found[0], *sorted(found[1:], key=lambda f: _true_cost(search, f[1]))]
+    return [_entry(search, what, c, make) for what, c in ordered[: max(wanted, 1)]]
+
+
+def _entry(search: Search, what: str, c: Choosing, make: Make) -> Entry:
+    net, chosen = with_reformats(search.net, c.picked, search.reformats)
+    return Entry(what, c, net, chosen, make(net, chosen))
+
+
+def _true_cost(search: Search, c: Choosing) -> float:
+    from whet.builder.choice import links, total
+
+    return total(search.net, c.picked, links(search.net), search.reformats.cost)
+
+
+def _weighted(cost: Callable[[Tensor, Operand, Operand], float], factor: float):
+    return lambda t, a, b: factor * cost(t, a, b)
+
+
+def _only_format(options: Mapping[str, list[Option]], f: str) -> dict[str, list[Option]]:
+    """Where a layer has options that write format `f`, only these."""
+    return {n: [o for o in group if any(x.format == f for x in o.signature.outputs)] or group for n, group in options.items()}
+
+
+def _time(search: Search, entries: Sequence[Entry]) -> None:
+    """Turns over all entries, forwards and backwards; a disturbed measurement is done again once."""
+    machine = search.machine
+    for e in entries:
+        assert e.bound is not None
+        e.bound.seconds(2)
+    once = sum(e.bound.seconds(1)[0] for e in entries if e.bound is not None)
+    rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_SECONDS * len(entries) / max(once, 1e-6))))
+    for _ in range(2):
+        for e in entries:
+            e.samples = []
+        with machine.watch() if hasattr(machine, "watch") else nullcontext() as load:
+            for r in range(rounds):
+                for e in entries if r % 2 == 0 else reversed(entries):
+                    assert e.bound is not None
+                    e.samples.append(e.bound.seconds(1)[0] * 1e3)
+        if load is None or not load.disturbed:
+            return
+        if search.timer is not None:
+            search.timer.disturbed.append(load.others)
+
+
+def _earliest(entries: Sequence[Entry]) -> Entry:
+    best = min(entries, key=lambda e: e.ms)
+    return next(e for e in entries if e.ms - best.ms <= max(e.spread, best.spread, 0.003 * best.ms))
+
+
+def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore) -> Entry | None:
+    """In the network, layer by layer, against the runner-up of the same signature: what wins there is taken. None when nothing does."""
+    others: dict[str, Option] = {}
+    for layer in search.net.layers:
+        mine = base.chosen[layer.name]
+        same = [o for o in search.kinds[search.kind_of[layer.name]].options if o.signature == mine.signature and o.ms is not None]
+        same = [o for o in same if o is not mine and o.ident != mine.ident and search.why_not(layer, o) is None and o.cost <= _CLOSE * mine.cost]
+        if same:
+            others[layer.name] = min(same, key=lambda o: o.cost)
+    if not others:
+        return None
+    alternative = Entry("runners-up", base.choosing, base.net, {**base.chosen, **others}, make(base.net, {**base.chosen, **others}))
+    alternative.bound = bind(alternative.plan, search.machine, store=store)
+    alternative.bound.feed(inputs)
+    assert base.bound is not None
+    a, b = _turns(base.bound, alternative.bound)
+    better = {}
+    for i, layer in enumerate(base.net.layers):
+        if layer.name in others and median(b[i]) < 0.97 * median(a[i]):
+            better[layer.name] = others[layer.name]
+    if not better:
+        return None
+    chosen = {**base.chosen, **better}
+    refined = Entry(f"{base.what}, {len(better)} layers changed for what is faster in the network", base.choosing, base.net, chosen, make(base.net, chosen))
+    refined.bound = bind(refined.plan, search.machine, store=store)
+    refined.bound.feed(inputs)
+    return refined
+
+
+def _turns(a: Bound, b: Bound, rounds: int = 7) -> tuple[list[list[float]], list[list[float]]]:
+    """Seconds of each layer of two engines, run in turns."""
+    runs: tuple[list[list[float]], list[list[float]]] = ([], [])
+    for _ in range(rounds):
+        runs[0].append(a.run_timed())
+        runs[1].append(b.run_timed())
+    return [list(x) for x in zip(*runs[0], strict=True)], [list(x) for x in zip(*runs[1], strict=True)]
+
+
+def _layer_ms(e: Entry) -> dict[str, float]:
+    assert e.bound is not None
+    runs = [e.bound.run_timed() for _ in range(5)]
+    return {layer.name: median(r[i] for r in runs) * 1e3 for i, layer in enumerate(e.net.layers)}
