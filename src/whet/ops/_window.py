@@ -1,17 +1,23 @@
-"""What windowed ops share: output sizes from kernel, stride, dilation and padding; windows as a strided view."""
+"""What windowed ops share: output sizes from kernel, stride, dilation and padding; windows as strided views."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import Dim, ceildiv, floordiv
+from whet.network import Dim, Layer, TensorType, ceildiv, floordiv
+from whet.ops._base import Couple
 
 
 def out_size(size: Dim, kernel: int, stride: int, dilation: int, before: int, after: int, ceil: bool = False) -> Dim:
     """Output length of one spatial axis. Raises NetworkError when the window is larger than the padded input."""
+    if stride < 1 or dilation < 1 or kernel < 1:
+        raise NetworkError(f"kernel, stride and dilation are numbers from 1 on, not {kernel}, {stride}, {dilation}")
     span = size + before + after - (dilation * (kernel - 1) + 1)
     if isinstance(span, int) and span < 0:
         raise NetworkError(f"a window of {kernel} (dilation {dilation}) does not fit into {size} + padding {before} + {after}")
@@ -38,12 +44,100 @@ def same_pads(sizes: Sequence[Dim], kernel, strides, dilations, upper: bool) -> 
     return (*before, *after)
 
 
+def explicit_pads(node, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> dict[str, Any]:
+    """The node's attributes with `auto_pad` resolved into pads. Raises UnsupportedError where sizes must be known for that."""
+    attrs = {k: v for k, v in node.attrs.items() if k != "auto_pad"}
+    auto, one = node.attrs.get("auto_pad", "NOTSET"), (1,) * len(kernel)
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        pads = same_pads(sizes, kernel, attrs.get("strides", one), attrs.get("dilations", one), auto == "SAME_UPPER")
+        if pads is None:
+            raise node.unsupported(
+                f"auto_pad={auto} with a stride needs a static height and width; give shapes, or export with fixed H and W"
+            )
+        attrs["pads"] = pads
+    elif auto == "VALID":
+        attrs.pop("pads", None)
+    return attrs
+
+
 def windows(x: np.ndarray, kernel, strides, dilations, pads, fill, extra_after=None) -> np.ndarray:
     """A view [N, C, *out, *kernel] of the padded `x` [N, C, *spatial]; `extra_after` adds padding at the end (ceil mode)."""
     r = len(kernel)
     after = [pads[r + i] + (extra_after[i] if extra_after else 0) for i in range(r)]
-    x = np.pad(x, [(0, 0), (0, 0), *((pads[i], after[i]) for i in range(r))], constant_values=fill)
+    if any(pads) or any(after):
+        x = np.pad(x, [(0, 0), (0, 0), *((pads[i], after[i]) for i in range(r))], constant_values=fill)
     out = [(x.shape[2 + i] - (dilations[i] * (kernel[i] - 1) + 1)) // strides[i] + 1 for i in range(r)]
     shape = (*x.shape[:2], *out, *kernel)
     steps = (*x.strides[:2], *(x.strides[2 + i] * strides[i] for i in range(r)), *(x.strides[2 + i] * dilations[i] for i in range(r)))
     return np.lib.stride_tricks.as_strided(x, shape, steps, writeable=False)
+
+
+POOL_ATTRS = {"kernel_shape": None, "strides": None, "dilations": None, "pads": None, "ceil_mode": 0}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pooling's attributes with defaults filled in."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...]
+    ceil: bool
+
+    def out(self, spatial: Sequence[Dim]) -> list[Dim]:
+        """Output sizes."""
+        r = len(self.kernel)
+        return [
+            out_size(n, self.kernel[i], self.strides[i], self.dilations[i], self.pads[i], self.pads[r + i], self.ceil)
+            for i, n in enumerate(spatial)
+        ]
+
+    def extra(self, spatial: Sequence[int]) -> list[int]:
+        """Elements behind the trailing padding that windows of ceil mode reach into."""
+        r, out = len(self.kernel), self.out(spatial)
+        need = [(int(out[i]) - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1 for i in range(r)]  # type: ignore[call-overload]
+        return [max(need[i] - n - self.pads[i] - self.pads[r + i], 0) for i, n in enumerate(spatial)]
+
+    def slices(self, x: np.ndarray, fill) -> Iterator[np.ndarray]:
+        """For each place in the window: what stands there, for all outputs [N, C, *out]."""
+        v = windows(x, self.kernel, self.strides, self.dilations, self.pads, fill, self.extra(x.shape[2:]))
+        out = tuple(slice(0, n) for n in self.out(x.shape[2:]))
+        for at in product(*map(range, self.kernel)):
+            yield v[(slice(None), slice(None), *out, *at)]
+
+
+def pool_of(layer: Layer) -> Pool:
+    """The geometry of a pooling layer. Raises NetworkError."""
+    x, a = layer.inputs[0], layer.attrs
+    r = x.type.rank - 2  # type: ignore[union-attr]
+    kernel = a.get("kernel_shape")
+    if kernel is None or len(kernel) != r:
+        raise NetworkError(f"{layer.op} '{layer.name}' needs a kernel_shape of {r} numbers for {x.type}, not {kernel}")  # type: ignore[union-attr]
+    return Pool(
+        tuple(kernel),
+        tuple(a.get("strides") or (1,) * r),
+        tuple(a.get("dilations") or (1,) * r),
+        tuple(a.get("pads") or (0,) * 2 * r),
+        bool(a.get("ceil_mode", 0)),
+    )
+
+
+def infer_pool(layer: Layer) -> TensorType:
+    x = layer.inputs[0]
+    if not 3 <= x.type.rank <= 5:  # type: ignore[union-attr]
+        raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")  # type: ignore[union-attr]
+    return x.type.with_shape((*x.shape[:2], *pool_of(layer).out(x.shape[2:])))  # type: ignore[union-attr]
+
+
+def pool_couples(layer: Layer) -> list[Couple]:
+    """Samples and channels stay apart."""
+    x, y = layer.inputs[0], layer.output
+    return [Couple(x, i, y, i) for i in range(2)]  # type: ignore[arg-type]
+
+
+def read_pool(node, g):
+    """Any pooling node; auto_pad becomes explicit pads."""
+    attrs = explicit_pads(node, node.inputs[0].shape[2:], node.attrs["kernel_shape"])
+    attrs.pop("storage_order", None)
+    return node.add(g, node.op, node.inputs[0], **attrs)

@@ -8,7 +8,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
 from whet.ops._base import Couple, op
-from whet.ops._window import out_size, same_pads, windows
+from whet.ops._window import explicit_pads, out_size, windows
 
 
 def attributes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -20,12 +20,18 @@ def attributes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 
 def infer(layer: Layer) -> TensorType:
     x, w = layer.inputs[0], layer.inputs[1]
-    r = w.type.rank - 2
+    r, group = w.type.rank - 2, layer.attrs["group"]
     strides, dilations, pads = attributes(layer)
-    if x.type.rank != r + 2:
+    if x.type.rank != r + 2 or r < 1:
         raise NetworkError(f"Conv '{layer.name}': x is of rank {x.type.rank}, w of rank {w.type.rank}")
-    if x.shape[1] != w.shape[1] * layer.attrs["group"]:
-        raise NetworkError(f"Conv '{layer.name}': x has {x.shape[1]} channels, w takes {w.shape[1]} in {layer.attrs['group']} group(s)")
+    if x.dtype != w.dtype:
+        raise NetworkError(f"Conv '{layer.name}' takes x and w of one type, not {x.type} and {w.type}")
+    if len(strides) != r or len(dilations) != r or len(pads) != 2 * r:
+        raise NetworkError(f"Conv '{layer.name}': strides {strides}, dilations {dilations}, pads {pads} do not fit {r} spatial axes")
+    if x.shape[1] != w.shape[1] * group:
+        raise NetworkError(f"Conv '{layer.name}': x has {x.shape[1]} channels, w takes {w.shape[1]} in {group} group(s)")
+    if isinstance(w.shape[0], int) and w.shape[0] % group:
+        raise NetworkError(f"Conv '{layer.name}': {w.shape[0]} output channels do not divide into {group} groups")
     if layer.attrs.get("kernel_shape") and tuple(layer.attrs["kernel_shape"]) != tuple(w.shape[2:]):
         raise NetworkError(f"Conv '{layer.name}': kernel_shape {layer.attrs['kernel_shape']} is not that of w {w.type}")
     b = layer.input(2)
@@ -38,46 +44,45 @@ def infer(layer: Layer) -> TensorType:
 def reference(layer: Layer, x, w, b=None):
     strides, dilations, pads = attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
-    k, per = w.shape[0], w.shape[1]
+    k, per, n = w.shape[0], w.shape[1], x.shape[0]
     v = windows(x, w.shape[2:], strides, dilations, pads, 0)
-    n, out = x.shape[0], v.shape[2 : 2 + r]
-    v = v.reshape(n, group, per, *out, *w.shape[2:])
-    # [N, out..., group, per * kernel] @ [group, per * kernel, K / group]
-    order = (0, 1, *range(3, 3 + r), 2, *range(3 + r, 3 + 2 * r))
-    cols = v.transpose(order).reshape(n, group, int(np.prod(out)), -1)
-    weights = w.reshape(group, k // group, -1).transpose(0, 2, 1)
-    y = np.matmul(cols, weights).transpose(0, 1, 3, 2).reshape(n, k, *out)
+    out = v.shape[2 : 2 + r]
+    if per == 1 and k == group:  # depthwise: a sum over the window's places, no products between channels
+        y = np.zeros((n, k, *out), x.dtype)
+        for at in np.ndindex(*w.shape[2:]):
+            y += v[(..., *at)] * w[(slice(None), 0, *at)].reshape(-1, *(1,) * r)
+    else:  # w [group, K / group, per * kernel] @ columns [N, group, per * kernel, out...]
+        columns = v.reshape(n, group, per, *v.shape[2:]).transpose(0, 1, 2, *range(3 + r, 3 + 2 * r), *range(3, 3 + r))
+        columns = columns.reshape(n, group, per * int(np.prod(w.shape[2:])), int(np.prod(out)))
+        y = np.matmul(w.reshape(group, k // group, -1), columns).reshape(n, k, *out)
     return y if b is None else y + b.reshape(1, -1, *(1,) * r)
 
 
 def couples(layer: Layer) -> list[Couple]:
-    """One group: input channels tie x to w, output channels w, b and y. Depthwise: a channel is all of these at once."""
+    """One group: input channels tie x to w, output channels w, b and y. Several: a group of channels is cut as one."""
     x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
     group = layer.attrs["group"]
-    tied = [Couple(x, 0, y, 0), Couple(w, 0, y, 1)]
+    tied = [Couple(x, 0, y, 0)]
     if group == 1:
-        tied.append(Couple(x, 1, w, 1))
-    elif w.shape[1] == 1 and w.shape[0] == group:
-        tied.append(Couple(x, 1, w, 0))
-    else:
-        return [Couple(x, 0, y, 0)]  # a grouped conv keeps its channels: each group would have to lose the same number
-    return tied if b is None else [*tied, Couple(b, 0, y, 1)]
+        tied += [Couple(x, 1, w, 1), Couple(w, 0, y, 1)]
+        return tied if b is None else [*tied, Couple(b, 0, y, 1)]
+    ins, outs = w.shape[1], w.shape[0] // group
+    tied += [Couple(x, 1, w, 0, a_block=ins, b_block=outs, count=group), Couple(w, 0, y, 1, a_block=outs, b_block=outs, count=group)]
+    return tied if b is None else [*tied, Couple(b, 0, y, 1, a_block=outs, b_block=outs, count=group)]
+
+
+def recut(layer: Layer, kept):
+    """Groups go with their channels."""
+    x, group = layer.inputs[0], layer.attrs["group"]
+    if group == 1 or (x, 1) not in kept:
+        return {}
+    return {"group": group * len(kept[x, 1]) // x.shape[1]}
 
 
 def read(node, g):
     """ONNX Conv; auto_pad becomes explicit pads."""
     x, w = node.inputs[0], node.inputs[1]
-    r = w.type.rank - 2
-    attrs = {k: v for k, v in node.attrs.items() if k != "auto_pad"}
-    auto = node.attrs.get("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        pads = same_pads(x.shape[2:], w.shape[2:], attrs.get("strides", (1,) * r), attrs.get("dilations", (1,) * r), auto == "SAME_UPPER")
-        if pads is None:
-            raise node.unsupported(
-                f"auto_pad={auto} with a stride needs a static height and width; give --optShapes or export with fixed H and W"
-            )
-        attrs["pads"] = pads
-    return node.add(g, "Conv", *node.inputs, **attrs)
+    return node.add(g, "Conv", *node.inputs, **explicit_pads(node, x.shape[2:], w.shape[2:]))
 
 
 op(
@@ -86,6 +91,7 @@ op(
     reference,
     attrs={"group": 1, "strides": None, "dilations": None, "pads": None, "kernel_shape": None},
     couples=couples,
+    recut=recut,
     onnx=read,
     samples=[
         (["f32[2,3,9,9]", "const f32[8,3,3,3]", "const f32[8]"], {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
@@ -97,5 +103,7 @@ op(
         (["f32[1,4,12]", "const f32[6,4,3]", "const f32[6]"], {"strides": (2,), "pads": (1, 1)}),
         (["f32[1,17,5,5]", "const f32[19,17,3,3]", "const f32[19]"], {"pads": (1, 1, 1, 1)}),
         (["extreme f32[1,16,6,6]", "const f32[16,16,1,1]", None], {}),
+        (["f32[2,6,7,7]", "const f32[12,1,3,3]", "const f32[12]"], {"group": 6, "strides": (2, 2)}),
+        (["f32[1,3,4,5,6]", "const f32[4,3,2,2,2]", "const f32[4]"], {"strides": (1, 2, 2)}),
     ],
 )

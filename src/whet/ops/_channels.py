@@ -1,0 +1,31 @@
+"""What normalizations with per-channel inputs share: their check and their coupled axes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import Layer, TensorType
+from whet.ops._base import Couple
+
+
+def infer_channels(layer: Layer, least: int = 2) -> TensorType:
+    """x's type; inputs from 1 on must hold one number per channel of it."""
+    x = layer.inputs[0]
+    if x.type.rank < least:  # type: ignore[union-attr]
+        raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, ...] of rank {least} or more, not {x.type}")  # type: ignore[union-attr]
+    for t in layer.inputs[1:]:
+        if t.shape != (x.shape[1],):  # type: ignore[union-attr]
+            raise NetworkError(f"{layer.op} '{layer.name}': {t} is not one number per channel of {x.type}")  # type: ignore[union-attr]
+    return x.type  # type: ignore[union-attr]
+
+
+def channel_couples(layer: Layer) -> list[Couple]:
+    """Samples stay apart; a channel is cut from x, all per-channel inputs and y."""
+    x, y = layer.inputs[0], layer.output
+    return [Couple(x, 0, y, 0), Couple(x, 1, y, 1), *(Couple(t, 0, y, 1) for t in layer.inputs[1:])]  # type: ignore[arg-type]
+
+
+def per_channel(v: np.ndarray, rank: int) -> np.ndarray:
+    """v [C] shaped to broadcast over [N, C, ...]."""
+    return v.reshape(-1, *(1,) * (rank - 2))

@@ -1,0 +1,28 @@
+"""What poolings over all spatial axes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from whet.errors import NetworkError
+from whet.network import Layer, TensorType
+from whet.ops._base import op
+from whet.ops._window import pool_couples
+
+
+def infer(layer: Layer) -> TensorType:
+    x = layer.inputs[0]
+    if x.type.rank < 3:  # type: ignore[union-attr]
+        raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")  # type: ignore[union-attr]
+    return x.type.with_shape((*x.shape[:2], *(1,) * (x.type.rank - 2)))  # type: ignore[union-attr]
+
+
+def global_pool(name: str, f: Callable[..., Any], attrs: dict[str, Any] | None = None):
+    """Registers y = f(x, spatial axes, **attributes), which keeps the axes as 1."""
+
+    def reference(layer, x):
+        return f(x, tuple(range(2, x.ndim)), **{k: layer.attrs[k] for k in attrs or {}})
+
+    samples = [([s], {}) for s in ("f32[2,3,7,7]", "f32[1,17,4,5]", "f32[2,5,9]", "f32[1,3,2,3,4]", "extreme f32[2,4,4,4]", "f16[1,3,2,2]")]
+    return op(name, infer, reference, attrs=attrs or {}, couples=pool_couples, samples=samples)

@@ -1,0 +1,89 @@
+"""What reductions share: axes as input 1 or attribute, kept or dropped, coupled axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, TensorType
+from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
+from whet.ops._base import Couple, op
+
+
+def reduced(layer: Layer) -> tuple[int, ...]:
+    """The axes that are reduced, from the front."""
+    rank = layer.inputs[0].type.rank  # type: ignore[union-attr]
+    axes = axes_given(layer, rank)
+    if axes:
+        return axes
+    return () if layer.attrs["noop_with_empty_axes"] else tuple(range(rank))
+
+
+def infer(layer: Layer) -> TensorType:
+    x, axes = layer.inputs[0], reduced(layer)
+    kept = layer.attrs["keepdims"]
+    return x.type.with_shape(1 if i in axes else d for i, d in enumerate(x.shape) if kept or i not in axes)  # type: ignore[union-attr]
+
+
+def kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
+    """Axes that are not reduced."""
+    x, y = layer.inputs[0], layer.output
+    rest = [i for i in range(x.type.rank) if i not in axes]  # type: ignore[union-attr]
+    return mapped(x, y, {a: a if layer.attrs["keepdims"] else b for b, a in enumerate(rest)})  # type: ignore[arg-type]
+
+
+def read(node, g):
+    """Axes were an attribute before opset 18 (ReduceSum: 13)."""
+    attrs = {k: v for k, v in node.attrs.items() if k != "axes"}
+    return node.add(g, node.op, *attributes_as_inputs(node, g, ["axes"]), **attrs)
+
+
+def reduction(
+    name: str,
+    f: Callable[..., Any],
+    *,
+    zeros_add_nothing: bool = False,
+    identity: Callable[..., Any] | None = None,
+    positive: bool = False,
+    **rest,
+):
+    """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: a reduced axis may be cut, as zeros do not change the result.
+
+    `identity(x)` is what is done where nothing is reduced (noop_with_empty_axes), default f over no axes.
+    """
+
+    def reference(layer, x, axes=None):
+        axes = layer.attrs.get("axes", axes)
+        if axes is None or len(axes) == 0:
+            axes = () if layer.attrs["noop_with_empty_axes"] else range(x.ndim)
+        axes = tuple(int(a) % x.ndim for a in axes)
+        if not axes and layer.attrs["noop_with_empty_axes"]:
+            return x.copy()
+        return np.asarray(f(x, axes, bool(layer.attrs["keepdims"]))).astype(x.dtype, copy=False)
+
+    def couples(layer):
+        axes, x = reduced(layer), layer.inputs[0]
+        return kept_couples(layer, axes) + ([Couple(x, a, x, a) for a in axes] if zeros_add_nothing else [])
+
+    kind = "positive " if positive else ""
+    return op(
+        name,
+        infer,
+        reference,
+        attrs={"keepdims": 1, "noop_with_empty_axes": 0, "axes": None},
+        couples=couples,
+        onnx=read,
+        to_onnx=inputs_of_attributes("axes"),
+        samples=[
+            ([f"{kind}f32[2,3,4,5]", np.array([2, 3])], {}),
+            ([f"{kind}f32[2,3,17]", np.array([-1])], {"keepdims": 0}),
+            ([f"{kind}f32[3,5]"], {}),
+            ([f"{kind}f32[3,5]"], {"axes": (0,)}),
+            ([f"{kind}f32[3,5]"], {"noop_with_empty_axes": 1}),
+            (["extreme f32[12,16]", np.array([1])], {}),
+            ([f"{kind}f16[3,7]", np.array([1])], {}),
+        ],
+        **rest,
+    )

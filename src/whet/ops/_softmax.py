@@ -1,0 +1,53 @@
+"""What Softmax, LogSoftmax and Hardmax share: opset 13 takes one axis, older ones all axes from it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, TensorType, product
+from whet.ops._base import Couple, axis_of, float_input, op
+
+
+def infer(layer: Layer) -> TensorType:
+    t = float_input(layer)
+    axis_of(layer.attrs["axis"], t.rank)
+    return t
+
+
+def couples(layer: Layer) -> list[Couple]:
+    """The normalized axis stays whole."""
+    x, y = layer.inputs[0], layer.output
+    axis = axis_of(layer.attrs["axis"], y.type.rank)
+    return [Couple(x, i, y, i) for i in range(y.type.rank) if i != axis]  # type: ignore[arg-type]
+
+
+def read(node, g):
+    """Before opset 13: over all axes from `axis` on at once, which is the same where only one of them is not 1."""
+    x = node.inputs[0]
+    axis = node.attrs.get("axis", -1 if node.opset >= 13 else 1)
+    if node.opset >= 13:
+        return node.add(g, node.op, x, axis=axis)
+    axis = axis_of(axis, x.type.rank)
+    if product(x.shape[axis + 1 :]) == 1:
+        return node.add(g, node.op, x, axis=axis)
+    long = [i for i in range(axis, x.type.rank) if x.shape[i] != 1]
+    if len(long) == 1:
+        return node.add(g, node.op, x, axis=long[0])
+    flat = g.add(node.op, g.add("Flatten", x, axis=axis, name=f"{node.name}_rows"), axis=-1, name=f"{node.name}_flat", sources=(node.name,))
+    return node.add(g, "Reshape", flat, g.add("Shape", x, name=f"{node.name}_shape"))
+
+
+def softmax_like(name: str, f: Callable[[np.ndarray, int], Any]):
+    """Registers y = f(x, axis)."""
+    samples = [
+        (["f32[2,8]"], {"axis": 1}),
+        (["f32[3,4,5]"], {"axis": 0}),
+        (["f32[2,3,5,17]"], {}),
+        (["f32[2,21,3,4]"], {"axis": 1}),
+        (["extreme f32[12,16]"], {}),
+        (["f16[3,7]"], {}),
+    ]
+    return op(name, infer, lambda layer, x: f(x, layer.attrs["axis"]), attrs={"axis": -1}, couples=couples, onnx=read, samples=samples)

@@ -1,0 +1,43 @@
+"""AveragePool: the mean of each window; padding counts only with `count_include_pad`, what ceil mode adds never does."""
+
+import numpy as np
+
+from whet.ops._base import op
+from whet.ops._window import POOL_ATTRS, infer_pool, pool_couples, pool_of, read_pool
+
+
+def reference(layer, x):
+    pool = pool_of(layer)
+    parts = pool.slices(x, 0)
+    y = next(parts).copy()
+    for part in parts:
+        y += part
+    ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
+    if layer.attrs["count_include_pad"]:
+        r = len(pool.kernel)
+        whole = type(pool)(pool.kernel, pool.strides, pool.dilations, (0,) * 2 * r, False)
+        ones = np.ones((1, 1, *(n + pool.pads[i] + pool.pads[r + i] for i, n in enumerate(x.shape[2:]))), x.dtype)
+        ones = np.pad(ones, [(0, 0), (0, 0), *((0, e) for e in pool.extra(x.shape[2:]))])
+        counts = sum(part[(..., *(slice(0, n) for n in y.shape[2:]))] for part in whole.slices(ones, 0))
+    else:
+        counts = sum(pool.slices(ones, 0))
+    return y / counts
+
+
+op(
+    "AveragePool",
+    infer_pool,
+    reference,
+    attrs={**POOL_ATTRS, "count_include_pad": 0},
+    couples=pool_couples,
+    onnx=read_pool,
+    samples=[
+        (["f32[2,3,9,9]"], {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}),
+        (["f32[2,3,9,9]"], {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 0, 1, 1), "count_include_pad": 1}),
+        (["f32[1,17,8,8]"], {"kernel_shape": (8, 8)}),
+        (["f32[1,4,7,10]"], {"kernel_shape": (3, 2), "strides": (2, 3), "ceil_mode": 1}),
+        (["f32[1,4,10]"], {"kernel_shape": (3,), "strides": (2,)}),
+        (["f32[1,2,5,6,7]"], {"kernel_shape": (2, 3, 2), "strides": (1, 2, 2)}),
+        (["extreme f32[1,16,4,4]"], {"kernel_shape": (2, 2), "strides": (2, 2)}),
+    ],
+)

@@ -1,0 +1,123 @@
+"""ConvTranspose: the gradient of a convolution: x [N, C, *spatial] spread by w [C, K/group, *kernel], plus a bias [K].
+
+`auto_pad` and `output_shape` are resolved into `pads` and `output_padding` when the op is read.
+"""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import Layer, TensorType
+from whet.ops._base import Couple, op
+
+
+def attributes(layer: Layer):
+    """strides, dilations, pads, output_padding with defaults filled in."""
+    r = layer.inputs[1].type.rank - 2
+    a = layer.attrs
+    one, zero = (1,) * r, (0,) * r
+    return (
+        tuple(a.get("strides") or one),
+        tuple(a.get("dilations") or one),
+        tuple(a.get("pads") or zero + zero),
+        tuple(a.get("output_padding") or zero),
+    )
+
+
+def infer(layer: Layer) -> TensorType:
+    x, w, b = layer.inputs[0], layer.inputs[1], layer.input(2)
+    r, group = w.type.rank - 2, layer.attrs["group"]
+    strides, dilations, pads, more = attributes(layer)
+    if x.type.rank != r + 2 or x.dtype != w.dtype or x.shape[1] != w.shape[0] or w.shape[0] % group:
+        raise NetworkError(f"ConvTranspose '{layer.name}': x {x.type} does not fit w {w.type} in {group} group(s)")
+    if b is not None and b.shape != (w.shape[1] * group,):
+        raise NetworkError(f"ConvTranspose '{layer.name}': the bias is {b.type}, w makes {w.shape[1] * group} channels")
+    out = []
+    for i in range(r):
+        n = (x.shape[2 + i] - 1) * strides[i] + dilations[i] * (w.shape[2 + i] - 1) + 1 + more[i] - pads[i] - pads[r + i]
+        if isinstance(n, int) and n < 1:
+            raise NetworkError(f"ConvTranspose '{layer.name}': pads {pads} leave nothing of spatial axis {i}")
+        out.append(n)
+    return TensorType(x.dtype, (x.shape[0], w.shape[1] * group, *out))
+
+
+def reference(layer: Layer, x, w, b=None):
+    strides, dilations, pads, more = attributes(layer)
+    group, r = layer.attrs["group"], w.ndim - 2
+    n, c, spatial, kernel = x.shape[0], x.shape[1], x.shape[2:], w.shape[2:]
+    per = w.shape[1]
+    columns = np.matmul(w.reshape(group, c // group, -1).transpose(0, 2, 1), x.reshape(n, group, c // group, -1))
+    columns = columns.reshape(n, group * per, *kernel, *spatial)
+    full = [(spatial[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 + more[i] for i in range(r)]
+    y = np.zeros((n, group * per, *full), x.dtype)
+    for at in np.ndindex(*kernel):
+        places = tuple(slice(at[i] * dilations[i], at[i] * dilations[i] + (spatial[i] - 1) * strides[i] + 1, strides[i]) for i in range(r))
+        y[(slice(None), slice(None), *places)] += columns[(slice(None), slice(None), *at)]
+    inner = tuple(slice(max(pads[i], 0), full[i] - max(pads[r + i], 0)) for i in range(r))
+    y = y[(slice(None), slice(None), *inner)]
+    if min(pads) < 0:
+        y = np.pad(y, [(0, 0), (0, 0), *((max(-pads[i], 0), max(-pads[r + i], 0)) for i in range(r))])
+    return y if b is None else y + b.reshape(1, -1, *(1,) * r)
+
+
+def couples(layer: Layer) -> list[Couple]:
+    """As Conv's, with w's axes the other way round; several groups: a group of channels is cut as one."""
+    x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
+    group, tied = layer.attrs["group"], [Couple(x, 0, y, 0)]
+    if group == 1:
+        tied += [Couple(x, 1, w, 0), Couple(w, 1, y, 1)]
+        return tied if b is None else [*tied, Couple(b, 0, y, 1)]
+    ins, outs = w.shape[0] // group, w.shape[1]
+    tied += [
+        Couple(x, 1, w, 0, a_block=ins, b_block=ins, count=group),
+        Couple(x, 1, y, 1, a_block=ins, b_block=outs, count=group),
+    ]
+    return tied if b is None else [*tied, Couple(b, 0, y, 1, a_block=outs, b_block=outs, count=group)]
+
+
+def recut(layer: Layer, kept):
+    x, group = layer.inputs[0], layer.attrs["group"]
+    if group == 1 or (x, 1) not in kept:
+        return {}
+    return {"group": group * len(kept[x, 1]) // x.shape[1]}
+
+
+def read(node, g):
+    """auto_pad and output_shape become pads (and output_padding where pads would be negative)."""
+    x, w = node.inputs[0], node.inputs[1]
+    r = w.type.rank - 2
+    attrs = {k: v for k, v in node.attrs.items() if k not in ("auto_pad", "output_shape")}
+    auto, shape = node.attrs.get("auto_pad", "NOTSET"), node.attrs.get("output_shape")
+    if shape is None and auto not in ("SAME_UPPER", "SAME_LOWER"):
+        return node.add(g, "ConvTranspose", *node.inputs, **attrs)
+    strides, dilations = attrs.get("strides") or (1,) * r, attrs.get("dilations") or (1,) * r
+    more = list(attrs.get("output_padding") or (0,) * r)
+    before, after = [0] * r, [0] * r
+    for i in range(r):
+        want = x.shape[2 + i] * strides[i] if shape is None else tuple(shape)[-r:][i]
+        total = (x.shape[2 + i] - 1) * strides[i] + dilations[i] * (w.shape[2 + i] - 1) + 1 + more[i] - want
+        if not isinstance(total, int):
+            raise node.unsupported("output_shape needs a static height and width; export with fixed H and W, or with pads")
+        if total < 0:
+            more[i], total = more[i] - total, 0
+        small, large = total // 2, total - total // 2
+        before[i], after[i] = (small, large) if auto == "SAME_UPPER" else (large, small)
+    return node.add(g, "ConvTranspose", *node.inputs, **{**attrs, "pads": (*before, *after), "output_padding": tuple(more)})
+
+
+op(
+    "ConvTranspose",
+    infer,
+    reference,
+    attrs={"group": 1, "strides": None, "dilations": None, "pads": None, "output_padding": None, "kernel_shape": None},
+    couples=couples,
+    recut=recut,
+    onnx=read,
+    samples=[
+        (["f32[1,8,5,5]", "const f32[8,6,2,2]", "const f32[6]"], {"strides": (2, 2)}),
+        (["f32[2,3,4,6]", "const f32[3,5,3,3]", None], {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 1)}),
+        (["f32[1,6,4,4]", "const f32[6,2,3,3]", "const f32[4]"], {"group": 2, "dilations": (2, 2)}),
+        (["f32[1,5,4,4]", "const f32[5,1,4,4]", None], {"group": 5, "strides": (2, 2), "pads": (1, 1, 1, 1)}),
+        (["f32[1,4,6]", "const f32[4,3,3]", "const f32[3]"], {"strides": (3,), "pads": (0, 1)}),
+        (["extreme f32[1,4,5,5]", "const f32[4,3,1,1]", None], {}),
+    ],
+)

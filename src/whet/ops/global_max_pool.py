@@ -1,0 +1,5 @@
+"""GlobalMaxPool: the largest value over all spatial axes, kept as 1."""
+
+from whet.ops._global_pool import global_pool
+
+global_pool("GlobalMaxPool", lambda x, axes: x.max(axis=axes, keepdims=True))

@@ -1,0 +1,14 @@
+"""Hardmax: 1 at the first largest value along `axis`, 0 elsewhere."""
+
+import numpy as np
+
+from whet.ops._softmax import softmax_like
+
+
+def hardmax(x: np.ndarray, axis: int) -> np.ndarray:
+    y = np.zeros_like(x)
+    np.put_along_axis(y, np.expand_dims(x.argmax(axis=axis), axis), 1, axis)
+    return y
+
+
+softmax_like("Hardmax", hardmax)

@@ -1,0 +1,52 @@
+"""LayerNormalization: over the axes from `axis` on to mean 0 and variance 1, then scale and bias (inputs 1 and 2, of those axes)."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.ops._base import Couple, axis_of, broadcast, float_input, op
+
+
+def infer(layer):
+    t = float_input(layer)
+    axis = axis_of(layer.attrs["axis"], t.rank)
+    for p in layer.inputs[1:]:
+        if p is not None and broadcast(t.shape[axis:], p.shape) != t.shape[axis:]:
+            raise NetworkError(f"LayerNormalization '{layer.name}': {p} does not broadcast to {t.shape[axis:]}, the normalized axes of {t}")
+    return t
+
+
+def reference(layer, x, scale=None, bias=None):
+    axes = tuple(range(layer.attrs["axis"] % x.ndim, x.ndim))
+    d = x - x.mean(axis=axes, keepdims=True)
+    y = d / np.sqrt((d * d).mean(axis=axes, keepdims=True) + x.dtype.type(layer.attrs["epsilon"]))
+    y = y if scale is None else y * scale
+    return y if bias is None else y + bias
+
+
+def couples(layer):
+    """Normalized axes stay whole."""
+    x, y = layer.inputs[0], layer.output
+    return [Couple(x, i, y, i) for i in range(axis_of(layer.attrs["axis"], x.type.rank))]
+
+
+def read(node, g):
+    if any(node.outputs[1:]):
+        raise node.unsupported("its mean and deviation are read, which training does; export the model in evaluation mode")
+    return node.add(g, "LayerNormalization", *node.inputs, **node.attrs)
+
+
+op(
+    "LayerNormalization",
+    infer,
+    reference,
+    attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1},
+    couples=couples,
+    onnx=read,
+    samples=[
+        (["f32[2,5,16]", "const f32[16]", "const f32[16]"], {}),
+        (["f32[2,5,17]", "const f32[17]", None], {"epsilon": 1e-6}),
+        (["f32[2,3,4,5]", "const f32[4,5]", "const f32[4,5]"], {"axis": 2}),
+        (["extreme f32[4,16]", "const f32[16]", "const f32[16]"], {}),
+        (["f16[3,8]", "f16[8]", "f16[8]"], {}),
+    ],
+)

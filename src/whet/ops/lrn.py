@@ -1,0 +1,27 @@
+"""LRN: x / (bias + alpha / size * sum of squares over `size` channels around)^beta."""
+
+import numpy as np
+
+from whet.ops._base import REQUIRED, Couple, float_input, op
+
+
+def reference(layer, x):
+    a = layer.attrs
+    before = (a["size"] - 1) // 2
+    squares = np.pad(x * x, [(0, 0), (before, a["size"] - 1 - before), *((0, 0),) * (x.ndim - 2)])
+    around = sum(squares[:, i : i + x.shape[1]] for i in range(a["size"]))
+    return x / np.power(a["bias"] + (a["alpha"] / a["size"]) * around, x.dtype.type(a["beta"]))
+
+
+op(
+    "LRN",
+    float_input,
+    reference,
+    attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": REQUIRED},
+    couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in range(layer.output.type.rank) if i != 1],
+    samples=[
+        (["f32[2,7,4,5]"], {"size": 3}),
+        (["f32[1,9,4]"], {"size": 4, "alpha": 0.5, "beta": 0.5, "bias": 2.0}),
+        (["f32[1,3,2,2]"], {"size": 5, "alpha": 1.0}),
+    ],
+)

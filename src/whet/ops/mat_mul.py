@@ -1,0 +1,52 @@
+"""MatMul: matrix products with broadcasting over leading axes, as NumPy's matmul."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import TensorType
+from whet.ops._base import Couple, broadcast, op, unify
+
+
+def infer(layer):
+    a, b = layer.inputs
+    if a.dtype != b.dtype or not a.type.rank or not b.type.rank:
+        raise NetworkError(f"MatMul '{layer.name}' takes two tensors of one type and rank 1 or more, not {a.type} and {b.type}")
+    inner = b.shape[-2] if b.type.rank > 1 else b.shape[0]
+    unify(a.shape[-1], inner, f"MatMul '{layer.name}': {a.type} and {b.type} do not multiply")
+    rows = a.shape[-2:-1]
+    columns = b.shape[-1:] if b.type.rank > 1 else ()
+    return TensorType(a.dtype, (*broadcast(a.shape[:-2], b.shape[:-2]), *rows, *columns))
+
+
+def couples(layer):
+    """Contracted axes are tied to each other, rows, columns and batches to the output."""
+    a, b, y = layer.inputs[0], layer.inputs[1], layer.output
+    ra, rb, ry = a.type.rank, b.type.rank, y.type.rank
+    made = [Couple(a, ra - 1, b, max(rb - 2, 0))]
+    if ra > 1:
+        made.append(Couple(a, ra - 2, y, ry - 1 - (rb > 1)))
+    if rb > 1:
+        made.append(Couple(b, rb - 1, y, ry - 1))
+    batch = ry - (ra > 1) - (rb > 1)
+    for t, r in ((a, ra - 2), (b, rb - 2)):
+        made += [Couple(t, i, y, i + batch - r) for i in range(r) if t.shape[i] == y.shape[i + batch - r] and t.shape[i] != 1]
+    return made
+
+
+op(
+    "MatMul",
+    infer,
+    lambda layer, a, b: np.matmul(a, b),
+    couples=couples,
+    samples=[
+        (["f32[2,5,16]", "const f32[16,12]"], {}),
+        (["f32[2,3,5,8]", "f32[2,3,8,7]"], {}),
+        (["f32[2,1,5,8]", "f32[3,8,7]"], {}),
+        (["f32[3,17]", "const f32[17,19]"], {}),
+        (["f32[7]", "f32[7,3]"], {}),
+        (["f32[2,4,7]", "f32[7]"], {}),
+        (["f32[7]", "f32[7]"], {}),
+        (["extreme f32[4,16]", "f32[16,8]"], {}),
+        (["f16[2,5]", "f16[5,3]"], {}),
+    ],
+)

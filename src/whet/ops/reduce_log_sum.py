@@ -1,0 +1,7 @@
+"""ReduceLogSum: the logarithm of the sum over axes."""
+
+import numpy as np
+
+from whet.ops._reduce import reduction
+
+reduction("ReduceLogSum", lambda x, axes, keep: np.log(x.sum(axis=axes, keepdims=keep)), zeros_add_nothing=True, positive=True)

@@ -1,0 +1,16 @@
+"""ReduceLogSumExp: the logarithm of the sum of e^x over axes."""
+
+import numpy as np
+
+from whet.ops._reduce import reduction
+
+
+def log_sum_exp(x, axes, keep):
+    """The largest finite value is taken off first, so that nothing overflows."""
+    top = x.max(axis=axes, keepdims=True)
+    top = np.where(np.isfinite(top), top, x.dtype.type(0))
+    y = np.log(np.exp(x - top).sum(axis=axes, keepdims=True)) + top
+    return y if keep else y.squeeze(axis=axes)
+
+
+reduction("ReduceLogSumExp", log_sum_exp)

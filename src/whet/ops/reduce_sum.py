@@ -1,0 +1,5 @@
+"""ReduceSum: the sum over axes."""
+
+from whet.ops._reduce import reduction
+
+reduction("ReduceSum", lambda x, axes, keep: x.sum(axis=axes, keepdims=keep), zeros_add_nothing=True)

@@ -1,0 +1,14 @@
+"""Softmax: e^x over its sum along `axis`."""
+
+import numpy as np
+
+from whet.ops._softmax import softmax_like
+
+
+def softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    """In x's type; the largest value is taken off first, so that nothing overflows."""
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+softmax_like("Softmax", softmax)
