@@ -40,19 +40,9 @@ def read(node, g):
     return node.add(g, node.op, *attributes_as_inputs(node, g, ["axes"]), **attrs)
 
 
-def reduction(
-    name: str,
-    f: Callable[..., Any],
-    *,
-    zeros_add_nothing: bool = False,
-    identity: Callable[..., Any] | None = None,
-    positive: bool = False,
-    **rest,
-):
+def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = False, positive: bool = False, **rest: Any):
     """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: a reduced axis may be cut, as zeros do not change the result.
-
-    `identity(x)` is what is done where nothing is reduced (noop_with_empty_axes), default f over no axes.
-    """
+    `positive`: samples are above 0."""
 
     def reference(layer, x, axes=None):
         axes = layer.attrs.get("axes", axes)

@@ -1,0 +1,53 @@
+"""What QuantizeLinear and DequantizeLinear share: scales per tensor, per entry of an axis, or per block along it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import Layer
+from whet.ops._base import Couple, axis_of
+
+
+def check_scale(layer: Layer) -> None:
+    """Raises NetworkError where scale and zero point do not fit x."""
+    x, scale, zero = layer.inputs[0], layer.inputs[1], layer.input(2)
+    axis, block = layer.attrs["axis"], layer.attrs["block_size"]
+    where = f"{layer.op} '{layer.name}'"
+    if zero is not None and zero.shape != scale.shape:  # type: ignore[union-attr]
+        raise NetworkError(f"{where}: scale {scale} and zero point {zero} differ in shape")
+    if block:
+        axis = axis_of(axis, x.type.rank)  # type: ignore[union-attr]
+        want = tuple(-(-d // block) if i == axis else d for i, d in enumerate(x.shape))  # type: ignore[union-attr]
+        if scale.shape != want:  # type: ignore[union-attr]
+            raise NetworkError(f"{where}: blocks of {block} along axis {axis} of {x} need scales {want}, not {scale}")
+    elif scale.shape not in ((), (1,)):  # type: ignore[union-attr]
+        axis = axis_of(axis, x.type.rank)  # type: ignore[union-attr]
+        if scale.shape != (x.shape[axis],):  # type: ignore[union-attr]
+            raise NetworkError(f"{where}: {scale} is not one number per entry of axis {axis} of {x}")
+
+
+def spread(v: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
+    """Scales (or zero points) shaped to broadcast over `shape`."""
+    if block:
+        return np.take(np.repeat(v, block, axis=axis), range(shape[axis]), axis=axis)
+    if v.size == 1 and (v.ndim == 0 or shape[axis % len(shape)] != 1):
+        return v.reshape(())
+    column = [1] * len(shape)
+    column[axis] = -1
+    return v.reshape(column)
+
+
+def scale_couples(layer: Layer) -> list[Couple]:
+    """All axes of x and y, with the scales of the axis that has some; not the axis along which blocks lie."""
+    x, y, block = layer.inputs[0], layer.output, layer.attrs["block_size"]
+    axis = layer.attrs["axis"] % max(x.type.rank, 1)  # type: ignore[union-attr]
+    made = [Couple(x, i, y, i) for i in range(y.type.rank) if not (block and i == axis)]  # type: ignore[arg-type]
+    for t in layer.inputs[1:]:
+        if t is None:
+            continue
+        if block:
+            made += [Couple(t, i, y, i) for i in range(y.type.rank) if i != axis]
+        elif t.shape not in ((), (1,)):
+            made.append(Couple(t, 0, y, axis))
+    return made

@@ -1,0 +1,125 @@
+"""What LSTM, GRU and RNN share: shapes, directions, sequence lengths, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.network import I32, Layer, TensorType
+from whet.ops._base import op
+from whet.ops._unary import sigmoid, softplus
+
+DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
+    "sigmoid": lambda x, a, b: sigmoid(x),
+    "tanh": lambda x, a, b: np.tanh(x),
+    "relu": lambda x, a, b: np.maximum(x, 0),
+    "affine": lambda x, a, b: (1.0 if a is None else a) * x + (0.0 if b is None else b),
+    "leakyrelu": lambda x, a, b: np.where(x >= 0, x, x * (0.01 if a is None else a)),
+    "hardsigmoid": lambda x, a, b: np.clip(x * (0.2 if a is None else a) + (0.5 if b is None else b), 0, 1),
+    "softsign": lambda x, a, b: x / (1 + np.abs(x)),
+    "softplus": lambda x, a, b: softplus(x),
+}
+ATTRS: dict[str, Any] = {
+    "hidden_size": None,
+    "direction": "forward",
+    "layout": 0,
+    "clip": None,
+    "activations": None,
+    "activation_alpha": None,
+    "activation_beta": None,
+}
+
+Step = Callable[..., tuple[np.ndarray, ...]]
+
+
+def activations(layer: Layer, defaults: tuple[str, ...]) -> list[list[Callable[[np.ndarray], np.ndarray]]]:
+    """The functions of each direction. Raises UnsupportedError for one that whet has not."""
+    directions = len(DIRECTIONS[layer.attrs["direction"]])
+    names = layer.attrs.get("activations") or defaults * directions
+    alphas, betas = (iter(layer.attrs.get(k) or ()) for k in ("activation_alpha", "activation_beta"))
+    made = []
+    for name in names:
+        key = name.lower()
+        if key not in ACTIVATIONS:
+            raise UnsupportedError(f"{layer.op} '{layer.name}': no activation {name!r}; there are {', '.join(ACTIVATIONS)}")
+        takes = {"affine": 2, "hardsigmoid": 2, "leakyrelu": 1}.get(key, 0)
+        a = next(alphas, None) if takes else None
+        b = next(betas, None) if takes == 2 else None
+        made.append(lambda x, f=ACTIVATIONS[key], a=a, b=b: f(x, a, b).astype(x.dtype, copy=False))
+    if len(made) != len(defaults) * directions:
+        raise NetworkError(f"{layer.op} '{layer.name}' needs {len(defaults) * directions} activations, not {len(made)}")
+    return [made[i * len(defaults) : (i + 1) * len(defaults)] for i in range(directions)]
+
+
+def infer(layer: Layer, gates: int, states: int) -> list[TensorType]:
+    """Types of Y and of the last states."""
+    x, w, r = layer.inputs[:3]
+    where = f"{layer.op} '{layer.name}'"
+    if layer.attrs["direction"] not in DIRECTIONS:
+        raise NetworkError(f"{where}: direction is one of {', '.join(DIRECTIONS)}, not {layer.attrs['direction']!r}")
+    d, h = len(DIRECTIONS[layer.attrs["direction"]]), r.shape[-1]  # type: ignore[union-attr]
+    if layer.attrs.get("hidden_size") not in (None, h):
+        raise NetworkError(f"{where}: hidden_size is {layer.attrs['hidden_size']}, R is {r}")
+    if x.type.rank != 3 or w.shape != (d, gates * h, x.shape[2]) or r.shape != (d, gates * h, h):  # type: ignore[union-attr]
+        raise NetworkError(f"{where}: W {w} and R {r} do not fit X {x}, {d} direction(s) and {h} units")
+    if layer.input(3) is not None and layer.inputs[3].shape != (d, 2 * gates * h):  # type: ignore[union-attr]
+        raise NetworkError(f"{where}: B is {layer.inputs[3]}, it needs shape [{d},{2 * gates * h}]")
+    lengths = layer.input(4)
+    if lengths is not None and lengths.dtype != I32:
+        raise NetworkError(f"{where}: sequence lengths are i32, not {lengths.type}")
+    batch_first = bool(layer.attrs["layout"])
+    n, t = x.shape[:2] if batch_first else x.shape[1::-1]  # type: ignore[union-attr]
+    for s in (layer.input(5 + i) for i in range(states)):
+        if s is not None and s.shape != ((n, d, h) if batch_first else (d, n, h)):
+            raise NetworkError(f"{where}: a first state is {s.type}, it needs {(n, d, h) if batch_first else (d, n, h)}")
+    y = (n, t, d, h) if batch_first else (t, d, n, h)
+    state = (n, d, h) if batch_first else (d, n, h)
+    return [x.type.with_shape(y), *[x.type.with_shape(state)] * states]  # type: ignore[union-attr]
+
+
+def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaults: tuple[str, ...]) -> list[np.ndarray]:
+    """Y and the last states. `step(layer, gates from x, r, recurrent bias, states, functions)` gives the next states, h first."""
+    if layer.attrs["layout"]:
+        x = x.transpose(1, 0, 2)
+        first = [None if s is None else s.transpose(1, 0, 2) for s in first]
+    t, n = x.shape[:2]
+    h = r.shape[-1]
+    lengths = np.full(n, t) if lengths is None else lengths
+    ys, lasts = [], []
+    for d, (backwards, functions) in enumerate(zip(DIRECTIONS[layer.attrs["direction"]], activations(layer, defaults), strict=True)):
+        wb, rb = (np.zeros(gates * h, x.dtype),) * 2 if b is None else (b[d, : gates * h], b[d, gates * h :])
+        from_x = np.matmul(x, w[d].T) + wb
+        states = [np.zeros((n, h), x.dtype) if s is None else s[d] for s in first]
+        y = np.zeros((t, n, h), x.dtype)
+        for i in reversed(range(t)) if backwards else range(t):
+            new = step(layer, from_x[i], r[d], rb, states, functions)
+            on = (i < lengths)[:, None]  # behind its end a sequence keeps its state and gives zeros
+            states = [np.where(on, a, old) for a, old in zip(new, states, strict=True)]
+            y[i] = np.where(on, new[0], 0)
+        ys.append(y)
+        lasts.append(states)
+    out, last = np.stack(ys, axis=1), [np.stack(s) for s in zip(*lasts, strict=True)]
+    if layer.attrs["layout"]:
+        return [out.transpose(2, 0, 1, 3), *(s.transpose(1, 0, 2) for s in last)]
+    return [out, *last]
+
+
+def clipped(layer: Layer, v: np.ndarray) -> np.ndarray:
+    """What goes into activations, held within the attribute `clip`."""
+    c = layer.attrs.get("clip")
+    return v if c is None else np.clip(v, -c, c)
+
+
+def recurrent(name: str, gates: int, states: int, step: Step, defaults: tuple[str, ...], attrs: dict[str, Any], samples):
+    """Registers a recurrent op whose inputs are X, W, R, B, sequence lengths, first states[, more]."""
+
+    def reference(layer, x, w, r, b=None, lengths=None, *rest):
+        first = [rest[i] if i < len(rest) else None for i in range(states)]
+        layer_step = step if len(rest) <= states else (lambda *args: step(*args, extra=rest[states]))
+        return run(layer, x, w, r, b, lengths, first, layer_step, gates, defaults)
+
+    return op(name, lambda layer: infer(layer, gates, states), reference, attrs={**ATTRS, **attrs}, samples=samples)

@@ -1,0 +1,75 @@
+"""Einsum: sums of products by subscripts, as NumPy's einsum; without repeated subscripts in one input."""
+
+import numpy as np
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.network import TensorType
+from whet.ops._base import REQUIRED, Couple, broadcast, op, unify
+
+
+def subscripts(layer):
+    """Subscripts of each input and of the output; those under an ellipsis are digits, counted from the back ("0" is the last)."""
+    equation = "".join(layer.attrs["equation"].split())
+    left, arrow, out = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(layer.inputs):
+        raise NetworkError(f"Einsum '{layer.name}': {equation!r} names {len(terms)} inputs, there are {len(layer.inputs)}")
+    found, most = [], 0
+    for term, t in zip(terms, layer.inputs, strict=True):
+        n = t.type.rank - len(term.replace("...", ""))
+        if n < 0 or (n and "..." not in term) or n > 9:
+            raise NetworkError(f"Einsum '{layer.name}': {term!r} does not fit {t.type}")
+        most = max(most, n)
+        found.append(term.replace("...", "".join(str(i) for i in reversed(range(n)))))
+        if len(set(found[-1])) != len(found[-1]):
+            raise UnsupportedError(f"Einsum '{layer.name}': {term!r} takes a diagonal; export without repeated subscripts")
+    rest = "".join(str(i) for i in reversed(range(most)))
+    if not arrow:
+        every = "".join(found)
+        out = "..." + "".join(sorted(c for c in set(every) if every.count(c) == 1 and c.isalpha()))
+    return found, out.replace("...", rest)
+
+
+def infer(layer):
+    terms, out = subscripts(layer)
+    sizes = {}
+    for term, t in zip(terms, layer.inputs, strict=True):
+        if t.dtype != layer.inputs[0].dtype:
+            raise NetworkError(f"Einsum '{layer.name}' takes tensors of one type")
+        for c, d in zip(term, t.shape, strict=True):
+            old = sizes.get(c, d)
+            sizes[c] = broadcast((old,), (d,))[0] if c.isdigit() else unify(old, d, f"Einsum '{layer.name}': subscript {c}")
+    if any(c not in sizes for c in out):
+        raise NetworkError(f"Einsum '{layer.name}': the output names a subscript that no input has")
+    return TensorType(layer.inputs[0].dtype, tuple(sizes[c] for c in out))
+
+
+def couples(layer):
+    """Axes of one subscript are cut together; a summed one may be, as zeros add nothing."""
+    terms, out = subscripts(layer)
+    seen = {c: (layer.output, i) for i, c in enumerate(out)}
+    made = []
+    for term, t in zip(terms, layer.inputs, strict=True):
+        for i, c in enumerate(term):
+            if c in seen and t.shape[i] == seen[c][0].shape[seen[c][1]]:
+                made.append(Couple(t, i, *seen[c]))
+            elif c not in seen:
+                seen[c] = (t, i)
+                made.append(Couple(t, i, t, i))
+    return made
+
+
+op(
+    "Einsum",
+    infer,
+    lambda layer, *xs: np.einsum(layer.attrs["equation"].replace(" ", ""), *xs, optimize=True),
+    attrs={"equation": REQUIRED},
+    couples=couples,
+    samples=[
+        (["f32[3,4]", "f32[4,5]"], {"equation": "ij,jk->ik"}),
+        (["f32[2,3,4,5]", "f32[2,6,4,5]"], {"equation": "bnhd,bmhd -> bhnm"}),
+        (["f32[2,3,4]"], {"equation": "...ij->...ji"}),
+        (["f32[3,4]"], {"equation": "ij->i"}),
+        (["f32[3,4]", "f32[4]"], {"equation": "ij,j"}),
+    ],
+)

@@ -1,0 +1,33 @@
+"""GatherElements: y[i, j] = x[at[i, j], j] for axis 0, and so on; negative indices count from the end."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.ops._base import axis_of, op
+
+
+def infer(layer):
+    x, at = layer.inputs
+    axis_of(layer.attrs["axis"], x.type.rank)
+    if x.type.rank != at.type.rank or at.dtype.kind != "int":
+        raise NetworkError(f"takes integer indices of rank {x.type.rank}, not {at.type}")
+    return x.type.with_shape(at.shape)
+
+
+def reference(layer, x, at):
+    axis = layer.attrs["axis"] % x.ndim
+    at = np.where(at < 0, at + x.shape[axis], at)
+    x = x[tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(at.shape))]
+    return np.take_along_axis(x, at, axis)
+
+
+op(
+    "GatherElements",
+    infer,
+    reference,
+    attrs={"axis": 0},
+    samples=[
+        (["f32[3,4]", np.array([[0, 2, -1, 1], [1, 1, 0, 2]])], {}),
+        (["extreme f32[2,13]", np.array([[12, 0, -3], [4, 4, 4]])], {"axis": 1}),
+    ],
+)

@@ -1,0 +1,36 @@
+"""GatherND: at[..., :] are places in x's first axes (after `batch_dims` shared ones); y holds what stands there."""
+
+import numpy as np
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.ops._base import op
+
+
+def infer(layer):
+    x, at = layer.inputs
+    b, k = layer.attrs["batch_dims"], at.shape[-1]
+    if not isinstance(k, int):
+        raise UnsupportedError(f"GatherND '{layer.name}': how many axes {at} names is known only at run time")
+    if not 1 <= k <= x.type.rank - b or at.dtype.kind != "int" or at.shape[:b] != x.shape[:b]:
+        raise NetworkError(f"places {at.type} with batch_dims={b} do not fit {x.type}")
+    return x.type.with_shape((*at.shape[:-1], *x.shape[b + k :]))
+
+
+def reference(layer, x, at):
+    b, k = layer.attrs["batch_dims"], at.shape[-1]
+    batch = [np.arange(n).reshape(*(n if i == j else 1 for j in range(at.ndim - 1))) for i, n in enumerate(x.shape[:b])]
+    return x[(*batch, *(at[..., i] for i in range(k)))]
+
+
+op(
+    "GatherND",
+    infer,
+    reference,
+    attrs={"batch_dims": 0},
+    samples=[
+        (["f32[3,4]", np.array([[0, 2], [2, -1]])], {}),
+        (["f32[3,4,5]", np.array([[[1], [2]]])], {}),
+        (["f32[2,3,4]", np.array([[1], [2]])], {"batch_dims": 1}),
+        (["extreme f32[3,4]", np.array([[1]])], {}),
+    ],
+)

@@ -1,0 +1,34 @@
+"""GRU: gates in ONNX's order z, r, h; outputs Y and the last h. `linear_before_reset` is PyTorch's and cuDNN's variant."""
+
+import numpy as np
+
+from whet.ops._recurrent import clipped, recurrent
+
+
+def step(layer, from_x, r, rb, states, functions):
+    (h,) = states
+    f, g = functions
+    n = h.shape[1]
+    z, reset = (f(clipped(layer, v)) for v in np.split(from_x[:, : 2 * n] + h @ r[: 2 * n].T + rb[: 2 * n], 2, axis=1))
+    if layer.attrs["linear_before_reset"]:
+        new = from_x[:, 2 * n :] + reset * (h @ r[2 * n :].T + rb[2 * n :])
+    else:
+        new = from_x[:, 2 * n :] + (reset * h) @ r[2 * n :].T + rb[2 * n :]
+    return ((1 - z) * g(clipped(layer, new)) + z * h,)
+
+
+recurrent(
+    "GRU",
+    3,
+    1,
+    step,
+    ("Sigmoid", "Tanh"),
+    {"linear_before_reset": 0},
+    samples=[
+        (["f32[4,2,3]", "const f32[1,15,3]", "const f32[1,15,5]", "const f32[1,30]"], {"hidden_size": 5}),
+        (
+            ["f32[4,2,3]", "const f32[1,15,3]", "const f32[1,15,5]", "const f32[1,30]", None, "f32[1,2,5]"],
+            {"hidden_size": 5, "linear_before_reset": 1},
+        ),
+    ],
+)

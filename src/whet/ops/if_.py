@@ -1,0 +1,42 @@
+"""If: one of two branches, by a condition. A condition known from constants and shapes leaves only its branch when read."""
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.network import BOOL, F32, Network
+from whet.ops._base import Sample, known_values, op
+
+
+def infer(layer):
+    if layer.inputs[0].dtype != BOOL or layer.inputs[0].type.elements != 1:
+        raise NetworkError(f"takes one truth value, not {layer.inputs[0].type}")
+    one, two = ([t.type for t in layer.regions[k].outputs] for k in ("then_branch", "else_branch"))
+    if one != two:
+        raise UnsupportedError(
+            f"If '{layer.name}': its branches make {list(map(str, one))} and {list(map(str, two))}; whet needs equal types, or a condition "
+            "that is known from constants and shapes (give fixed shapes with --shapes, or simplify the model)"
+        )
+    return one
+
+
+def read(node, g):
+    known = known_values(node.inputs[0])
+    if known is not None and isinstance(known[0], int):
+        return node.inline("then_branch" if known[0] else "else_branch", g)
+    return node.add(g, "If", *node.inputs, regions={k: node.graphs[k]() for k in ("then_branch", "else_branch")})
+
+
+def _sample() -> dict[str, Network]:
+    made = {}
+    for name, value in (("then_branch", 1.0), ("else_branch", -2.0)):
+        made[name] = region = Network(name)
+        shape = region.add("ConstantOfShape", shape=(2, 3), value=value, dtype=F32)
+        region.mark_output(region.add("Abs", shape))
+    return made
+
+
+op(
+    "If",
+    infer,
+    lambda layer, condition, run: run("then_branch" if condition.item() else "else_branch"),
+    onnx=read,
+    samples=[Sample(["bool[]"], {}, _sample), Sample(["bool[1]"], {}, _sample)],
+)

@@ -1,0 +1,21 @@
+"""LpNormalization: x over its 1- or 2-norm along `axis`; zeros stay zeros."""
+
+import numpy as np
+
+from whet.ops._base import float_input, op, same_axes
+
+
+def reference(layer, x):
+    axis, p = layer.attrs["axis"], layer.attrs["p"]
+    norm = np.abs(x).sum(axis=axis, keepdims=True) if p == 1 else np.sqrt((x * x).sum(axis=axis, keepdims=True))
+    return np.divide(x, norm, where=norm != 0, out=np.zeros_like(x))
+
+
+op(
+    "LpNormalization",
+    float_input,
+    reference,
+    attrs={"axis": -1, "p": 2},
+    couples=lambda layer: same_axes(layer.inputs[0], layer.output),  # a zero adds nothing to the norm
+    samples=[(["f32[3,5,4]"], {}), (["f32[3,7]"], {"p": 1, "axis": 0})],
+)

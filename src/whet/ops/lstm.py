@@ -1,0 +1,38 @@
+"""LSTM: gates in ONNX's order i, o, f, c; outputs Y, the last h and the last c. Input 7 holds peepholes."""
+
+import numpy as np
+
+from whet.ops._recurrent import clipped, recurrent
+
+
+def step(layer, from_x, r, rb, states, functions, extra=None):
+    h, c = states
+    f, g, k = functions
+    i, o, forget, new = np.split(from_x + h @ r.T + rb, 4, axis=1)
+    pi, po, pf = (0, 0, 0) if extra is None else np.split(extra[0], 3)
+    i = f(clipped(layer, i + pi * c))
+    forget = 1 - i if layer.attrs["input_forget"] else f(clipped(layer, forget + pf * c))
+    c = forget * c + i * g(clipped(layer, new))
+    o = f(clipped(layer, o + po * c))
+    return o * k(c), c
+
+
+recurrent(
+    "LSTM",
+    4,
+    2,
+    step,
+    ("Sigmoid", "Tanh", "Tanh"),
+    {"input_forget": 0},
+    samples=[
+        (["f32[4,2,3]", "const f32[1,20,3]", "const f32[1,20,5]", "const f32[1,40]"], {"hidden_size": 5}),
+        (
+            ["f32[3,2,4]", "const f32[2,12,4]", "const f32[2,12,3]", "const f32[2,24]", None, "f32[2,2,3]", "f32[2,2,3]"],
+            {"hidden_size": 3, "direction": "bidirectional"},
+        ),
+        (["f32[1,1,6]", "const f32[1,8,6]", "const f32[1,8,2]", None, None, "f32[1,1,2]", "f32[1,1,2]"], {"direction": "reverse"}),
+        (["f32[5,3,2]", "const f32[1,8,2]", "const f32[1,8,2]", "const f32[1,16]", np.array([5, 2, 3], np.int32)], {"hidden_size": 2}),
+        (["f32[3,2,2]", "const f32[1,8,2]", "const f32[1,8,2]", "const f32[1,16]", None, None, None, "const f32[1,6]"], {"hidden_size": 2}),
+        (["extreme f32[2,2,16]", "const f32[1,8,16]", "const f32[1,8,2]"], {"hidden_size": 2}),
+    ],
+)

@@ -1,0 +1,216 @@
+"""Resize: x resampled by `scales` (input 2) or to `sizes` (input 3), or by attributes of these names, along `axes`."""
+
+from fractions import Fraction
+
+import numpy as np
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.network import floordiv
+from whet.ops._axes import inputs_of_attributes
+from whet.ops._base import Couple, axis_of, given, known_values, op, regiven
+from whet.ops._resize import Resampling
+
+
+def targets(layer):
+    """For each axis of x: (output size, scale), where scale None means output over input size."""
+    x, a = layer.inputs[0], layer.attrs
+    rank = x.type.rank
+    axes = tuple(axis_of(i, rank) for i in a.get("axes") or range(rank))
+    scales, sizes = _scales(layer), None
+    found = [(d, 1.0) for d in x.shape]
+    if scales is None:
+        sizes = given(layer, "sizes", 3)
+    if (scales is None) == (sizes is None) or len(scales or sizes) != len(axes):
+        raise NetworkError(f"Resize '{layer.name}' needs scales or sizes, one number for each of {len(axes)} axes")
+    if sizes is not None and a["keep_aspect_ratio_policy"] != "stretch":
+        return _kept_ratio(layer, axes, sizes, found)
+    for i, axis in enumerate(axes):
+        if scales is not None:
+            if not scales[i] > 0:
+                raise NetworkError(f"Resize '{layer.name}': a scale is {scales[i]}; scales are above 0")
+            found[axis] = (_scaled(x.shape[axis], scales[i]), scales[i])
+        else:
+            found[axis] = (sizes[i], None if sizes[i] != x.shape[axis] else 1.0)
+    return found
+
+
+def _scales(layer):
+    if layer.attrs.get("scales") is not None:
+        return tuple(layer.attrs["scales"])
+    t = layer.input(2)
+    if t is None or t.shape == (0,):
+        return None
+    if t.is_constant:
+        return tuple(float(v) for v in t.array())
+    got = known_values(t)
+    if got is None or not all(isinstance(v, int) for v in got):
+        raise UnsupportedError(
+            f"Resize '{layer.name}': its scales are computed at run time; whet needs them constant. Export with sizes or fixed scales"
+        )
+    return tuple(float(v) for v in got)
+
+
+def _scaled(n, scale):
+    """floor(n * scale); for a dynamic n the scale is taken as the fraction that it stands for."""
+    if isinstance(n, int):
+        return int(np.floor(n * scale))
+    f = Fraction(scale).limit_denominator(1000)
+    return floordiv(n * f.numerator, f.denominator)
+
+
+def _kept_ratio(layer, axes, sizes, found):
+    x = layer.inputs[0]
+    if not all(isinstance(v, int) for v in (*sizes, *(x.shape[a] for a in axes))):
+        raise UnsupportedError(f"Resize '{layer.name}' keeps the aspect ratio, which needs static sizes")
+    policy = layer.attrs["keep_aspect_ratio_policy"]
+    if policy not in ("not_larger", "not_smaller"):
+        raise NetworkError(f"keep_aspect_ratio_policy is stretch, not_larger or not_smaller, not {policy!r}")
+    pick = min if policy == "not_larger" else max
+    scale = pick(s / x.shape[a] for s, a in zip(sizes, axes, strict=True))
+    for a in axes:
+        found[a] = (int(np.floor(scale * x.shape[a] + 0.5)), scale)
+    return found
+
+
+def infer(layer):
+    return layer.inputs[0].type.with_shape(d for d, _ in targets(layer))
+
+
+def resampling(layer) -> Resampling:
+    """The attributes as one value."""
+    a = layer.attrs
+    return Resampling(
+        a["mode"],
+        a["coordinate_transformation_mode"],
+        a["nearest_mode"],
+        a["cubic_coeff_a"],
+        bool(a["exclude_outside"]),
+        a["extrapolation_value"],
+        bool(a["antialias"]),
+    )
+
+
+def reference(layer, x, roi=None, scales=None, sizes=None):
+    how, rank = resampling(layer), x.ndim
+    axes = [int(i) % rank for i in layer.attrs.get("axes") or range(rank)]
+    scales = layer.attrs.get("scales", scales if scales is not None and scales.size else None)
+    sizes = layer.attrs.get("sizes", sizes)
+    if sizes is not None and layer.attrs["keep_aspect_ratio_policy"] != "stretch":
+        pick = min if layer.attrs["keep_aspect_ratio_policy"] == "not_larger" else max
+        scales = [pick(int(s) / x.shape[a] for s, a in zip(sizes, axes, strict=True))] * len(axes)
+        sizes = [int(np.floor(scales[0] * x.shape[a] + 0.5)) for a in axes]
+    n, y, outside = len(axes), x, []
+    for i, axis in enumerate(axes):
+        size = x.shape[axis]
+        scale = float(scales[i]) if scales is not None else int(sizes[i]) / size
+        out = int(sizes[i]) if sizes is not None else int(np.floor(size * scale))
+        part = (float(roi[i]), float(roi[i + n])) if roi is not None and roi.size else (0.0, 1.0)
+        if out == size and scale == 1 and how.coordinates != "tf_crop_and_resize":
+            continue
+        y, off = how.apply(y, axis, out, scale, part)
+        outside += [] if off is None else [(axis, off)]
+    for axis, off in outside:
+        where = [slice(None)] * rank
+        where[axis] = off
+        y = np.ascontiguousarray(y)
+        y[tuple(where)] = how.extrapolation
+    return y
+
+
+def couples(layer):
+    """Axes that are left as they are (samples and channels, as a rule)."""
+    x, y = layer.inputs[0], layer.output
+    if layer.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize":
+        return []
+    return [Couple(x, i, y, i) for i, (d, scale) in enumerate(targets(layer)) if d == x.shape[i] and scale == 1]
+
+
+def recut(layer, kept):
+    sizes = None if _scales(layer) is not None else list(given(layer, "sizes", 3))
+    if sizes is None:
+        return {}
+    axes = [axis_of(i, layer.inputs[0].type.rank) for i in layer.attrs.get("axes") or range(layer.inputs[0].type.rank)]
+    changed = False
+    for (t, axis), at in kept.items():
+        if t is layer.output and axis in axes:
+            sizes[axes.index(axis)], changed = len(at), True
+    return regiven(layer, "sizes", 3, sizes) if changed else {}
+
+
+def read(node, g):
+    """Resize-10 and Upsample take scales as input 1 (Upsample-7 as an attribute); both mean asymmetric positions."""
+    x, *rest = node.inputs
+    if node.op == "Resize" and node.opset >= 11:
+        inputs = [x, rest[0] if rest and node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize" else None, *rest[1:]]
+        if len(inputs) > 3 and inputs[3] is not None:
+            inputs[2] = None  # exporters leave an empty tensor there
+        return node.add(g, "Resize", *inputs, **{k: v for k, v in node.attrs.items() if k != "axes" or v})
+    scales = rest[0] if rest else g.constant(np.array(node.attrs["scales"], np.float32), f"{node.name}.scales")
+    mode = node.attrs.get("mode", "nearest")
+    attrs = {"mode": "linear" if mode == "bilinear" else mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return node.add(g, "Resize", x, None, scales, **attrs)
+
+
+def to_onnx(layer, w):
+    """Scales are float32 there, and stand before sizes."""
+    scales = layer.attrs.get("scales")
+    if scales is None:
+        write(layer, w)
+        return
+    attrs = {k: v for k, v in layer.attrs.items() if k != "scales"}
+    inputs = [w.name(layer.inputs[0]), "", w.constant(np.array(scales, np.float32), f"{layer.name}.scales")]
+    w.node("Resize", inputs, [w.name(layer.output)], name=layer.name, **attrs)
+
+
+write = inputs_of_attributes("sizes", first=3)
+UP = np.array([1, 1, 2, 2], np.float32)
+
+op(
+    "Resize",
+    infer,
+    reference,
+    attrs={
+        "mode": "nearest",
+        "coordinate_transformation_mode": "half_pixel",
+        "nearest_mode": "round_prefer_floor",
+        "cubic_coeff_a": -0.75,
+        "exclude_outside": 0,
+        "extrapolation_value": 0.0,
+        "antialias": 0,
+        "axes": None,
+        "keep_aspect_ratio_policy": "stretch",
+        "scales": None,
+        "sizes": None,
+    },
+    couples=couples,
+    recut=recut,
+    onnx=read,
+    onnx_ops=("Resize", "Upsample"),
+    to_onnx=to_onnx,
+    samples=[
+        (["f32[1,3,4,5]", None, UP], {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+        (["f32[1,3,4,5]", None, None, np.array([1, 3, 9, 7])], {"mode": "linear"}),
+        (["f32[2,17,5,5]", None, None, np.array([2, 17, 13, 9])], {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
+        (
+            ["f32[1,3,9,8]", None, np.array([1, 1, 0.6, 0.5], np.float32)],
+            {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"},
+        ),
+        (["f32[1,2,5,6]", None, UP], {"mode": "cubic"}),
+        (["f32[1,2,5,6]", None, None, np.array([1, 2, 8, 9])], {"mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5}),
+        (["f32[1,2,5,6]", None, None, np.array([8, 9])], {"mode": "nearest", "axes": (2, 3), "nearest_mode": "round_prefer_ceil"}),
+        (["f32[1,2,8,6]", None, None, np.array([5, 4])], {"mode": "linear", "axes": (2, 3), "keep_aspect_ratio_policy": "not_larger"}),
+        (["f32[1,2,8,9]", None, np.array([1, 1, 0.5, 0.4], np.float32)], {"mode": "linear", "antialias": 1}),
+        (["f32[1,2,9,9]", None, np.array([1, 1, 0.4, 0.5], np.float32)], {"mode": "cubic", "antialias": 1}),
+        (
+            ["f32[1,1,4,4]", np.array([0, 0, 0.4, 0.6, 1, 1, 1.2, 1.7], np.float32), None, np.array([1, 1, 3, 3])],
+            {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 10.0},
+        ),
+        (
+            ["f32[1,3,4]", None, np.array([1, 1, 2.5], np.float32)],
+            {"coordinate_transformation_mode": "half_pixel_symmetric", "nearest_mode": "ceil"},
+        ),
+        (["extreme f32[1,4,4,4]"], {"scales": (1.0, 1.0, 2.0, 2.0)}),
+        (["f32[1,4,4,4]"], {"sizes": (1, 4, 2, 2), "mode": "linear"}),
+        (["u8[1,1,4,4]", None, UP], {}),
+    ],
+)

@@ -1,0 +1,16 @@
+"""RNN: h = f(W x + R h + b); outputs Y and the last h."""
+
+from whet.ops._recurrent import clipped, recurrent
+
+recurrent(
+    "RNN",
+    1,
+    1,
+    lambda layer, from_x, r, rb, states, functions: (functions[0](clipped(layer, from_x + states[0] @ r.T + rb)),),
+    ("Tanh",),
+    {},
+    samples=[
+        (["f32[4,2,3]", "const f32[1,5,3]", "const f32[1,5,5]", "const f32[1,10]"], {"hidden_size": 5}),
+        (["f32[4,2,3]", "const f32[1,5,3]", "const f32[1,5,5]", None, None, "f32[1,2,5]"], {"hidden_size": 5, "activations": ("Relu",)}),
+    ],
+)

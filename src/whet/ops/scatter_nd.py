@@ -1,0 +1,37 @@
+"""ScatterND: x with updates put at the places that at[..., :] names in its first axes; `reduction` says how they meet."""
+
+import numpy as np
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.ops._base import op
+from whet.ops._scatter import check, scatter
+
+
+def infer(layer):
+    x, at, updates = layer.inputs
+    k = at.shape[-1]
+    check(layer.attrs["reduction"])
+    if not isinstance(k, int):
+        raise UnsupportedError(f"ScatterND '{layer.name}': how many axes {at} names is known only at run time")
+    want = (*at.shape[:-1], *x.shape[k:])
+    if k > x.type.rank or at.dtype.kind != "int" or x.dtype != updates.dtype or len(want) != updates.type.rank:
+        raise NetworkError(f"indices {at.type} and updates {updates.type} do not fit {x.type}")
+    return x.type
+
+
+def reference(layer, x, at, updates):
+    return scatter(x, tuple(at[..., i] for i in range(at.shape[-1])), updates, layer.attrs["reduction"])
+
+
+op(
+    "ScatterND",
+    infer,
+    reference,
+    attrs={"reduction": "none"},
+    samples=[
+        (["f32[3,4]", np.array([[0, 2], [2, -1]]), "f32[2]"], {}),
+        (["f32[3,4]", np.array([[2], [0]]), "f32[2,4]"], {}),
+        (["f32[3,4]", np.array([[2], [2]]), "f32[2,4]"], {"reduction": "add"}),
+        (["extreme f32[3,5]", np.array([[1]]), "f32[1,5]"], {}),
+    ],
+)

@@ -1,0 +1,64 @@
+"""TopK: the k largest (or smallest) entries along `axis`, in order, and their indices; of equals the first come first."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import I64
+from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
+from whet.ops._base import Couple, axis_of, given, op
+
+
+def infer(layer):
+    x, k = layer.inputs[0], given(layer, "k", 1)
+    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    if k is None or len(k) != 1:
+        raise NetworkError(f"TopK '{layer.name}' needs one number k, not {k}")
+    n = x.shape[axis]
+    if all(isinstance(v, int) for v in (n, k[0])) and not 0 <= k[0] <= n:
+        raise NetworkError(f"TopK '{layer.name}': k is {k[0]}, axis {axis} has {n} entries")
+    shape = (*x.shape[:axis], k[0], *x.shape[axis + 1 :])
+    return [x.type.with_shape(shape), x.type.with_shape(shape).with_dtype(I64)]
+
+
+def reference(layer, x, k=None):
+    axis = layer.attrs["axis"]
+    k = int(np.reshape(layer.attrs.get("k", k), ()))
+    if layer.attrs["largest"]:  # stable from the back, so that the first of equals stays first
+        order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+    else:
+        order = np.argsort(x, axis=axis, kind="stable")
+    order = np.take(order, np.arange(k), axis=axis)
+    return np.take_along_axis(x, order, axis), order.astype(np.int64)
+
+
+def couples(layer):
+    x = layer.inputs[0]
+    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    return [Couple(x, i, y, i) for y in layer.outputs for i in range(x.type.rank) if i != axis]
+
+
+def read(node, g):
+    """k was an attribute before opset 10."""
+    if node.opset >= 10:
+        return node.add(g, "TopK", *node.inputs, **node.attrs)
+    node.attrs["k"] = (node.attrs["k"],)
+    inputs = attributes_as_inputs(node, g, ["k"])
+    return node.add(g, "TopK", *inputs, axis=node.attrs.get("axis", -1))
+
+
+op(
+    "TopK",
+    infer,
+    reference,
+    attrs={"axis": -1, "largest": 1, "sorted": 1, "k": None},
+    couples=couples,
+    onnx=read,
+    to_onnx=inputs_of_attributes("k"),
+    samples=[
+        (["f32[3,17]", np.array([5])], {}),
+        (["f32[7,4]", np.array([3])], {"axis": 0, "largest": 0}),
+        (["i64[3,9]", np.array([4])], {}),
+        (["i64[3,9]", np.array([4])], {"largest": 0}),
+        (["f32[2,5,3]"], {"k": (2,), "axis": 1}),
+    ],
+)

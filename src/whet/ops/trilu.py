@@ -1,0 +1,34 @@
+"""Trilu: the upper (or lower) triangle of the last two axes; input 1 (or attribute `k`) shifts the diagonal."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.ops._axes import inputs_of_attributes
+from whet.ops._base import op
+
+
+def infer(layer):
+    if layer.inputs[0].type.rank < 2:
+        raise NetworkError(f"takes matrices, not {layer.inputs[0].type}")
+    return layer.inputs[0].type
+
+
+def reference(layer, x, k=None):
+    k = layer.attrs.get("k", k)
+    k = 0 if k is None else int(np.reshape(k, ()))
+    return np.triu(x, k) if layer.attrs["upper"] else np.tril(x, k)
+
+
+op(
+    "Trilu",
+    infer,
+    reference,
+    attrs={"upper": 1, "k": None},
+    to_onnx=inputs_of_attributes("k"),
+    samples=[
+        (["f32[4,5]"], {}),
+        (["f32[2,4,5]", np.array(1)], {"upper": 0}),
+        (["i64[5,3]", np.array(-1)], {}),
+        (["extreme f32[4,4]"], {"upper": 0}),
+    ],
+)
