@@ -10,6 +10,7 @@ from whet.ops import OPS, run_layer, run_regions, sample_layer
 from whet.tactics import Args, get_tactic, tactics_of
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._kernel import Recipe
+from whet.tactics.cpu.onednn_view import same_bytes
 
 CPU = CpuBackend()
 TACTICS = [t for t in tactics_of("cpu") if t.name.startswith("cpu/onednn_")]
@@ -74,8 +75,8 @@ def compute(layer, arrays, tactic, signature, config):
         ),
         stream,
     )
-    (call,) = stream.calls
-    call.run()
+    for call in stream.calls:
+        call.run()
     shared = {i for i, _ in signature.inplace}
     for i, (was, now) in enumerate(zip(before, buffers, strict=True)):
         assert i in shared or was is None or np.array_equal(was, now), "inputs are left alone"
@@ -250,6 +251,31 @@ def test_reformat(fmt, dtype):
         want = a.astype(dtype.numpy).astype(np.float32)
         np.testing.assert_array_equal(got, want)
         assert kernel.packed == ()
+
+
+FORMATS = ("linear", "nhwc", "nChw8c", "nChw16c")
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 1, 1), (2, 16, 3, 2), (1, 8, 2, 2), (3, 1, 4, 4), (1, 17, 1, 1), (2, 21, 3, 5)])
+def test_formats_with_the_same_bytes_are_told(shape):
+    a = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+    for one in FORMATS:
+        for other in FORMATS:
+            x, y = to_stored(a, one).reshape(-1), to_stored(a, other).reshape(-1)
+            assert same_bytes(one, other, shape) == np.array_equal(x, y)
+
+
+def test_a_view_records_nothing_in_place_and_one_copy_else():
+    net = Network("net", "lowered")
+    layer = net.add_layer("Flatten", [net.add_input("x", parse_type("f32[2,32,1,1]"))])
+    tactic = get_tactic("cpu/onednn_view")
+    counts = {}
+    for signature in tactic.signatures(layer, CPU):
+        stream = Listed()
+        tactic.plan(layer, signature, (), CPU).enqueue(Args((64,), (128,), (), 0), stream)
+        counts.setdefault((signature.inputs[0].format, bool(signature.inplace)), len(stream.calls))
+    assert counts[("nhwc", True)] == counts[("linear", True)] == 0
+    assert counts[("nhwc", False)] == counts[("linear", False)] == 1
 
 
 def test_outputs_and_inputs_can_be_pointed_elsewhere():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from whet.network import Layer, static_shape
+from whet.ops.resize import targets
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, image_formats, static, storage_types
@@ -12,7 +13,7 @@ from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, image_forma
 
 @tactic
 class OneDnnResize(OneDnnTactic):
-    ops = ("Resize", "Upsample")
+    ops = ("Resize",)
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -40,14 +41,12 @@ class OneDnnResize(OneDnnTactic):
         if source[:2] != target[:2]:
             return "batch or channels are resized"
         mode = a.get("mode", "nearest")
-        centres = a.get("coordinate_transformation_mode", "half_pixel" if layer.op == "Resize" else "asymmetric")
+        centres = a.get("coordinate_transformation_mode", "half_pixel")
         whole = all(t % s == 0 for s, t in zip(source[2:], target[2:], strict=True))
         if mode == "nearest":
-            floors = (
-                centres == "asymmetric" and a.get("nearest_mode", "floor" if layer.op == "Upsample" else "round_prefer_floor") == "floor"
-            )
+            floors = centres == "asymmetric" and a.get("nearest_mode") == "floor"
             rounds = centres in ("half_pixel", "pytorch_half_pixel") and a.get("nearest_mode", "round_prefer_floor").startswith("round")
-            if not whole or not (floors or rounds):
+            if not whole or not (floors or rounds) or not _plain_scales(layer, source, target):
                 return f"nearest with {centres} and these sizes picks other pixels than oneDNN"
         elif mode != "linear" or centres not in ("half_pixel", "pytorch_half_pixel") or a.get("antialias"):
             return f"oneDNN has no {mode} resize with {centres}" + (" and antialiasing" if a.get("antialias") else "")
@@ -60,8 +59,6 @@ class OneDnnResize(OneDnnTactic):
 
 
 def _plain_scales(layer: Layer, source: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether given scales are exactly the ratio of the sizes (ONNX uses the scale, oneDNN the ratio)."""
-    for t in layer.inputs[1:]:
-        if t is not None and t.is_constant and t.dtype.is_float and t.type.elements == len(source):
-            return all(abs(float(s) * n - m) < 1e-4 for s, n, m in zip(t.array().reshape(-1), source, target, strict=True))
-    return True
+    """Whether the scales are exactly the ratio of the sizes (ONNX uses the scale, oneDNN the ratio)."""
+    scales = [scale for _, scale in targets(layer)]
+    return all(s is None or abs(float(s) * n - m) < 1e-4 for s, n, m in zip(scales, source, target, strict=True))
