@@ -78,6 +78,7 @@ def after_text(case: Case, name: str, net: Network, log: PassLog) -> str:
                 line = f"const %{m[1]}: {m[2]} = {shown}{weight.origin}"
             elif weight.digest in known:
                 line = f"const %{m[1]}: {m[2]} = {known[weight.digest]}"
+            line += "".join(f" assumed {a}" for a in weight.origin.assumes)
         lines.append(line)
     lines += [f"skip '{layer}': {why}" if layer else f"skip: {why}" for (p, layer), why in sorted(log.skipped.items()) if p == name]
     return "\n".join(lines) + "\n"

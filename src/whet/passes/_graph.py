@@ -117,7 +117,7 @@ class Graph:
         kept = {*self.net.outputs, *keep}
         waiting = list(gone)
         while waiting:
-            for t in self._reads(waiting.pop()):
+            for t in self.reads(waiting.pop()):
                 m = self.maker(t)
                 if m is None or m in gone:
                     continue
@@ -133,7 +133,7 @@ class Graph:
                 continue
             del self._place[layer]
             self._stale = True
-            for t in self._reads(layer):
+            for t in self.reads(layer):
                 readers = self._readers.get(t)
                 if readers is not None:
                     readers.pop(layer, None)
@@ -160,11 +160,12 @@ class Graph:
         self.__init__(self.net)  # type: ignore[misc]
 
     def _enter(self, layer: Layer) -> None:
-        for t in self._reads(layer):
+        for t in self.reads(layer):
             self._readers.setdefault(t, {})[layer] = None
 
     @staticmethod
-    def _reads(layer: Layer) -> list[Tensor]:
+    def reads(layer: Layer) -> list[Tensor]:
+        """What a layer reads, captures of its regions included."""
         found = [t for t in layer.inputs if t is not None]
         for region in layer.regions.values():
             found += region.captures()

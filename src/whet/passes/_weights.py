@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from whet.network import F64, DType, Tensor, Weight
@@ -51,3 +53,24 @@ def equal_weights(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None or a is b:
         return a is b
     return a.weight is not None and b.weight is not None and a.weight.digest == b.weight.digest
+
+
+def fingerprint(t: Tensor) -> object:
+    """Equal for equal constants, and cheap: type and a sample of the bytes. The digest decides where it is equal."""
+    assert t.weight is not None
+    flat = t.weight.array.reshape(-1)
+    return (str(t.type), flat[:: max(1, flat.size // 32)].tobytes())
+
+
+def assume_equal(kept: Tensor, gone: Tensor) -> None:
+    """Records in the origin of `kept` that `gone`, for which it stands from now on, was equal to it."""
+    w, other = kept.weight, gone.weight
+    assert w is not None
+    assert other is not None
+    if w.origin == other.origin or other.origin.op == "literal":
+        return
+    note = f"equal to {other.origin}"
+    if note not in w.origin.assumes:
+        made = replace(w, origin=replace(w.origin, assumes=(*w.origin.assumes, note)))
+        made.__dict__["digest"] = w.digest
+        kept.weight = made

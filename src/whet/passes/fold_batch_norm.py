@@ -16,8 +16,6 @@ def fold_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
     head = g.maker(layer.inputs[0])
     if head is None or head.op not in ("Conv", "ConvTranspose", "Gemm") or head.output is not layer.inputs[0]:
         return None
-    if layer.attrs.get("training_mode") or len(layer.outputs) != 1:
-        return Skip("it computes statistics of its own (training mode)")
     found = [t.weight for t in layer.inputs[1:] if t is not None and t.weight is not None]
     if len(found) != 4:
         return Skip("its statistics are computed at run time")

@@ -1,0 +1,29 @@
+"""Reshape, Flatten, Squeeze and Unsqueeze in a row become one Reshape; what ends in the shape that it began with goes."""
+
+from __future__ import annotations
+
+from whet.network import Layer, Tensor
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._graph import Graph
+
+RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+
+
+@rule(*RESHAPES, phase=Phase.CLEAN, after=["fold_shapes"])
+def cancel_reshapes(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    x, y = layer.inputs[0], layer.output
+    if x is None or x.type == y.type:
+        return x
+    first = g.maker(x)
+    if first is None or first.op not in RESHAPES:
+        return None
+    if g.is_output(x):
+        return Skip(f"%{x.name} is an output of the network")
+    inner = first.inputs[0]
+    if inner is None or inner.type == y.type:
+        return inner
+    if any(d == 0 for d in y.shape):
+        return Skip(f"a dimension of {y.type} is 0, which Reshape would read as a copy")
+    if sum(not isinstance(d, int) for d in y.shape) > 1 and layer.op == "Reshape" and layer.input(1) is not None:
+        return Skip("its shape is computed at run time")
+    return g.add("Reshape", inner, shape=y.shape)

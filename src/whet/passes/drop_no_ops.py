@@ -1,0 +1,48 @@
+"""Layers that change nothing go: Identity, Dropout, Cast to the same type, Mul by 1, Concat of one, Slice of all, empty Pads."""
+
+from __future__ import annotations
+
+from whet.network import Layer, Tensor
+from whet.ops.pad import amounts
+from whet.ops.slice import ranges
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._graph import Graph
+from whet.passes._weights import scalar
+
+
+@rule(
+    "Cast", "Clip", "Concat", "Div", "Dropout", "Expand", "Identity", "Max", "Mean", "Min", "Mul", "Pad", "Slice", "Sub", "Sum", "Tile",
+    phase=Phase.CLEAN,
+    level=0,
+)  # fmt: skip
+def drop_no_ops(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    x = _unchanged(layer)
+    if x is None or x.type != layer.output.type:
+        return None
+    if layer.op == "Identity" and g.is_output(layer.output) and (g.maker(x) is None or g.is_output(x)):
+        return Skip(f"%{x.name} keeps its own name; as an output it needs a copy")
+    return x
+
+
+def _unchanged(layer: Layer) -> Tensor | None:
+    """The input that the layer passes on as it is; None when it does something."""
+    x = layer.inputs[0]
+    second = layer.input(1)
+    match layer.op:
+        case "Identity" | "Dropout" | "Cast" | "Expand" | "Tile":
+            return x  # equal types mean that nothing was done
+        case "Concat" | "Max" | "Min" | "Mean" | "Sum" if len(layer.inputs) == 1:
+            return x
+        case "Clip" if second is None and layer.input(2) is None:
+            return x
+        case "Mul" if scalar(x) == 1.0:
+            return second
+        case "Mul" | "Div" if scalar(second) == 1.0:
+            return x
+        case "Sub" if scalar(second) == 0.0:
+            return x
+        case "Pad" if all(p == (0, 0) for p in amounts(layer)):
+            return x
+        case "Slice" if all(step == 1 for _, _, step in ranges(layer).values()):
+            return x
+    return None

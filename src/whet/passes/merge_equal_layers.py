@@ -1,0 +1,38 @@
+"""Layers of the same op, attributes and inputs are computed once."""
+
+from __future__ import annotations
+
+from whet.network import Layer, Tensor
+from whet.network.text import value_text
+from whet.ops import get_op
+from whet.passes._base import Did, Phase, whole
+from whet.passes._graph import Graph
+from whet.passes._weights import assume_equal, equal_weights, fingerprint
+
+
+@whole(phase=Phase.CLEAN, after=["cancel_reshapes", "cancel_transposes", "drop_no_ops", "merge_equal_weights"])
+def merge_equal_layers(g: Graph) -> list[Did]:
+    seen: dict[tuple, list[Layer]] = {}
+    done = []
+    for layer in g.layers:
+        if layer.regions or not get_op(layer.op).pure or (layer.op == "Identity" and g.is_output(layer.output)):
+            continue
+        attrs = tuple((k, value_text(v)) for k, v in sorted(layer.attrs.items()))
+        alike = seen.setdefault((layer.op, attrs, len(layer.outputs), tuple(map(_key, layer.inputs))), [])
+        first = next((x for x in alike if all(a is b or equal_weights(a, b) for a, b in zip(x.inputs, layer.inputs, strict=True))), None)
+        if first is None:
+            alike.append(layer)
+            continue
+        for kept, gone in zip(first.inputs, layer.inputs, strict=True):
+            if kept is not gone and kept is not None and gone is not None:
+                assume_equal(kept, gone)
+        for old, new in zip(layer.outputs, first.outputs, strict=True):
+            g.replace(old, new, g.place(layer))
+        g.bury([layer])
+        first.sources = tuple(dict.fromkeys((*first.sources, *layer.sources)))
+        done.append(Did(f"the same as '{first.name}'", layer.name))
+    return done
+
+
+def _key(t: Tensor | None) -> object:
+    return None if t is None else (fingerprint(t) if t.weight is not None else id(t))

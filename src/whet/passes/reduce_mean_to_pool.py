@@ -1,0 +1,22 @@
+"""ReduceMean over all spatial axes of an image is GlobalAveragePool (and a Reshape, where the axes are dropped)."""
+
+from __future__ import annotations
+
+from whet.network import Layer, Tensor
+from whet.ops._reduce import reduced
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._graph import Graph
+
+
+@rule("ReduceMean", phase=Phase.RECOGNIZE)
+def reduce_mean_to_pool(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    x = layer.inputs[0]
+    if x is None or x.type.rank not in (4, 5) or not x.dtype.is_float:
+        return None
+    axes = reduced(layer)
+    if axes != tuple(range(2, x.type.rank)):
+        return Skip(f"it reduces the axes {axes}, pooling all after the channels")
+    pooled = g.add("GlobalAveragePool", x)
+    if layer.attrs["keepdims"]:
+        return pooled
+    return g.add("Squeeze", pooled, axes=axes)
