@@ -1,1 +1,44 @@
-"""whet: the fastest engine that is still right, and why."""
+"""whet: takes a trained network and gives the fastest engine that is still right, on the machine it will run on, and shows why.
+
+    net = whet.network_from_onnx("model.onnx")
+    plan = whet.build(net, whet.BuildConfig(precisions=("bf16",)))
+    whet.write_engine(plan, "model.engine")
+    engine = whet.Runtime().load("model.engine")
+    outputs = engine.create_context().run({"input": array})
+
+Names are imported when they are first used, so that `import whet` is light and the runtime can ship alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BuildConfig": "whet.builder",
+    "Runtime": "whet.runtime",
+    "WhetError": "whet.errors",
+    "build": "whet.builder",
+    "check_onnx": "whet.frontends",
+    "network_from_onnx": "whet.frontends",
+    "read_engine": "whet.engine",
+    "save_onnx": "whet.frontends",
+    "write_engine": "whet.engine",
+}
+
+__all__ = [*_HOME, "zoo"]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "zoo":
+        return import_module("whet.zoo")
+    if name not in _HOME:
+        raise AttributeError(f"module 'whet' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

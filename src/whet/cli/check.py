@@ -45,5 +45,6 @@ def _short(report: Any) -> str:
     follows = sum(not p.reached for p in report.problems)
     if follows:
         lines.append(f"  {follows} nodes were not tried, because they read what those make")
-    lines.append("  every node is supported" if report.supported else f"  {len(report.problems)} of {report.nodes} nodes cannot be read (--all names each)")
+    short = f"  {len(report.problems)} of {report.nodes} nodes cannot be read (--all names each)"
+    lines.append("  every node is supported" if report.supported else short)
     return "\n".join(lines)

@@ -54,17 +54,17 @@ def command(ctx: click.Context) -> None:
         ctx.exit(0 if argv else 2)
     o = Options(*parse(argv))
     log = Log("verbose" in o)
-    from importlib.metadata import version
+    from whet import __version__
 
     line = "whet exec " + " ".join(argv)
-    click.echo(f"&&&& RUNNING whet.exec [whet v{version('whet')}] # {line}")
+    click.echo(f"&&&& RUNNING whet.exec [whet v{__version__}] # {line}")
     try:
         _run(o, log)
     except WhetError as e:
         log.error(f"{type(e).__name__}: {e}")
-        click.echo(f"&&&& FAILED whet.exec [whet v{version('whet')}] # {line}")
+        click.echo(f"&&&& FAILED whet.exec [whet v{__version__}] # {line}")
         ctx.exit(2 if isinstance(e, UsageError) else 1)
-    click.echo(f"&&&& PASSED whet.exec [whet v{version('whet')}] # {line}")
+    click.echo(f"&&&& PASSED whet.exec [whet v{__version__}] # {line}")
 
 
 def _run(o: Options, log: Log) -> None:

@@ -1,0 +1,18 @@
+"""The public names: one sorted list, each of them there."""
+
+import whet
+
+
+def test_every_name_is_there():
+    assert whet.__all__ == sorted(whet.__all__)
+    for name in whet.__all__:
+        assert getattr(whet, name) is not None
+
+
+def test_an_unknown_name_is_refused():
+    try:
+        whet.nothing  # noqa: B018
+    except AttributeError as e:
+        assert "network_from_onnx" in str(e)
+    else:
+        raise AssertionError("whet.nothing exists")
