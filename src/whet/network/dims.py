@@ -15,6 +15,9 @@ Atom = tuple  # ("sym", name) | ("floordiv", Expr, int | Expr) | ("min" | "max",
 Monomial = tuple[tuple[Atom, int], ...]
 
 
+_MOST_TERMS = 4096  # of a product: real dimensions have a handful, a hostile text could ask for 2^k
+
+
 class Expr:
     """An integer expression over symbols; immutable, hashable, with the arithmetic operators."""
 
@@ -46,6 +49,8 @@ class Expr:
 
     def __mul__(self, other: Dim) -> Dim:
         out: dict[Monomial, int] = {}
+        if len(self.terms) * len(lift(other).terms) > _MOST_TERMS:
+            raise NetworkError(f"a dimension of more than {_MOST_TERMS} terms is refused")
         for m1, c1 in self.terms:
             for m2, c2 in lift(other).terms:
                 m = _join(m1, m2)
@@ -189,6 +194,8 @@ def substitute(d: Dim, env: Mapping[str, Dim]) -> Dim:
 
 def parse_dim(text: str) -> Dim:
     """The dimension written as `text`: integers, names, + - * //, min(a,b), max(a,b). Raises NetworkError."""
+    if len(text) > 2000:
+        raise NetworkError(f"a dimension of {len(text)} characters is refused")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:

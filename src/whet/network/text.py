@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections import ChainMap, deque
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -108,17 +109,25 @@ def _escaped(s: str) -> str:
 # reading
 
 
+def parse_value(text: str) -> Any:
+    """An attribute's value from what `value_text` wrote. Raises NetworkError."""
+    s = _Scanner(text, 1)
+    found = s.value()
+    s.end()
+    return found
+
+
 def parse_network(text: str, arrays: Mapping[str, np.ndarray | Weight] | None = None) -> Network:
     """Reads the text form back. `arrays` maps "sha256:..." or constant names to values.
 
     Raises NetworkError naming the line.
     """
-    lines = [(i + 1, line.strip()) for i, line in enumerate(text.splitlines()) if line.strip() and not line.strip().startswith("#")]
+    lines = deque((i + 1, line.strip()) for i, line in enumerate(text.split("\n")) if line.strip() and not line.strip().startswith("#"))
     name, stage = "network", "source"
     if lines and lines[0][1].startswith("network "):
         s = _Scanner(lines[0][1][8:], lines[0][0])
         name, stage = s.name(), s.word()
-        lines = lines[1:]
+        lines.popleft()
     net = Network(name, stage)
     rest = _read_body(net, lines, {}, arrays or {})
     if rest:
@@ -126,13 +135,13 @@ def parse_network(text: str, arrays: Mapping[str, np.ndarray | Weight] | None = 
     return net
 
 
-def _read_body(net: Network, lines, outer: dict[str, Tensor], arrays) -> list:
-    known = dict(outer)
+def _read_body(net: Network, lines: deque, outer: MutableMapping[str, Tensor], arrays) -> deque:
+    known = ChainMap({}, outer)  # a region adds to what is outside, without copying it
     while lines:
         number, line = lines[0]
         if line == "}" or line.startswith("region "):
             return lines
-        lines = lines[1:]
+        lines.popleft()
         s = _Scanner(line, number)
         try:
             if line.startswith("in %"):
@@ -153,14 +162,14 @@ def _read_body(net: Network, lines, outer: dict[str, Tensor], arrays) -> list:
                 s.take("out")
                 net.outputs.append(_lookup(known, s.tensor_name()))
             else:
-                lines = _read_layer(net, s, lines, known, arrays)
+                _read_layer(net, s, lines, known, arrays)
             s.end()
         except NetworkError as e:
             raise e if str(e).startswith("line ") else NetworkError(f"line {number}: {e}") from e
     return lines
 
 
-def _read_layer(net: Network, s: _Scanner, lines, known: dict[str, Tensor], arrays):
+def _read_layer(net: Network, s: _Scanner, lines: deque, known: MutableMapping[str, Tensor], arrays) -> None:
     outs: list[tuple[str, TensorType | None]] = []
     while True:
         n = s.tensor_name()
@@ -196,10 +205,11 @@ def _read_layer(net: Network, s: _Scanner, lines, known: dict[str, Tensor], arra
                 raise NetworkError(f"line {lines[0][0]}: expected 'region <name>' or '}}'")
             key = lines[0][1][7:].strip()
             regions[key] = Network(key, net.stage)
-            lines = _read_body(regions[key], lines[1:], known, arrays)
+            lines.popleft()
+            _read_body(regions[key], lines, known, arrays)
         if not lines:
             raise NetworkError("a '{' is never closed")
-        lines = lines[1:]
+        lines.popleft()
     layer = net.add_layer(op, inputs, attrs, name=name, outputs=[o for o, _ in outs], regions=regions, sources=sources)
     if len(layer.outputs) != len(outs):
         raise NetworkError(f"{op} makes {len(layer.outputs)} outputs, {len(outs)} are named")
@@ -209,10 +219,9 @@ def _read_layer(net: Network, s: _Scanner, lines, known: dict[str, Tensor], arra
         if type_ is not None and type_ != t.type:
             raise NetworkError(f"%{n} is declared {type_}, but {op} makes {t.type}")
         known[n] = t
-    return lines
 
 
-def _lookup(known: dict[str, Tensor], name: str) -> Tensor:
+def _lookup(known: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in known:
         raise NetworkError(f"%{name} is read before it is made")
     return known[name]

@@ -64,5 +64,6 @@ class Weight:
     def digest(self) -> str:
         """SHA-256 of type and bytes: equal weights have equal digests."""
         h = hashlib.sha256(str(self.type).encode())
-        h.update(np.ascontiguousarray(self.array).tobytes() if self.array.ndim == 0 else np.ascontiguousarray(self.array).data.cast("B"))
+        if self.array.size:
+            h.update(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         return h.hexdigest()
