@@ -90,3 +90,4 @@ class EnginePlan:
     options: dict[str, Any] = field(default_factory=dict)
     probe: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
+    packed: dict[str, Any] = field(default_factory=dict)  # Packed.key -> bytes (uint8), where the file brought them

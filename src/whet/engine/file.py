@@ -1,0 +1,266 @@
+"""The engine file: a plan as data on disk and back. No code, no pickle; what is read is checked, whoever wrote it.
+
+Sections (docs/design/engine_file.md): header, network, choices, arenas and index are JSON or text; weights are raw; packed weights
+are optional; info (times, candidates, dates) stands outside of the engine's digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import mmap
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whet.engine import codec, packed
+from whet.engine.check import check_plan
+from whet.engine.layout import Section, read_sections, table_digests, write_sections
+from whet.engine.plan import EnginePlan
+from whet.engine.text import read_text
+from whet.engine.weights import collect, constants_of, plain_sources, read_weights
+from whet.errors import EngineError, NetworkError, WhetError
+from whet.network import network_text
+from whet.network.text import VERSION as TEXT_VERSION
+
+Source = str | os.PathLike | bytes | bytearray | memoryview
+
+#: sections and the most bytes each may have
+SECTIONS = {
+    "header": 1 << 22, "network": 1 << 26, "choices": 1 << 24, "arenas": 1 << 24, "index": 1 << 26, "weights": 1 << 46,
+    "packed_index": 1 << 24, "packed": 1 << 46, "info": 1 << 26,
+}  # fmt: skip
+REQUIRED = ("header", "network", "choices", "arenas", "index", "weights", "info")
+OUTSIDE = frozenset({"info", "packed", "packed_index"})  # of the engine's digest
+_DEEP = frozenset({"weights", "packed"})  # their readers hash array by array
+_PATHS = frozenset({"timing_cache", "lock", "error_on_cache_miss"})  # options that say where, not what
+
+
+def write_engine(plan: EnginePlan, path: str | os.PathLike, *, packed_weights: Mapping[str, np.ndarray] | None = None) -> None:
+    """Writes a plan to `path`: into a temporary file beside it, read back, then renamed, so that nothing is lost when it fails.
+
+    `packed_weights` (see `Engine.packed_weights`) make the file larger and its loading on the same machine faster.
+    Raises EngineError: the plan contradicts itself, no space, no permission.
+    """
+    check_plan(plan)
+    sections = _sections(plan, packed_weights or {})
+    target = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent or Path())
+    except OSError as e:
+        raise EngineError(f"cannot write {target}: {e.strerror}; choose another path") from e
+    try:
+        with os.fdopen(handle, "wb") as out:
+            write_sections(sections, out)
+            out.flush()
+            os.fsync(out.fileno())
+        _read_back(name, plan)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    except OSError as e:
+        raise EngineError(f"cannot write {target}: {e.strerror}; nothing was changed there. Make room or choose another path.") from e
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def engine_bytes(plan: EnginePlan, *, packed_weights: Mapping[str, np.ndarray] | None = None) -> bytes:
+    """The bytes that `write_engine` writes."""
+    check_plan(plan)
+    out = io.BytesIO()
+    write_sections(_sections(plan, packed_weights or {}), out)
+    return out.getvalue()
+
+
+def engine_digest(plan: EnginePlan) -> str:
+    """SHA-256 of all that makes the engine what it is: equal for equal plans; times, dates and packed weights do not count."""
+    return _digest({s.name: (s.size, s.hashed()) for s in _sections(plan, {}, info=False)})
+
+
+def engine_versions(source: Source) -> dict[str, Any]:
+    """Versions of the format, the network text and the whet that wrote it, without the weights. Raises EngineError."""
+    from whet.engine.layout import VERSION
+
+    with _opened(source) as data:
+        parts = read_sections(data, SECTIONS, _DEEP)
+        _require(parts)
+        info = codec.Reader(codec.from_json(parts["info"], "info"), "info").free()
+        header = codec.Reader(codec.from_json(parts["header"], "header"), "header").free()
+        digest = _digest(table_digests(data))
+        return {"format": VERSION, "text": header.get("text_version"), "whet": info.get("whet"), "digest": digest}
+
+
+def read_engine(source: Source) -> EnginePlan:
+    """The plan in a file (memory-mapped: weights are read when they are used) or in bytes.
+
+    Raises EngineError, and nothing else, for a file that is truncated, damaged, hostile or of another version.
+    """
+    opened = _Opened(source)
+    try:
+        return _read(opened.data)
+    except EngineError as e:
+        raise EngineError(f"{opened.name}: {e}") from e
+    except (WhetError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError, RecursionError) as e:
+        raise EngineError(f"{opened.name}: it cannot be read: {type(e).__name__}: {str(e)[:300]}") from e
+
+
+# reading
+
+
+class _Opened:
+    """A file mapped into memory, or bytes that are given. The map lives as long as an array of it does."""
+
+    def __init__(self, source: Source):
+        if isinstance(source, bytes | bytearray | memoryview):
+            raw = bytes(source) if isinstance(source, bytearray) else source
+            self.name, self.data = "the engine", memoryview(raw).cast("B").toreadonly()
+            return
+        self.name = str(source)
+        try:
+            with open(source, "rb") as f:
+                size = os.fstat(f.fileno()).st_size
+                self.data = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+        except (OSError, ValueError) as e:
+            raise EngineError(f"cannot open {source}: {getattr(e, 'strerror', None) or e}; is it an engine that `whet` saved?") from e
+
+    def __enter__(self) -> memoryview:
+        return self.data
+
+    def __exit__(self, *_: object) -> None:
+        self.data.release()
+
+
+def _opened(source: Source) -> _Opened:
+    return _Opened(source)
+
+
+def _require(parts: Mapping[str, memoryview]) -> None:
+    missing = [n for n in REQUIRED if n not in parts]
+    if missing or ("packed" in parts) != ("packed_index" in parts):
+        raise EngineError(f"the engine has no section '{missing[0] if missing else 'packed'}': it is incomplete")
+
+
+def _read(data: memoryview) -> EnginePlan:
+    parts = read_sections(data, SECTIONS, _DEEP)
+    _require(parts)
+    digests = table_digests(data)
+    if digests["weights"][1] != hashlib.sha256(parts["index"]).digest():
+        raise EngineError("section 'weights' is damaged: it does not have its digest")
+    header = codec.Reader(codec.from_json(parts["header"], "header"), "header").object(*_HEADER)
+    if header["text_version"].int() != TEXT_VERSION:
+        raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
+    weights, sources = read_weights(codec.Reader(codec.from_json(parts["index"], "index"), "index"), parts["weights"])
+    net = read_text(parts["network"], weights, header["name"].str(), {k: v.str() for k, v in header["metadata"].items()})
+    plan = EnginePlan(
+        network=net,
+        choices=codec.choices_from(codec.Reader(codec.from_json(parts["choices"], "choices"), "choices")),
+        profiles=codec.profiles_from(header["profiles"]),
+        arenas=codec.arenas_from(codec.Reader(codec.from_json(parts["arenas"], "arenas"), "arenas")),
+        backend=header["backend"].str(60),
+        machine=header["machine"].free(),
+        machine_key=header["machine_key"].str(),
+        threads=header["threads"].int(0, 1 << 16),
+        model_digest=header["model_digest"].str(200),
+        source_weights=plain_sources(net) | sources,
+        options=header["options"].free(),
+        probe=codec.probe_from(header["probe"]),
+        report=codec.report_from(codec.Reader(codec.from_json(parts["info"], "info"), "info").object("report", "whet")["report"]),
+    )
+    check_plan(plan)
+    _check_probe(plan)
+    if "packed" in parts:
+        plan.packed = packed.read(
+            codec.Reader(codec.from_json(parts["packed_index"], "packed_index"), "packed_index"), parts["packed"], digests["packed"][1]
+        )
+    return plan
+
+
+def _check_probe(plan: EnginePlan) -> None:
+    if not plan.probe:
+        return
+    inputs = {t.name: t for t in plan.network.inputs}
+    given = plan.profiles[0].shapes if plan.profiles else {}
+    for name, t in inputs.items():
+        want = list(given[name][1]) if name in given else [d for d in t.shape if isinstance(d, int)]
+        if plan.probe["shapes"].get(name) != want:
+            raise EngineError(f"the probe's shape of '{name}' is not the opt shape of profile 0")
+    if set(plan.probe["shapes"]) != set(inputs) or set(plan.probe["outputs"]) != {t.name for t in plan.network.outputs}:
+        raise EngineError("the probe has other inputs or outputs than the network")
+
+
+# writing
+
+_HEADER = (
+    "text_version", "name", "metadata", "backend", "machine", "machine_key", "threads", "model_digest", "options", "probe", "profiles",
+)  # fmt: skip
+
+
+def _sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], *, info: bool = True) -> list[Section]:
+    try:
+        return list(_make_sections(plan, packed_weights, info))
+    except (NetworkError, TypeError, ValueError) as e:
+        raise EngineError(f"the plan cannot be written: {e}") from e
+
+
+def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], info: bool) -> Iterator[Section]:
+    header = {
+        "text_version": TEXT_VERSION,
+        "name": plan.network.name,
+        "metadata": plan.network.metadata,
+        "backend": plan.backend,
+        "machine": plan.machine,
+        "machine_key": plan.machine_key,
+        "threads": plan.threads,
+        "model_digest": plan.model_digest,
+        "options": {k: v for k, v in plan.options.items() if k not in _PATHS},
+        "probe": plan.probe,
+        "profiles": codec.profiles_to_data(plan.profiles),
+    }
+    pool = collect(plan.network, plan.source_weights)
+    index = codec.to_json(pool.index())
+    yield Section("header", [codec.to_json(header)])
+    yield Section("network", [network_text(plan.network).encode()])
+    yield Section("choices", [codec.to_json(codec.choices_to_data(plan.choices))])
+    yield Section("arenas", [codec.to_json(plan.arenas)])
+    yield Section("index", [index])
+    yield Section("weights", [packed.raw(a) for _, a in pool.arrays.values()], hashlib.sha256(index).digest())
+    if packed_weights:
+        yield from packed.sections(packed_weights)
+    if info:
+        yield Section("info", [codec.to_json({"report": plan.report, "whet": _version()})])
+
+
+def _version() -> str:
+    try:
+        return version("whet")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
+
+
+def _digest(sections: Mapping[str, tuple[int, bytes]]) -> str:
+    h = hashlib.sha256()
+    for name, (size, digest) in sorted(sections.items()):
+        if name not in OUTSIDE:
+            h.update(f"{name} {size} {digest.hex()}\n".encode())
+    return h.hexdigest()
+
+
+def _read_back(name: str, plan: EnginePlan) -> None:
+    """What was written must open and be the same engine: a plan that cannot be read again is refused now, not later."""
+    try:
+        again = read_engine(name)
+    except EngineError as e:
+        raise EngineError(f"the engine cannot be read back: {re.sub(re.escape(name) + ': ', '', str(e))}") from e
+    if [t.weight.digest for t in constants_of(again.network)] != [t.weight.digest for t in constants_of(plan.network)]:  # type: ignore[union-attr]
+        raise EngineError("the engine's weights changed on the way to the file. This is a mistake in whet: please report it.")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

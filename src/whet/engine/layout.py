@@ -1,0 +1,146 @@
+"""The container of an engine file: magic, versions, a table of sections with digests, sections at 64-byte steps. Nothing is believed.
+
+    0   8   magic b"whet-eng"
+    8   4   format version                      all integers are little-endian and unsigned
+    12  4   number of sections
+    16  8   bytes of the whole file
+    24  8   zero
+    32  32  SHA-256 of bytes 0 to 32 and of the table
+    64      the table: 96 bytes a section: name (24, zero-padded), offset (8), size (8), SHA-256 (32), zero (24)
+            then the sections, in the table's order, each at the next multiple of 64; what lies between them is zero
+
+The digest of a section is that of its bytes, except where `deep` says that the section's reader checks every byte itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from whet.errors import EngineError
+
+MAGIC = b"whet-eng"
+VERSION = 1
+ALIGNMENT = 64
+MAX_SECTIONS = 32
+_HEAD = struct.Struct("<8sIIQ8s32s")
+_ENTRY = struct.Struct("<24sQQ32s24s")
+
+
+class Sink(Protocol):
+    def write(self, data: bytes | memoryview, /) -> object: ...
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section to write: its bytes in pieces (each at the next multiple of 64), or the digest that stands for them."""
+
+    name: str
+    pieces: Sequence[bytes | memoryview]
+    digest: bytes = b""
+
+    @property
+    def size(self) -> int:
+        at = 0
+        for p in self.pieces:
+            at = padded(at) + len(p)
+        return at
+
+    def hashed(self) -> bytes:
+        """The digest for the table."""
+        if self.digest:
+            return self.digest
+        h, at = hashlib.sha256(), 0
+        for p in self.pieces:
+            h.update(bytes(padded(at) - at))
+            h.update(p)
+            at = padded(at) + len(p)
+        return h.digest()
+
+
+def padded(n: int) -> int:
+    """The next multiple of 64."""
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+def write_sections(sections: Sequence[Section], out: Sink) -> None:
+    """Writes a whole file."""
+    at = padded(_HEAD.size + _ENTRY.size * len(sections))
+    table = b""
+    for s in sections:
+        table += _ENTRY.pack(s.name.encode(), at, s.size, s.hashed(), b"")
+        at = padded(at + s.size)
+    total = at
+    start = _HEAD.pack(MAGIC, VERSION, len(sections), total, b"", b"")[:32]
+    head = start + hashlib.sha256(start + table).digest() + table
+    out.write(head + bytes(padded(len(head)) - len(head)))
+    for s in sections:
+        done = 0
+        for p in s.pieces:
+            out.write(bytes(padded(done) - done))
+            out.write(p)
+            done = padded(done) + len(p)
+        out.write(bytes(padded(done) - done))
+
+
+def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[str]) -> dict[str, memoryview]:
+    """Sections by name, each checked. `known` maps names to the largest size allowed; `deep` ones are hashed by their own reader.
+
+    Raises EngineError for anything that is not exactly as `write_sections` writes it.
+    """
+    if len(data) < _HEAD.size:
+        raise EngineError(f"this is no engine: {len(data)} bytes are fewer than the {_HEAD.size} of a head")
+    magic, version, count, size, zero, digest = _HEAD.unpack(data[: _HEAD.size])
+    if magic != MAGIC:
+        raise EngineError("this is no engine of whet: it does not begin with 'whet-eng'")
+    if version != VERSION:
+        raise EngineError(f"the engine has format version {version}, this whet reads {VERSION}: build it again, or open it with that whet")
+    if size != len(data):
+        raise EngineError(f"the engine should have {size} bytes, it has {len(data)}: it was cut or something was added")
+    end = _HEAD.size + _ENTRY.size * count
+    if not 0 < count <= MAX_SECTIONS or end > len(data) or any(zero):
+        raise EngineError(f"the engine is damaged: {count} sections in {len(data)} bytes")
+    table = data[_HEAD.size : end]
+    if hashlib.sha256(bytes(data[:32]) + bytes(table)).digest() != digest:
+        raise EngineError("the engine is damaged: its section table does not have its digest")
+    found: dict[str, memoryview] = {}
+    at = padded(end)
+    _all_zero(data[end:at], "after the table")
+    for k in range(count):
+        raw, offset, size, digest, zero = _ENTRY.unpack(table[k * _ENTRY.size : (k + 1) * _ENTRY.size])
+        name = raw.rstrip(b"\0").decode("ascii", "replace")
+        if name not in known or name in found or any(zero) or raw != name.encode("ascii", "replace").ljust(24, b"\0"):
+            raise EngineError(f"the engine has a section '{name}' that is unknown or given twice: it is damaged or from a newer whet")
+        if offset != at or size > len(data) - at:
+            raise EngineError(f"section '{name}' lies at {offset} with {size} bytes; it should begin at {at} and end within {len(data)}")
+        if size > known[name]:
+            raise EngineError(f"section '{name}' has {size} bytes, more than the {known[name]} it may have")
+        part = data[offset : offset + size]
+        if name not in deep and hashlib.sha256(part).digest() != digest:
+            raise EngineError(f"section '{name}' is damaged: it does not have its digest")
+        at = padded(offset + size)
+        if at > len(data):
+            raise EngineError(f"the engine is cut behind section '{name}'")
+        _all_zero(data[offset + size : at], f"behind section '{name}'")
+        found[name] = part
+    if at != len(data):
+        raise EngineError(f"the engine has {len(data) - at} bytes behind its last section")
+    return found
+
+
+def table_digests(data: memoryview) -> dict[str, tuple[int, bytes]]:
+    """(size, digest) per section of data that `read_sections` has accepted."""
+    count = _HEAD.unpack(data[: _HEAD.size])[2]
+    found = {}
+    for k in range(count):
+        raw, _, size, digest, _ = _ENTRY.unpack(data[_HEAD.size + k * _ENTRY.size : _HEAD.size + (k + 1) * _ENTRY.size])
+        found[raw.rstrip(b"\0").decode()] = (size, digest)
+    return found
+
+
+def _all_zero(gap: memoryview, where: str) -> None:
+    if any(gap):
+        raise EngineError(f"the engine is damaged: bytes {where} are not zero")

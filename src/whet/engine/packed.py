@@ -1,0 +1,50 @@
+"""Packed weights in an engine file: optional, keyed, so that loading on the same machine does not pack again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from whet.engine.codec import Reader, to_json
+from whet.engine.layout import Section, padded
+from whet.errors import EngineError
+
+
+def raw(a: np.ndarray) -> memoryview:
+    """The bytes of an array in C order."""
+    return memoryview(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) if a.size else memoryview(b"")
+
+
+def sections(weights: Mapping[str, np.ndarray]) -> Iterator[Section]:
+    """The two sections; keys in order."""
+    rows, at = [], 0
+    for key, a in sorted(weights.items()):
+        rows.append([key, at, a.nbytes, hashlib.sha256(raw(a)).hexdigest()])
+        at = padded(at + a.nbytes)
+    index = to_json(rows)
+    yield Section("packed_index", [index])
+    yield Section("packed", [raw(a) for _, a in sorted(weights.items())], hashlib.sha256(index).digest())
+
+
+def read(index: Reader, data: memoryview, digest: bytes) -> dict[str, np.ndarray]:
+    """Arrays of bytes by key. Raises EngineError."""
+    if hashlib.sha256(to_json(index.value)).digest() != digest:
+        raise EngineError("section 'packed' is damaged: it does not have its digest")
+    found: dict[str, np.ndarray] = {}
+    at = end = 0
+    for row in index.list():
+        key, offset, size, want = row.list(4)
+        if offset.int() != at or at + size.int() > len(data) or key.str(2000) in found:
+            raise row.fail(f"a key and bytes at {at}, within the {len(data)} of the section")
+        end = at + size.value
+        if hashlib.sha256(data[at:end]).hexdigest() != want.str(64):
+            raise EngineError(f"the packed weight '{key.value[:60]}' is damaged: it does not have its digest")
+        at = padded(end)
+        if any(data[end : min(at, len(data))]):
+            raise EngineError("the engine is damaged: bytes behind a packed weight are not zero")
+        found[key.value] = np.frombuffer(data[offset.value : end], np.uint8) if size.value else np.empty(0, np.uint8)
+    if end != len(data):
+        raise EngineError(f"the packed weights have {len(data)} bytes, their index says {end}")
+    return found

@@ -1,0 +1,72 @@
+"""The network's text from an engine file: looked over before it is parsed, and compared with the text of what was parsed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from whet.engine.weights import constants_of
+from whet.errors import EngineError, NetworkError
+from whet.network import Network, Weight, network_text, parse_network, verify
+
+_MOST_LINES = 100_000
+_LONGEST_LINE = 1 << 18
+_DEEPEST = 8  # regions in regions
+_CONSTANT = re.compile(r'const %(?:"(?:[^"\\]|\\.)*"|[\w./:$#+-]+): \w+\[[0-9,]*\] = (?:\[|sha256:[0-9a-f]{64}$)')
+_NUMBER = re.compile(r"[0-9]{20}")
+_NAMES = re.compile(r'"(?:[^"\\]|\\.)*"|%[\w./:$#+-]+|named [\w./:$#+-]+|[0-9]*\.[0-9e+-]+')
+_BREAKS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, ZeroDivisionError, AssertionError)
+
+
+def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: dict[str, str]) -> Network:
+    """The network of the text, its constants being `weights` in the order of `constants_of`. Raises EngineError."""
+    try:
+        text = bytes(data).decode()
+    except UnicodeDecodeError as e:
+        raise EngineError("the network is no text") from e
+    _look_over(text)
+    try:
+        net = parse_network(text, {f"sha256:{w.digest}": w for w in weights})
+        _give_weights(net, weights)
+        verify(net, types=False)
+        again = network_text(net)
+    except (NetworkError, RecursionError, MemoryError, *_BREAKS) as e:
+        raise EngineError(f"the network cannot be read: {type(e).__name__}: {str(e)[:300]}") from e
+    if again != text:
+        odd = next((a for a, b in zip(text.split("\n"), again.split("\n"), strict=False) if a != b), "its end")
+        raise EngineError(f"the network's text is not as whet writes it: {odd[:120]!r}")
+    if net.name != name or net.stage != "lowered":
+        raise EngineError(f"the network is '{net.name[:60]}' ({net.stage}), the header says '{name[:60]}' (lowered)")
+    net.metadata = metadata
+    return net
+
+
+def _look_over(text: str) -> None:
+    """Refuses what would cost time or memory before it could be found wrong."""
+    lines = text.split("\n")
+    if len(lines) > _MOST_LINES:
+        raise EngineError(f"the network has {len(lines)} lines, more than {_MOST_LINES}")
+    depth = 0
+    for number, line in enumerate(lines, 1):
+        bare = line.strip()
+        if len(bare) > _LONGEST_LINE:
+            raise EngineError(f"line {number} of the network has {len(bare)} characters, more than {_LONGEST_LINE}")
+        if bare.startswith("const ") and not _CONSTANT.match(bare):
+            raise EngineError(f"line {number} of the network is no constant with values or digest: {bare[:80]!r}")
+        if _NUMBER.search(bare) and not bare.startswith("const "):
+            if not bare.startswith("network ") and _NUMBER.search(_NAMES.sub("", bare)):
+                raise EngineError(f"line {number} of the network has a number of more than 19 digits")
+        depth += bare.endswith("{") - (bare == "}")
+        if depth > _DEEPEST:
+            raise EngineError(f"line {number} of the network: regions lie more than {_DEEPEST} deep in each other")
+
+
+def _give_weights(net: Network, weights: Sequence[Weight]) -> None:
+    """Puts the stored weights (with their origins) in place of what the text wrote out."""
+    found = list(constants_of(net))
+    if len(found) != len(weights):
+        raise EngineError(f"the network has {len(found)} constants, the index {len(weights)}")
+    for t, w in zip(found, weights, strict=True):
+        if t.weight is None or t.weight.digest != w.digest:
+            raise EngineError(f"constant %{t.name} and the index do not agree")
+        t.weight = w

@@ -1,0 +1,334 @@
+"""Weights in an engine file: source weights raw, each once; how constants are made of them; and making them again with care.
+
+A constant is stored in one of two ways. By expression, when it is made of source weights by exact operations (moves, and the
+IEEE operations that round the same everywhere) and evaluating it gives its very bytes. By value otherwise; its expression then
+stays as a note of where it came from. Reading evaluates in a budget of bytes and compares digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.engine.codec import LARGEST, Reader
+from whet.engine.layout import padded
+from whet.errors import EngineError, NetworkError
+from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, parse_type
+from whet.network.text import parse_value, value_text
+from whet.ops import infer_layer, run_layer
+
+#: operations whose result is the same on every machine
+EXACT = frozenset(
+    "Add Sub Mul Div Sqrt Reciprocal Neg Abs Cast Identity Reshape Flatten Squeeze Unsqueeze Transpose Concat Slice Split Gather "
+    "Pad".split()
+)
+MAX_NODES = 64  # operations in the expression of one constant
+_SPARE = 1 << 24  # bytes of the budget beside 16 times what the file holds
+_WHAT_BREAKS = (NetworkError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError, AssertionError)
+_WHAT_BREAKS += (MemoryError, RecursionError, FloatingPointError)
+
+
+def constants_of(net: Network) -> Iterator[Tensor]:
+    """Every constant of a network and of the regions in it, in one order."""
+    yield from net.constants.values()
+    for layer in net.layers:
+        for _, region in sorted(layer.regions.items()):
+            yield from constants_of(region)
+
+
+def plain_sources(net: Network) -> dict[str, np.ndarray]:
+    """Source weights that constants are as they stand, by name."""
+    found: dict[str, np.ndarray] = {}
+    for t in constants_of(net):
+        if t.weight is not None and t.weight.origin.op == "source":
+            found.setdefault(t.weight.origin.name, t.weight.array)
+    return found
+
+
+# writing
+
+
+@dataclass
+class Pool:
+    """What the file holds: arrays by digest in order, expression nodes, and one entry a constant."""
+
+    arrays: dict[str, tuple[str, np.ndarray]] = field(default_factory=dict)  # digest -> (name, array)
+    nodes: list[list[Any]] = field(default_factory=list)
+    constants: list[list[Any]] = field(default_factory=list)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def index(self) -> dict[str, Any]:
+        """The JSON of the index; offsets are counted in the section of the arrays."""
+        rows, at = [], 0
+        for digest, (name, a) in self.arrays.items():
+            rows.append([name, str(Weight(a).type), at, a.nbytes, digest])
+            at = padded(at + a.nbytes)
+        return {"weights": rows, "nodes": self.nodes, "constants": self.constants}
+
+    def node(self, entry: list[Any]) -> int:
+        key = repr(entry)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.nodes)
+            self.nodes.append(entry)
+        return self._numbers[key]
+
+
+def collect(net: Network, sources: Mapping[str, np.ndarray]) -> Pool:
+    """What must be stored so that every constant of `net` can be made again."""
+    pool = Pool()
+    digests: dict[str, str] = {}
+    sources = plain_sources(net) | dict(sources)
+    for t in constants_of(net):
+        w = t.weight
+        assert w is not None
+        number = _number(pool, w.origin, {})
+        leaves = {} if w.origin.op == "source" or number is None else _leaves(w.origin, sources)
+        stored = None
+        if leaves and number is not None and _again(w, leaves):
+            for name, a in sorted(leaves.items()):
+                digests.setdefault(name, Weight(a).digest)
+                pool.arrays.setdefault(digests[name], (name, a))
+        else:
+            stored = w.digest
+            pool.arrays.setdefault(w.digest, (w.origin.name or t.name, w.array))
+        pool.constants.append([w.digest, str(w.type), number, stored])
+    for n in pool.nodes:
+        if n[0] == "source":
+            n[3] = digests.get(n[1], "")  # the array that expressions read under this name
+    return pool
+
+
+def _number(pool: Pool, origin: Origin, seen: dict[int, int | None]) -> int | None:
+    """The node of an origin; None when it holds an attribute that has no text."""
+    if id(origin) in seen:
+        return seen[id(origin)]
+    args: list[int | None] = []
+    for a in origin.args:
+        n = None if a is None else _number(pool, a, seen)
+        if a is not None and n is None:
+            return None
+        args.append(n)
+    try:
+        attrs = [[k, value_text(v)] for k, v in origin.attrs]
+    except NetworkError:
+        return None
+    made = pool.node([origin.op, origin.name, args, attrs, origin.output, list(origin.assumes)])
+    seen[id(origin)] = made
+    return made
+
+
+def _leaves(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays of all sources of an expression by name; {} when one is missing or an operation is not exact."""
+    found: dict[str, np.ndarray] = {}
+    todo, count = [origin], 0
+    while todo:
+        o = todo.pop()
+        count += 1
+        if count > MAX_NODES:
+            return {}
+        if o.op == "source":
+            if o.name not in sources:
+                return {}
+            found[o.name] = np.asarray(sources[o.name])
+        elif o.op != "literal" and o.op not in EXACT:
+            return {}
+        todo += [a for a in o.args if a is not None]
+    return found
+
+
+def _again(w: Weight, leaves: Mapping[str, np.ndarray]) -> bool:
+    """Whether evaluating the expression gives the weight's very bytes."""
+    budget = Budget(16 * sum(a.nbytes for a in leaves.values()) + _SPARE)
+    try:
+        got = _evaluate(w.origin, leaves, {}, budget)
+    except (EngineError, *_WHAT_BREAKS):
+        return False
+    return got.dtype == w.array.dtype and got.shape == w.array.shape and Weight(got).digest == w.digest
+
+
+def _evaluate(o: Origin, leaves: Mapping[str, np.ndarray], known: dict[int, np.ndarray], budget: Budget) -> np.ndarray:
+    if id(o) not in known:
+        if o.op == "source":
+            known[id(o)] = np.asarray(leaves[o.name])
+        else:
+            args = [None if a is None else _evaluate(a, leaves, known, budget) for a in o.args]
+            known[id(o)] = _apply(o.op, args, dict(o.attrs), o.output, budget)
+    return known[id(o)]
+
+
+# reading
+
+
+@dataclass
+class Budget:
+    """Bytes that evaluation may still make."""
+
+    left: int
+
+    def spend(self, nbytes: int) -> None:
+        self.left -= nbytes
+        if self.left < 0:
+            raise EngineError("the engine's weights would take far more memory than the file has: it is damaged or hostile")
+
+
+def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[str, np.ndarray]]:
+    """The constants in their order, with origins, and the source weights that expressions read, by name.
+
+    Every array and every constant has its digest. Arrays are views of `data` (the mapped file). Raises EngineError.
+    """
+    index.object("weights", "nodes", "constants")
+    arrays = _read_arrays(index["weights"], data)
+    origins = _read_nodes(index["nodes"])
+    budget = Budget(16 * len(data) + _SPARE)
+    values: dict[int, np.ndarray] = {}
+    made: dict[str, Weight] = {}
+    found = []
+    for row in index["constants"].list():
+        digest, type_text, number, stored = row.list(4)
+        type_ = _type(type_text)
+        origin, node = Origin("source"), None
+        if number.value is not None:
+            node = number.int(0, max(len(origins) - 1, 0))
+            if not origins:
+                raise number.fail("null, for there are no expressions")
+            origin = origins[node][0]
+        if stored.value is not None:
+            array = _stored(stored, arrays)
+        elif node is None:
+            raise row.fail("an expression or a stored array")
+        else:
+            array = _value(node, origins, arrays, values, budget)
+        key = f"{digest.str(64)} {node}"
+        if key not in made:
+            w = Weight(array, origin)
+            if w.type != type_ or (w.digest if stored.value is None else stored.value) != digest.value:
+                raise row.fail("a constant that has its type and digest")
+            if stored.value is not None:
+                object.__setattr__(w, "digest", digest.value)  # checked with the array: not hashed twice
+            made[key] = w
+        found.append(made[key])
+    return found, {o.name: arrays[digest] for o, _, digest, _ in origins if digest in arrays}
+
+
+def _type(r: Reader) -> TensorType:
+    """A static type of an element that can be stored."""
+    text = r.str(500)
+    try:
+        type_ = parse_type(text)
+    except NetworkError as e:
+        raise r.fail("a tensor type") from e
+    sizes = [d for d in type_.shape if isinstance(d, int) and 0 <= d <= LARGEST]
+    if len(sizes) != type_.rank or type_.rank > 32 or type_.dtype.name == "string" or str(type_) != text:
+        raise r.fail("a static tensor type of numbers")
+    return type_
+
+
+def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    at = 0
+    for row in rows.list():
+        name, type_text, offset, size, digest = row.list(5)
+        name.str(10000)
+        type_ = _type(type_text)
+        nbytes = prod(int(d) for d in type_.shape) * type_.dtype.numpy.itemsize  # type: ignore[arg-type]
+        if size.int() != nbytes or offset.int() != at or at + nbytes > len(data):
+            raise row.fail(f"an array of {nbytes} bytes at {at}, within the {len(data)} of the weights")
+        raw = data[at : at + nbytes]
+        flat = np.frombuffer(raw, np.uint8).view(type_.dtype.numpy) if nbytes else np.empty(0, type_.dtype.numpy)
+        array = flat.reshape([int(d) for d in type_.shape])  # type: ignore[arg-type]
+        array.flags.writeable = False
+        if digest.str(64) in found or Weight(array).digest != digest.value:
+            raise EngineError(f"the weight '{name.value[:80]}' is damaged: it does not have its digest, or stands there twice")
+        end = padded(at + nbytes)
+        if any(data[at + nbytes : min(end, len(data))]):
+            raise EngineError(f"the engine is damaged: bytes behind the weight '{name.value[:80]}' are not zero")
+        found[digest.value] = array
+        at = end
+    if len(data) != (offset.value + nbytes if found else 0):
+        raise EngineError(f"the weights have {len(data)} bytes, their index says otherwise")
+    return found
+
+
+def _read_nodes(rows: Reader) -> list[tuple[Origin, list[int | None], str, int]]:
+    """Per node: its origin, its arguments' numbers, the digest of a source's array, and how many operations it takes."""
+    found: list[tuple[Origin, list[int | None], str, int]] = []
+    for k, row in enumerate(rows.list()):
+        op, name, args, attrs, output, rest = row.list(6)
+        numbers: list[int | None] = [a.optional(lambda r, k=k: r.int(0, k - 1)) for a in args.list()]
+        if op.str(100) == "source":
+            digest = attrs.str(64)
+            found.append((Origin("source", name.str(10000)), [], digest, 0))
+            continue
+        pairs = []
+        for key, text in (p.list(2) for p in attrs.list()):
+            try:
+                pairs.append((key.str(200), parse_value(text.str(1 << 20))))
+            except _WHAT_BREAKS as e:
+                raise text.fail("an attribute's value") from e
+        parents = [None if n is None else found[n][0] for n in numbers]
+        cost = 1 + sum(found[n][3] for n in numbers if n is not None)
+        assumes = tuple(a.str(10000) for a in rest.list())
+        found.append((Origin(op.value, name.str(10000), tuple(parents), tuple(pairs), output.int(0, 10**6), assumes), numbers, "", cost))
+    return found
+
+
+def _stored(r: Reader, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    if r.str(64) not in arrays:
+        raise r.fail("the digest of an array in the file")
+    return arrays[r.value]
+
+
+def _value(node: int, origins, arrays, values: dict[int, np.ndarray], budget: Budget) -> np.ndarray:
+    """The array of an expression; each node is evaluated once."""
+    if origins[node][3] > MAX_NODES:
+        raise EngineError(f"a constant is made by more than {MAX_NODES} operations: the engine is damaged or hostile")
+    order, todo, seen = [], [node], {node}
+    while todo:
+        n = todo.pop()
+        order.append(n)
+        for a in origins[n][1]:
+            if a is not None and a not in seen:
+                seen.add(a)
+                todo.append(a)
+    for n in sorted(order):  # arguments have smaller numbers
+        if n in values:
+            continue
+        origin, args, digest, _ = origins[n]
+        if origin.op == "source":
+            if digest not in arrays:
+                raise EngineError(f"the source weight '{origin.name[:80]}' is not in the engine, but a constant is made of it")
+            values[n] = arrays[digest]
+            continue
+        if origin.op != "literal" and origin.op not in EXACT:
+            raise EngineError(f"a constant is made by {origin.op[:40]}, which is not among the exact operations: it should stand by value")
+        try:
+            given = [None if a is None else values[a] for a in args]
+            values[n] = _apply(origin.op, given, dict(origin.attrs), origin.output, budget)
+        except _WHAT_BREAKS as e:
+            raise EngineError(f"a constant cannot be made: {origin.op[:40]}: {str(e)[:200]}") from e
+    return values[node]
+
+
+def _apply(op: str, args: list[np.ndarray | None], attrs: dict[str, Any], output: int, budget: Budget) -> np.ndarray:
+    """One operation on arrays; its result's size is inferred and paid for before it is computed."""
+    if op == "literal":
+        values, dtype = attrs["values"], attrs["dtype"]
+        if dtype not in DTYPES.values() or dtype.name == "string" or not isinstance(values, tuple):
+            raise EngineError("a literal has no values of a number type")
+        return np.array(values, dtype.numpy).reshape(attrs["shape"])
+    tensors = [None if a is None else Tensor(f"w{i}", Weight(a).type, weight=Weight(a)) for i, a in enumerate(args)]
+    layer = Layer(op, "weight", tensors, attrs)
+    types, _ = infer_layer(layer)
+    for t in types:
+        if not t.static:
+            raise EngineError(f"{op} makes a weight of unknown size")
+        budget.spend(prod(int(d) for d in t.shape) * t.dtype.numpy.itemsize)  # type: ignore[arg-type]
+    layer.outputs = tuple(Tensor(f"y{i}", t, layer, i) for i, t in enumerate(types))
+    got = run_layer(layer, args)
+    if not 0 <= output < len(got) or got[output].shape != types[output].shape:
+        raise EngineError(f"{op} makes no weight {output} of the type it says")
+    return np.ascontiguousarray(got[output]).reshape(got[output].shape)

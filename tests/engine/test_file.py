@@ -1,0 +1,228 @@
+"""The engine file: what is written is read, deterministically; what is damaged or hostile raises EngineError and nothing else."""
+
+import dataclasses
+import errno
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+
+from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
+from whet.engine import (
+    Candidate,
+    engine_bytes,
+    engine_digest,
+    engine_versions,
+    make_probe,
+    probe_inputs,
+    probe_shapes,
+    read_engine,
+    write_engine,
+)
+from whet.engine.check import check_plan
+from whet.errors import EngineError
+from whet.network import BF16, I4, Network, Origin, Weight, network_text, parse_type
+from whet.ops import run_network
+from whet.runtime import Runtime
+
+
+def full_plan():
+    plan = make_plan(conv_net())
+    y = run_network(plan.network, probe_inputs(plan.network, 3, probe_shapes(plan)))
+    plan.probe = make_probe(plan, y, seed=3)
+    plan.network.metadata["producer"] = "a test"
+    plan.model_digest = "0" * 64
+    plan.options = {"precisions": ("fp16",), "timing_cache": "/somewhere/else", "seed": 0}
+    plan.report = {
+        "candidates": {"c1": [Candidate("cpu/numpy_reference", "(f32:linear,-)->(f32:linear)", (("k", 3), ("impl", "x")), "numpy", 1.5)]},
+        "passes": {"order": ["a"], "fired": [["a", "c1", "did"]], "skipped": []},
+        "built": "2026-01-01",
+    }
+    return plan
+
+
+def test_round_trip(tmp_path):
+    plan = full_plan()
+    write_engine(plan, tmp_path / "a.engine")
+    again = read_engine(tmp_path / "a.engine")
+    assert network_text(again.network) == network_text(plan.network)
+    for name in ("choices", "profiles", "arenas", "backend", "machine", "machine_key", "threads", "model_digest", "probe", "report"):
+        assert getattr(again, name) == getattr(plan, name), name
+    assert again.network.metadata == {"producer": "a test", "whet.sources": ""}
+    assert again.options == {"precisions": ["fp16"], "seed": 0}
+    origins = [str(t.weight.origin) for t in again.network.constants.values()]
+    assert origins == ["Add(conv1.weight, bn1.weight)", "conv2.weight", "conv2.bias"]
+    assert os.listdir(tmp_path) == ["a.engine"]
+    x = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype("f4")
+    engine = Runtime(PlainBackend()).load(tmp_path / "a.engine")
+    np.testing.assert_array_equal(engine.create_context().run({"x": x})["y"], run_network(plan.network, {"x": x})["y"])
+
+
+def test_same_plan_same_bytes_and_digest():
+    a, b = full_plan(), full_plan()
+    b.choices = dict(reversed(b.choices.items()))
+    b.report = {}
+    b.options["timing_cache"] = "/another"
+    assert engine_bytes(a) == engine_bytes(full_plan())
+    assert engine_digest(a) == engine_digest(b) == engine_digest(read_engine(engine_bytes(a)))
+    assert engine_versions(engine_bytes(b))["digest"] == engine_digest(a)
+    b.threads += 1
+    assert engine_digest(b) != engine_digest(a)
+
+
+def test_constants_of_exact_operations_are_stored_by_their_sources():
+    plan = make_plan(conv_net())
+    data = engine_bytes(plan)
+    w1 = plan.network.constants["w1"].array()
+    assert w1.tobytes() not in data
+    assert plan.source_weights["bn1.weight"].tobytes() in data
+    plan.source_weights = {}
+    again = read_engine(engine_bytes(plan))  # by value now
+    np.testing.assert_array_equal(again.network.constants["w1"].array(), w1)
+    assert w1.tobytes() in engine_bytes(plan)
+
+
+def test_an_expression_that_gives_other_bytes_is_stored_by_value():
+    plan = make_plan(conv_net())
+    plan.source_weights["bn1.weight"] = plan.source_weights["bn1.weight"] + np.float32(1)
+    again = read_engine(engine_bytes(plan))
+    np.testing.assert_array_equal(again.network.constants["w1"].array(), plan.network.constants["w1"].array())
+
+
+def test_equal_weights_are_stored_once():
+    net = Network("twice", "lowered")
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype("f4")
+    x = net.add_input("x", parse_type("f32[1,64]"))
+    a = net.add("Add", x, net.constant(w.reshape(64, 64)[:1].copy(), "a"), name="s")
+    for k in range(3):
+        a = net.add("Mul", a, net.constant(w, f"w{k}"), name=f"m{k}")
+    net.mark_output(a)
+    data = engine_bytes(make_plan(net))
+    assert data.count(w.tobytes()) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.zeros((0, 3), "f4"),
+        lambda: np.float32(3),
+        lambda: np.arange(100, dtype="i8"),
+        lambda: np.array([True, False] * 20),
+        lambda: np.arange(40).astype("f2"),
+        lambda: np.array([np.nan, np.inf, -0.0], "f4"),
+        lambda: np.arange(40).astype(BF16.numpy),
+        lambda: np.arange(-8, 8).astype(I4.numpy),
+    ],
+)
+def test_weights_of_every_kind(make):
+    a = np.asarray(make())
+    net = Network("kinds", "lowered")
+    net.add_input("x", parse_type("f32[1]"))
+    net.mark_output(net.add("Identity", net.constant(Weight(a, Origin("source", 'odd "name"\n'))), name="y"))
+    got = read_engine(engine_bytes(make_plan(net))).network.constants["const"].weight
+    assert got.array.dtype == a.dtype
+    assert got.array.tobytes() == a.tobytes()
+    assert got.origin.name == 'odd "name"\n'
+
+
+def test_odd_names_survive():
+    net = Network('a "net"', "lowered")
+    x = net.add_input("in:0 %,(", parse_type("f32[2]"))
+    net.mark_output(net.add("Relu", x, name="r\u2028\x1e12345678901234567890123", sources=["n(1), = {", 'q"']))
+    again = read_engine(engine_bytes(make_plan(net)))
+    assert network_text(again.network) == network_text(net)
+
+
+def test_no_space_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.engine"
+    path.write_bytes(b"old")
+
+    def full(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EngineError, match="No space left on device; nothing was changed"):
+        write_engine(full_plan(), path)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.engine"]
+    with pytest.raises(EngineError, match="No such file or directory"):
+        write_engine(full_plan(), tmp_path / "none" / "a.engine")
+
+
+def test_a_plan_that_contradicts_itself_is_not_written(tmp_path):
+    plan = full_plan()
+    plan.arenas[0].sizes["y"] = 1
+    with pytest.raises(EngineError, match="%y takes"):
+        write_engine(plan, tmp_path / "a.engine")
+    assert not os.listdir(tmp_path)
+
+
+def test_files_that_are_no_engines(tmp_path):
+    with pytest.raises(EngineError, match=r"cannot open .*none.*No such file"):
+        read_engine(tmp_path / "none")
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(EngineError, match="0 bytes are fewer"):
+        read_engine(tmp_path / "empty")
+    with pytest.raises(EngineError, match="does not begin with 'whet-eng'"):
+        read_engine(b"PK\3\4" + bytes(200))
+    with pytest.raises(EngineError, match="cannot open"):
+        read_engine(tmp_path)
+
+
+def test_other_versions_say_so():
+    data = bytearray(engine_bytes(full_plan()))
+    data[8] = 2
+    with pytest.raises(EngineError, match="format version 2, this whet reads 1: build it again"):
+        read_engine(data)
+
+
+def test_every_flipped_bit_and_every_cut_is_found():
+    data = engine_bytes(make_plan(blocked_conv_net()))
+    rng = random.Random(0)
+    for at in [*range(64), *(rng.randrange(len(data)) for _ in range(600))]:
+        bad = bytearray(data)
+        bad[at] ^= 1 << rng.randrange(8)
+        with pytest.raises(EngineError):
+            read_engine(bad)
+    for cut in [*range(0, 200, 7), *(rng.randrange(len(data)) for _ in range(100))]:
+        with pytest.raises(EngineError):
+            read_engine(data[:cut])
+    with pytest.raises(EngineError, match="something was added"):
+        read_engine(data + bytes(64))
+
+
+def test_packed_weights_travel(tmp_path):
+    plan = full_plan()
+    packed = {"k2": np.arange(100, dtype=np.uint8), "k1": np.arange(7, dtype=np.uint8)}
+    write_engine(plan, tmp_path / "a", packed_weights=packed)
+    again = read_engine(tmp_path / "a")
+    assert {k: v.tolist() for k, v in again.packed.items()} == {k: v.tolist() for k, v in packed.items()}
+    assert engine_versions(tmp_path / "a")["digest"] == engine_digest(plan)
+
+
+def test_mapped_weights_do_not_copy_the_file(tmp_path):
+    net = Network("large", "lowered")
+    w = np.ones((4096, 1024), "f4")
+    net.mark_output(net.add("Add", net.add_input("x", parse_type("f32[4096,1024]")), net.constant(w, "w"), name="y"))
+    write_engine(make_plan(net), tmp_path / "a")
+    again = read_engine(tmp_path / "a").network.constants["w"].array()
+    base = again
+    while isinstance(base, np.ndarray):
+        base = base.base
+    assert "mmap" in repr(base.obj if isinstance(base, memoryview) else base)
+    assert again.ctypes.data % 64 == 0
+
+
+def test_plans_read_back_pass_the_judge():
+    for make in (conv_net, blocked_conv_net):
+        check_plan(read_engine(engine_bytes(make_plan(make()))))
+
+
+def test_reports_keep_free_data_and_lose_only_what_json_has_not():
+    plan = full_plan()
+    plan.report["candidates"]["c1"].append(dataclasses.replace(plan.report["candidates"]["c1"][0], ms=float("nan"), reason="why"))
+    again = read_engine(engine_bytes(plan))
+    assert again.report["candidates"]["c1"][1].ms is None
+    json.dumps(again.report["passes"], allow_nan=False)
