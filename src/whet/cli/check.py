@@ -34,7 +34,7 @@ def command(ctx: click.Context, model: str, shapes: str, every: bool, as_json: b
 def _short(report: Any) -> str:
     """The report with one line for each op that is missing, and how many nodes are like it."""
     lines = str(dataclasses.replace(report, problems=[])).splitlines()[:-1]
-    first = {}
+    first: dict[str, Any] = {}
     for p in report.problems:
         if p.reached:
             first.setdefault(p.op, p)

@@ -41,9 +41,10 @@ def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
         body = layer.regions["body"]
         inner = next((x for x in body.layers if x.op == layer.hint), None)
         place = {t: i for i, t in enumerate(body.inputs)}
-        if inner is None or inner.input(1) not in place:
+        weight = inner.input(1) if inner is not None else None
+        if inner is None or weight not in place:
             return None
-        w, layer = layer.inputs[place[inner.inputs[1]]], inner
+        w, layer = layer.inputs[place[weight]], inner
     else:
         w = layer.input(1)
     if layer.op not in ("Conv", "Gemm", "MatMul") or w is None or w.weight is None or not w.dtype.is_float or w.type.rank < 2:

@@ -78,7 +78,8 @@ class Args:
 class Call(Protocol):
     """A recorded launch on the CPU. `native` is (function, a, b, c, d): five machine words that a compiled loop can call, or None."""
 
-    native: tuple[int, int, int, int, int] | None
+    @property
+    def native(self) -> tuple[int, int, int, int, int] | None: ...
 
     def run(self) -> None:
         """Does the work now."""
@@ -96,13 +97,33 @@ class Stream(Protocol):
 class Kernel(Protocol):
     """A planned launch for static shapes. Created without touching operands' memory; holds whatever the library needs."""
 
-    inputs: tuple[int, ...]  # bytes per input (0 for absent and packed ones)
-    outputs: tuple[int, ...]  # bytes per output
-    scratch: int  # bytes, 64-byte aligned
-    packed: tuple[Packed, ...]
-    rtol: float  # bound on ||error|| / ||reference||, and on max|error| / max|reference|, for storage type f32 unless it says otherwise
-    deterministic: bool
-    implementation: str  # what the library calls it; for people
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Bytes per input; 0 for absent and packed ones."""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Bytes per output."""
+
+    @property
+    def scratch(self) -> int:
+        """Bytes; the arena gives them at a 64-byte boundary."""
+
+    @property
+    def packed(self) -> tuple[Packed, ...]:
+        """Packed weights, in the order of Args.packed."""
+
+    @property
+    def rtol(self) -> float:
+        """Bound on ||error|| / ||reference|| and on max|error| / max|reference|."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same inputs give the same bits every time."""
+
+    @property
+    def implementation(self) -> str:
+        """What the library calls it; for people."""
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         """Records the launch with these addresses."""
