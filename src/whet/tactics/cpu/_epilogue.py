@@ -36,6 +36,11 @@ def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
         return dnn.Eltwise("soft_relu", 1.0)
     if op == "Gelu":
         return dnn.Eltwise("gelu_tanh" if a("approximate", "none") == "tanh" else "gelu_erf")
+    if op == "Pow" and a("input1") is not None and np.size(a("input1")) == 1:
+        exponent = _scalar(a("input1"))
+        return dnn.Eltwise("square") if exponent == 2 else dnn.Eltwise("pow", 1.0, exponent)
+    if op == "Reciprocal":
+        return dnn.Eltwise("pow", 1.0, -1.0)
     if op == "Neg":
         return dnn.Eltwise("linear", -1.0, 0.0)
     if op == "Clip":
@@ -102,6 +107,12 @@ def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Sha
             if unary is None:
                 return f"oneDNN has no post-op for {post.op}"
             made.post_ops.append(unary)
+            continue
+        if post.op == "Pow" and not post.swapped and layer.inputs[post.other].is_constant:  # type: ignore[union-attr]
+            power = activation("Pow", {"input1": layer.inputs[post.other].array()})  # type: ignore[union-attr]
+            if power is None:
+                return "oneDNN raises to one constant power, not to many"
+            made.post_ops.append(power)
             continue
         if post.op == "PRelu" and not post.swapped:
             why = _slopes(made, post, layer, out, shaper)

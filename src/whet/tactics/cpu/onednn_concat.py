@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.network import Layer
+from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu._epilogue import constant_f32
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, describe, image_formats, static, storage_types
 
 
@@ -20,13 +21,13 @@ class OneDnnConcat(OneDnnTactic):
             return said
         if layer.op == "Fused":
             return "joins alone: what is fused to it stays apart"
-        return "one of its inputs is constant" if any(t is None or t.is_constant for t in layer.inputs) else None
+        return "all of its inputs are constant" if all(t is None or t.is_constant for t in layer.inputs) else None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         return [
-            Signature((Operand(f, d),) * len(layer.inputs), (Operand(f, d),))
+            Signature(tuple(None if t is None or t.is_constant else Operand(f, d) for t in layer.inputs), (Operand(f, d),))
             for d in storage_types(activations(layer), machine)
             for f in image_formats(layer.outputs[0].type.rank)
         ]
@@ -36,5 +37,12 @@ class OneDnnConcat(OneDnnTactic):
         axis = layer.attrs["axis"] % layer.outputs[0].type.rank
         sources = [describe(t, out) for t in layer.inputs if t is not None]
         first = dnn.concat(sources, describe(layer.outputs[0], out), axis)
-        places = {f"multi{i}": ("input", i) for i in range(len(sources))} | {"dst": ("output", 0)}
-        return Recipe(first, places, rtol=0.0)
+        rounded = out.dtype.name != "f32" and any(t is not None and t.is_constant for t in layer.inputs)
+        recipe = Recipe(first, {"dst": ("output", 0)}, rtol=2**-8 if rounded else 0.0)
+        for i, t in enumerate(layer.inputs):
+            assert t is not None
+            if t.is_constant:
+                recipe.constant(f"multi{i}", *constant_f32(t), dnn.describe(static_shape(t.shape), "f32"))
+            else:
+                recipe.places[f"multi{i}"] = ("input", i)
+        return recipe

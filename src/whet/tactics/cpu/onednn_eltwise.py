@@ -15,7 +15,7 @@ from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, describe
 class OneDnnEltwise(OneDnnTactic):
     ops = (
         "Relu", "LeakyRelu", "Elu", "Tanh", "Sigmoid", "Silu", "HardSigmoid", "HardSwish", "Clip", "Gelu", "Exp", "Log", "Sqrt", "Abs",
-        "Neg", "Softplus", "Mish", "Round",
+        "Neg", "Softplus", "Mish", "Round", "Pow", "Reciprocal", "Swish", "PRelu",
     )  # fmt: skip
 
     def why_not(self, layer: Layer) -> str | None:
@@ -26,7 +26,7 @@ class OneDnnEltwise(OneDnnTactic):
         for t in head.inputs[1:]:
             i = outer_input(layer, t)
             if i is not None and not layer.inputs[i].is_constant:  # type: ignore[union-attr]
-                return f"{head.op}'s bounds are computed at run time"
+                return f"{head.op}'s parameters are computed at run time"
         return "what is fused to it is not a chain" if epilogue(layer) is None else None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
@@ -49,7 +49,14 @@ class OneDnnEltwise(OneDnnTactic):
         assert x is not None
         places = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
         bounds = {f"input{i}": layer.inputs[p].array() for i, p in places.items() if p is not None}  # type: ignore[union-attr]
-        unary = activation(head.op, {**head.attrs, **bounds})
+        if head.op == "PRelu":
+            if bounds["input1"].size != 1:
+                return "one slope for all; slopes a channel are a PRelu of their own"
+            unary: dnn.Eltwise | None = dnn.Eltwise("relu", float(bounds["input1"].reshape(-1)[0]))
+        else:
+            unary = activation(head.op, {**head.attrs, **bounds})
+        if head.op == "Pow" and layer.outputs[0].shape != layer.inputs[x].shape:  # type: ignore[union-attr]
+            return "the exponent broadcasts the base"
         fused = chain(posts, layer, signature)
         if unary is None or isinstance(fused, str):
             return fused if isinstance(fused, str) else f"oneDNN has no eltwise for {head.op}"
