@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 
 sys.path.insert(0, "src")
-from whet.backends.cuda.driver import device  # noqa: E402
-from whet.backends.cuda.launch import Graph  # noqa: E402
-from whet.backends.cuda.memory import DeviceBuffer  # noqa: E402
-from whet.backends.cuda.stream import Event, Stream  # noqa: E402
-from whet.tactics.cuda._conv import RELU, ConvShape, View, conv_launch, pack_bias, pack_weights  # noqa: E402
-from whet.tactics.cuda._conv_config import ConvConfig  # noqa: E402
+from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.driver import device
+from whet.backends.cuda.launch import Graph
+from whet.backends.cuda.memory import DeviceBuffer
+from whet.backends.cuda.stream import Event, Stream
+from whet.tactics.cuda._conv import RELU, ConvShape, Finish, View, conv_launch, conv_source, pack_bias, pack_weights
+from whet.tactics.cuda._conv_config import ConvConfig
 
 PAD1 = (1, 1, 1, 1)
 CASES = [
@@ -39,6 +41,12 @@ CASES = [
     (ConvShape(1, 28, 28, 128, 128, 3, 3, pad=PAD1), ConvConfig(2, 1, 32, stages=4, sk=4), True),
     (ConvShape(1, 1, 1, 2048, 1000), ConvConfig(1, 1, 16, stages=6, sk=8), False),
 ]
+CASES += [
+    (shape, replace(config, direct=1), with_residual)
+    for shape, config, with_residual in CASES
+    if config.sk == config.mi == 1 and config.bn <= 128
+]
+CASES += [(ConvShape(8, 28, 28, 128, 384, 3, 3, pad=PAD1), ConvConfig(3, 1, 128, stages=3), True)]
 
 
 def reference(shape: ConvShape, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -66,7 +74,9 @@ def run(number: int) -> dict:
     device(0)
     stream = Stream()
     pitch = shape.k + 16  # the output sits 8 channels into a wider tensor
-    bx, bw, bb, br = (DeviceBuffer.of(a) for a in (x, pack_weights(weights, config.bk, np.dtype(np.float16)), pack_bias(bias, shape.k), residual))
+    bx, bw, bb, br = (
+        DeviceBuffer.of(a) for a in (x, pack_weights(weights, config.bk, np.dtype(np.float16)), pack_bias(bias, shape.k), residual)
+    )
     out = DeviceBuffer(shape.m * pitch * 2)
     out.fill(0xFF)  # NaN
     launch = conv_launch(
@@ -77,7 +87,7 @@ def run(number: int) -> dict:
         bb.address,
         View(out.address + 16, pitch),
         residual=View(br.address, shape.k) if with_residual else None,
-        activation=RELU,
+        finish=Finish(RELU),
     )
     launch.run(stream)
     stream.synchronize()
@@ -109,6 +119,10 @@ def run(number: int) -> dict:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["compile"]:
+        for shape, config, _ in CASES:
+            compile_cubin(conv_source(config, not shape.plain, "clip", False))
+        sys.exit()
     first, last = (int(a) for a in sys.argv[1:3]) if len(sys.argv) > 2 else (0, len(CASES))
     for case in range(first, min(last, len(CASES))):
         begun = time.time()

@@ -23,7 +23,9 @@ def nvrtc() -> Any:
 
         module.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
-        raise BackendError(f"NVRTC cannot be loaded ({error}). Install the extra with `pip install whet[cuda]`, or use --backend=cpu.") from error
+        raise BackendError(
+            f"NVRTC cannot be loaded ({error}). Install the extra with `pip install whet[cuda]`, or use --backend=cpu."
+        ) from error
     return module
 
 
@@ -59,7 +61,9 @@ def cache_key(source: str, arch: str, flags: tuple[str, ...] = FLAGS) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compile_cubin(source: str, *, name: str = "kernel.cu", arch: str = "sm_90a", flags: tuple[str, ...] = FLAGS, cached: bool = True) -> bytes:
+def compile_cubin(
+    source: str, *, name: str = "kernel.cu", arch: str = "sm_90a", flags: tuple[str, ...] = FLAGS, cached: bool = True
+) -> bytes:
     """Machine code of `source` for `arch`. BackendError with the compiler's log when it does not compile."""
     if not cached:
         return _compile(source, name, arch, flags)

@@ -21,7 +21,9 @@ class DeviceBuffer:
             self.address = int(ok(cu().cuMemAlloc(max(self.nbytes, 1))))
         except BackendError as error:
             free, total = ok(cu().cuMemGetInfo())
-            raise BackendError(f"{self.nbytes / 2**20:.1f} MiB of GPU memory were asked for, {free / 2**20:.0f} of {total / 2**20:.0f} are free. {error}") from error
+            raise BackendError(
+                f"{self.nbytes / 2**20:.1f} MiB of GPU memory were asked for, {free / 2**20:.0f} of {total / 2**20:.0f} are free. {error}"
+            ) from error
 
     @classmethod
     def of(cls, array: np.ndarray) -> DeviceBuffer:
@@ -36,6 +38,7 @@ class DeviceBuffer:
         self._check(offset, source.nbytes)
         if source.nbytes:
             ok(cu().cuMemcpyHtoD(self.address + offset, source.ctypes.data, source.nbytes))
+            ok(cu().cuStreamSynchronize(0))  # small copies may return before the bytes are there, and other streams do not wait for them
 
     def read(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A NumPy copy of the bytes from `offset` on; waits for all work on the context's default stream."""
@@ -46,12 +49,15 @@ class DeviceBuffer:
         return out
 
     def fill(self, byte: int = 0) -> None:
-        """Set every byte; asynchronous on the default stream."""
+        """Set every byte; returns when done."""
         ok(cu().cuMemsetD8(self.address, byte, self.nbytes))
+        ok(cu().cuStreamSynchronize(0))
 
     def _check(self, offset: int, nbytes: int) -> None:
         if offset < 0 or offset + nbytes > self.nbytes:
-            raise BackendError(f"A copy of {nbytes} bytes at {offset} does not fit a buffer of {self.nbytes}. This is a mistake in whet: please report it.")
+            raise BackendError(
+                f"A copy of {nbytes} bytes at {offset} does not fit a buffer of {self.nbytes}. This is a mistake in whet: please report it."
+            )
 
     def close(self) -> None:
         """Free the memory now."""

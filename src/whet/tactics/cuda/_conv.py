@@ -15,8 +15,10 @@ from whet.tactics.cuda._conv_config import ConvConfig
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
 INFINITY = float("inf")
-RELU = ("clip", 0.0, INFINITY)
-NONE = ("clip", -INFINITY, INFINITY)
+Activation = tuple[str, float, float]
+"""Kind (a key of ACTIVATIONS) and its two parameters: bounds of a clip, slope, ..."""
+RELU: Activation = ("clip", 0.0, INFINITY)
+NONE: Activation = ("clip", -INFINITY, INFINITY)
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,22 @@ class View:
     pitch: int
 
 
-def refuses(shape: ConvShape, in_pitch: int, out_pitch: int) -> str | None:
+@dataclass(frozen=True)
+class Finish:
+    """What happens to a sum before it is stored: a residual (0 none, 1 before, 2 after the activation), then the activation."""
+
+    activation: Activation = NONE
+    residual: int = 0
+
+
+def refuses(shape: ConvShape) -> str | None:
     """Why the kernel cannot take the shape, or None."""
-    if in_pitch % 8 or out_pitch % 8 or shape.k % 8:
-        return f"pitches {in_pitch} and {out_pitch} and {shape.k} output channels must be multiples of 8 (16 bytes)"
-    corners = (shape.pad[0], shape.pad[1], (shape.r - 1) * shape.dilation[0], (shape.s - 1) * shape.dilation[1])
-    if max(corners) > 127:
-        return "padding or filter extent above 127 pixels"
+    if shape.c % 8 or shape.k % 8:
+        return f"{shape.c} input and {shape.k} output channels: both must be multiples of 8 (16 bytes)"
+    if max(*shape.pad, (shape.r - 1) * shape.dilation[0], (shape.s - 1) * shape.dilation[1]) > 127:
+        return "padding or filter extent above 127 pixels, which the copy engine cannot express"
     if max(shape.stride) > 8:
-        return "stride above 8"
+        return "stride above 8, which the copy engine cannot express"
     return None
 
 
@@ -92,24 +101,46 @@ def pack_weights(weights: np.ndarray, bk: int, dtype: np.dtype) -> np.ndarray:
     return out
 
 
+def bias_count(k: int) -> int:
+    """Floats of a packed bias: whole tiles of any width."""
+    return -(-k // 256) * 256 + 256
+
+
 def pack_bias(bias: np.ndarray | None, k: int) -> np.ndarray:
-    """The bias as float32, filled with zeros to whole tiles of any width."""
-    out = np.zeros(-(-k // 256) * 256 + 256, np.float32)
+    """The bias as float32, filled with zeros."""
+    out = np.zeros(bias_count(k), np.float32)
     if bias is not None:
         out[:k] = bias
     return out
 
 
-def conv_source(config: ConvConfig, im2col: bool, activation: str, bf16: bool) -> str:
+def conv_source(config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False) -> str:
     """The kernel's complete text."""
-    return source("conv.cu", config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16))
+    return source("conv.cu", config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16, out_f32=out_f32))
 
 
-@functools.lru_cache(maxsize=None)
-def conv_kernel(config: ConvConfig, im2col: bool, activation: str, bf16: bool, arch: str = "sm_90a") -> Kernel:
+@functools.cache
+def conv_kernel(config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False) -> Kernel:
     """The loaded kernel; compiled on first use, then kept."""
-    code = compile_cubin(conv_source(config, im2col, activation, bf16), name=f"conv_{config}.cu", arch=arch)
+    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32), name=f"conv_{config}.cu")
     return Module(code).kernel("conv", config.shared)
+
+
+def window_map(shape: ConvShape, x: View, config: ConvConfig, dtype: str) -> bytes:
+    """The tensor map through which the kernel reads its input."""
+    if shape.plain:
+        return tensormap.tiled(x.address, dtype, (shape.c, shape.m), (x.pitch * 2,), (config.bk, config.bm))
+    return tensormap.im2col(
+        x.address,
+        dtype,
+        (shape.c, shape.w, shape.h, shape.n),
+        (x.pitch * 2, x.pitch * 2 * shape.w, x.pitch * 2 * shape.w * shape.h),
+        lower=(-shape.pad[1], -shape.pad[0]),
+        upper=(shape.pad[3] - (shape.s - 1) * shape.dilation[1], shape.pad[2] - (shape.r - 1) * shape.dilation[0]),
+        step=(shape.stride[1], shape.stride[0]),
+        channels=config.bk,
+        pixels=config.bm,
+    )
 
 
 def conv_launch(
@@ -121,53 +152,27 @@ def conv_launch(
     out: View,
     *,
     residual: View | None = None,
-    activation: tuple[str, float, float] = NONE,
+    finish: Finish = Finish(),
     bf16: bool = False,
+    out_f32: bool = False,
+    input_map: bytes | None = None,
     multiprocessors: int = 132,
     label: str = "",
 ) -> Launch:
-    """The launch of `shape` with addresses filled in; weights and bias are packed (pack_weights with config.bk, pack_bias)."""
+    """The launch of `shape` with addresses filled in; weights and bias are packed (pack_weights with config.bk, pack_bias).
+
+    `input_map` replaces the tensor map of the input (its window positions must be those of `shape`).
+    """
     dtype = "bf16" if bf16 else "f16"
     steps = shape.steps(config.bk)
-    columns = min(64, config.bn)
-    if shape.plain:
-        a = tensormap.tiled(x.address, dtype, (shape.c, shape.m), (x.pitch * 2,), (config.bk, config.bm))
-    else:
-        a = tensormap.im2col(
-            x.address,
-            dtype,
-            (shape.c, shape.w, shape.h, shape.n),
-            (x.pitch * 2, x.pitch * 2 * shape.w, x.pitch * 2 * shape.w * shape.h),
-            lower=(-shape.pad[1], -shape.pad[0]),
-            upper=(shape.pad[3] - (shape.s - 1) * shape.dilation[1], shape.pad[2] - (shape.r - 1) * shape.dilation[0]),
-            step=(shape.stride[1], shape.stride[0]),
-            channels=config.bk,
-            pixels=config.bm,
-        )
-    return _launch(config, shape, a, weights, bias, out, residual, activation, bf16, multiprocessors, label, steps, columns, not shape.plain)
-
-
-def _launch(
-    config: ConvConfig,
-    shape: ConvShape,
-    a: bytes,
-    weights: int,
-    bias: int,
-    out: View,
-    residual: View | None,
-    activation: tuple[str, float, float],
-    bf16: bool,
-    multiprocessors: int,
-    label: str,
-    steps: int,
-    columns: int,
-    im2col: bool,
-) -> Launch:
-    dtype = "bf16" if bf16 else "f16"
-    row = steps * config.bk
+    row, box = steps * config.bk, (min(64, config.bn), 64)
+    a = input_map if input_map is not None else window_map(shape, x, config, dtype)
     b = tensormap.tiled(weights, dtype, (row, shape.k), (row * 2,), (config.bk, config.bn))
-    d = tensormap.tiled(out.address, dtype, (shape.k, shape.m), (out.pitch * 2,), (columns, 64))
-    r = d if residual is None else tensormap.tiled(residual.address, dtype, (shape.k, shape.m), (residual.pitch * 2,), (columns, 64))
+    if config.sk > 1 or config.direct:
+        d = r = bytes(128)  # not used: plain addresses
+    else:
+        d = tensormap.tiled(out.address, dtype, (shape.k, shape.m), (out.pitch * 2,), box)
+        r = d if residual is None else tensormap.tiled(residual.address, dtype, (shape.k, shape.m), (residual.pitch * 2,), box)
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * -(-shape.m // config.bm)
     numbers = struct.pack(
@@ -190,12 +195,10 @@ def _launch(
         *shape.dilation,
         tiles,
         tiles_n,
-        int(residual is not None),
-        activation[1],
-        activation[2],
+        0 if residual is None else finish.residual or 1,
+        *finish.activation[1:],
     )
     args = a + b + d + r + numbers
-    args += bytes(-len(args) % 64)
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
-    kernel = conv_kernel(config, im2col, activation[0], bf16)
-    return Launch(kernel, (grid, 1, 1), config.threads, args, cluster=config.sk, label=label)
+    kernel = conv_kernel(config, input_map is not None or not shape.plain, finish.activation[0], bf16, out_f32)
+    return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label)

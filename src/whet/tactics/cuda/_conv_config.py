@@ -19,6 +19,7 @@ class ConvConfig:
     stages: int = 4
     sk: int = 1  # blocks that share K
     blocks: int = 1  # resident blocks a multiprocessor
+    direct: int = 0  # 1: results go from registers to memory; for few tiles, where latency counts
 
     @property
     def bm(self) -> int:
@@ -28,37 +29,130 @@ class ConvConfig:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.wgs * 128 + 64
+        return self.wgs * 128 + 32
 
     @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory, alignment slack included; mirrors the layout in conv.cu."""
         row = self.bk * 2
         ring = self.stages * (self.bm * row + -(-self.bn * row // 1024) * 1024)
-        extra = self.sk * (self.bm // self.sk) * (self.bn + 8) * 4 if self.sk > 1 else self.bm * self.bn * 2
-        return 1024 + ring + extra + self.wgs * self.bn * 4 + self.stages * 16 + 16
+        extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else self.bm * self.bn * 2
+        return 1024 + ring + extra + self.wgs * self.bn * 4 + self.stages * 16 + self.wgs * 8
 
     @property
     def registers(self) -> int:
         """An estimate of the registers a thread needs: accumulators and about 40 more."""
-        return self.mi * self.bn // 2 + 40
+        return self.mi * self.bn // 2 + 44 + (self.bn // 4 + self.mi * self.bn // 4 if self.direct else 0)
+
+    @property
+    def register_limit(self) -> int:
+        """Registers a thread may have: warps are dealt out to four register files of 512 a lane, in eights."""
+        warps = -(-self.threads // 32 * self.blocks // 4)
+        return min(255, 512 // warps // 8 * 8)
 
     def valid(self) -> bool:
         """Whether a Hopper multiprocessor can hold `blocks` of these."""
         fits = self.blocks * (self.shared + 1024) <= SHARED_LIMIT + 1024
-        return fits and self.registers <= 255 and self.registers * self.threads * self.blocks <= REGISTERS and self.bm <= 256 and self.bm % self.sk == 0
+        return fits and self.registers <= self.register_limit and self.bm <= 256 and self.bm % self.sk == 0
 
-    def constants(self, *, im2col: bool, act: int, bf16: bool) -> dict[str, int]:
+    def constants(self, *, im2col: bool, act: int, bf16: bool, out_f32: bool = False) -> dict[str, int]:
         """The macros that make the instance."""
         names = {key.upper(): value for key, value in asdict(self).items()}
-        return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16)}
+        return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32)}
 
     def __str__(self) -> str:
-        return f"{self.bm}x{self.bn}x{self.bk}_w{self.wgs}_s{self.stages}_k{self.sk}_b{self.blocks}"
+        return f"{self.bm}x{self.bn}x{self.bk}_w{self.wgs}_s{self.stages}_k{self.sk}_b{self.blocks}" + "d" * self.direct
 
 
-def _blocks(config: ConvConfig) -> int:
-    """How many such blocks a multiprocessor holds, by shared memory and registers, at most 4."""
-    by_memory = SHARED_LIMIT // (config.shared + 1024)
-    by_registers = REGISTERS // (config.registers * config.threads)
-    return max(1, min(4, by_memory, by_registers))
+def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132) -> list[ConvConfig]:
+    """Candidates where there are few pixels: small tiles, K shared by a cluster, about one block for each multiprocessor."""
+    found = set()
+    for wgs in (1, 2):
+        for bn in (16, 32, 64, 128):
+            if bn > 16 and bn >= 2 * k:
+                continue
+            for sk in (1, 2, 4, 8, 16):
+                blocks = -(-m // (64 * wgs)) * -(-k // bn) * sk
+                if (
+                    sk > max(steps, 1)
+                    or (sk > 1 and blocks > 2 * multiprocessors)
+                    or 64 * wgs // sk < 8 // wgs
+                    or blocks > 12 * multiprocessors
+                ):
+                    continue
+                if sk > 1 and wgs * bn > 128:
+                    continue  # the parts would cost registers and time between the blocks
+                if blocks * 6 < multiprocessors and sk < min(steps, 16):
+                    continue  # a larger split exists and keeps more multiprocessors busy
+                each = -(-steps // sk)
+                stages = next((s for s in (2, 4, 6, 8) if s >= each), 8)
+                config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1))
+                while stages > 2 and config.shared > 112 * 1024:  # leaves room for the next layer's weights
+                    stages -= 2
+                    config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1))
+                if config.valid():
+                    found.add(config)
+    return sorted(found)
+
+
+LARGE_TILES = (
+    *(
+        (1, 1, 64),
+        (2, 1, 64),
+        (2, 2, 64),
+        (3, 1, 64),
+        (1, 2, 64),
+        (2, 1, 32),
+        (1, 1, 128),
+        (2, 1, 128),
+        (3, 1, 128),
+        (2, 2, 128),
+        (1, 2, 128),
+    ),
+    *((2, 1, 192), (3, 1, 192), (2, 1, 256), (1, 1, 256)),
+)  # warpgroups, 64-row tiles of each, channels
+
+
+def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132) -> list[ConvConfig]:
+    """Candidates where there are many pixels: large tiles, persistent blocks, as many of them as fit."""
+    found = set()
+    for wgs, mi, bn in LARGE_TILES:
+        if bn >= 2 * k and bn > 32:
+            continue
+        for stages in (2, 3, 4, 6):
+            for blocks in (1, 2, 3, 4):
+                config = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks)
+                more = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks + 1)
+                if config.valid() and (not more.valid() or blocks == 4) and not (stages > 3 and steps <= 2):
+                    found.add(config)
+    return sorted(found)
+
+
+def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors: int = 132) -> float:
+    """A rough time of a convolution on an H200: what orders candidates, never what chooses them.
+
+    A multiprocessor takes in about 83 bytes/ns, all together about 8000; the tensor cores do 6 TFLOP/s each, less for narrow tiles.
+    """
+    tiles = -(-m // config.bm) * -(-k // config.bn)
+    each = -(-steps // config.sk)
+    per_step_bytes = (config.bm + config.bn) * config.bk * 2
+    resident = min(config.blocks, -(-tiles * config.sk // multiprocessors))
+    turns = -(-tiles * config.sk // multiprocessors)
+    share = max(per_step_bytes / 83, per_step_bytes * min(tiles * config.sk, multiprocessors) / 8000)
+    mma = 2 * config.bm * config.bn * config.bk / 6000 * max(1.0, 128 / config.bn / 1.5)
+    step_ns = max(share, mma, 600 / config.stages / resident)
+    store_ns = config.bm * config.bn * (2 if config.direct else 2.5) / (30 * resident)
+    ending = 300 if config.direct else 900 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
+    return (900 + turns * (each * step_ns + store_ns) + ending) / 1000
+
+
+def configs_for(m: int, k: int, c: int, taps: int, multiprocessors: int = 132) -> list[ConvConfig]:
+    """Candidates for m pixels, k output and c input channels of `taps` filter taps, the most promising first."""
+    bk = 64 if c > 32 else 32 if c > 16 else 16
+    steps = taps * -(-c // bk)
+    found: set[ConvConfig] = set()
+    if m <= 30000:
+        found.update(small_batch_configs(m, k, steps, bk, multiprocessors))
+    if m >= 3000:
+        found.update(large_batch_configs(m, k, steps, bk, multiprocessors))
+    return sorted(found, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))

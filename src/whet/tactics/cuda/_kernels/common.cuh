@@ -82,7 +82,6 @@ DEV void store_box2(const TensorMap* m, u32 src, int x, int y) {
 }
 DEV void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 DEV void store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-DEV void store_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- clusters ----

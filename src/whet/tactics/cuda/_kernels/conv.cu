@@ -1,8 +1,10 @@
 // Convolution and matrix product on Hopper's tensor cores: out[pixel, k] = act(sum over taps and channels of in * weight + bias[k] + residual).
-// One block works on BM pixels x BN output channels; its first WGS*4 warps multiply, one warp loads input and weight tiles
-// through TMA into a ring of STAGES, one warp loads residual tiles. With SK > 1 a cluster of SK blocks shares one tile: each
+// One block works on BM pixels x BN output channels; its first WGS*4 warps multiply, the last warp loads input and weight
+// tiles through TMA into a ring of STAGES. With SK > 1 a cluster of SK blocks shares one tile: each
 // sums a part of K, then adds the parts of its own rows, which the others have put into its shared memory.
-// Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16.
+// With DIRECT (few tiles: latency counts) results go from registers to memory, else through shared memory and TMA.
+// Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
+// OUT_F32 (f32 results; SK > 1 or DIRECT only).
 #include "common.cuh"
 #include "wgmma"
 
@@ -12,9 +14,10 @@ constexpr int PW = BN < 64 ? BN : 64, PANELS = BN / PW, PROW = PW * 2;      // t
 constexpr int PANEL_BYTES = 64 * PROW, OUT_BYTES = BM * BN * 2;
 constexpr int PITCH = BN + 8;                                              // floats between rows of a partial sum: no bank conflicts
 constexpr int SLICE = BM / SK;                                             // rows that each block of a cluster finishes
-constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : OUT_BYTES;
-constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 64;
-static_assert(BN % PW == 0 && BM % SK == 0, "tile");
+constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUT_BYTES;
+constexpr bool STAGED = SK == 1 && !DIRECT;
+constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
+static_assert(BN % PW == 0 && BM % SK == 0 && !(OUT_F32 && STAGED), "tile");
 
 struct Args {
     TensorMap a, b, d, r;      // input, weights, output, residual
@@ -28,9 +31,38 @@ struct Args {
     int pixels, width;         // output pixels of an image, output width
     int stride_h, stride_w, pad_h, pad_w, dil_h, dil_w;
     int tiles, tiles_n;
-    int has_residual;
+    int has_residual;          // 1: added before the activation, 2: after it
     Act act;
+#if TRACE
+    u64* trace;                // 16 times of each block
+#endif
 };
+#if TRACE
+#define MARK(i) { u64 now; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) :: "memory"); p.trace[blockIdx.x * 16 + i] = now; }
+#else
+#define MARK(i) {}
+#endif
+
+// Four lanes hold parts 0..3 of items v[0..3]; afterwards lane q holds all parts of item q. Its own inverse.
+DEV void turn_quad(u32 (&v)[4], int lane) {
+    const bool odd = lane & 1, high = lane & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const u32 got = __shfl_xor_sync(~0u, odd ? v[i] : v[i + 1], 1);
+        if (odd) v[i] = got; else v[i + 1] = got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 got = __shfl_xor_sync(~0u, high ? v[i] : v[i + 2], 2);
+        if (high) v[i] = got; else v[i + 2] = got;
+    }
+}
+
+// The end of every result: v is the sum with its bias, r the residual.
+DEV float finish(const Args& p, float v, float r) {
+    const float x = activate<ACT>(p.has_residual == 1 ? v + r : v, p.act);
+    return p.has_residual == 2 ? x + r : x;
+}
 
 struct Walk {  // where K step k reads the input
     int c, s, r;
@@ -43,18 +75,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     const u32 base = (shared_address(raw) + 1023) & ~1023u;
     const u32 ring_a = base, ring_b = base + STAGES * A_BYTES, extra = ring_b + STAGES * B_BYTES;
     const u32 bias_s = extra + EXTRA_BYTES, bars = bias_s + WGS * BN * 4;
-    const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8, res_empty = res_full + 8;
+    const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rank = SK > 1 ? cluster_rank() : 0;
     const int first = SK > 1 ? blockIdx.x / SK : blockIdx.x, stride = SK > 1 ? p.tiles : gridDim.x;  // SK > 1: one tile a cluster
     const int k0 = SK > 1 ? p.steps * rank / SK : 0, k1 = SK > 1 ? p.steps * (rank + 1) / SK : p.steps;
 
     if (threadIdx.x == WORKERS) {
+        MARK(0)
         map_prefetch(&p.a);
         map_prefetch(&p.b);
+        if (STAGED) { map_prefetch(&p.d); map_prefetch(&p.r); }
         for (int i = 0; i < STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, WGS); }
-        barrier_init(res_full, 1);
-        barrier_init(res_empty, WGS);
+        for (int i = 0; i < WGS; ++i) barrier_init(res_full + 8 * i, 1);
         barrier_init_fence();
     }
     __syncthreads();
@@ -68,7 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 barrier_expect(full + 8 * i, A_BYTES + BN * ROW);
                 load_box2(ring_b + i * B_BYTES, &p.b, full + 8 * i, (k0 + i) * BK, first % p.tiles_n * BN);
             }
+            MARK(1)
             wait_for_previous();
+            MARK(2)
             int slot = 0, turn = 0;
             for (int tile = first; tile < p.tiles; tile += stride) {
                 const int m0 = tile / p.tiles_n * BM, n0 = tile % p.tiles_n * BN;
@@ -91,18 +126,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     }
                     if (++slot == STAGES) { slot = 0; ++turn; }
                 }
-            }
-        }
-    } else if (warp == WGS * 4 + 1) {  // ---- residual
-        if (SK == 1 && lane == 0 && p.has_residual) {
-            wait_for_previous();
-            int turn = 0;
-            for (int tile = first; tile < p.tiles; tile += stride, ++turn) {
-                const int m0 = tile / p.tiles_n * BM, n0 = tile % p.tiles_n * BN;
-                if (turn > 0) barrier_wait(res_empty, (turn - 1) & 1);
-                barrier_expect(res_full, OUT_BYTES);
-                for (int i = 0; i < BM / 64; ++i)
-                    for (int j = 0; j < PANELS; ++j) load_box2(extra + (i * PANELS + j) * PANEL_BYTES, &p.r, res_full, n0 + j * PW, m0 + i * 64);
             }
         }
     } else {  // ---- multiply, finish, store
@@ -130,14 +153,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         }
         for (int tile = first; tile < p.tiles; tile += stride, ++turn) {
             const int m0 = tile / p.tiles_n * BM, n0 = tile % p.tiles_n * BN;
+            constexpr int BATCHES = DIRECT ? BN / 16 : 1;  // of four 8-channel items, one for each lane of a quad
+            uint4 res_items[MI][BATCHES];
+            float2 bias_pairs[DIRECT ? BN / 8 : 1];
+            if (DIRECT) {
+#pragma unroll
+                for (int j = 0; j < BN / 8; ++j) bias_pairs[j] = *reinterpret_cast<const float2*>(p.bias + n0 + j * 8 + lane % 4 * 2);
+                if (tile == first) wait_for_previous();
+#pragma unroll
+                for (int i = 0; i < MI; ++i)
+#pragma unroll
+                    for (int b = 0; b < BATCHES; ++b) {
+                        const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8;
+                        const int row = m0 + (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + item / (BN / 8) * 8;
+                        res_items[i][b] = make_uint4(0, 0, 0, 0);
+                        if (p.has_residual && row < p.m && col < p.n)
+                            res_items[i][b] = *reinterpret_cast<const uint4*>(p.residual + ((long long)row * p.res_pitch + col) * 2);
+                    }
+            }
             float bias_early[(BN + 127) / 128];
-            if (SK == 1)
+            if (STAGED && p.has_residual && t == 0) {  // into the place of the result: the stores before have read it
+                if (turn == 0) wait_for_previous();
+                barrier_expect(res_full + 8 * group, OUT_BYTES / WGS);
+                for (int i = group * MI; i < group * MI + MI; ++i)
+                    for (int j = 0; j < PANELS; ++j) load_box2(extra + (i * PANELS + j) * PANEL_BYTES, &p.r, res_full + 8 * group, n0 + j * PW, m0 + i * 64);
+            }
+            if (STAGED)
 #pragma unroll
                 for (int i = 0; i < (BN + 127) / 128; ++i) bias_early[i] = t + i * 128 < BN ? p.bias[n0 + t + i * 128] : 0.f;
             float acc[MI][BN / 2];
             int previous = 0;
             for (int k = k0; k < k1; ++k) {
                 barrier_wait(full + 8 * slot, phase);
+                if (threadIdx.x == 0 && k == k0) MARK(3)
                 const u64 a = operand<ROW>(ring_a + slot * A_BYTES + group * MI * 64 * ROW), b = operand<ROW>(ring_b + slot * B_BYTES);
                 mma_begin();
 #pragma unroll
@@ -152,12 +200,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             }
             mma_wait<0>();
             if (t == 0) barrier_arrive(empty + 8 * previous);
+            if (threadIdx.x == 0) MARK(4)
 
-            if (SK == 1) {
+            if (DIRECT && OUT_F32) {  // no residual
+#pragma unroll
+                for (int i = 0; i < MI; ++i)
+#pragma unroll
+                    for (int j = 0; j < BN / 4; ++j) {
+                        const int row = m0 + (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + j % 2 * 8, col = n0 + j / 2 * 8 + lane % 4 * 2;
+                        const float2 v = make_float2(finish(p, acc[i][j * 2] + bias_pairs[j / 2].x, 0.f), finish(p, acc[i][j * 2 + 1] + bias_pairs[j / 2].y, 0.f));
+                        if (row < p.m && col < p.n) *reinterpret_cast<float2*>(p.out + ((long long)row * p.out_pitch + col) * 4) = v;
+                    }
+            } else if (DIRECT) {
+#pragma unroll
+                for (int i = 0; i < MI; ++i)
+#pragma unroll
+                    for (int b = 0; b < BATCHES; ++b) {
+                        u32 v[4] = {res_items[i][b].x, res_items[i][b].y, res_items[i][b].z, res_items[i][b].w};
+                        if (p.has_residual) turn_quad(v, lane);
+#pragma unroll
+                        for (int q = 0; q < 4; ++q) {
+                            const int j = (b * 4 + q) % (BN / 8), half = (b * 4 + q) / (BN / 8);
+                            const float2 r = unpack(v[q]);
+                            v[q] = pack(finish(p, acc[i][j * 4 + half * 2] + bias_pairs[j].x, r.x),
+                                        finish(p, acc[i][j * 4 + half * 2 + 1] + bias_pairs[j].y, r.y));
+                        }
+                        turn_quad(v, lane);
+                        const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8;
+                        const int row = m0 + (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + item / (BN / 8) * 8;
+                        if (row < p.m && col < p.n)
+                            *reinterpret_cast<uint4*>(p.out + ((long long)row * p.out_pitch + col) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+                    }
+            } else if (SK == 1) {
                 const u32 mine = bias_s + group * BN * 4;
 #pragma unroll
                 for (int i = 0; i < (BN + 127) / 128; ++i) if (t + i * 128 < BN) store_shared_f(mine + (t + i * 128) * 4, bias_early[i]);
-                if (p.has_residual) barrier_wait(res_full, turn & 1);
+                if (p.has_residual) barrier_wait(res_full + 8 * group, turn & 1);
                 named_barrier(1 + group, 128);
 #pragma unroll
                 for (int i = 0; i < MI; ++i)
@@ -170,9 +248,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                         for (int half = 0; half < 2; ++half) {
                             const int line = row + half * 8, mix = PROW == 128 ? line & 7 : PROW == 64 ? line >> 1 & 3 : line >> 2 & 1;
                             const u32 at = panel + line * PROW + ((col ^ mix) << 4) + lane % 4 * 4;
-                            float x = acc[i][j * 4 + half * 2] + add.x, y = acc[i][j * 4 + half * 2 + 1] + add.y;
-                            if (p.has_residual) { const float2 r = unpack(load_shared(at)); x += r.x; y += r.y; }
-                            store_shared(at, pack(activate<ACT>(x, p.act), activate<ACT>(y, p.act)));
+                            const float2 r = p.has_residual ? unpack(load_shared(at)) : make_float2(0.f, 0.f);
+                            store_shared(at, pack(finish(p, acc[i][j * 4 + half * 2] + add.x, r.x), finish(p, acc[i][j * 4 + half * 2 + 1] + add.y, r.y)));
                         }
                     }
                 fence_async();
@@ -185,10 +262,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                             store_box2(&p.d, extra + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
                     store_commit();
                     store_wait_read();
-                    barrier_arrive(res_empty);
                 }
             } else {
                 cluster_wait();  // all blocks of the cluster run: their shared memory may be written
+                if (threadIdx.x == 0) MARK(5)
 #pragma unroll
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
@@ -200,6 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     }
                 cluster_arrive();
                 cluster_wait();
+                if (threadIdx.x == 0) MARK(6)
 #pragma unroll
                 for (int i = 0; i < ITEMS; ++i) {
                     const int item = threadIdx.x + i * WORKERS, line = item / (BN / 8), column = item % (BN / 8) * 8;
@@ -214,16 +292,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                         v.x += y.x; v.y += y.y; v.z += y.z; v.w += y.w;
                     }
                     const float2 r0 = unpack(residual[i].x), r1 = unpack(residual[i].y), r2 = unpack(residual[i].z), r3 = unpack(residual[i].w);
-                    uint4 out;
-                    out.x = pack(activate<ACT>(u.x + r0.x, p.act), activate<ACT>(u.y + r0.y, p.act));
-                    out.y = pack(activate<ACT>(u.z + r1.x, p.act), activate<ACT>(u.w + r1.y, p.act));
-                    out.z = pack(activate<ACT>(v.x + r2.x, p.act), activate<ACT>(v.y + r2.y, p.act));
-                    out.w = pack(activate<ACT>(v.z + r3.x, p.act), activate<ACT>(v.w + r3.y, p.act));
-                    *reinterpret_cast<uint4*>(p.out + ((long long)row * p.out_pitch + col) * 2) = out;
+                    u = make_float4(finish(p, u.x, r0.x), finish(p, u.y, r0.y), finish(p, u.z, r1.x), finish(p, u.w, r1.y));
+                    v = make_float4(finish(p, v.x, r2.x), finish(p, v.y, r2.y), finish(p, v.z, r3.x), finish(p, v.w, r3.y));
+                    const long long to = (long long)row * p.out_pitch + col;
+                    if (OUT_F32) {
+                        reinterpret_cast<float4*>(p.out)[to / 4] = u;
+                        reinterpret_cast<float4*>(p.out)[to / 4 + 1] = v;
+                    } else {
+                        *reinterpret_cast<uint4*>(p.out + to * 2) = make_uint4(pack(u.x, u.y), pack(u.z, u.w), pack(v.x, v.y), pack(v.z, v.w));
+                    }
                 }
             }
         }
     }
     if (SK > 1 && warp >= WGS * 4) { __syncwarp(); cluster_wait(); cluster_arrive(); cluster_wait(); }
-    if (SK == 1) store_wait_all();  // the stores read shared memory: do not leave before they are done
+    if (threadIdx.x == 0) MARK(7)
 }

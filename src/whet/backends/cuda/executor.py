@@ -1,0 +1,129 @@
+"""Recorded launches on a GPU: one CUDA graph, replayed; launch by launch for the profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from whet.backends.cuda.driver import Device
+from whet.backends.cuda.launch import Graph, Launch
+from whet.backends.cuda.stream import Event, Stream
+
+
+class GpuCall:
+    """One recorded layer: `make(inputs, outputs)` gives its launches for these addresses; made again when a user's buffer comes in."""
+
+    native = None
+
+    def __init__(self, make: Any, inputs: Iterable[int], outputs: Iterable[int]) -> None:
+        self._make = make
+        self._at = {"input": list(inputs), "output": list(outputs)}
+        self._launches: list[Launch] | None = None
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The launches, in order; none for a layer that only renames its bytes."""
+        if self._launches is None:
+            self._launches = list(self._make(tuple(self._at["input"]), tuple(self._at["output"])))
+        return self._launches
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        """Re-point operand `index` of `kind`; the executable must be refreshed before it runs again."""
+        self._at[kind][index] = address
+        self._launches = None
+
+    def run(self) -> None:
+        """Do the work now, on a stream of its own."""
+        stream = Stream()
+        for launch in self.launches:
+            launch.run(stream)
+        stream.synchronize()
+        stream.close()
+
+
+class GpuStream:
+    """A recording stream: tactics' kernels put GpuCalls here."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self.calls = device, []  # type: ignore[var-annotated]
+
+    def record(self, call: GpuCall) -> None:
+        """Note a call."""
+        self.calls.append(call)
+
+    def finish(self) -> GpuExecutable:
+        """The calls as something that runs."""
+        return GpuExecutable(self.calls, self._device)
+
+
+class GpuExecutable:
+    """Calls in order, as one graph on a stream of its own. `run()` returns when the results are there; `enqueue()` at once."""
+
+    def __init__(self, calls: list[GpuCall], device: Device) -> None:
+        self.calls, self._device = list(calls), device
+        self.stream = Stream()
+        self._graph: Graph | None = None
+        self._events: tuple[Event, Event] | None = None
+
+    def refresh(self) -> None:
+        """Make the graph again at the next run: a call was re-pointed."""
+        if self._graph is not None:
+            self._graph.close()
+        self._graph = None
+
+    def _ready(self) -> Graph:
+        self._device.make_current()
+        if self._graph is None:
+            self._graph = Graph([launch for call in self.calls for launch in call.launches], self.stream)
+        return self._graph
+
+    def enqueue(self) -> None:
+        """Start all launches on `stream`."""
+        self._ready().run(self.stream)
+
+    def run(self) -> None:
+        """Run all launches and wait for them."""
+        self.enqueue()
+        self.stream.synchronize()
+
+    def seconds(self, repeats: int) -> list[float]:
+        """GPU seconds of each of `repeats` replays, one after the other, none overlapping the next."""
+        graph = self._ready()
+        if self._events is None:
+            self._events = (Event(), Event())
+        start, end = self._events
+        times = []
+        for _ in range(repeats):
+            start.record(self.stream)
+            graph.run(self.stream)
+            end.record(self.stream)
+            end.synchronize()
+            times.append(end.since(start) / 1000)
+        return times
+
+    def run_timed(self) -> list[float]:
+        """Run call by call; GPU seconds of each. An empty launch's time is not subtracted."""
+        self._device.make_current()
+        marks = [Event() for _ in range(len(self.calls) + 1)]
+        marks[0].record(self.stream)
+        for call, mark in zip(self.calls, marks[1:], strict=True):
+            for launch in call.launches:
+                launch.run(self.stream)
+            mark.record(self.stream)
+        self.stream.synchronize()
+        times = [b.since(a) / 1000 for a, b in zip(marks, marks[1:], strict=False)]
+        for mark in marks:
+            mark.close()
+        return times
+
+    def close(self) -> None:
+        """Give graph, events and stream back."""
+        self.refresh()
+        for event in self._events or ():
+            event.close()
+        self._events = None
+        self.stream.close()
+
+    def __del__(self) -> None:
+        if self.stream.handle is not None:
+            self.close()

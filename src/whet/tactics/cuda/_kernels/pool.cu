@@ -1,0 +1,69 @@
+// Pooling of NHWC tensors, eight channels a thread. Constants: TYPE, MAX (else average).
+#include "common.cuh"
+#include "vector.cuh"
+
+struct Args {
+    const u8* in;
+    u8* out;
+    int n, h, w, c, p, q;
+    int r, s, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w;
+    int whole;           // average: divide by the whole window, padding included
+    int end_h, end_w;    // where padding at the end stops: h + pad, w + pad
+};
+
+extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ Args a) {
+    let_next_start();
+    wait_for_previous();
+    const int groups = a.c / 8;
+    const long long total = (long long)a.n * a.p * a.q * groups, i = (long long)blockIdx.x * 256 + threadIdx.x;
+    if (i >= total) return;
+    const int g = (int)(i % groups);
+    const long long pixel = i / groups;
+    const int q = (int)(pixel % a.q), p = (int)(pixel / a.q % a.p), n = (int)(pixel / a.q / a.p);
+    const int y0 = p * a.stride_h - a.pad_h, x0 = q * a.stride_w - a.pad_w;
+    Vec8 sum;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum.v[k] = MAX ? -__int_as_float(0x7f800000) : 0.f;
+    int count = 0;
+    for (int r = 0; r < a.r; ++r) {
+        const int y = y0 + r * a.dil_h;
+        for (int s = 0; s < a.s; ++s) {
+            const int x = x0 + s * a.dil_w;
+            if (y < 0 || x < 0 || y >= a.h || x >= a.w) { count += a.whole && y < a.end_h && x < a.end_w; continue; }
+            const Vec8 v = load8<TYPE>(a.in, (((long long)n * a.h + y) * a.w + x) * a.c + g * 8);
+            ++count;
+#pragma unroll
+            for (int k = 0; k < 8; ++k) sum.v[k] = MAX ? max_nan(sum.v[k], v.v[k]) : sum.v[k] + v.v[k];
+        }
+    }
+    if (!MAX)
+#pragma unroll
+        for (int k = 0; k < 8; ++k) sum.v[k] /= (float)count;
+    store8<TYPE>(a.out, i * 8, sum);
+}
+
+// Mean over all pixels: a block of 256 threads takes 64 channels, 32 threads side by side of each group of eight.
+extern "C" __global__ void __launch_bounds__(256) global_average(const __grid_constant__ Args a) {
+    __shared__ float part[32][65];
+    let_next_start();
+    wait_for_previous();
+    const int g = threadIdx.x % 8, lane = threadIdx.x / 8, channel = blockIdx.x * 64 + g * 8, n = blockIdx.y, pixels = a.h * a.w;
+    Vec8 sum;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum.v[k] = 0.f;
+    if (channel < a.c)
+        for (int i = lane; i < pixels; i += 32) {
+            const Vec8 v = load8<TYPE>(a.in, ((long long)n * pixels + i) * a.c + channel);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) sum.v[k] += v.v[k];
+        }
+#pragma unroll
+    for (int k = 0; k < 8; ++k) part[lane][g * 8 + k] = sum.v[k];
+    __syncthreads();
+    if (threadIdx.x < 64 && blockIdx.x * 64 + threadIdx.x < a.c) {
+        float total = 0.f;
+#pragma unroll
+        for (int i = 0; i < 32; ++i) total += part[i][threadIdx.x];
+        store1<TYPE>(a.out, (long long)n * a.c + blockIdx.x * 64 + threadIdx.x, total / (float)pixels);
+    }
+}

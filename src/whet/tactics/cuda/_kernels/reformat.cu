@@ -1,0 +1,56 @@
+// Between row-major (NCHW) and channels-last (NHWC), and between float types. Constants: FROM, TO (0 f32, 1 f16, 2 bf16).
+#include "common.cuh"
+#include "vector.cuh"
+
+struct Args {
+    const u8* in;
+    u8* out;
+    long long count;     // elements
+    int rows, columns;   // transpose: [batch][rows][columns] -> [batch][columns][rows]
+};
+
+extern "C" __global__ void __launch_bounds__(256) convert(const __grid_constant__ Args p) {  // same order, another type
+    let_next_start();
+    wait_for_previous();
+    const long long at = ((long long)blockIdx.x * 256 + threadIdx.x) * 8;
+    if (at + 8 <= p.count) store8<TO>(p.out, at, load8<FROM>(p.in, at));
+    else for (long long i = at; i < p.count; ++i) store1<TO>(p.out, i, load1<FROM>(p.in, i));
+}
+
+extern "C" __global__ void __launch_bounds__(256) transpose(const __grid_constant__ Args p) {  // tiles of 32 x 32; block z is the image
+    __shared__ float tile[32][33];
+    let_next_start();
+    wait_for_previous();
+    const int x = threadIdx.x % 32, y = threadIdx.x / 32, column0 = blockIdx.x * 32, row0 = blockIdx.y * 32;
+    const long long image = (long long)blockIdx.z * p.rows * p.columns;
+#pragma unroll
+    for (int i = 0; i < 32; i += 8) {
+        const int row = row0 + y + i, column = column0 + x;
+        if (row < p.rows && column < p.columns) tile[y + i][x] = load1<FROM>(p.in, image + (long long)row * p.columns + column);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 32; i += 8) {
+        const int column = column0 + y + i, row = row0 + x;
+        if (row < p.rows && column < p.columns) store1<TO>(p.out, image + (long long)column * p.rows + row, tile[x][y + i]);
+    }
+}
+
+struct Rows {
+    const u8* in;
+    u8* out;
+    long long rows;
+    int width, in_pitch, out_pitch;   // in units of UNIT bytes
+};
+
+extern "C" __global__ void __launch_bounds__(256) rows(const __grid_constant__ Rows p) {  // copies a slice of each row
+    let_next_start();
+    wait_for_previous();
+    const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
+    if (i >= p.rows * p.width) return;
+    const long long row = i / p.width, at = i - row * p.width;
+    if (UNIT == 16) reinterpret_cast<uint4*>(p.out)[row * p.out_pitch + at] = reinterpret_cast<const uint4*>(p.in)[row * p.in_pitch + at];
+    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[row * p.out_pitch + at] = reinterpret_cast<const u32*>(p.in)[row * p.in_pitch + at];
+    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[row * p.out_pitch + at] = reinterpret_cast<const u16*>(p.in)[row * p.in_pitch + at];
+    if (UNIT == 1) p.out[row * p.out_pitch + at] = p.in[row * p.in_pitch + at];
+}

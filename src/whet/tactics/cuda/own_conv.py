@@ -1,0 +1,153 @@
+"""Convolution on Hopper's tensor cores (wgmma, TMA), channels last, f16 or bf16, with bias, residual and activation fused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.network.types import DType
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics.cuda._conv import ConvShape, View, bias_count, conv_launch, pack_bias, pack_weights, refuses
+from whet.tactics.cuda._conv_config import ConvConfig, configs_for
+from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, all_static, ending, float_types, machine_has, packed_array, same
+
+MAX_CONFIGS = 20
+
+
+@tactic
+class OwnConv(Tactic):
+    """Group 1, two spatial axes, channels in eights; any kernel, stride, padding and dilation."""
+
+    ops = ("Conv",)
+    version = 1
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        if head.attrs["group"] != 1:
+            return "the kernel has no groups"
+        if head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+            return "the kernel takes images of two spatial axes"
+        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        return conv_signatures(layer, "nhwc")
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made = ending(layer, epilogue(layer))
+        return made if isinstance(made, str) else refuses(conv_shape(layer))
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        shape = conv_shape(layer)
+        return [as_config(c) for c in configs_for(shape.m, shape.k, shape.c, shape.r * shape.s, machine.multiprocessors)[:MAX_CONFIGS]]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = ending(layer, epilogue(layer))
+        shape, tile = conv_shape(layer), from_config(config)
+        reason = made if isinstance(made, str) else refuses(shape)
+        if reason or isinstance(made, str):
+            raise PlanRefused(str(reason))
+        head = anchor(layer)
+        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        dtype = signature.outputs[0].dtype
+        rows = shape.steps(tile.bk) * tile.bk
+        packed = (
+            packed_array(
+                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",  # type: ignore[union-attr]
+                shape.k * rows * 2,
+                lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),  # type: ignore[union-attr]
+            ),
+            packed_bias(made, own, shape.k),
+        )
+
+        def make(args: Args) -> list:
+            residual = None if made.residual is None else View(args.inputs[made.residual], shape.k)
+            return [
+                conv_launch(
+                    tile,
+                    shape,
+                    View(args.inputs[x], shape.c),  # type: ignore[index]
+                    args.packed[0],
+                    args.packed[1],
+                    View(args.outputs[0], shape.k),
+                    residual=residual,
+                    finish=made.finish,
+                    bf16=dtype.name == "bf16",
+                    multiprocessors=machine.multiprocessors,
+                    label=layer.name,
+                )
+            ]
+
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
+
+
+def constant_weights(layer: Layer, head: Layer) -> str | None:
+    """Why weights or bias cannot be packed at build time, or None."""
+    places = [outer_input(layer, t) for t in head.inputs[1:3] if t is not None]
+    if any(i is None or not layer.inputs[i].is_constant for i in places):  # type: ignore[union-attr]
+        return "the weights are computed at run time; the kernel wants them packed before"
+    return None
+
+
+def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = HALF) -> list[Signature]:
+    """Channels last in `types` for the result and the residual; the input in format `source`."""
+    posts, head = epilogue(layer), anchor(layer)
+    x = outer_input(layer, head.inputs[0])
+    found = []
+    for dtype in float_types([head.inputs[0], layer.outputs[0]], types):
+        stored = {p.other: Operand("nhwc", dtype) for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant}  # type: ignore[union-attr]
+        if any(layer.inputs[i].type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):  # type: ignore[union-attr,index]
+            continue
+        found.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))  # type: ignore[dict-item]
+    return found
+
+
+def conv_shape(layer: Layer) -> ConvShape:
+    """The sizes of a Conv of two spatial axes."""
+    head = anchor(layer)
+    n, c, h, w = static_shape(head.inputs[0].shape)  # type: ignore[union-attr]
+    k, _, r, s = static_shape(head.inputs[1].shape)  # type: ignore[union-attr]
+    a = head.attrs
+    return ConvShape(
+        n, h, w, c, k, r, s, tuple(a.get("strides") or (1, 1)), tuple(a.get("pads") or (0, 0, 0, 0)), tuple(a.get("dilations") or (1, 1))
+    )
+
+
+def packed_bias(made: Ending, own: Any, channels: int) -> Any:
+    """The packed bias of a layer: zeros when it has none."""
+    digest = own.weight.digest if own is not None else ""
+    return packed_array(
+        f"bias {digest} {made.key} {channels}", bias_count(channels) * 4, lambda: pack_bias(made.bias(own, channels), channels)
+    )
+
+
+def as_config(c: ConvConfig) -> Config:
+    """A tile as a tactic's config."""
+    return (
+        ("wgs", c.wgs),
+        ("mi", c.mi),
+        ("bn", c.bn),
+        ("bk", c.bk),
+        ("stages", c.stages),
+        ("sk", c.sk),
+        ("blocks", c.blocks),
+        ("direct", c.direct),
+    )
+
+
+def from_config(config: Config) -> ConvConfig:
+    """The tile of a config. Raises PlanRefused for one that the hardware cannot hold."""
+    tile = ConvConfig(**{k: int(v) for k, v in config})
+    if not tile.valid():
+        raise PlanRefused(f"a multiprocessor cannot hold {tile}")
+    return tile

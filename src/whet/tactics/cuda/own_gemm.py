@@ -1,0 +1,134 @@
+"""Gemm and MatMul with constant weights on Hopper's tensor cores: the convolution kernel with one pixel a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics.cuda._conv import ConvShape, View, conv_launch, pack_weights, refuses
+from whet.tactics.cuda._conv_config import configs_for
+from whet.tactics.cuda._kernel import HALF, GpuKernel, all_static, ending, float_types, machine_has, packed_array, same
+from whet.tactics.cuda.own_conv import as_config, from_config, packed_bias
+
+MAX_CONFIGS = 16
+
+
+@tactic
+class OwnGemm(Tactic):
+    """Row-major 16-bit operands; the result in the same type, or in f32 where the network's is."""
+
+    ops = ("Gemm", "MatMul")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        x, w = head.inputs[0], head.inputs[1]
+        i = outer_input(layer, w)
+        if i is None or not layer.inputs[i].is_constant or w.type.rank != 2:  # type: ignore[union-attr]
+            return "the second matrix is computed at run time, or is a stack of matrices"
+        if head.attrs.get("transA") or x.type.rank < 2:  # type: ignore[union-attr]
+            return "the first matrix is transposed, or is a vector"
+        if head.op == "Gemm" and head.attrs.get("alpha", 1.0) != 1.0:
+            return "alpha is not 1"
+        b = head.input(2)
+        if b is not None:
+            j = outer_input(layer, b)
+            if (
+                head.attrs.get("beta", 1.0) != 1.0
+                or j is None
+                or not layer.inputs[j].is_constant
+                or prod(static_shape(b.shape)) != _columns(head)
+            ):  # type: ignore[union-attr]
+                return "C is no constant row, or beta is not 1"
+        return None if epilogue(layer) is not None else "what is fused to it is not a chain"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer) or self.why_not(layer):
+            return []
+        head, posts = anchor(layer), epilogue(layer)
+        x = outer_input(layer, head.inputs[0])
+        found = []
+        for dtype in float_types([head.inputs[0], layer.outputs[0]], HALF):
+            others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]  # type: ignore[union-attr]
+            stored = {i: Operand("linear", dtype) for i in (*others, x)}
+            results = [dtype] if others or layer.outputs[0].dtype != F32 else [dtype, F32]
+            found += [same(layer, stored, Operand("linear", t)) for t in results]  # type: ignore[arg-type]
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        return made if isinstance(made, str) else refuses(_shape(layer))
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        s = _shape(layer)
+        found = configs_for(s.m, s.k, s.c, 1, machine.multiprocessors)
+        if signature.outputs[0].dtype == F32:
+            found = [c for c in found if c.sk > 1 or c.direct]
+        return [as_config(c) for c in found[:MAX_CONFIGS]]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        head, shape, tile = anchor(layer), _shape(layer), from_config(config)
+        out_f32 = signature.outputs[0].dtype == F32
+        if out_f32 and tile.sk == 1 and not tile.direct:
+            raise PlanRefused("f32 results need a split or direct configuration")
+        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        assert weights is not None
+        dtype = signature.inputs[x].dtype  # type: ignore[index,union-attr]
+        turned = head.op == "MatMul" or not head.attrs.get("transB")
+        rows = shape.steps(tile.bk) * tile.bk
+
+        def filters() -> np.ndarray:
+            given = np.asarray(weights.array(), np.float32)
+            return pack_weights((given.T if turned else given)[:, :, None, None], tile.bk, dtype.numpy)
+
+        packed = (
+            packed_array(f"{weights.weight.digest}|gemm {turned} {tile.bk} {dtype}", shape.k * rows * 2, filters),  # type: ignore[union-attr]
+            packed_bias(made, own, shape.k),
+        )
+
+        def make(args: Args) -> list:
+            residual = None if made.residual is None else View(args.inputs[made.residual], shape.k)
+            return [
+                conv_launch(
+                    tile,
+                    shape,
+                    View(args.inputs[x], shape.c),  # type: ignore[index]
+                    args.packed[0],
+                    args.packed[1],
+                    View(args.outputs[0], shape.k),
+                    residual=residual,
+                    finish=made.finish,
+                    bf16=dtype.name == "bf16",
+                    out_f32=out_f32,
+                    multiprocessors=machine.multiprocessors,
+                    label=layer.name,
+                )
+            ]
+
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
+
+
+def _columns(head: Layer) -> int:
+    """Columns of the result."""
+    return static_shape(head.outputs[0].shape)[-1]
+
+
+def _shape(layer: Layer) -> ConvShape:
+    """The product as a 1x1 convolution over a row of pixels."""
+    head = anchor(layer)
+    *rows, inner = static_shape(head.inputs[0].shape)  # type: ignore[union-attr]
+    return ConvShape(1, 1, prod(rows), inner, _columns(head))

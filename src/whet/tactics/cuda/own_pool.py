@@ -1,0 +1,81 @@
+"""Pooling, channels last, eight channels a thread: windows, and means over whole images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16, F32
+from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
+from whet.tactics.cuda._kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
+
+
+@tactic
+class OwnPool(Tactic):
+    """MaxPool, AveragePool, GlobalAveragePool, and ReduceMean over height and width."""
+
+    ops = ("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Fused":
+            return "the kernel fuses nothing"
+        if len(layer.outputs) != 1 or layer.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+            return "takes images of two spatial axes and gives no indices"
+        if layer.op == "ReduceMean" and _axes(layer) != (2, 3):
+            return "means over height and width only"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        outs = ("nhwc",)
+        if _whole(layer):  # one value a channel: both formats are the same bytes
+            outs = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
+        types = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
+        return [same(layer, {0: Operand("nhwc", t)}, Operand(f, t)) for t in types for f in outs]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        channels = layer.inputs[0].shape[1]  # type: ignore[union-attr]
+        if channels % 8:  # type: ignore[operator]
+            return f"{channels} channels are no multiple of 8"
+        return "ceil_mode's own padding is not counted as the window's" if not _whole(layer) and _grown(layer) else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        n, c, h, w = static_shape(layer.inputs[0].shape)  # type: ignore[union-attr]
+        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "MAX": int(layer.op == "MaxPool")}
+        fields = "<2Q17i4x"
+        if _whole(layer):
+            sizes = (n, h, w, c, 1, 1, *(1,) * 8, 0, h, w)
+            entry, grid = "global_average", (blocks_of(c, 64), n, 1)
+        else:
+            a = layer.attrs
+            p, q = static_shape(layer.outputs[0].shape)[2:]
+            kernel, strides = a["kernel_shape"], a.get("strides") or (1, 1)
+            pads, dilations = a.get("pads") or (0, 0, 0, 0), a.get("dilations") or (1, 1)
+            whole = int(bool(a.get("count_include_pad")))
+            sizes = (n, h, w, c, p, q, *kernel, *strides, pads[0], pads[1], *dilations, whole, h + pads[2], w + pads[3])
+            entry, grid = "pool", (blocks_of(n * p * q * (c // 8), 256), 1, 1)
+
+        def make(args: Args) -> list:
+            return [launch("pool.cu", entry, constants, grid, 256, fields, args.inputs[0], args.outputs[0], *sizes)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own {entry}", rtol=0.0 if layer.op == "MaxPool" else None)
+
+
+def _axes(layer: Layer) -> tuple[int, ...]:
+    given = layer.attrs.get("axes")
+    if given is None and layer.input(1) is not None and layer.inputs[1].is_constant:  # type: ignore[union-attr]
+        given = layer.inputs[1].array().reshape(-1).tolist()  # type: ignore[union-attr]
+    return tuple(sorted(int(a) % 4 for a in given or ()))
+
+
+def _whole(layer: Layer) -> bool:
+    return layer.op in ("GlobalAveragePool", "ReduceMean")
+
+
+def _grown(layer: Layer) -> bool:
+    """Whether an average counts padding that ceil_mode adds."""
+    return layer.op == "AveragePool" and bool(layer.attrs.get("ceil_mode")) and bool(layer.attrs.get("count_include_pad"))
