@@ -24,7 +24,7 @@ def _array(name: str, type_: TensorType, env: dict[str, int], seed: int, extreme
     if type_.dtype.kind == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if not type_.dtype.is_float:
-        return rng.integers(0, 3, shape).astype(type_.dtype.numpy)
+        return rng.integers(0, 2, shape).astype(type_.dtype.numpy)
     a = rng.standard_normal(shape).astype(type_.dtype.numpy)
     if extreme:
         special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 3e38, -3e38], np.float64)

@@ -25,8 +25,8 @@ def fold_constants(g: Graph, layer: Layer) -> list[Tensor] | Skip | None:
         return None
     if layer.op == "Identity" and g.is_output(layer.output):
         return None  # how a constant is an output
-    if not given and not all(t.type.static for t in layer.outputs):
-        return None
+    if not all(t.type.static for t in layer.outputs):
+        return None  # an Expand to a symbolic batch
     if any(t.dtype.name == "string" for t in (*given, *layer.outputs)):
         return Skip("strings are not computed with")
     made = sum(t.type.nbytes for t in layer.outputs if isinstance(t.type.nbytes, int))

@@ -1,0 +1,93 @@
+"""GELU spelled out, in its erf form (x * (1 + Erf(x / sqrt 2)) / 2) or its tanh form, is one Gelu; factors in any order."""
+
+from __future__ import annotations
+
+import math
+
+from whet.network import Layer, Tensor
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._graph import Graph
+from whet.passes._match import is_factor, made_by, near, private, product, sum_with
+from whet.passes._weights import scalar
+
+
+@rule("Mul", "Div", phase=Phase.RECOGNIZE)
+def recognize_gelu(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    p = product(g, layer.output)
+    if len(p.factors) != 2:
+        return None
+    for x, gate in (p.factors, p.factors[::-1]):
+        bell = sum_with(g, gate, 1.0)
+        inner = g.maker(bell)
+        if inner is None or inner.op not in ("Erf", "Tanh"):
+            continue
+        interior = [*(y for y in p.layers if y is not layer), *filter(None, (g.maker(gate), inner))]
+        found = _erf_of(g, inner, x) if inner.op == "Erf" else _tanh_of(g, inner, x)
+        if found is None:
+            continue
+        number, below = found
+        if not near(p.number, number):
+            return None if is_factor(g, layer) else Skip(f"the factor is {p.number:g}, that of a GELU is {number:g}")
+        if not x.dtype.is_float or x.type != layer.output.type:
+            return None
+        if reason := private(g, layer, [*interior, *below]):
+            return Skip(reason)
+        return g.add("Gelu", x, approximate="none" if inner.op == "Erf" else "tanh")
+    return None
+
+
+def _erf_of(g: Graph, erf: Layer, x: Tensor) -> tuple[float, list[Layer]] | None:
+    """(the factor that a GELU has outside, layers) when `erf` is Erf(x / sqrt 2)."""
+    arg = erf.inputs[0]
+    if arg is None:
+        return None
+    p = product(g, arg)
+    return (0.5, p.layers) if p.factors == [x] and near(p.number, math.sqrt(0.5)) else None
+
+
+def _tanh_of(g: Graph, tanh: Layer, x: Tensor) -> tuple[float, list[Layer]] | None:
+    """The same when `tanh` is Tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)), or with x taken out of the sum."""
+    arg = tanh.inputs[0]
+    if arg is None:
+        return None
+    p = product(g, arg)
+    outside = sum(f is x for f in p.factors)
+    sums = [f for f in p.factors if f is not x]
+    if not near(p.number, math.sqrt(2 / math.pi)) or len(sums) != 1 or outside > 1:
+        return None
+    add = made_by(g, sums[0], "Add")
+    if add is None:
+        return None
+    layers = [*p.layers, add]
+    terms = []
+    for t in add.inputs:
+        term = _monomial(g, t, x)
+        if term is None:
+            return None
+        terms.append(term[:2])
+        layers += term[2]
+    (c0, k0), (c1, k1) = sorted(terms, key=lambda t: t[1])
+    fits = near(c0, 1.0) and near(c1, 0.044715) and (k0 + outside, k1 + outside) == (1, 3)
+    return (0.5, layers) if fits else None
+
+
+def _monomial(g: Graph, t: Tensor | None, x: Tensor) -> tuple[float, int, list[Layer]] | None:
+    """(c, k, layers) when `t` is c * x^k; None otherwise."""
+    number = scalar(t)
+    if number is not None:
+        return number, 0, []
+    if t is None:
+        return None
+    p = product(g, t)
+    power, layers = 0, list(p.layers)
+    for f in p.factors:
+        pow_ = made_by(g, f, "Pow")
+        exponent = scalar(pow_.inputs[1]) if pow_ is not None else None
+        if f is x:
+            power += 1
+        elif pow_ is not None and pow_.inputs[0] is x and exponent in (1.0, 2.0, 3.0):
+            power += int(exponent)
+            layers.append(pow_)
+        else:
+            return None
+    return p.number, power, layers

@@ -1,0 +1,77 @@
+"""Layer norm spelled out ((x - mean) / sqrt(variance + epsilon), then scale and shift) is one LayerNormalization."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whet.network import Layer, Tensor
+from whet.ops._origin import literal
+from whet.ops._reduce import reduced
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._graph import Graph
+from whet.passes._match import made_by, private
+from whet.passes._weights import is_scalar, scalar, shaped
+
+
+@rule("Div", "Mul", "Add", phase=Phase.RECOGNIZE)
+def recognize_layer_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    return _normalized(g, layer) if layer.op == "Div" else _scaled(g, layer)
+
+
+def _normalized(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    """The core: centred / sqrt(mean(centred^2) + epsilon), over the last axes."""
+    centred = layer.inputs[0]
+    sub, root = made_by(g, centred, "Sub"), made_by(g, layer.inputs[1], "Sqrt")
+    add = made_by(g, root.inputs[0], "Add") if root is not None else None
+    if sub is None or root is None or add is None or centred is None:
+        return None
+    x, mean = sub.inputs[0], made_by(g, sub.inputs[1], "ReduceMean")
+    variance, epsilon = next(
+        ((made_by(g, t, "ReduceMean"), scalar(e)) for t, e in (add.inputs, add.inputs[::-1]) if scalar(e) is not None), (None, None)
+    )
+    if x is None or mean is None or variance is None or epsilon is None or mean.inputs[0] is not x:
+        return None
+    square = g.maker(variance.inputs[0])
+    if square is None or not _is_square(square, centred):
+        return None
+    axes, rank = reduced(mean), x.type.rank
+    if not axes or axes != reduced(variance) or axes != tuple(range(axes[0], rank)):
+        return Skip(f"it normalizes the axes {axes}, not the last ones")
+    if not mean.attrs["keepdims"] or not variance.attrs["keepdims"] or not x.dtype.is_float:
+        return None
+    if any(not isinstance(d, int) for d in x.shape[axes[0] :]):
+        return Skip(f"the normalized axes of %{x.name}: {x.type} have no fixed size")
+    if reason := private(g, layer, [sub, mean, square, variance, add, root]):
+        return Skip(reason)
+    ones = g.constant(literal(np.ones([int(d) for d in x.shape[axes[0] :]], x.dtype.numpy)), "ones")  # type: ignore[arg-type]
+    return g.add("LayerNormalization", x, ones, axis=axes[0] - rank, epsilon=epsilon)
+
+
+def _is_square(square: Layer, x: Tensor) -> bool:
+    if square.op == "Mul":
+        return square.inputs == (x, x)
+    return square.op == "Pow" and square.inputs[0] is x and is_scalar(square.inputs[1], 2.0)
+
+
+def _scaled(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    """A scale or shift behind a recognized core becomes its scale or bias."""
+    for value, other in (layer.inputs, layer.inputs[::-1]):
+        norm = made_by(g, value, "LayerNormalization")
+        if norm is None or value is None or other is None or other.weight is None:
+            continue
+        x, scale, bias = norm.inputs[0], norm.inputs[1], norm.input(2)
+        fresh = scale is not None and scale.weight is not None and scale.weight.origin.op == "literal"
+        if bias is not None or (layer.op == "Mul" and not fresh):
+            return None  # it has them already
+        axis = norm.attrs["axis"] % value.type.rank
+        wanted = tuple(value.shape[axis:])
+        dims = (1,) * (value.type.rank - other.type.rank) + tuple(other.shape)
+        if layer.output.type != value.type or any(d != 1 for d in dims[:axis]) or dims[axis:] != wanted:
+            return Skip(f"%{other.name}: {other.type} is no {'scale' if layer.op == 'Mul' else 'shift'} of the normalized axes {wanted}")
+        if reason := g.shared(value, layer):
+            return Skip(reason)
+        weight = shaped(other.weight, tuple(int(d) for d in wanted))  # type: ignore[arg-type]
+        vector = other if weight is other.weight else g.constant(weight, other.name)
+        inputs = (x, vector) if layer.op == "Mul" else (x, scale, vector)
+        return g.add("LayerNormalization", *inputs, **norm.attrs)
+    return None
