@@ -7,6 +7,8 @@ from onnx import defs
 from whet.errors import UnsupportedError
 from whet.registry import nearest
 
+DAMAGED = "The model is damaged: copy it again, or export it anew."
+
 _ORT = (
     "ONNX Runtime's own op: the model was saved after its graph optimizer (or quantizer) ran. "
     "Give the model as it was before, or save it with ORT's graph optimization level 'disable' or 'basic'"
@@ -24,16 +26,6 @@ _DOMAINS = {
 }
 _SEQUENCE = "sequences of tensors: replace them with Concat, Split or Stack of fixed numbers before export"
 _OPS = {
-    "NonMaxSuppression": "postprocessing: end the network before it (export without NMS) and do it on its outputs",
-    "NonZero": "its output's size depends on the data: end the network before it, or replace boolean indexing by a mask (Where)",
-    "Unique": "its output's size depends on the data: end the network before it",
-    "Compress": "its output's size depends on the data: replace it by a mask (Where), or end the network before it",
-    "RandomNormal": "random numbers in inference: give them as an input",
-    "RandomUniform": "random numbers in inference: give them as an input",
-    "RandomNormalLike": "random numbers in inference: give them as an input",
-    "RandomUniformLike": "random numbers in inference: give them as an input",
-    "Multinomial": "random numbers in inference: end the network at the probabilities and draw outside",
-    "Bernoulli": "random numbers in inference: give them as an input",
     "ImageDecoder": "decode images before the network",
     "StringNormalizer": "do the text processing before the network",
     "TfIdfVectorizer": "do the text processing before the network",
@@ -57,7 +49,9 @@ def unsupported(name: str, domain: str, op: str, reason: str) -> UnsupportedErro
 def no_reader(domain: str, op: str, known, before: tuple[str, ...]) -> str:
     """The reason, with the nearest way out, for an op that whet has no reader for."""
     if domain:
-        return _DOMAINS.get(domain, f"the domain {domain!r} is not ONNX's own; export with standard ops, or with the op as an ONNX function")
+        return _DOMAINS.get(
+            domain, f"the domain {domain!r} is not ONNX's own; export with standard ops, or with the op as an ONNX function"
+        )
     if op in _OPS:
         return f"whet has no such op; {_OPS[op]}"
     cut = f" Or end the network before it, at {', '.join(repr(b) for b in before)} (onnx.utils.extract_model)." if before else ""

@@ -8,7 +8,7 @@ from typing import Any
 from onnx import AttributeProto, NodeProto, defs
 
 from whet.errors import FrontendError
-from whet.frontends._onnx_advice import unsupported
+from whet.frontends._onnx_advice import DAMAGED, unsupported
 from whet.frontends._onnx_tensors import array_of
 
 _A = AttributeProto
@@ -22,7 +22,7 @@ def attributes(node: NodeProto, name: str, domain: str, folder: Path | None) -> 
         if a.ref_attr_name:
             raise FrontendError(f"{what} refers to {a.ref_attr_name!r} of a function, but the node is in none. Export the model anew.")
         if a.name in found:
-            raise FrontendError(f"{what} is given twice. The model is damaged; export it anew.")
+            raise FrontendError(f"{what} is given twice. {DAMAGED}")
         match a.type:
             case _A.GRAPH | _A.GRAPHS:
                 continue
@@ -42,7 +42,9 @@ def attributes(node: NodeProto, name: str, domain: str, folder: Path | None) -> 
                 found[a.name] = array_of(a.t, folder, what)
             case _:
                 kind = _A.AttributeType.Name(a.type) if a.type in _A.AttributeType.values() else f"kind {a.type}"
-                raise unsupported(name, domain, node.op_type, f"its attribute {a.name} is of the kind {kind}; export it as a tensor or as numbers")
+                raise unsupported(
+                    name, domain, node.op_type, f"its attribute {a.name} is of the kind {kind}; export it as a tensor or as numbers"
+                )
     return found
 
 
@@ -57,21 +59,27 @@ def check_form(node: NodeProto, name: str, domain: str, opset: int) -> None:
     while given and not node.input[given - 1]:
         given -= 1
     if not schema.min_input <= given <= schema.max_input:
-        raise FrontendError(f"{what} has {given} inputs, the op takes {_span(schema.min_input, schema.max_input)}. The model is damaged; export it anew.")
+        raise FrontendError(f"{what} has {given} inputs, the op takes {_span(schema.min_input, schema.max_input)}. {DAMAGED}")
     for i, formal in enumerate(schema.inputs):
         if formal.option == defs.OpSchema.FormalParameterOption.Single and (i >= given or not node.input[i]):
-            raise FrontendError(f"{what}: its input {formal.name} is missing. The model is damaged; export it anew.")
+            raise FrontendError(f"{what}: its input {formal.name} is missing. {DAMAGED}")
     if len(node.output) > schema.max_output:
-        raise FrontendError(f"{what} has {len(node.output)} outputs, the op makes {_span(schema.min_output, schema.max_output)}. Export the model anew.")
+        raise FrontendError(
+            f"{what} has {len(node.output)} outputs, the op makes {_span(schema.min_output, schema.max_output)}. Export the model anew."
+        )
     for a in node.attribute:
         want = schema.attributes.get(a.name)
-        if want is not None and int(want.type.value if hasattr(want.type, "value") else want.type) != a.type:
-            raise FrontendError(f"{what}: its attribute {a.name} is of the kind {_A.AttributeType.Name(a.type) if a.type in _A.AttributeType.values() else a.type}, "
-                                f"the op wants {want.type.name}. The model is damaged; export it anew.")  # fmt: skip
+        if want is not None and kind_of(want.type) != a.type:
+            raise FrontendError(f"{what}: its attribute {a.name} is of the kind {a.type}, the op wants {kind_of(want.type)}. {DAMAGED}")
     have = {a.name for a in node.attribute}
     for key, want in schema.attributes.items():
         if want.required and key not in have:
-            raise FrontendError(f"{what} needs the attribute {key}. The model is damaged; export it anew.")
+            raise FrontendError(f"{what} needs the attribute {key}. {DAMAGED}")
+
+
+def kind_of(declared: Any) -> int:
+    """The AttributeProto kind behind a schema's attribute type (an enum in new onnx, an int in older ones)."""
+    return int(getattr(declared, "value", declared))
 
 
 def _span(low: int, high: int) -> str:
@@ -82,4 +90,4 @@ def _text(raw: bytes, what: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as e:
-        raise FrontendError(f"{what} is no text. The model is damaged; copy it again, or export it anew.") from e
+        raise FrontendError(f"{what} is no text. {DAMAGED}") from e

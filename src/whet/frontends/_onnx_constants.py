@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import FrontendError, UnsupportedError
+from whet.frontends._onnx_advice import DAMAGED
 from whet.network import Network, Origin, Tensor, Weight
 from whet.ops import OPS, run_layer
 
@@ -18,7 +19,7 @@ _KEPT = {"QuantizeLinear", "DequantizeLinear"}  # Q/DQ says something about prec
 def constant_of(attrs: dict[str, Any], name: str) -> np.ndarray:
     """The array of a Constant node. Raises FrontendError or UnsupportedError."""
     if len(attrs) != 1:
-        raise FrontendError(f"node '{name}' (Constant) needs one value, it has {', '.join(attrs) or 'none'}. The model is damaged; export it anew.")
+        raise FrontendError(f"node '{name}' (Constant) needs one value, it has {', '.join(attrs) or 'none'}. {DAMAGED}")
     ((key, value),) = attrs.items()
     match key:
         case "value" if isinstance(value, np.ndarray):
@@ -30,7 +31,9 @@ def constant_of(attrs: dict[str, Any], name: str) -> np.ndarray:
     raise UnsupportedError(f"node '{name}' (Constant): a constant given as {key} is not supported; save it as an ordinary tensor.")
 
 
-def fold(net: Network, start: int, outputs: Sequence[Tensor | None], inputs: Sequence[Tensor | None], names: Sequence[str]) -> list[Tensor] | None:
+def fold(
+    net: Network, start: int, outputs: Sequence[Tensor | None], inputs: Sequence[Tensor | None], names: Sequence[str]
+) -> list[Tensor] | None:
     """Replaces the layers from `start` on by constants where every input is known and the outputs are small; else None.
 
     A tensor whose elements are known sizes counts as known, but a layer that keeps them symbolically is left in place: it is how
@@ -55,11 +58,11 @@ def fold(net: Network, start: int, outputs: Sequence[Tensor | None], inputs: Seq
     if not known and all(t is not None and t.shape_value is not None for t in outputs):
         return None
     for layer in added:
-        for t in layer.inputs:
-            if t is not None and t not in values:
-                if t.weight is None:
+        for x in layer.inputs:
+            if x is not None and x not in values:
+                if x.weight is None:
                     return None
-                values[t], origins[t] = t.array(), t.weight.origin
+                values[x], origins[x] = x.array(), x.weight.origin
         arrays = [None if t is None else values[t] for t in layer.inputs]
         made = run_layer(layer, arrays)
         args = tuple(None if t is None else origins[t] for t in layer.inputs)
@@ -70,7 +73,10 @@ def fold(net: Network, start: int, outputs: Sequence[Tensor | None], inputs: Seq
     if any(t is None or t not in values for t in outputs):
         return None
     del net.layers[start:]
-    taken = [net.constant(Weight(values[t], origins[t]), names[i] if i < len(names) and names[i] else t.name) for i, t in enumerate(outputs) if t]
+    net._names -= {name for layer in added for name in (layer.name, *(t.name for t in layer.outputs))}  # the constants take them over
+    taken = [
+        net.constant(Weight(values[t], origins[t]), names[i] if i < len(names) and names[i] else t.name) for i, t in enumerate(outputs) if t
+    ]
     return taken
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -16,7 +17,7 @@ from whet.network import TensorType
 def schema_function(node: NodeProto, domain: str, opset: int, types: Sequence[TensorType | None]) -> FunctionProto | None:
     """The body by which ONNX itself defines the node's op at this opset, or None."""
     try:
-        schema = defs.get_schema(node.op_type, opset, domain)
+        schema: Any = defs.get_schema(node.op_type, opset, domain)
     except defs.SchemaError:
         return None
     if schema.has_function and len(schema.function_body.node):
@@ -36,7 +37,7 @@ def defined_by_others(op: str, within: FunctionProto) -> bool:
     """Whether ONNX defines `op` by other ops at the opset that `within` uses."""
     version = next((o.version for o in within.opset_import if o.domain == ""), 1)
     try:
-        schema = defs.get_schema(op, version, "")
+        schema: Any = defs.get_schema(op, version, "")
     except defs.SchemaError:
         return False
     return bool(schema.has_function or schema.has_context_dependent_function)
@@ -46,7 +47,13 @@ def _type_proto(t: TensorType) -> TypeProto:
     return onnx.helper.make_tensor_type_proto(ONNX_OF_DTYPE[t.dtype], [d if isinstance(d, int) else str(d) for d in t.shape])
 
 
-def expand(call: NodeProto, f: FunctionProto, name: str) -> list[NodeProto]:
+def schema_defaults(op: str, domain: str, opset: int) -> list[AttributeProto]:
+    """Default attributes of an op: what its definition refers to when a node does not give them."""
+    declared = defs.get_schema(op, opset, domain).attributes.values()
+    return [a.default_value for a in declared if a.default_value.name]
+
+
+def expand(call: NodeProto, f: FunctionProto, name: str, defaults: Sequence[AttributeProto] = ()) -> list[NodeProto]:
     """The nodes of `f` for one call: values renamed into the caller's, attributes filled in. `name` is the call's."""
     if len(call.input) > len(f.input) or len(call.output) > len(f.output):
         raise FrontendError(
@@ -66,7 +73,7 @@ def expand(call: NodeProto, f: FunctionProto, name: str) -> list[NodeProto]:
         else:
             names[n] = out
     given = {a.name: a for a in call.attribute}
-    defaults = {a.name: a for a in f.attribute_proto}
+    otherwise = {a.name: a for a in (*defaults, *f.attribute_proto)}
 
     def renamed(n: str) -> str:
         if n not in names:
@@ -78,7 +85,7 @@ def expand(call: NodeProto, f: FunctionProto, name: str) -> list[NodeProto]:
         new = NodeProto()
         new.CopyFrom(node)
         new.name = f"{name}/{node.name or f'{node.op_type.lower()}_{i}'}"
-        _rename(new, renamed, given, defaults)
+        _rename(new, renamed, given, otherwise)
         body.append(new)
     return body + head
 
@@ -98,7 +105,7 @@ def _rename(node: NodeProto, renamed: Callable[[str], str], given, defaults) -> 
             actual.name = a.name
             kept.append(actual)
             continue
-        for sub in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs):
+        for sub in [a.g] if a.type == AttributeProto.GRAPH else a.graphs:
             _rename_graph(sub, renamed, given, defaults)
         kept.append(a)
     copies = [AttributeProto.FromString(a.SerializeToString()) for a in kept]

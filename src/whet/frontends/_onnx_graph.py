@@ -9,10 +9,10 @@ from pathlib import Path
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
-from whet.frontends._onnx_advice import no_reader, shown, unsupported
+from whet.frontends._onnx_advice import DAMAGED, no_reader, shown, unsupported
 from whet.frontends._onnx_attrs import attributes, check_form
 from whet.frontends._onnx_constants import constant_of, fold
-from whet.frontends._onnx_functions import defined_by_others, expand, schema_function
+from whet.frontends._onnx_functions import defined_by_others, expand, schema_defaults, schema_function
 from whet.frontends._onnx_load import opsets
 from whet.frontends._onnx_node import Node
 from whet.frontends._onnx_order import ordered
@@ -93,49 +93,57 @@ class GraphReader:
     readers: dict[str, Op] = field(default_factory=onnx_readers)
     depth: int = 0
 
-    def read(self, graph: GraphProto, scope: Scope, versions: Mapping[str, int], types: Mapping[str, TensorType]) -> list[Tensor]:
-        """Adds the graph's layers to `scope.net`; `types` are its inputs' types. Returns the tensors of its outputs."""
+    def read(
+        self, graph: GraphProto, scope: Scope, versions: Mapping[str, int], types: Mapping[str, TensorType], prefix: str = ""
+    ) -> list[Tensor]:
+        """Adds the graph's layers to `scope.net`; `types` are its inputs' types, `prefix` goes before made-up node names. Returns the tensors of its outputs."""
         net = scope.net
         if len(graph.sparse_initializer):
             name = graph.sparse_initializer[0].values.name
-            raise UnsupportedError(f"the weight {name!r} is stored sparse; whet reads dense weights (and finds the zeros itself). Save it as an ordinary initializer.")
+            raise UnsupportedError(
+                f"the weight {name!r} is stored sparse; whet reads dense weights and finds the zeros itself. Save it as an initializer."
+            )
         for t in graph.initializer:
             if t.name in scope.initializers:
-                raise FrontendError(f"the weight {t.name!r} stands in the model twice. The model is damaged; export it anew.")
+                raise FrontendError(f"the weight {t.name!r} stands in the model twice. {DAMAGED}")
             scope.initializers[t.name] = t
         for info in graph.input:
             if info.name in scope.initializers:
                 declared = info.type.tensor_type.elem_type
                 if declared and declared != scope.initializers[info.name].data_type:
-                    raise FrontendError(f"the weight {info.name!r} is listed as an input of another element type. The model is damaged; export it anew.")
+                    raise FrontendError(f"the weight {info.name!r} is listed as an input of another element type. {DAMAGED}")
                 continue
             if info.name in scope.own or not info.name:
-                raise FrontendError(f"two inputs are called {info.name!r}. The model is damaged; export it anew.")
+                raise FrontendError(f"two inputs are called {info.name!r}. {DAMAGED}")
             scope[info.name] = net.add_input(info.name, types[info.name])
         given = {*scope.own, *scope.initializers}
         for node in graph.node:
             if clash := next((o for o in node.output if o in given), None):
-                raise FrontendError(f"node '{node.name}' ({node.op_type}) makes {clash!r}, which is an input or a weight. The model is damaged; export it anew.")
-        self.read_nodes(graph.node, scope, versions)
+                raise FrontendError(f"node '{node.name}' ({node.op_type}) makes {clash!r}, which is an input or a weight. {DAMAGED}")
+        self.read_nodes(graph.node, scope, versions, prefix)
         outputs = []
         for info in graph.output:
             if info.name not in scope:
-                raise FrontendError(f"the output {info.name!r} is made by nothing. The model is damaged; export it anew.")
+                raise FrontendError(f"the output {info.name!r} is made by nothing. {DAMAGED}")
             if info.name in scope.unknown:
                 continue
             outputs.append(t := scope[info.name])
             code = info.type.tensor_type.elem_type
             if code and dtype_of_onnx(code, f"the output {info.name!r}") != t.dtype:
-                raise FrontendError(f"the output {info.name!r} is declared as {dtype_of_onnx(code, info.name)}, but computed as {t.dtype}. The model is damaged; export it anew.")
+                raise FrontendError(
+                    f"the output {info.name!r} is declared as {dtype_of_onnx(code, info.name)}, but computed as {t.dtype}. {DAMAGED}"
+                )
         return outputs
 
-    def read_nodes(self, nodes: Sequence[NodeProto], scope: Scope, versions: Mapping[str, int]) -> None:
+    def read_nodes(self, nodes: Sequence[NodeProto], scope: Scope, versions: Mapping[str, int], prefix: str = "") -> None:
         """Adds the layers of `nodes` in running order."""
         if self.depth >= _DEEPEST:
-            raise FrontendError(f"functions or subgraphs stand inside each other more than {_DEEPEST} deep, perhaps in a circle. Export the model anew.")
+            raise FrontendError(
+                f"functions or subgraphs stand inside each other more than {_DEEPEST} deep, perhaps in a circle. Export the model anew."
+            )
         self.depth += 1
         try:
-            for name, node in ordered(nodes, scope):
+            for name, node in ordered(nodes, scope, prefix):
                 self._try_node(node, name, scope, versions)
         finally:
             self.depth -= 1
@@ -161,14 +169,19 @@ class GraphReader:
         op = self.readers.get(node.op_type) if not domain else None
         opset = versions.get(domain, 1)
         if op is None and not (not domain and node.op_type == "Constant"):
-            body = schema_function(node, domain, opset, [t and t.type for t in inputs])
+            body = schema_function(node, domain, opset, [None if t is None else t.type for t in inputs])
             if body is None or not self._readable(body):
                 before = tuple(n for n, t in zip(node.input, inputs, strict=True) if t is not None and not t.is_constant)
                 raise unsupported(name, domain, node.op_type, no_reader(domain, node.op_type, self.readers, before))
-            self.read_nodes(expand(node, body, name), scope, {**versions, **opsets(body.opset_import, f"the definition of {node.op_type}")})
+            nodes = expand(node, body, name, schema_defaults(node.op_type, domain, opset))
+            self.read_nodes(nodes, scope, {**versions, **opsets(body.opset_import, f"the definition of {node.op_type}")})
             return
         check_form(node, name, domain, opset)
+        if opset < 9 and node.op_type in ("Scan", "Upsample"):
+            raise unsupported(name, domain, node.op_type, f"opset {opset} of it means something else; convert the model to opset 13")
         attrs = attributes(node, name, domain, self.folder)
+        if opset < 9 and attrs.get("spatial") == 1:
+            del attrs["spatial"]  # BatchNormalization until opset 8: the default, and what is left since
         net, start = scope.net, len(scope.net.layers)
         if op is None:
             weight = Weight(constant_of(attrs, name), Origin("source", node.output[0]))
@@ -193,11 +206,19 @@ class GraphReader:
             if not out:
                 continue
             if i >= len(outputs) or outputs[i] is None:
-                raise unsupported(name, "", node.op_type, f"its output {i} ({out!r}) is used or named, and whet's {node.op_type} does not make it; export for inference")
+                raise unsupported(
+                    name,
+                    "",
+                    node.op_type,
+                    f"its output {i} ({out!r}) is used or named, and whet's {node.op_type} does not make it; export for inference",
+                )
             scope[out] = outputs[i]  # type: ignore[assignment]
 
     def _add_graphs(self, view: Node, node: NodeProto, scope: Scope, versions: Mapping[str, int]) -> None:
         protos = {a.name: a.g for a in node.attribute if a.type == AttributeProto.GRAPH}
+
+        def prefix(key: str) -> str:
+            return f"{view.name}/{key}/"
 
         def region(key: str) -> Callable[..., Network]:
             def build(types: Sequence[TensorType | None] = ()) -> Network:
@@ -207,7 +228,7 @@ class GraphReader:
                 for i, info in enumerate(proto.input):
                     given = types[i] if i < len(types) else None
                     known[info.name] = given or value_type(info, self.symbols, f"input {info.name!r} of the {key} of node '{view.name}'")
-                for info, t in zip(proto.output, self.read(proto, inner, versions, known), strict=True):
+                for info, t in zip(proto.output, self.read(proto, inner, versions, known, prefix(key)), strict=True):
                     mark_output(inner.net, t, info.name)
                 return inner.net
 
@@ -218,8 +239,10 @@ class GraphReader:
             inner = Scope(g, self.folder, scope)
             for info, t in zip(proto.input, inputs, strict=True):
                 inner[info.name] = t
-            bare = GraphProto(node=proto.node, initializer=proto.initializer, output=proto.output, sparse_initializer=proto.sparse_initializer)
-            return self.read(bare, inner, versions, {})
+            bare = GraphProto(
+                node=proto.node, initializer=proto.initializer, output=proto.output, sparse_initializer=proto.sparse_initializer
+            )
+            return self.read(bare, inner, versions, {}, prefix(key))
 
         view.graphs = {key: region(key) for key in protos}
         view.inline_graph = inline if protos else None
@@ -236,7 +259,9 @@ def _as_it_is(op: Op, node: Node, net: Network):
     """Inputs and attributes unchanged; an attribute that the op does not declare is refused."""
     unknown = sorted(set(node.attrs) - set(op.attrs))
     if unknown:
-        raise node.unsupported(f"whet's {op.name} has no attribute {', '.join(unknown)}; it has {', '.join(op.attrs) or 'none'}. Export without it")
+        raise node.unsupported(
+            f"whet's {op.name} has no attribute {', '.join(unknown)}; it has {', '.join(op.attrs) or 'none'}. Export without it"
+        )
     if node.graphs:
         return node.add(net, op.name, *node.inputs, regions={k: build() for k, build in node.graphs.items()}, **node.attrs)
     return node.add(net, op.name, *node.inputs, **node.attrs)
@@ -265,5 +290,10 @@ def _explained(e: Exception, node: NodeProto, name: str, domain: str) -> Excepti
     if isinstance(e, FrontendError | UnsupportedError):
         return e if "node '" in text else type(e)(f"{label}: {text}")
     if isinstance(e, NetworkError):
-        return FrontendError(f"{label}: {text}. Its inputs or attributes do not fit together: check the model with onnx.checker, or export it anew.")
-    return FrontendError(f"{label} has inputs or attributes that do not fit together ({type(e).__name__}: {text[:200]}). Check the model with onnx.checker, or export it anew.")
+        return FrontendError(
+            f"{label}: {text}. Its inputs or attributes do not fit together: check the model with onnx.checker, or export it anew."
+        )
+    return FrontendError(
+        f"{label} has inputs or attributes that do not fit together ({type(e).__name__}: {text[:200]}). "
+        f"Check the model with onnx.checker, or export it anew."
+    )

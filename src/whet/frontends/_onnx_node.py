@@ -1,14 +1,14 @@
 """The node that an op's reader sees: `read(node, g)` in src/whet/ops/<op>.py adds layers to the network `g` and returns outputs.
 
-    node.op, node.domain, node.opset      "Conv", "", 17
-    node.name, node.outputs               the node's name (made up when it had none), names of its outputs ("" for an unused one)
-    node.inputs                           tensors of `g` (or of an outer network); None where an optional one is absent
-    node.attrs                            Python values: int, float, str, tuples of them, np.ndarray for tensors
-    node.graphs                           name -> function building that subgraph: graphs["body"](input types) -> region Network
-    node.add(g, "Op", *inputs, **attrs)   adds a layer under the node's names; returns its output, or a tuple of them
-    node.inline("then_branch", g)         adds a subgraph's layers to `g` itself; returns its outputs
-    node.dtype(code)                      the DType of an ONNX type code (Cast's `to`)
-    raise node.unsupported("...")         with the reason and the nearest way out
+node.op, node.domain, node.opset      "Conv", "", 17
+node.name, node.outputs               the node's name (made up when it had none), names of its outputs ("" for an unused one)
+node.inputs                           tensors of `g` (or of an outer network); None where an optional one is absent
+node.attrs                            Python values: int, float, str, tuples of them, np.ndarray for tensors
+node.graphs                           name -> function building that subgraph: graphs["body"](input types) -> region Network
+node.add(g, "Op", *inputs, **attrs)   adds a layer under the node's names; returns its output, or a tuple of them
+node.inline("then_branch", g)         adds a subgraph's layers to `g` itself; returns its outputs
+node.dtype(code)                      the DType of an ONNX type code (Cast's `to`)
+raise node.unsupported("...")         with the reason and the nearest way out
 """
 
 from __future__ import annotations
@@ -65,4 +65,3 @@ class Node:
     def unsupported(self, reason: str) -> UnsupportedError:
         """The error to raise: names the node; `reason` says what and the nearest way out."""
         return unsupported(self.name, self.domain, self.op, reason)
-

@@ -8,32 +8,29 @@ from collections.abc import Container, Iterable, Sequence
 from onnx import AttributeProto, GraphProto, NodeProto
 
 from whet.errors import FrontendError
+from whet.frontends._onnx_advice import DAMAGED
 
 
-def name_of(node: NodeProto, index: int) -> str:
-    """The node's name, or one made up from its op and place."""
-    return node.name or f"{node.op_type.lower()}_{index}"
-
-
-def ordered(nodes: Sequence[NodeProto], known: Container[str]) -> list[tuple[str, NodeProto]]:
+def ordered(nodes: Sequence[NodeProto], known: Container[str], prefix: str = "") -> list[tuple[str, NodeProto]]:
     """(name, node) pairs in running order, the given order where it is free; `known` are the values made outside.
 
+    A node without a name gets one from `prefix`, its op and its place.
     Raises FrontendError for a value made twice, a value that nothing makes, or a cycle.
     """
-    named = [(name_of(n, i), n) for i, n in enumerate(nodes)]
+    named = [(n.name or f"{prefix}{n.op_type.lower()}_{i}", n) for i, n in enumerate(nodes)]
     maker: dict[str, int] = {}
     for i, (name, node) in enumerate(named):
         for out in node.output:
             if not out:
                 continue
             if out in maker:
-                raise FrontendError(f"the value {out!r} is made twice: by node '{named[maker[out]][0]}' and by node '{name}'. The model is damaged; export it anew.")
+                raise FrontendError(f"the value {out!r} is made twice: by node '{named[maker[out]][0]}' and by node '{name}'. {DAMAGED}")
             maker[out] = i
     reads = [sorted({maker[v] for v in _reads(n) if v in maker}) for _, n in named]
-    for (name, node), needs in zip(named, reads, strict=True):
+    for name, node in named:
         for v in node.input:
             if v and v not in maker and v not in known:
-                raise FrontendError(f"node '{name}' ({node.op_type}) reads {v!r}, which nothing makes: no input, weight or node. The model is damaged; export it anew.")
+                raise FrontendError(f"node '{name}' ({node.op_type}) reads {v!r}, which nothing makes: no input, weight or node. {DAMAGED}")
     waiting = [len(needs) for needs in reads]
     readers: list[list[int]] = [[] for _ in named]
     for i, needs in enumerate(reads):
@@ -50,7 +47,7 @@ def ordered(nodes: Sequence[NodeProto], known: Container[str]) -> list[tuple[str
                 heapq.heappush(ready, j)
     if len(order) != len(named):
         stuck = [named[i][0] for i, n in enumerate(waiting) if n > 0]
-        raise FrontendError(f"nodes wait for each other in a circle: {', '.join(stuck[:8])}{', ...' if len(stuck) > 8 else ''}. The model is damaged; export it anew.")
+        raise FrontendError(f"nodes wait for each other in a circle: {', '.join(stuck[:8])}{', ...' if len(stuck) > 8 else ''}. {DAMAGED}")
     return [named[i] for i in order]
 
 
@@ -58,7 +55,7 @@ def _reads(node: NodeProto) -> Iterable[str]:
     """Values that a node reads, those that its subgraphs capture included."""
     yield from node.input
     for a in node.attribute:
-        for sub in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs):
+        for sub in [a.g] if a.type == AttributeProto.GRAPH else a.graphs:
             yield from _captured(sub)
 
 

@@ -76,7 +76,9 @@ def value_type(info: onnx.ValueInfoProto, table: SymbolTable, what: str, user: S
     dtype = dtype_of_onnx(tensor.elem_type, what)
     if not tensor.HasField("shape"):
         if user is None:
-            raise FrontendError(f"{what} has no shape in the model, not even a rank. Give it: shapes={{{info.name!r}: ('N', 3, 224, 224)}}.")
+            raise FrontendError(
+                f"{what} has no shape in the model, not even a rank. Give it: shapes={{{info.name!r}: ('N', 3, 224, 224)}}."
+            )
         return TensorType(dtype, tuple(table.fresh(f"{info.name}_{i}") for i in range(len(user))))
     dims: list[Dim] = []
     rank = len(tensor.shape.dim)
@@ -105,17 +107,21 @@ def apply_user_shapes(types: dict[str, TensorType], user: UserShapes | None, tab
             raise FrontendError(f"there is no input {name!r} to give a shape to; the inputs are {', '.join(types) or 'none'}.")
         have = types[name].shape
         if len(shape) != len(have):
-            raise FrontendError(f"input {name!r} is of rank {len(have)} ({types[name]}); the shape given, {tuple(shape)}, is of rank {len(shape)}.")
+            raise FrontendError(
+                f"input {name!r} is of rank {len(have)} ({types[name]}); the shape given, {tuple(shape)}, is of rank {len(shape)}."
+            )
         for axis, (want, dim) in enumerate(zip(shape, have, strict=True)):
             where = f"input {name!r}, axis {axis}"
             if want is None or want == -1 or want == dim:
                 continue
             if isinstance(dim, int):
-                raise FrontendError(f"{where}: the model fixes {dim}, {want!r} was given. Export the model with this axis dynamic, or leave it as it is.")
+                raise FrontendError(
+                    f"{where}: the model fixes {dim}, {want!r} was given. Export the model with this axis dynamic, or leave it as it is."
+                )
             key = str(dim)
             if not key.isidentifier():
                 continue  # an expression: it follows from the symbols in it, and is checked below
-            if not isinstance(want, int | str) or isinstance(want, int) and want < 0:
+            if not isinstance(want, int | str) or (isinstance(want, int) and want < 0):
                 raise FrontendError(f"{where}: a size is a number from 0 up, a name, or None, not {want!r}.")
             try:
                 value = want if isinstance(want, int) else symbol(want)

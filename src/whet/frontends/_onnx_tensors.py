@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from whet.errors import FrontendError, UnsupportedError
+from whet.frontends._onnx_advice import DAMAGED
 from whet.network import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I4, I8, I16, I32, I64, STRING, U4, U8, U16, U32, U64, DType
 
 DTYPE_OF_ONNX: dict[int, DType] = {
@@ -27,7 +28,9 @@ def dtype_of_onnx(code: int, what: str) -> DType:
     if code in DTYPE_OF_ONNX:
         return DTYPE_OF_ONNX[code]
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else f"code {code}"
-    raise UnsupportedError(f"{what} has the element type {name}, which whet has not; it has {', '.join(map(str, ONNX_OF_DTYPE))}. Cast it before export.")
+    raise UnsupportedError(
+        f"{what} has the element type {name}, which whet has not; it has {', '.join(map(str, ONNX_OF_DTYPE))}. Cast it before export."
+    )
 
 
 def array_of(t: onnx.TensorProto, folder: Path | None, what: str) -> np.ndarray:
@@ -36,19 +39,21 @@ def array_of(t: onnx.TensorProto, folder: Path | None, what: str) -> np.ndarray:
     if dtype is STRING:
         raise UnsupportedError(f"{what} holds strings; whet computes with numbers. Do the text processing before the network.")
     if any(d < 0 for d in t.dims):
-        raise FrontendError(f"{what} has the shape {list(t.dims)}: a size cannot be negative. The file is damaged; export it anew.")
+        raise FrontendError(f"{what} has the shape {list(t.dims)}: a size cannot be negative. {DAMAGED}")
     if t.HasField("segment"):
-        raise UnsupportedError(f"{what} is stored in segments, which nothing writes any more. Load and save it with the onnx package of its time.")
+        raise UnsupportedError(
+            f"{what} is stored in segments, which nothing writes any more. Load and save it with the onnx package of its time."
+        )
     if t.data_location == TensorProto.EXTERNAL:
         raw = _external_bytes(t, folder, what, _nbytes(t, dtype))
         t = TensorProto(dims=t.dims, data_type=t.data_type, raw_data=raw)
     elif t.HasField("raw_data") and len(t.raw_data) != _nbytes(t, dtype):
-        raise FrontendError(f"{what} has {len(t.raw_data)} bytes, its type {dtype}{list(t.dims)} needs {_nbytes(t, dtype)}. The file is damaged; copy it again.")
+        raise FrontendError(f"{what} has {len(t.raw_data)} bytes, its type {dtype}{list(t.dims)} needs {_nbytes(t, dtype)}. {DAMAGED}")
     try:
         a = np.asarray(numpy_helper.to_array(t))
         return a if a.dtype == dtype.numpy else a.astype(dtype.numpy)
     except (ValueError, TypeError, OverflowError, MemoryError) as e:
-        raise FrontendError(f"{what} cannot be read as {dtype}{list(t.dims)}: {e}. The file is damaged; copy it again, or export it anew.") from e
+        raise FrontendError(f"{what} cannot be read as {dtype}{list(t.dims)}: {e}. {DAMAGED}") from e
 
 
 def _nbytes(t: onnx.TensorProto, dtype: DType) -> int:
@@ -59,21 +64,30 @@ def _external_bytes(t: onnx.TensorProto, folder: Path | None, what: str, nbytes:
     keys = {e.key: e.value for e in t.external_data}
     location = keys.get("location", "")
     if folder is None:
-        raise FrontendError(f"{what} has its values in the file {location!r} beside the model, but the model came from memory. Give the model's path.")
+        raise FrontendError(
+            f"{what} has its values in the file {location!r} beside the model, but the model came from memory. Give the model's path."
+        )
     try:
         path = (folder / location).resolve()
         offset, length = int(keys.get("offset") or 0), int(keys.get("length") or nbytes)
     except (ValueError, OSError, RuntimeError) as e:
         raise FrontendError(f"{what}: its external data entry {keys} is damaged: {e}. Export the model anew.") from e
     if not location or not path.is_relative_to(folder.resolve()):
-        raise FrontendError(f"{what} wants its values from {location!r}, which is outside the model's folder {folder}; whet does not read there.")
+        raise FrontendError(
+            f"{what} wants its values from {location!r}, which is outside the model's folder {folder}; whet does not read there."
+        )
     if length != nbytes or offset < 0:
-        raise FrontendError(f"{what}: {length} bytes at {offset} of {location!r} are named, its type and shape need {nbytes}. The model and its data do not belong together.")
+        raise FrontendError(
+            f"{what}: {length} bytes at {offset} of {location!r} are named, its type and shape need {nbytes}. "
+            f"The model and its data do not belong together."
+        )
     try:
         if not path.is_file():
             raise FrontendError(f"{what} has its values in {path}, which is not there. Put the data file beside the model.")
         if offset + length > path.stat().st_size:
-            raise FrontendError(f"{what} needs bytes {offset} to {offset + length} of {path}, which has {path.stat().st_size}. Copy the data file again.")
+            raise FrontendError(
+                f"{what} needs bytes {offset} to {offset + length} of {path}, which has {path.stat().st_size}. Copy the data file again."
+            )
         with path.open("rb") as f:
             f.seek(offset)
             return f.read(length)

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from whet.errors import FrontendError
+from whet.frontends._onnx_advice import DAMAGED
 from whet.frontends._onnx_graph import GraphReader, Scope, mark_output
 from whet.frontends._onnx_load import load_model, opsets
 from whet.frontends._onnx_shapes import SymbolTable, UserShapes, apply_user_shapes, plain_names, value_type
@@ -41,7 +42,7 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
         raise FrontendError("the model has no outputs, so there is nothing to compute. Export it anew.")
     names = [info.name for info in graph.output]
     if len(set(names)) != len(names):
-        raise FrontendError(f"two outputs have one name, among {', '.join(names)}. The model is damaged; export it anew.")
+        raise FrontendError(f"two outputs have one name, among {', '.join(names)}. {DAMAGED}")
     net.metadata = metadata_of(model)
     if len(outputs) != len(names):
         return net  # read with on_problem: an output was not reached
@@ -52,9 +53,7 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
 
 def input_types(graph: onnx.GraphProto, table: SymbolTable, shapes: UserShapes | None) -> dict[str, TensorType]:
     """Types of the inputs that are fed (weights that are listed as inputs are not)."""
-    declared = {
-        i.name: value_type(i, table, f"the input {i.name!r}", (shapes or {}).get(i.name)) for i in _real_inputs(graph)
-    }
+    declared = {i.name: value_type(i, table, f"the input {i.name!r}", (shapes or {}).get(i.name)) for i in _real_inputs(graph)}
     return apply_user_shapes(declared, shapes, table)
 
 

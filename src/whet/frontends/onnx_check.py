@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import NodeProto
 
 from whet.errors import FrontendError, NetworkError
@@ -16,6 +19,8 @@ from whet.frontends._onnx_graph import NotReached, Scope
 from whet.frontends._onnx_load import load_model, opsets
 from whet.frontends._onnx_shapes import SymbolTable, UserShapes, plain_names, value_type
 from whet.frontends.onnx import Source, input_types, metadata_of, read_model
+
+_PATIENCE = 120  # seconds for shape inference, which takes one for large models
 
 
 @dataclass(frozen=True)
@@ -60,13 +65,15 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.source}: opset {self.opset}{', ' + self.producer if self.producer else ''}; {self.nodes} nodes, {self.parameters} parameters",
+            f"{self.source}: opset {self.opset}, {self.producer or 'producer unknown'}; {self.nodes} nodes, {self.parameters} parameters",
             *(f"  input  {n}: {t}" for n, t in self.inputs.items()),
             *(f"  output {n}: {t}" for n, t in self.outputs.items()),
             "  ops: " + ", ".join(f"{n} {op}" for op, n in self.ops.items()),
         ]
         lines += [f"  {'not supported' if p.reached else 'follows'}: {p.reason}" for p in self.problems]
-        return "\n".join([*lines, "  every node is supported" if self.supported else f"  {len(self.problems)} of {self.nodes} nodes cannot be read"])
+        return "\n".join(
+            [*lines, "  every node is supported" if self.supported else f"  {len(self.problems)} of {self.nodes} nodes cannot be read"]
+        )
 
 
 def check_onnx(source: Source, *, shapes: UserShapes | None = None) -> Report:
@@ -135,19 +142,33 @@ class _Inferred:
 
     def _types(self) -> dict[str, onnx.ValueInfoProto]:
         if self.found is None:
-            self.found = {}
-            try:
-                graph = onnx.shape_inference.infer_shapes(self.model, strict_mode=False, data_prop=True).graph
-                self.found = {v.name: v for v in (*graph.value_info, *graph.output)}
-            except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-                pass  # too large or malformed for it: what follows a failed node is then reported as not tried
+            self.found = {v.name: v for v in _inferred_values(self.model)}
         return self.found
+
+
+_INFER = """
+import sys, onnx
+model = onnx.ModelProto.FromString(sys.stdin.buffer.read())
+sys.stdout.buffer.write(onnx.shape_inference.infer_shapes(model, strict_mode=False, data_prop=True).SerializeToString())
+"""
+
+
+def _inferred_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """What onnx's shape inference finds; nothing where it fails. In a process of its own: on damaged models it may abort."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _INFER], input=model.SerializeToString(), capture_output=True, timeout=_PATIENCE, check=True
+        )
+        graph = onnx.ModelProto.FromString(done.stdout).graph
+    except (subprocess.SubprocessError, OSError, ValueError, DecodeError):
+        return []  # too large or malformed for it: what follows a failed node is then reported as not tried
+    return [*graph.value_info, *graph.output]
 
 
 def _declared(info: onnx.ValueInfoProto) -> str:
     try:
         return str(value_type(info, SymbolTable(plain_names([info])), info.name))
-    except (NetworkError, ValueError):
+    except (NetworkError, FrontendError):
         return "unknown"
 
 

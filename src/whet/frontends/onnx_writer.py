@@ -12,9 +12,10 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from whet.errors import FrontendError, UnsupportedError
+from whet.frontends._onnx_attrs import kind_of
 from whet.frontends._onnx_tensors import ONNX_OF_DTYPE
 from whet.network import DType, Expr, Layer, Network, Tensor, TensorType
-from whet.ops import OPS, get_op
+from whet.ops import get_op
 
 OPSET = 21  # ONNX Runtime 1.31 loads up to 26, but has CPU kernels of every op only to about here
 _EXTERNAL_ABOVE = 1_900_000_000  # bytes; protobuf refuses a message of 2 GiB
@@ -98,13 +99,23 @@ class Writer:
         if o.to_onnx is not None:
             o.to_onnx(layer, self)
             return
-        if not onnx.defs.has(layer.op, self.opset, ""):
+        what = f"{layer.op} '{layer.name}'"
+        try:
+            declared = onnx.defs.get_schema(layer.op, self.opset, "").attributes
+        except onnx.defs.SchemaError:
             raise UnsupportedError(
-                f"{layer.op} '{layer.name}' is no op of ONNX opset {self.opset}. Write a newer opset, or the network as it was before lowering."
-            )
-        attrs = {k: v for k, v in layer.attrs.items() if OPS[layer.op].attrs.get(k, self) is not None or v is not None}
+                f"{what} is no op of ONNX opset {self.opset}. Write a newer opset, or the network as it was before lowering."
+            ) from None
+        attrs = {}
+        for key, v in layer.attrs.items():
+            if key in declared:
+                attrs[key] = v
+            elif v is not None and v != o.attrs.get(key):
+                raise UnsupportedError(f"{what}: ONNX opset {self.opset} has no attribute {key} (here {v!r}). Write a newer opset.")
         regions = {k: self.subgraph(r, k) for k, r in layer.regions.items()}
-        self.node(layer.op, [self.name(t) for t in layer.inputs], [self.name(t) for t in layer.outputs], name=layer.name, **attrs, **regions)
+        self.node(
+            layer.op, [self.name(t) for t in layer.inputs], [self.name(t) for t in layer.outputs], name=layer.name, **attrs, **regions
+        )
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], *, name: str = "", domain: str = "", **attrs: Any) -> None:
         """One node; attributes as whet has them (DType, dims that are numbers, tuples, bools, arrays) or GraphProtos. None is left out."""
@@ -172,6 +183,8 @@ class Writer:
 
 
 def _value_info(name: str, t: TensorType) -> onnx.ValueInfoProto:
+    if any(isinstance(d, int) and d >= 2**63 for d in t.shape):
+        raise UnsupportedError(f"%{name} is of type {t}; ONNX holds sizes below 2**63. Check the shapes and pads that lead to it.")
     return helper.make_tensor_value_info(name, ONNX_OF_DTYPE[t.dtype], [d if isinstance(d, int) else str(d) for d in t.shape])
 
 
@@ -192,7 +205,9 @@ def _attribute(key: str, v: Any, op: str, name: str) -> onnx.AttributeProto:
             raise UnsupportedError(f"{where} is the symbolic size {v}; ONNX attributes are numbers. Give the network static shapes first.")
         case tuple() | list():
             if any(isinstance(x, Expr) for x in v):
-                raise UnsupportedError(f"{where} holds symbolic sizes {v}; ONNX attributes are numbers. Give the network static shapes first.")
+                raise UnsupportedError(
+                    f"{where} holds symbolic sizes {v}; ONNX attributes are numbers. Give the network static shapes first."
+                )
             values = [int(x) if isinstance(x, bool) else x for x in v]
             if kind == onnx.AttributeProto.FLOATS or any(isinstance(x, float) for x in values):
                 values = [float(x) for x in values]
@@ -210,4 +225,4 @@ def _declared_kind(op: str, key: str) -> int | None:
     if not onnx.defs.has(op):
         return None
     found = onnx.defs.get_schema(op).attributes.get(key)
-    return None if found is None else int(found.type.value)
+    return None if found is None else kind_of(found.type)

@@ -14,7 +14,7 @@ def check_scale(layer: Layer) -> None:
     x, scale, zero = layer.inputs[0], layer.inputs[1], layer.input(2)
     axis, block = layer.attrs["axis"], layer.attrs["block_size"]
     where = f"{layer.op} '{layer.name}'"
-    if zero is not None and zero.shape != scale.shape:  # type: ignore[union-attr]
+    if zero is not None and zero.shape != scale.shape and {zero.shape, scale.shape} != {(), (1,)}:  # type: ignore[union-attr]
         raise NetworkError(f"{where}: scale {scale} and zero point {zero} differ in shape")
     if block:
         axis = axis_of(axis, x.type.rank)  # type: ignore[union-attr]

@@ -1,18 +1,28 @@
-"""Cast: to the element type `to`. Floats become integers towards zero; anything but 0 is true."""
+"""Cast: to the element type `to`. Floats become integers towards zero; anything but 0 is true.
 
+With `saturate` what is beyond a float8 becomes its largest value; without, NaN or infinity.
+"""
+
+import ml_dtypes
 import numpy as np
 
-from whet.network import BF16, BOOL, F16, F32, F64, I32, I64
+from whet.network import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I32, I64
 from whet.ops._base import REQUIRED, known_values, op, same_axes
 
 
-def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def cast(x: np.ndarray, dtype: np.dtype, saturate: int = 1) -> np.ndarray:
     """x in another NumPy type."""
+    if saturate and dtype in _FLOAT8:
+        top = float(ml_dtypes.finfo(dtype).max)
+        x = np.clip(x.astype(np.float32), -top, top)
     return x.astype(dtype)
 
 
+_FLOAT8 = (F8E4M3.numpy, F8E5M2.numpy)
+
+
 def read(node, g):
-    return node.add(g, "Cast", node.inputs[0], to=node.dtype(node.attrs["to"]))
+    return node.add(g, "Cast", node.inputs[0], to=node.dtype(node.attrs["to"]), saturate=node.attrs.get("saturate", 1))
 
 
 def shape_value(layer):
@@ -24,8 +34,8 @@ def shape_value(layer):
 op(
     "Cast",
     lambda layer: layer.inputs[0].type.with_dtype(layer.attrs["to"]),
-    lambda layer, x: cast(x, layer.attrs["to"].numpy),
-    attrs={"to": REQUIRED},
+    lambda layer, x: cast(x, layer.attrs["to"].numpy, layer.attrs["saturate"]),
+    attrs={"to": REQUIRED, "saturate": 1},
     onnx=read,
     couples=lambda layer: same_axes(layer.inputs[0], layer.output),
     shape_value=shape_value,
@@ -39,6 +49,8 @@ op(
         (["bool[3,5]"], {"to": F32}),
         (["f16[3,5]"], {"to": F64}),
         (["f32[3,5]"], {"to": F32}),
+        (["extreme f32[4,16]"], {"to": F8E4M3}),
+        (["extreme f32[4,16]"], {"to": F8E5M2, "saturate": 0}),
         (["i64[2]"], {"to": I32}),
     ],
 )

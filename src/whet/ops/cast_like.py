@@ -7,7 +7,7 @@ op(
     "CastLike",
     lambda layer: layer.inputs[0].type.with_dtype(layer.inputs[1].dtype),
     lambda layer, x, like: cast(x, like.dtype),
-    onnx=lambda node, g: node.add(g, "Cast", node.inputs[0], to=node.inputs[1].dtype),
+    onnx=lambda node, g: node.add(g, "Cast", node.inputs[0], to=node.inputs[1].dtype, saturate=node.attrs.get("saturate", 1)),
     couples=lambda layer: same_axes(layer.inputs[0], layer.output),
     pointwise=True,
     samples=[(["f32[3,5]", "i64[1]"], {}), (["i64[3,5]", "f32[2]"], {})],

@@ -29,7 +29,7 @@ def infer(layer):
 
 def reference(layer, x, axes=None):
     axes = layer.attrs.get("axes", axes)
-    return x.squeeze(None if axes is None else tuple(int(a) for a in axes))
+    return x.squeeze(None if axes is None else tuple(int(a) for a in np.ravel(axes)))
 
 
 def couples(layer):
@@ -38,12 +38,18 @@ def couples(layer):
     return mapped(x, layer.output, {a: b for b, a in enumerate(rest)})
 
 
+def recut(layer, kept):
+    """Without axes, an axis cut down to 1 would go too: now they are named."""
+    return {1: np.array(gone(layer), np.int64)} if axes_given(layer, layer.inputs[0].type.rank) is None else {}
+
+
 op(
     "Squeeze",
     infer,
     reference,
     attrs={"axes": None},
     couples=couples,
+    recut=recut,
     shape_value=folded,
     onnx=lambda node, g: node.add(g, "Squeeze", *attributes_as_inputs(node, g, ["axes"])),
     to_onnx=inputs_of_attributes("axes"),

@@ -22,7 +22,7 @@ def infer(layer):
 
 def reference(layer, x, axes=None):
     axes = layer.attrs.get("axes", axes)
-    return np.expand_dims(x, tuple(int(a) for a in axes))
+    return np.expand_dims(x, tuple(int(a) for a in np.ravel(axes)))
 
 
 def couples(layer):
