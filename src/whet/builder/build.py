@@ -55,7 +55,10 @@ def build(
     for n in notes:
         tell.note(n)
     if lock is not None:
-        plan, report = locked_plan(lock, net, lowered, profiles, machine, config), {"choice": {"method": "lock"}, "unfused": [(n, "locked") for n in lock["unfused"]]}
+        plan, report = (
+            locked_plan(lock, net, lowered, profiles, machine, config),
+            {"choice": {"method": "lock"}, "unfused": [(n, "locked") for n in lock["unfused"]]},
+        )
         if config.verify and getattr(machine, "runs", True):
             checked = verify_engine(plan, net, machine, inputs, config, tell)
             if checked.failures:
@@ -124,7 +127,9 @@ def _searched(
 def _finish(plan: EnginePlan, report: dict[str, Any], log: PassLog, config: BuildConfig, tell: Noting, started: float) -> None:
     """Options, probe and report of a finished plan."""
     plan.options = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("timing_cache", "lock")}
-    signatures = {layer.name: (layer, signature_of(plan.choices[layer.name], layer)) for layer in plan.network.layers if layer.op != "Reformat"}
+    signatures = {
+        layer.name: (layer, signature_of(plan.choices[layer.name], layer)) for layer in plan.network.layers if layer.op != "Reformat"
+    }
     report["precisions"] = report_precisions(config, signatures)
     for name, entry in report["precisions"].items():
         if entry["reason"]:
@@ -138,5 +143,3 @@ def _finish(plan: EnginePlan, report: dict[str, Any], log: PassLog, config: Buil
     report["built"] = datetime.now(UTC).isoformat(timespec="seconds")
     report["build_seconds"] = time.perf_counter() - started
     plan.report = {**report, **plan.report}
-
-

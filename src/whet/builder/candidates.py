@@ -63,7 +63,13 @@ class Candidates:
 
 
 def list_candidates(
-    layer: Layer, tactics: list[Tactic], machine: Any, permissions: Permissions, *, deterministic: bool = False, workspace: int | None = None
+    layer: Layer,
+    tactics: list[Tactic],
+    machine: Any,
+    permissions: Permissions,
+    *,
+    deterministic: bool = False,
+    workspace: int | None = None,
 ) -> Candidates:
     """Options of `layer` (static shapes) in order: tactics by name, fallbacks last; signatures and configs as each tactic lists them.
 
@@ -75,7 +81,7 @@ def list_candidates(
             made.refused.append(Candidate(t.name, "", (), reason=reason))
             continue
         for signature in t.signatures(layer, machine):
-            reason = permissions.refuses(layer, signature) or t.refuses(layer, signature, machine)
+            reason = _malformed(layer, signature) or permissions.refuses(layer, signature) or t.refuses(layer, signature, machine)
             if reason is not None:
                 made.refused.append(Candidate(t.name, str(signature), (), reason=reason))
                 continue
@@ -93,6 +99,14 @@ def list_candidates(
                 option.estimate_ms = estimate_ms(option, layer)
                 made.options.append(option)
     return made
+
+
+def _malformed(layer: Layer, signature: Signature) -> str | None:
+    """A signature that leaves a computed input open could not be planned."""
+    for t, o in zip(layer.inputs, signature.inputs, strict=True):
+        if t is not None and not t.is_constant and o is None:
+            return f"does not say how it reads %{t.name}"
+    return None
 
 
 def _kernel_refusal(kernel: Kernel, deterministic: bool, workspace: int | None) -> str | None:
@@ -142,7 +156,13 @@ def macs(layer: Layer) -> int:
         return _count(out.shape) * _count(w.shape[1:])
     if layer.op == "ConvTranspose":
         return _count(layer.inputs[0].shape) * _count(w.shape[1:])  # type: ignore[union-attr]
-    inner = w.shape[0] if layer.op == "Gemm" and not layer.attrs.get("transB") else w.shape[-1] if layer.op == "Gemm" else w.shape[max(0, w.type.rank - 2)]
+    inner = (
+        w.shape[0]
+        if layer.op == "Gemm" and not layer.attrs.get("transB")
+        else w.shape[-1]
+        if layer.op == "Gemm"
+        else w.shape[max(0, w.type.rank - 2)]
+    )
     return _count(out.shape) * int(inner)  # type: ignore[arg-type]
 
 

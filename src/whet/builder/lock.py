@@ -28,7 +28,17 @@ from whet.tactics import Operand, PlanRefused, Signature, get_tactic
 FORMAT, VERSION = "whet tactic lock", 1
 
 #: options that decide what is built; the others decide how it is searched for
-_OPTIONS = ("optimization_level", "passes", "no_fuse", "precisions", "precision_constraints", "layer_precisions", "layer_output_types", "sparsity", "deterministic")
+_OPTIONS = (
+    "optimization_level",
+    "passes",
+    "no_fuse",
+    "precisions",
+    "precision_constraints",
+    "layer_precisions",
+    "layer_output_types",
+    "sparsity",
+    "deterministic",
+)
 
 
 def save_lock(plan: EnginePlan, path: str | Path) -> None:
@@ -82,7 +92,9 @@ def read_lock(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise LockError(f"{path} is no tactic lock. Write one with --saveLock.")
     if found.get("version") != VERSION:
-        raise LockError(f"the lock {path} is of version {found.get('version')}, this whet reads version {VERSION}. Write it again with --saveLock.")
+        raise LockError(
+            f"the lock {path} is of version {found.get('version')}, this whet reads version {VERSION}. Write it again with --saveLock."
+        )
     wanted = {"model": str, "backend": str, "machine": str, "threads": int, "options": dict, "profiles": list, "passes": list, "unfused": list,
               "tactics": dict, "layers": list, "arenas": list, "digest": str}  # fmt: skip
     for key, kind in wanted.items():
@@ -156,13 +168,13 @@ class _LockedReformats:
     def __init__(self, choices: Mapping[str, Choice], machine: Any):
         self.choices, self.machine = choices, machine
 
-    def option(self, t: Tensor, source: Operand, target: Operand) -> Option:
+    def option(self, t: Tensor, source: Operand, target: Operand, *, apart: bool = False) -> Option:
         wanted = ((source.format, source.dtype.name),), ((target.format, target.dtype.name),)
-        same = [c for c in self.choices.values() if (c.inputs, c.outputs) == wanted]
-        own = [self.choices[n] for n in self.choices if n == f"{t.name}_{target.format}_{target.dtype}"]
+        same = [c for c in self.choices.values() if (c.inputs, c.outputs) == wanted and not (apart and c.inplace)]
+        own = [c for n, c in self.choices.items() if c in same and n == f"{t.name}_{target.format}_{target.dtype}"]
         for c in [*own, *same]:
             tactic = get_tactic(c.tactic)
-            return Option(tactic, Signature((source,), (target,)), c.config, _Named(c), 0)  # type: ignore[arg-type]
+            return Option(tactic, Signature((source,), (target,), c.inplace), c.config, _Named(c), 0)  # type: ignore[arg-type]
         raise LockError(_text([f"%{t.name} needs a reformat from {source} to {target} that the lock has not"]))
 
 
@@ -199,7 +211,11 @@ def _differences(lock: Mapping[str, Any], plan: EnginePlan) -> list[str]:
 
 
 def _text(moved: list[str]) -> str:
-    return "the lock cannot be kept, because something moved:\n  " + "\n  ".join(moved) + "\nBuild without --lock and save a new one, or bring back what it names."
+    return (
+        "the lock cannot be kept, because something moved:\n  "
+        + "\n  ".join(moved)
+        + "\nBuild without --lock and save a new one, or bring back what it names."
+    )
 
 
 def _short(v: Any) -> str:

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from whet.builder.candidates import Ident, Option, list_candidates
-from whet.builder.choice import links, stored, wanted
+from whet.builder.choice import inplace_refusal, links, stored, wanted
 from whet.builder.precision import Permissions
 from whet.builder.timing import Timer, earliest_in_noise
 from whet.network import BF16, F16, Dim, Layer, Network, Tensor, substitute
@@ -21,39 +21,41 @@ class Reformats:
 
     def __init__(self, tactics: list[Tactic], machine: Any, env: Mapping[str, Dim], timer: Timer | None):
         self.tactics, self.machine, self.env, self.timer = tactics, machine, env, timer
-        self._found: dict[tuple, Option | None] = {}
+        self._found: dict[tuple, list[Option]] = {}
         self._bans: dict[Ident, str] = {}
 
     def ban(self, ident: Ident, reason: str) -> None:
         """Takes a way of reformatting out: it computes wrongly."""
         self._bans[ident] = reason
-        self._found = {k: o for k, o in self._found.items() if o is None or o.ident != ident}
+        self._found = {k: [o for o in options if o.ident != ident] for k, options in self._found.items()}
 
-    def option(self, t: Tensor, source: Operand, target: Operand) -> Option | None:
-        """The best way for a tensor of `t`'s type (symbols filled in), or None when no tactic does it."""
+    def option(self, t: Tensor, source: Operand, target: Operand, *, apart: bool = False) -> Option | None:
+        """The best way for a tensor of `t`'s type (symbols filled in), or None when no tactic does it.
+
+        `apart` leaves out those that work in place: the old bytes are still needed.
+        """
         shape = tuple(substitute(d, self.env) for d in t.shape)
         key = (shape, t.dtype, source, target)
         if key not in self._found:
             self._found[key] = self._search(Tensor("x", t.type.with_shape(shape)), source, target)
-        return self._found[key]
+        options = [o for o in self._found[key] if not (apart and o.signature.inplace)]
+        return earliest_in_noise(options) if options else None
 
     def cost(self, t: Tensor, source: Operand, target: Operand) -> float:
         """Milliseconds; infinity when no tactic does it."""
         found = self.option(t, source, target)
         return inf if found is None else found.cost
 
-    def _search(self, t: Tensor, source: Operand, target: Operand) -> Option | None:
+    def _search(self, t: Tensor, source: Operand, target: Operand) -> list[Option]:
         layer = Layer("Reformat", "reformat", (t,), _attributes(source, target))
         layer.outputs = (Tensor("y", t.type, layer),)
         found = list_candidates(layer, self.tactics, self.machine, _ANY)
         allowed = [o for o in found.options if o.ident not in self._bans]
         options = [o for o in allowed if not o.tactic.fallback] or allowed
-        if not options:
-            return None
-        if self.timer is not None:
+        if self.timer is not None and options:
             self.timer.time(layer, found.text, options)
             options = [o for o in options if o.ms is not None] or options
-        return earliest_in_noise(options)
+        return options
 
 
 def _attributes(source: Operand, target: Operand) -> dict[str, str]:
@@ -88,6 +90,13 @@ def with_reformats(net: Network, picked: Mapping[str, Option], reformats: Reform
         else:
             reader = by_name[w.reader]
             reader.inputs = tuple(target if i == w.slot else t for i, t in enumerate(reader.inputs))
+    for (t, b), target in moved.items():
+        layer = target.maker
+        assert layer is not None
+        if chosen[layer.name].signature.inplace and inplace_refusal(made, layer, chosen[layer.name]) is not None:
+            option = reformats.option(t, chosen[layer.name].signature.inputs[0], b, apart=True)  # type: ignore[arg-type]
+            assert option is not None, f"no reformat of %{t.name} to {b} beside the old one"
+            chosen[layer.name] = option
     return made, chosen
 
 

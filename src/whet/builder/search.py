@@ -58,7 +58,9 @@ class Search:
             self.timer = Timer(machine, self.cache, conditions, config.avg_timing, config.error_on_cache_miss)
         reformat_timer = None
         if self.timer is not None:
-            reformat_timer = Timer(machine, self.cache, self.timer.conditions, min(_REFORMAT_ROUNDS, config.avg_timing), config.error_on_cache_miss)
+            reformat_timer = Timer(
+                machine, self.cache, self.timer.conditions, min(_REFORMAT_ROUNDS, config.avg_timing), config.error_on_cache_miss
+            )
         self.reformats = Reformats(tactics, machine, self.env, reformat_timer)
 
     def __enter__(self) -> Search:
@@ -167,7 +169,11 @@ class Search:
     def timing_report(self) -> dict[str, Any]:
         """Hits and misses of the cache, in which cache state was timed, and others' load."""
         if self.timer is None:
-            return {"level": self.config.optimization_level, "timed": 0, "why": "level 0 times nothing: the first kernel that runs is taken"}
+            return {
+                "level": self.config.optimization_level,
+                "timed": 0,
+                "why": "level 0 times nothing: the first kernel that runs is taken",
+            }
         return {
             "level": self.config.optimization_level,
             "hits": self.cache.hits,

@@ -17,9 +17,9 @@ from whet.errors import BackendError, BuildError
 from whet.network import DType, Layer
 from whet.tactics import Args, Packed
 
-_HOPELESS = 4.0  # a candidate this much slower than the best so far is not timed again
+_HOPELESS = (4.0, 4.0, 1.5, 1.2)  # after each round: a candidate this much slower than the best is not timed again; the last one stays
 _HOT_SAMPLE_MS = 0.05  # in hot caches, short kernels are repeated within one sample up to this
-_SETTLE = 3  # how often a disturbed measurement is repeated
+_PATIENCE = 6  # disturbed measurements that are repeated in one build; on a machine that never rests more would not help
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class Timer:
     def __post_init__(self) -> None:
         self._machine_key = self.machine.key()
 
+    @property
+    def patient(self) -> bool:
+        """Whether a disturbed measurement is still worth repeating."""
+        return len(self.disturbed) <= _PATIENCE
+
     def key(self, option: Option, text: str) -> str:
         return timing_key(option.tactic, text, option.signature, option.config, self._machine_key, self.conditions.state)
 
@@ -86,12 +91,14 @@ class Timer:
                 f"'{layer.name}' by {o.tactic.name} {o.signature} is not in the timing cache, and --errorOnTimingCacheMiss forbids timing it. "
                 "Build once without that flag on this machine."
             )
-        for _ in range(_SETTLE):
+        while True:
             with self.machine.watch() if hasattr(self.machine, "watch") else nullcontext() as load:
                 samples = _take_turns(self, layer, list(options))
             if load is None or not load.disturbed:
                 break
             self.disturbed.append(load.others)
+            if not self.patient:
+                break
         for o in options:
             got = samples.get(o.rank)
             if not got:
@@ -107,7 +114,7 @@ class Timer:
             return
         if self._flush is None:
             self._flush = np.ones(self.conditions.flush_bytes // 8, np.int64)
-        self._flush += 1
+        self._flush.max()
 
 
 def _take_turns(timer: Timer, layer: Layer, options: list[Option]) -> dict[int, list[float]]:
@@ -136,9 +143,9 @@ def _take_turns(timer: Timer, layer: Layer, options: list[Option]) -> dict[int, 
             if r == 0:
                 samples[o.rank] = []  # the run before only warmed up
             samples[o.rank].append(ms)
-        if r == 0:
-            best = min((samples[o.rank][0] for o, _, _ in alive), default=best)
-            alive = [a for a in alive if samples[a[0].rank][0] <= _HOPELESS * best]
+        best = min((median(samples[o.rank]) for o, _, _ in alive), default=best)
+        factor = _HOPELESS[min(r, len(_HOPELESS) - 1)]
+        alive = [a for a in alive if median(samples[a[0].rank]) <= factor * best]
     return samples
 
 

@@ -58,9 +58,13 @@ class TimingCache:
             )
             db.execute("COMMIT")
         except (sqlite3.Error, OSError) as e:
-            raise CacheError(f"the timing cache {self.path} cannot be used: {e}. Delete it, name another with --timingCacheFile, or build with --noBuilderCache.") from e
+            raise CacheError(
+                f"the timing cache {self.path} cannot be used: {e}. Delete it, name another with --timingCacheFile, or build with --noBuilderCache."
+            ) from e
         if found is None or found[0] != str(VERSION):
-            raise CacheError(f"the timing cache {self.path} is of version {found and found[0]}, this whet writes version {VERSION}. Name another file with --timingCacheFile.")
+            raise CacheError(
+                f"the timing cache {self.path} is of version {found and found[0]}, this whet writes version {VERSION}. Name another file with --timingCacheFile."
+            )
         return db
 
     def get(self, key: str) -> Timed | None:
@@ -90,7 +94,9 @@ class TimingCache:
         try:
             return self._db.execute(statement, values).fetchall()
         except sqlite3.Error as e:
-            raise CacheError(f"the timing cache {self.path} cannot be used: {e}. Delete it, name another with --timingCacheFile, or build with --noBuilderCache.") from e
+            raise CacheError(
+                f"the timing cache {self.path} cannot be used: {e}. Delete it, name another with --timingCacheFile, or build with --noBuilderCache."
+            ) from e
 
     def __len__(self) -> int:
         return int(self._run("SELECT count(*) FROM timings", ())[0][0]) if self._db is not None else len(self._new)

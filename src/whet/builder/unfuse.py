@@ -18,7 +18,13 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
         regions = {k: copy_into(r, Network(r.name, net.stage), seen) for k, r in inner.regions.items()}
         inputs = [None if t is None else seen[t] for t in inner.inputs]
         new = net.add_layer(
-            inner.op, inputs, inner.attrs, name=f"{layer.name}.{inner.name}", regions=regions, sources=inner.sources or layer.sources, at=at + len(made)
+            inner.op,
+            inputs,
+            inner.attrs,
+            name=f"{layer.name}.{inner.name}",
+            regions=regions,
+            sources=inner.sources or layer.sources,
+            at=at + len(made),
         )
         made.append(new)
         seen.update(zip(inner.outputs, new.outputs, strict=True))

@@ -195,7 +195,9 @@ def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
     return max(float(np.linalg.norm(e) / np.linalg.norm(b)), top / largest), ""
 
 
-def _check_network(plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], found: Checked) -> None:
+def _check_network(
+    plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], found: Checked
+) -> None:
     truth = run_network(source, inputs, widen=True)
     errors = {n: _network_error(got[n], truth[n]) for n in truth}
     found.network_error = max(errors.values(), default=0.0)

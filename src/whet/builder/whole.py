@@ -21,8 +21,8 @@ from whet.tactics import Operand
 
 Make = Callable[[Network, Mapping[str, Option]], EnginePlan]
 
-_SECONDS = 1.5  # spent on timing each whole engine, at most
-_ROUNDS = (5, 40)
+_SECONDS = 0.8  # spent on timing each whole engine, at most
+_ROUNDS = (5, 30)
 _CLOSE = 1.3  # a runner-up this much slower alone may still win in the network
 
 
@@ -156,8 +156,10 @@ def _time(search: Search, entries: Sequence[Entry]) -> None:
                     e.samples.append(e.bound.seconds(1)[0] * 1e3)
         if load is None or not load.disturbed:
             return
-        if search.timer is not None:
-            search.timer.disturbed.append(load.others)
+        assert search.timer is not None
+        search.timer.disturbed.append(load.others)
+        if not search.timer.patient:
+            return
 
 
 def _earliest(entries: Sequence[Entry]) -> Entry:
@@ -171,7 +173,9 @@ def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore
     for layer in search.net.layers:
         mine = base.chosen[layer.name]
         same = [o for o in search.kinds[search.kind_of[layer.name]].options if o.signature == mine.signature and o.ms is not None]
-        same = [o for o in same if o is not mine and o.ident != mine.ident and search.why_not(layer, o) is None and o.cost <= _CLOSE * mine.cost]
+        same = [
+            o for o in same if o is not mine and o.ident != mine.ident and search.why_not(layer, o) is None and o.cost <= _CLOSE * mine.cost
+        ]
         if same:
             others[layer.name] = min(same, key=lambda o: o.cost)
     if not others:
@@ -188,7 +192,13 @@ def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore
     if not better:
         return None
     chosen = {**base.chosen, **better}
-    refined = Entry(f"{base.what}, {len(better)} layers changed for what is faster in the network", base.choosing, base.net, chosen, make(base.net, chosen))
+    refined = Entry(
+        f"{base.what}, {len(better)} layers changed for what is faster in the network",
+        base.choosing,
+        base.net,
+        chosen,
+        make(base.net, chosen),
+    )
     refined.bound = bind(refined.plan, search.machine, store=store)
     refined.bound.feed(inputs)
     return refined

@@ -1,0 +1,69 @@
+"""The null machine's kernel and its cost table: bytes at 10 GB/s plus multiply-adds at 100 G/s times what a format makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from whet.network import Layer, Tensor, format_fits, static_shape
+from whet.tactics._base import Args, Operand, Packed, Signature, Stream, anchor, operand_bytes
+
+LAUNCH_SECONDS, BYTES_PER_SECOND, MACS_PER_SECOND = 2e-6, 10e9, 100e9
+
+
+@dataclass
+class NullCall:
+    """A recorded launch; `cost` is in seconds."""
+
+    cost: float
+    native = None
+
+    def run(self) -> None:
+        """Does nothing."""
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        """Nothing reads or writes, so nothing is re-pointed."""
+
+
+class NullKernel:
+    """A planned launch that costs what the table says. Weights are not packed, so that builds stay quick."""
+
+    rtol, deterministic = 1e-5, True
+    packed: tuple[Packed, ...] = ()
+
+    def __init__(self, layer: Layer, signature: Signature, implementation: str, macs: int = 0, slow: float = 1.0, scratch: int = 0):
+        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
+        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+        self.implementation, self.scratch = implementation, scratch
+        weights = sum(int(t.type.nbytes) for t, o in zip(layer.inputs, signature.inputs, strict=True) if t is not None and o is None and t.is_constant)
+        moved = sum(self.inputs) + sum(self.outputs) + weights
+        self.cost = slow * (LAUNCH_SECONDS + moved / BYTES_PER_SECOND + macs / MACS_PER_SECOND)
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        stream.record(NullCall(self.cost))
+
+
+def data_operands(layer: Layer, fmt: str) -> tuple[Operand | None, ...] | None:
+    """Inputs stored in `fmt` where their rank has it, else row-major; None for constants. None when an output cannot have it."""
+    if not all(format_fits(fmt, t.type.rank) for t in layer.outputs):
+        return None
+    return tuple(None if t is None or t.is_constant else Operand(format_of(t, fmt), t.dtype) for t in layer.inputs)
+
+
+def format_of(t: Tensor, fmt: str) -> str:
+    return fmt if format_fits(fmt, t.type.rank) else "linear"
+
+
+def signature(layer: Layer, fmt: str, inplace: tuple[tuple[int, int], ...] = ()) -> Signature | None:
+    """All operands in one format, or None when they cannot be."""
+    ins = data_operands(layer, fmt)
+    return None if ins is None else Signature(ins, tuple(Operand(fmt, t.dtype) for t in layer.outputs), inplace)
+
+
+def product_macs(layer: Layer) -> int:
+    """Multiply-adds of the Conv, Gemm or MatMul that a layer is or is fused around."""
+    head = anchor(layer)
+    out, w = head.outputs[0], head.inputs[1]
+    shape = static_shape(w.shape)  # type: ignore[union-attr]
+    per = {"Conv": prod(shape[1:]), "Gemm": shape[0 if not head.attrs.get("transB") else -1], "MatMul": shape[-2] if len(shape) > 1 else shape[0]}
+    return prod(static_shape(out.shape)) * per[head.op]

@@ -1,0 +1,22 @@
+"""Null for any op, row-major and slow: what nothing else takes."""
+
+from __future__ import annotations
+
+from whet.network import Layer
+from whet.tactics._base import Config, Signature, Tactic, tactic
+from whet.tactics.null._cost import NullKernel, signature
+
+
+@tactic
+class NullAny(Tactic):
+    ops = ("*",)
+    fallback = True
+
+    def signatures(self, layer: Layer, machine) -> list[Signature]:
+        return [s for s in [signature(layer, "linear")] if s is not None]
+
+    def refuses(self, layer: Layer, signature: Signature, machine) -> str | None:
+        return "moves values between formats, which null/reformat does" if layer.op == "Reformat" else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> NullKernel:
+        return NullKernel(layer, signature, "null_any", slow=4.0)

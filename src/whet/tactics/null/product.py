@@ -1,0 +1,21 @@
+"""Null matrix products: row-major."""
+
+from __future__ import annotations
+
+from whet.network import Layer
+from whet.tactics._base import Config, Signature, Tactic, epilogue, tactic
+from whet.tactics.null._cost import NullKernel, product_macs, signature
+
+
+@tactic
+class NullProduct(Tactic):
+    ops = ("Gemm", "MatMul")
+
+    def signatures(self, layer: Layer, machine) -> list[Signature]:
+        return [s for s in [signature(layer, "linear")] if s is not None]
+
+    def refuses(self, layer: Layer, signature: Signature, machine) -> str | None:
+        return "what follows the product is no chain" if epilogue(layer) is None else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> NullKernel:
+        return NullKernel(layer, signature, "null_product", product_macs(layer))
