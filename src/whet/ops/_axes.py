@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import lcm
+from math import gcd
 
 import numpy as np
 
@@ -70,8 +70,8 @@ def block_couples(x: Tensor, y: Tensor) -> list[Couple]:
         if n == m:
             made.append(Couple(x, a, y, b))
         elif isinstance(n, int) and isinstance(m, int):
-            units = n * m // lcm(n, m)
-            if units > 1:
+            units = gcd(n, m)
+            if units > 1 and n and m:
                 made.append(Couple(x, a, y, b, a_block=n // units, b_block=m // units, count=units))
     return made
 

@@ -61,7 +61,7 @@ class Resampling:
         index = first[:, None] + np.arange(count)
         distance = np.abs(at[:, None] - index) / wide
         weights = np.clip(1 - distance, 0, None) if self.mode == "linear" else self._cubic(distance)
-        if self.exclude_outside or wide > 1:
+        if self.exclude_outside:
             weights = np.where((index >= 0) & (index < n), weights, 0)
         if self.exclude_outside or wide > 1:
             weights = weights / weights.sum(axis=1, keepdims=True)

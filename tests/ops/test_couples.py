@@ -1,0 +1,126 @@
+"""The zeroed-channel oracle: with coupled units of its inputs zeroed, a layer gives what the cut layer gives, on what is kept."""
+
+import numpy as np
+import pytest
+
+from whet.network import Network, Tensor
+from whet.ops import OPS, Couple, run_layer, sample_layer
+
+CASES = [(name, i) for name, o in sorted(OPS.items()) if o.couples for i in range(len(o.samples))]
+SIZES = {"Shape", "Size"}  # what they compute is the size itself
+
+Element = tuple[Tensor, int, int]  # tensor, axis, index
+
+
+def components(couples: list[Couple]) -> dict[Element, frozenset[Element]]:
+    """Which elements of which axes go together."""
+    parent: dict[Element, Element] = {}
+
+    def find(e):
+        while parent.setdefault(e, e) != e:
+            e = parent[e]
+        return e
+
+    for c in couples:
+        for t, axis in ((c.a, c.a_axis), (c.b, c.b_axis)):
+            for i in range(t.shape[axis]):
+                find((t, axis, i))  # units that no couple covers stand alone
+        for unit in units(c):
+            for e in unit[1:]:
+                parent[find(e)] = find(unit[0])
+    groups: dict[Element, set[Element]] = {}
+    for e in parent:
+        groups.setdefault(find(e), set()).add(e)
+    return {e: frozenset(groups[find(e)]) for e in parent}
+
+
+def units(c: Couple) -> list[list[Element]]:
+    """The elements of each unit of a couple."""
+    count = c.count if c.count is not None else (c.a.shape[c.a_axis] - c.a_at) // c.a_block
+    made = []
+    for i in range(count):
+        a = [(c.a, c.a_axis, c.a_at + i * c.a_block + k) for k in range(c.a_block)]
+        made.append(a + [(c.b, c.b_axis, c.b_at + i * c.b_block + k) for k in range(c.b_block)])
+    for t, axis, i in (e for u in made for e in u):
+        assert 0 <= i < t.shape[axis], f"{c} reaches element {i} of axis {axis} of {t}"
+    return made
+
+
+def cuts(couples: list[Couple]) -> list[set[Element]]:
+    """Sets of elements to try: for each couple its first and last unit, and the first unit that it does not cover."""
+    of = components(couples)
+    found: list[set[Element]] = []
+    for c in couples:
+        own = units(c)
+        tries = [set(of[own[0][0]])] + ([set(of[own[0][0]]) | set(of[own[-1][0]])] if len(own) > 2 else [])
+        for t, axis in ((c.a, c.a_axis), (c.b, c.b_axis)):
+            free = [of[t, axis, i] for i in range(t.shape[axis]) if len(of[t, axis, i]) == 1]
+            tries += [set(free[0])] if free else []
+        found += [cut for cut in tries if leaves_some(cut) and cut not in found]
+    return found
+
+
+def leaves_some(cut: set[Element]) -> bool:
+    lost: dict[tuple[Tensor, int], int] = {}
+    for t, axis, _ in cut:
+        lost[t, axis] = lost.get((t, axis), 0) + 1
+    return all(n < t.shape[axis] for (t, axis), n in lost.items())
+
+
+def take_kept(a, t, kept):
+    for (other, axis), at in kept.items():
+        if other is t:
+            a = np.take(a, at, axis=axis)
+    return a
+
+
+def cut_layer(layer, arrays, kept):
+    """The layer over cut inputs, in a network of its own, with what recut says; and its arrays."""
+    o = OPS[layer.op]
+    change = o.recut(layer, kept) if o.recut else {}
+    attrs = {k: v for k, v in {**layer.attrs, **{k: v for k, v in change.items() if isinstance(k, str)}}.items() if v is not None}
+    given = list(arrays) + [None] * (1 + max([k for k in change if isinstance(k, int)], default=-1) - len(arrays))
+    net, inputs, feed = Network("cut"), [], []
+    for i, a in enumerate(given):
+        t = layer.input(i)
+        a = change[i] if i in change else (None if t is None else take_kept(a, t, kept))
+        feed.append(a)
+        if a is None:
+            inputs.append(None)
+        elif t is None or t.is_constant:
+            inputs.append(net.constant(a, f"c{i}"))
+        else:
+            inputs.append(net.add_input(f"x{i}", t.type.with_shape(a.shape)))
+    return net.add_layer(layer.op, inputs, attrs), feed
+
+
+@pytest.mark.parametrize(("name", "i"), CASES)
+def test_couples(name, i):
+    _, layer, arrays = sample_layer(name, OPS[name].samples[i])
+    couples = OPS[name].couples(layer)
+    assert all(c.a in (*layer.inputs, *layer.outputs) and c.b in (*layer.inputs, *layer.outputs) for c in couples)
+    for cut in cuts(couples):
+        kept = {}
+        for t, axis, _ in cut:
+            kept[t, axis] = np.array([k for k in range(t.shape[axis]) if (t, axis, k) not in cut])
+        zeroed = [None if a is None else a.copy() for a in arrays]
+        for t, axis, k in cut:
+            for place, x in enumerate(layer.inputs):
+                if x is t:
+                    zeroed[place][(slice(None),) * axis + (k,)] = 0
+        big = run_layer(layer, zeroed)
+        small, feed = cut_layer(layer, arrays, kept)
+        got = run_layer(small, feed)
+        for t, twin, a, b in zip(layer.outputs, small.outputs, big, got, strict=True):
+            want = take_kept(a, t, kept)
+            what = f"cutting {sorted((x.name, axis, k) for x, axis, k in cut)}"
+            assert twin.shape == want.shape == b.shape, what
+            if name not in SIZES:
+                exact = 2e-3 if t.dtype.name == "f16" else 1e-5
+                np.testing.assert_allclose(np.asarray(b, np.float64), np.asarray(want, np.float64), rtol=exact, atol=exact, err_msg=what)
+
+
+def test_enough_is_cut():
+    """The oracle cannot pass by having nothing to cut."""
+    tried = sum(len(cuts(OPS[n].couples(sample_layer(n, OPS[n].samples[i])[1]))) for n, i in CASES)
+    assert tried > 1400
