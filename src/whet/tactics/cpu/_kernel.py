@@ -82,6 +82,7 @@ class Recipe:
 
     def __init__(self, first: dnn.Descriptor, places: dict[str, Place], rtol: float | None = None, work: float = 0.0) -> None:
         self.first, self.places, self.rtol, self.work = first, places, rtol, work
+        self.narrow = False  # channels fill no AVX-512 register: kernels of smaller registers are worth timing too
         self.offsets: dict[str, int] = {}
         self.constants: dict[str, tuple[str, Callable[[], np.ndarray], dnn.MemoryDesc | None]] = {}
 
@@ -137,6 +138,9 @@ class OneDnnTactic(Tactic):
         fast = [n for n in names if not n.startswith(("ref", "simple:any"))]
         if not fast and recipe.work > REFERENCE_LIMIT:
             raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only plain loops (ref) for this")
+        wide = [n for n in fast if ":avx512" in n]
+        if wide and not recipe.narrow:  # the same kernels on half the register are not worth their timing
+            fast = [n for n in fast if not n.endswith((":avx2", ":avx", ":sse41"))]
         return (fast or names)[:MAX_IMPLEMENTATIONS]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:

@@ -77,6 +77,7 @@ class OneDnnConv(OneDnnTactic):
         )
         work = prod(static_shape((source if transposed else layer.outputs[0]).shape)) * prod(static_shape(weights.shape)[1:])
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, work=work)
+        recipe.narrow = any(d % 16 for d in (source.shape[1], layer.outputs[0].shape[1]))  # type: ignore[operator]
         fused.fill(recipe)
         key = f"{_digest(weights)}|{head.op} {head.attrs['group']}"
         recipe.constant("weights", key, lambda: _plain(f32_of(weights), shape, transposed), dnn.describe(shape, "f32"))
