@@ -15,6 +15,7 @@ from whet.builder.key import timing_key
 from whet.builder.timing_cache import Timed, TimingCache
 from whet.errors import BackendError, BuildError
 from whet.network import DType, Layer
+from whet.runtime.memory import write_bytes
 from whet.tactics import Args, Packed
 
 _HOPELESS = (4.0, 4.0, 1.5, 1.2)  # after each round: a candidate this much slower than the best is not timed again; the last one stays
@@ -199,15 +200,18 @@ class _Bench:
         if found is None or found.nbytes < nbytes:
             self.held.append(found)  # earlier options point at it
             found = self.buffers[key] = self.timer.machine.allocate(max(nbytes, 64))
-            if kind == "in" and dtype is not None and found.array is not None:
-                fill(found.array, dtype)
+            if kind == "in" and dtype is not None and getattr(self.timer.machine, "runs", True):
+                raw = np.zeros(found.nbytes, np.uint8) if found.array is None else found.array
+                fill(raw, dtype)
+                if found.array is None:
+                    write_bytes(self.timer.machine, found, 0, raw)
         return found
 
     def _weight(self, p: Packed) -> int:
         if p.key not in self._packed:
             buffer = self.timer.machine.allocate(max(p.nbytes, 64))
-            if buffer.array is not None and getattr(self.timer.machine, "runs", True):
-                buffer.array[: p.nbytes] = p.make().reshape(-1).view(np.uint8)
+            if getattr(self.timer.machine, "runs", True):
+                write_bytes(self.timer.machine, buffer, 0, p.make())
             self._packed[p.key] = buffer
         return self._packed[p.key].address
 

@@ -7,7 +7,7 @@ filter row are contiguous and overlap, which the copy engine reads as a tensor o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,9 @@ class OwnStem(Tactic):
             return made
         if shape.dilation[1] != 1:
             return "dilated along a row: its taps do not lie side by side"
-        return refuses(Wide.of(shape).shape)
+        if shape.k % 8:
+            return f"{shape.k} output channels are no multiple of 8 (16 bytes)"
+        return refuses(replace(Wide.of(shape).shape, c=8))
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
         s = Wide.of(conv_shape(layer)).shape

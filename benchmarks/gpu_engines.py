@@ -1,0 +1,102 @@
+"""Whole networks on a GPU through the builder: FP16 engines of the zoo's networks, timed as isolated replays of their CUDA graph.
+
+Usage: python3 benchmarks/gpu_engines.py compile|run resnet50:1 resnet50:128 ...     results in $OUT/engines.json
+`compile` fills the kernel cache (WHET_CUDA_CACHE) and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+
+sys.path.insert(0, "src")
+from whet import zoo
+from whet.backends import get_backend
+from whet.backends.cuda.compile import compile_cubin
+from whet.builder import BuildConfig, build
+from whet.builder.build import lowered_network
+from whet.builder.candidates import list_candidates
+from whet.builder.precision import Permissions
+from whet.frontends.onnx import network_from_onnx
+from whet.network import Network
+from whet.runtime.steps import bind
+from whet.tactics import anchor, epilogue, tactics_of
+from whet.tactics.cuda._conv import conv_source
+from whet.tactics.cuda._kernel import ending
+from whet.tactics.cuda.own_conv import conv_shape, from_config
+
+CONFIG = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
+
+
+def network(name: str, batch: int) -> Network:
+    """The zoo's network at a fixed batch."""
+    return network_from_onnx(zoo.build(name, batch=batch))
+
+
+def kernels(net: Network) -> set[str]:
+    """Texts of all tensor-core kernels that a build of `net` would try."""
+    machine = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=True)
+    found = set()
+    lowered, _ = lowered_network(net, CONFIG)
+    tactics = [t for t in tactics_of("cuda") if t.name in ("cuda/own_conv", "cuda/own_stem", "cuda/own_gemm")]
+    for layer in lowered.layers:
+        for o in list_candidates(layer, tactics, machine, Permissions.of(CONFIG)).options:
+            axis = layer.outputs[0].type.rank - 1 if "gemm" in o.tactic.name else 1
+            kind = ending(layer, epilogue(layer), axis).finish.activation[0]  # type: ignore[union-attr]
+            im2col = "stem" in o.tactic.name or (anchor(layer).op == "Conv" and not conv_shape(layer).plain)
+            found.add(conv_source(from_config(o.config), im2col, kind, False, o.signature.outputs[0].dtype.name == "f32"))
+    return found
+
+
+def compile_all(wanted: list[tuple[str, int]]) -> None:
+    texts = set().union(*(kernels(network(*w)) for w in wanted))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        total = sum(len(code) for code in pool.map(compile_cubin, sorted(texts)))
+    print(len(texts), "kernels", round(total / 1e6, 1), "MB")
+
+
+def run(wanted: list[tuple[str, int]]) -> None:
+    machine, rows = get_backend("cuda"), []
+    for name, batch in wanted:
+        net, begun = network(name, batch), time.perf_counter()
+        plan = build(net, replace(CONFIG, verify=batch == 1))  # the reference of a large batch takes minutes
+        took = time.perf_counter() - begun
+        bound = bind(plan, machine)
+        bound.run()
+        times = bound.seconds(60)[10:]
+        layers = [
+            {
+                "layer": layer.name,
+                "op": layer.hint or layer.op,
+                "tactic": plan.choices[layer.name].tactic,
+                "config": dict(plan.choices[layer.name].config),
+                "us": round(us * 1e6, 2),
+            }
+            for layer, us in zip(plan.network.layers, bound.run_timed(), strict=True)
+        ]
+        rows.append(
+            {
+                "network": name,
+                "batch": batch,
+                "ms": round(statistics.median(times) * 1e3, 4),
+                "min_ms": round(min(times) * 1e3, 4),
+                "build_s": round(took, 1),
+                "bytes": bound.nbytes(),
+                "state": machine.state(),
+                "layers": layers,
+            }
+        )
+        print({k: v for k, v in rows[-1].items() if k not in ("layers", "state")}, flush=True)
+        with open(os.environ.get("OUT", ".") + "/engines.json", "w") as out:
+            json.dump(rows, out, indent=0)
+
+
+if __name__ == "__main__":
+    asked = [(name, int(batch)) for name, batch in (word.split(":") for word in sys.argv[2:])]
+    {"compile": compile_all, "run": run}[sys.argv[1]](asked)
