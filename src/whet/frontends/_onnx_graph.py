@@ -96,7 +96,10 @@ class GraphReader:
     def read(
         self, graph: GraphProto, scope: Scope, versions: Mapping[str, int], types: Mapping[str, TensorType], prefix: str = ""
     ) -> list[Tensor]:
-        """Adds the graph's layers to `scope.net`; `types` are its inputs' types, `prefix` goes before made-up node names. Returns the tensors of its outputs."""
+        """Adds the graph's layers to `scope.net`; returns the tensors of its outputs.
+
+        `types` are its inputs' types; `prefix` goes before made-up node names.
+        """
         net = scope.net
         if len(graph.sparse_initializer):
             name = graph.sparse_initializer[0].values.name

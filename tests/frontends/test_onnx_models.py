@@ -1,0 +1,80 @@
+"""Whole networks: read, run with the reference, and compared with ONNX Runtime; then written, read again and compared once more."""
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from support import datasets, realdata
+from whet import zoo
+from whet.frontends import check_onnx, network_from_onnx, onnx_from_network
+from whet.network import verify
+from whet.ops import run_network
+
+SMALL = {name: {"image": 64} for name in zoo.names()}  # full width and depth on small images
+SMALL |= {"lenet5": {}, "yolov5s": {"image": 128}, "bert_base": {"layers": 2, "sequence": "S"}, "vit_b_16": {"layers": 2, "image": 64}}
+
+
+def ort(model, feeds):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return dict(zip((o.name for o in session.get_outputs()), session.run(None, feeds), strict=True))
+
+
+def close(got, want, bound):
+    """Names agree, and errors are within `bound` of each output's size."""
+    assert list(got) == list(want)
+    for name, w in want.items():
+        g = got[name]
+        assert (g.dtype, g.shape) == (w.dtype, w.shape)
+        assert np.abs(g.astype(np.float64) - w).max() <= bound * max(np.abs(w).max(), 1e-6), name
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_zoo(name):
+    model = zoo.build(name, **SMALL[name])
+    rng = np.random.default_rng(0)
+    net = verify(network_from_onnx(model))
+    feeds = {}
+    for t in net.inputs:
+        shape = [d if isinstance(d, int) else {"N": 2, "S": 9}[str(d)] for d in t.shape]
+        feeds[t.name] = rng.integers(0, 2, shape) if t.dtype.kind == "int" else rng.standard_normal(shape).astype(np.float32)
+    want = ort(model.SerializeToString(), feeds)
+    got = run_network(net, feeds)
+    close(got, want, 1e-4)
+    again = verify(network_from_onnx(onnx_from_network(net)))
+    assert len(again.layers) == len(net.layers)
+    assert [layer.name for layer in again.layers] == [layer.name for layer in net.layers]
+    close(run_network(again, feeds), got, 1e-6)
+
+
+REAL = ["resnet20_cifar10", "resnet56_cifar10", "resnet8_mlperftiny", "lenet_mnist", "vit_mnist", "squeezenet1.1", "nanodet_m",
+        "deeplabv3_mnv2_voc", "vww_mobilenet025_96", "version-RFB-320", "version-RFB-640", "version-slim-320",
+        "version-RFB-320_without_postprocessing", "mobilenetv2_backbone", "resnet50v2_stages1-3"]  # fmt: skip
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", REAL)
+def test_real(name):
+    if datasets.root() is None:
+        pytest.skip("the shared data folder is not here")
+    (model,) = realdata.models([name])
+    net = verify(network_from_onnx(model.path))
+    feeds = next(iter(model.inputs(1)))
+    want = ort(str(model.path), feeds)
+    close(run_network(net, feeds), want, 2e-5)
+    written = onnx_from_network(net)
+    close(ort(written.SerializeToString(), feeds), want, 2e-5)
+    assert check_onnx(model.path).supported
+
+
+@pytest.mark.data
+def test_silero_with_its_lstm_and_branches():
+    """If takes its branch by shapes and constants: with fixed shapes the branches are decided when the model is read."""
+    if datasets.root() is None:
+        pytest.skip("the shared data folder is not here")
+    path = datasets.path_of("audio/silero_vad_16k_op15.onnx")
+    net = verify(network_from_onnx(path, shapes={"input": (1, 576), "state": (2, 1, 128)}))
+    sound = (np.random.default_rng(0).standard_normal((1, 576)) * 0.1).astype(np.float32)
+    feeds = {"input": sound, "state": np.zeros((2, 1, 128), np.float32), "sr": np.array(16000)}
+    close(run_network(net, feeds), ort(str(path), feeds), 2e-5)
