@@ -3,6 +3,7 @@
     ## name: what the case shows
     # with fuse_conv_add            other passes that run too (optional)
     # noFuse=conv1                  as --noFuse would (optional)
+    # takes Attention               the machine has a tactic for this hint (optional)
     in %x: ...                      the network before
     =>
     in %x: ...                      the network after
@@ -35,6 +36,7 @@ class Case:
     after: str
     others: tuple[str, ...] = ()
     no_fuse: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
 
     def network(self) -> Network:
         return parse_network("network case source\n" + self.before)
@@ -42,7 +44,8 @@ class Case:
     def run(self, name: str, net: Network | None = None) -> tuple[Network, PassLog]:
         """The case's network (or `net`) after pass `name` and the case's other passes, verified after each firing."""
         switches = ["none", "+" + name, *("+" + o for o in self.others)]
-        return lower(net or self.network(), switches=switches, no_fuse=self.no_fuse, check=True)
+        refuses = (lambda layer: None if layer.hint in self.takes else f"no tactic takes {layer.hint}") if self.takes else None
+        return lower(net or self.network(), switches=switches, no_fuse=self.no_fuse, check=True, refuses=refuses)
 
 
 def read(path: Path) -> list[Case]:
@@ -55,7 +58,8 @@ def read(path: Path) -> list[Case]:
         others = tuple(m for line in re.findall(r"^# with (.*)$", before, flags=re.M) for m in line.split())
         assert all(o in PASSES for o in others), f"{path.name}: {others}"
         no_fuse = tuple(re.findall(r"^# noFuse=(.*)$", before, flags=re.M))
-        cases.append(Case(title.strip(), before, after.strip() + "\n", others, no_fuse))
+        takes = tuple(re.findall(r"^# takes (.*)$", before, flags=re.M))
+        cases.append(Case(title.strip(), before, after.strip() + "\n", others, no_fuse, takes))
     return cases
 
 

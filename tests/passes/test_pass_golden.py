@@ -16,8 +16,8 @@ from whet.passes import PASSES, ordered
 UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
 #: Passes that change the order of floating point operations; all others keep every bit, NaN and infinities included.
 ROUNDS = {
-    "fold_batch_norm", "fold_scale_shift", "gemm_to_canonical", "recognize_attention", "recognize_gelu", "recognize_hard_sigmoid", "recognize_hard_swish",
-    "recognize_layer_norm", "recognize_mish", "remove_zero_channels",
+    "fold_batch_norm", "fold_scale_shift", "gemm_to_canonical", "move_scales", "recognize_gelu", "recognize_hard_sigmoid",
+    "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "remove_zero_channels",
 }  # fmt: skip
 FILES = {p.stem: read(p) for p in sorted(FOLDER.glob("*.txt"))}
 CASES = [(name, i) for name, cases in FILES.items() for i in range(len(cases))]

@@ -28,7 +28,7 @@ class Phase(IntEnum):
     RECOGNIZE = 2  # patterns become named ops: LayerNorm, GELU, attention
     FOLD = 3  # batch norms and pads into weights and attributes
     FUSE = 4  # layers and their epilogues become Fused layers
-    FINAL = 5  # dead code, names
+    FINAL = 5  # what was left over: pointwise chains
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _register(p: Pass) -> None:
 
 
 def rule(*ops: str, phase: Phase, after: Sequence[str] = (), level: int = 1):
-    """Decorator: registers a rule for layers of these ops ("*": all; "Conv" sees Fused layers hinted Conv too) under the file's name."""
+    """Decorator: registers a rule for layers of these ops ("*": all; Fused layers only so) under the file's name."""
 
     def wrap(f: Rule) -> Rule:
         _register(Pass(f.__module__.rsplit(".", 1)[-1], phase, f, ops, tuple(after), level, _first_line(f)))

@@ -51,20 +51,28 @@ def select(level: int = 3, switches: Iterable[str] = ()) -> list[Pass]:
     return [p for p in ordered() if p.name in chosen]
 
 
-def run_passes(net: Network, passes: Iterable[Pass] | None = None, *, check: bool = False, keep: Keep | None = None) -> PassLog:
+def run_passes(
+    net: Network,
+    passes: Iterable[Pass] | None = None,
+    *,
+    check: bool = False,
+    keep: Keep | None = None,
+    refuses: Keep | None = None,
+) -> PassLog:
     """Runs `passes` (default: all of level 3) on `net` in place, and on the regions of its If, Loop and Scan layers.
 
     `check` verifies after each firing and blames the pass by name. `keep(layer)` may give a reason why a layer must stay alone
-    (`--noFuse`): a firing that would take it together with another is undone and recorded as a skip.
+    (`--noFuse`), and `refuses(layer)` why a new Fused layer is of no use (no tactic computes it): such a firing is undone and
+    recorded as a skip.
     Raises NetworkError when a pass breaks the network or passes do not come to rest.
     """
     chosen = list(passes) if passes is not None else select()
     log = PassLog(order=[p.name for p in chosen])
     for region in _regions(net):
-        inner = run_passes(region, chosen, check=check, keep=keep)
+        inner = run_passes(region, chosen, check=check, keep=keep, refuses=refuses)
         log.fired += inner.fired
         log.skipped |= inner.skipped
-    _Run(net, log, check, keep).all(chosen)
+    _Run(net, log, check, keep, refuses).all(chosen)
     return log
 
 
@@ -75,8 +83,9 @@ def _regions(net: Network) -> list[Network]:
 class _Run:
     """One network's way through the passes."""
 
-    def __init__(self, net: Network, log: PassLog, check: bool, keep: Keep | None):
-        self.graph, self.log, self.check, self.keep = Graph(net), log, check, keep
+    def __init__(self, net: Network, log: PassLog, check: bool, keep: Keep | None, refuses: Keep | None):
+        self.graph, self.log, self.check = Graph(net), log, check
+        self.keep, self.refuses = keep, refuses
         self.skips: dict[tuple[str, Layer | str], str] = {}
 
     def all(self, chosen: Sequence[Pass]) -> None:
@@ -126,7 +135,7 @@ class _Run:
         while at < len(waiting):
             layer = waiting[at]
             at += 1
-            if not g.alive(layer) or not (ops == ("*",) or layer.op in ops or layer.hint in ops):
+            if not g.alive(layer) or not (ops == ("*",) or layer.op in ops):
                 continue
             start = len(g.net.layers)
             got = p.run(g, layer)
@@ -152,11 +161,9 @@ class _Run:
         """Puts `news` in the place of the layer's outputs, unless that would take a layer that must stay alone."""
         g = self.graph
         gone = g.dying([layer], keep=news)
-        if self.keep is not None and p.phase > Phase.CLEAN and len(gone) > 1:
-            reason = next((r for x in gone if (r := self.keep(x))), None)
-            if reason:
-                g.bury(added)
-                return Skip(reason)
+        if reason := self.objection(p, gone, added):
+            g.bury(added)
+            return Skip(reason)
         at = g.place(layer)
         for i, x in enumerate(added):
             g.move(x, at - 1e-6 * (len(added) - 1 - i))  # the last one just where the layer stood
@@ -164,7 +171,8 @@ class _Run:
             g.replace(old, new, at, rename=new.maker in added or (new.is_constant and not g.readers(new)))
         g.bury(gone)
         g.bury(reversed([x for x in added if not any(g.readers(t) or g.is_output(t) for t in x.outputs)]))
-        sources = tuple(dict.fromkeys(s for x in gone for s in x.sources))
+        claimed = {s for x in added for s in x.sources}
+        sources = tuple(dict.fromkeys(s for x in gone for s in x.sources if s not in claimed))
         for x in added:
             x.sources = x.sources or sources
         root = next((t.maker for t in news if t.maker in added), None)
@@ -172,6 +180,16 @@ class _Run:
             root.name, layer.name = (layer.name, root.name) if p.phase is Phase.CLEAN else (self.joined(gone), root.name)
         text = f"{layer.op} -> {', '.join(f'%{t.name}' for t in news)}" + (f" = {root.op}" if root is not None else "")
         self.log.fired.append((p.name, layer.name if root is None else root.name, text))
+        return None
+
+    def objection(self, p: Pass, gone: list[Layer], added: list[Layer]) -> str | None:
+        """Why a firing is not wanted: it takes a layer that must stay alone, or makes a Fused layer that is of no use."""
+        if self.keep is not None and p.phase > Phase.CLEAN and len(gone) > 1:
+            reason = next((r for x in gone if (r := self.keep(x))), None)
+            if reason:
+                return reason
+        if self.refuses is not None:
+            return next((r for x in added if x.op == "Fused" and (r := self.refuses(x))), None)
         return None
 
     def joined(self, layers: list[Layer]) -> str:

@@ -1,6 +1,6 @@
-"""Making Fused layers, and what may follow an anchor in one: bias, one residual Add, activations around it.
+"""Making Fused layers, and what may follow an anchor in one: scale, bias, one residual Add, activations around it.
 
-The order of an epilogue is [bias] [activation] [Add] [activation]: what a convolution or matrix product of any backend can do while
+The order of an epilogue is [scale] [bias] [activation] [Add] [activation]: what a convolution or matrix product of any backend can do while
 its result is in registers. More would make fused layers that only the reference computes.
 """
 
@@ -68,7 +68,7 @@ def anchored(layer: Layer | None, anchors: tuple[str, ...]) -> str:
 
 
 def steps(head: Layer) -> list[str]:
-    """What follows the anchor in a fused layer: "bias", "activation" and "add" in order; nothing for a plain layer."""
+    """What follows the anchor in a fused layer: "scale", "bias", "activation" and "add" in order; nothing for a plain layer."""
     if head.op != "Fused":
         return []
     body = head.regions["body"]
@@ -79,6 +79,8 @@ def steps(head: Layer) -> list[str]:
             continue
         if layer.op in ACTIVATIONS:
             found.append("activation")
+        elif layer.op in ("Mul", "Div") and any(t in constants for t in layer.inputs):
+            found.append("scale")
         elif layer.op == "Add":
             vector = any(t in constants and t.type.rank <= 1 for t in layer.inputs)
             found.append("bias" if vector else "add")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from whet.errors import NetworkError, UsageError
 from whet.network import Layer, Network
@@ -12,19 +12,30 @@ from whet.registry import nearest
 
 
 def lower(
-    net: Network, *, level: int = 3, switches: Iterable[str] = (), no_fuse: Sequence[str] = (), check: bool = False
+    net: Network,
+    *,
+    level: int = 3,
+    switches: Iterable[str] = (),
+    no_fuse: Sequence[str] = (),
+    check: bool = False,
+    refuses: Callable[[Layer], str | None] | None = None,
 ) -> tuple[Network, PassLog]:
     """A lowered copy of the `source` network `net` (which stays as it is), and what the passes did.
 
     `level` is the builderOptimizationLevel, `switches` turn single passes on and off ("-fuse_silu", "none"), `no_fuse` names source
-    nodes that stay alone (`*` as a wildcard), `check` verifies after each firing.
+    nodes that stay alone (`*` as a wildcard), `check` verifies after each firing. `refuses(fused layer)` may say why no tactic of
+    the machine computes it (its shapes may be symbolic); without it, attention stays in pieces, which every backend computes.
     Raises UsageError for an unknown pass or node, NetworkError for a network that is lowered already.
     """
     if net.stage != "source":
         raise NetworkError(f"'{net.name}' is lowered already; passes run once, on the network as imported")
     made = net.clone("lowered")
     keep = _keep(made, no_fuse) if no_fuse else None
-    return made, run_passes(made, select(level, switches), check=check, keep=keep)
+    return made, run_passes(made, select(level, switches), check=check, keep=keep, refuses=refuses or _attention)
+
+
+def _attention(layer: Layer) -> str | None:
+    return "no tactic is known that computes attention at once; its parts run one by one" if layer.hint == "Attention" else None
 
 
 def _keep(net: Network, patterns: Sequence[str]):

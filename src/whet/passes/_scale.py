@@ -32,7 +32,7 @@ def channel_axis(head: Layer) -> int:
 
 
 def fold_into(g: Graph, head: Layer, layer: Layer, affine: Affine) -> Tensor | Skip:
-    """The layer `head` (Conv, ConvTranspose, Gemm) with `affine`, which `layer` applies to its output, folded into its weights.
+    """The layer `head` (Conv, ConvTranspose, Gemm, MatMul) with `affine`, which `layer` applies to its output, folded into its weights.
 
     Computed in float64 and rounded once. Skip when its weights are not constant, or its output is needed as it is.
     """
@@ -66,6 +66,8 @@ def _scaled(head: Layer, w: Weight, factor: Weight) -> Weight:
     rank = w.array.ndim
     if head.op == "Gemm":
         return express("Mul", wide(w), along(factor, 0 if head.attrs.get("transB") else 1, rank))
+    if head.op == "MatMul":
+        return express("Mul", wide(w), along(factor, rank - 1, rank) if rank > 1 else factor)
     if head.op == "Conv":
         return express("Mul", wide(w), along(factor, 0, rank))
     group, shape = head.attrs["group"], w.array.shape  # ConvTranspose: [C, K / group, ...]

@@ -6,7 +6,7 @@ from whet.passes._fuse import anchored, fuse, obstacle, steps
 from whet.passes._graph import Graph
 
 
-@rule("Add", phase=Phase.FUSE)
+@rule("Add", phase=Phase.FUSE, after=["fuse_gemm_scale"])
 def fuse_matmul_bias(g: Graph, layer: Layer) -> Tensor | Skip | None:
     for value, bias in (layer.inputs, layer.inputs[::-1]):
         head = g.maker(value)
@@ -16,7 +16,7 @@ def fuse_matmul_bias(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return Skip(f"%{bias.name}: {bias.type} is no vector along the last axis of %{value.name}: {value.type}")
         if reason := obstacle(g, head, value, layer):
             return Skip(reason)
-        if steps(head):
+        if set(steps(head)) - {"scale"}:
             return Skip(f"'{head.name}' has an epilogue already")
         return fuse(g, "MatMul", head, layer)
     return None

@@ -1,0 +1,55 @@
+"""Numbers that the operands of a MatMul are multiplied by are applied to its result once, or go into its constant operand.
+
+Exporters of attention scale queries and keys by themselves; the product can do it in passing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whet.network import Layer, Tensor
+from whet.ops._origin import express, literal
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._graph import Graph
+from whet.passes._scale import folded_name
+from whet.passes._weights import narrow, number, scalar, wide
+
+
+@rule("MatMul", phase=Phase.FOLD)
+def move_scales(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    factor, inputs, skip = 1.0, list(layer.inputs), None
+    for i, t in enumerate(layer.inputs):
+        found = _scaled(g, t)
+        if found is None or t is None:
+            continue
+        if reason := g.shared(t, layer):
+            skip = Skip(reason)
+            continue
+        value, times = found
+        factor, inputs[i] = factor * times, value
+    if inputs == list(layer.inputs):
+        return skip
+    if not np.isfinite(factor) or factor == 0:
+        return Skip(f"the operands are multiplied by {factor}")
+    constant = next((i for i, t in enumerate(inputs) if t is not None and t.weight is not None), None)
+    if constant is not None:
+        t = inputs[constant]
+        assert t is not None
+        assert t.weight is not None
+        inputs[constant] = g.constant(narrow(express("Mul", wide(t.weight), number(factor)), t.dtype), folded_name(t))
+        return g.add("MatMul", *inputs)
+    product = g.add("MatMul", *inputs, name=f"{layer.name}/product", sources=layer.sources)
+    return g.add("Mul", product, g.constant(literal(np.array(factor), product.dtype), "scale"))
+
+
+def _scaled(g: Graph, t: Tensor | None) -> tuple[Tensor, float] | None:
+    """(x, c), when `t` is x * c or x / c with a number c."""
+    layer = g.maker(t)
+    if layer is None or t is None or layer.op not in ("Mul", "Div") or not t.dtype.is_float:
+        return None
+    pairs = (layer.inputs, layer.inputs[::-1]) if layer.op == "Mul" else (layer.inputs,)
+    for x, other in pairs:
+        c = scalar(other)
+        if x is not None and c and x.type == t.type and not x.is_constant:
+            return x, c if layer.op == "Mul" else 1 / c
+    return None
