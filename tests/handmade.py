@@ -10,6 +10,7 @@ from whet.backends import Buffer
 from whet.engine import ArenaPlan, Choice, EnginePlan, Profile
 from whet.network import Network, Origin, Weight, evaluate, format_bytes, parse_type
 from whet.ops import bind_symbols
+from whet.runtime.kernels import libraries
 from whet.tactics import load_tactics
 
 
@@ -71,7 +72,7 @@ class PlainBackend:
         return f"plain {self.model} {self.threads} threads"
 
     def describe(self):
-        return {"cpu": self.model, "threads": self.threads, "libraries": {"numpy": np.__version__}}
+        return {"cpu": self.model, "threads": self.threads}
 
 
 def conv_net(batch="N") -> Network:
@@ -154,6 +155,7 @@ def make_plan(net: Network, low=1, opt=2, high=4, backend=None) -> EnginePlan:
 
     profile = Profile({k: (at(low)[k], at(opt)[k], at(high)[k]) for k in at(opt)})
     return EnginePlan(
-        net, choices, [profile], [arena_for(net, choices, at(high))], "cpu", backend.describe(), backend.key(), backend.threads,
+        net, choices, [profile], [arena_for(net, choices, at(high))], "cpu",
+        {**backend.describe(), "libraries": libraries(choices, backend)}, backend.key(), backend.threads,
         source_weights=dict(getattr(net, "source", {})),
     )  # fmt: skip

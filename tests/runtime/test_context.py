@@ -275,6 +275,13 @@ def test_other_hardware_warns_with_the_difference_and_may_be_refused():
         Runtime(PlainBackend(model="new")).load(plan, require_same_hardware=True)
 
 
+def test_another_library_is_told_and_the_probe_runs():
+    plan = make_plan(conv_net())
+    plan.machine["libraries"] = {"cpu/numpy_reference": "numpy 0.1"}
+    with pytest.warns(EngineWarning, match="cpu/numpy_reference: numpy 0.1 there, numpy"):
+        Runtime(PlainBackend()).load(plan)
+
+
 def test_probe_runs_elsewhere_and_refuses_other_results():
     plan = make_plan(conv_net(), backend=PlainBackend(model="old"))
     from whet.engine import probe_inputs, probe_shapes

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from whet.backends import Backend, get_backend
 from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
-from whet.errors import ContextError, EngineError, ShapeError
+from whet.errors import ContextError, EngineError, ShapeError, WhetError
 from whet.network import DType, TensorType
-from whet.runtime.memory import WeightStore
+from whet.runtime.kernels import libraries
+from whet.runtime.memory import WeightStore, read_bytes
 from whet.runtime.steps import Bound, Shaped, opt_shapes, shape_plan
 
 if TYPE_CHECKING:
@@ -93,7 +96,7 @@ class Engine:
         self.warnings: list[str] = []
         self._where = where
         self._told: set[tuple[str, str]] = set()
-        self._store = WeightStore(backend)
+        self._store = WeightStore(backend, {} if machine_differences(plan, backend) else plan.packed)
         self._shaped: OrderedDict[tuple, Shaped] = OrderedDict()
         self._lock = threading.Lock()
         self._open = True
@@ -103,7 +106,12 @@ class Engine:
             raise EngineError(f"{where} was tuned on other hardware: {'; '.join(differences)}. Build it again here.")
         if differences:
             self._warn(f"{where} was tuned elsewhere ({'; '.join(differences)}): it may be slower than one tuned here")
-        self.shaped(0, opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are told at load
+        try:
+            self.shaped(0, opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are told at load
+        except EngineError:
+            raise
+        except WhetError as e:
+            raise EngineError(f"{where} cannot run here: {e}") from e
         if differences and plan.probe:
             self._run_probe()
 
@@ -181,6 +189,15 @@ class Engine:
                 self._warn(f"layer '{layer}' runs on {step.tactic} instead of {self.plan.choices[layer].tactic}: {reason}")
         return found
 
+    def packed_weights(self) -> dict[str, np.ndarray]:
+        """The packed weights of the kernels that are planned now: give them to `write_engine` so that loading here packs nothing."""
+        found: dict[str, np.ndarray] = {}
+        for shaped in self._shaped.values():
+            for step, held in zip(shaped.steps, shaped.packed, strict=True):
+                for p, s in zip(step.kernel.packed, held, strict=True):
+                    found[p.key] = np.array(read_bytes(self.backend, s.buffer, 0, p.nbytes))
+        return found
+
     def close(self) -> None:
         """Forgets kernels and weights; contexts that live on keep theirs. Using the engine afterwards raises ContextError."""
         self._open = False
@@ -217,13 +234,15 @@ class Engine:
 
 def machine_differences(plan: EnginePlan, backend: Backend) -> list[str]:
     """What is other here than where the engine was tuned, in words; empty when the machine's keys are equal."""
+    there, here = dict(plan.machine.get("libraries") or {}), libraries(plan.choices, backend)
+    changed = [f"{k}: {v} there, {here.get(k, 'none')} here" for k, v in sorted(there.items()) if here.get(k) != v]
     if plan.machine_key == backend.key():
-        return []
-    then, now = _flat(plan.machine), _flat(backend.describe())
+        return changed
+    then, now = _flat({k: v for k, v in plan.machine.items() if k != "libraries"}), _flat(backend.describe())
     found = [f"{k}: {then.get(k, 'none')} there, {now.get(k, 'none')} here" for k in sorted(then | now) if then.get(k) != now.get(k)]
     if plan.threads != backend.threads and not any("thread" in f for f in found):
         found.append(f"threads: {plan.threads} there, {backend.threads} here")
-    return found or [f"machine: {plan.machine_key} there, {backend.key()} here"]
+    return [*found, *changed] or [f"machine: {plan.machine_key} there, {backend.key()} here"]
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

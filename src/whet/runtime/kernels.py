@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from whet.backends import Backend
@@ -9,7 +10,7 @@ from whet.engine.plan import Choice
 from whet.errors import BackendError, BuildError, EngineError, WhetError
 from whet.network import DTYPES, FORMATS, Layer, format_fits
 from whet.runtime.safe import SafeKernel
-from whet.tactics import Kernel, Operand, Signature, get_tactic, load_tactics, operand_bytes, tactics_of
+from whet.tactics import TACTICS, Kernel, Operand, Signature, get_tactic, load_tactics, operand_bytes, tactics_of
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def plan_layer(layer: Layer, choice: Choice, backend: Backend) -> Planned:
 
 
 def _plan(choice: Choice, layer: Layer, signature: Signature, backend: Backend) -> Kernel:
-    load_tactics(tactic_folder(backend))
+    load_tactics(backend.name)
     t = get_tactic(choice.tactic)
-    if t.backend != tactic_folder(backend):
+    if t.backend != backend.name:
         raise BackendError(f"{choice.tactic} is for the backend {t.backend}, this is {backend.name}")
     if reason := t.why_not(layer) or t.refuses(layer, signature, backend):
         raise BuildError(f"{choice.tactic}: {reason}")
@@ -77,7 +78,7 @@ def _plan(choice: Choice, layer: Layer, signature: Signature, backend: Backend) 
 
 def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Backend, why: str) -> Planned:
     """Other configs of the same tactic first, then other tactics with the same operands, then the reference over any host format."""
-    tried = sorted(tactics_of(tactic_folder(backend)), key=lambda t: (t.name != choice.tactic, "numpy" in t.name, t.name))
+    tried = sorted(tactics_of(backend.name), key=lambda t: (t.name != choice.tactic, "numpy" in t.name, t.name))
     for t in tried:
         try:
             if t.why_not(layer) or signature not in t.signatures(layer, backend) or t.refuses(layer, signature, backend):
@@ -87,7 +88,7 @@ def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Back
                 return _checked(Planned(layer, signature, kernel, t.name, why))
         except WhetError:
             continue
-    if tactic_folder(backend) != "cpu":
+    if backend.name != "cpu":
         raise BackendError(
             f"no tactic of {backend.name} computes layer '{layer.name}' as the engine stores it: {why}. Build the engine again here."
         )
@@ -107,6 +108,12 @@ def _checked(p: Planned) -> Planned:
     return p
 
 
-def tactic_folder(backend: Backend) -> str:
-    """The folder of tactics that a backend runs: its own, unless it says otherwise (`null` plans the CPU's)."""
-    return getattr(backend, "tactics", "") or backend.name
+def libraries(choices: Mapping[str, Choice], backend: Backend) -> dict[str, str]:
+    """Versions of the libraries behind the chosen tactics, tactic by tactic; a tactic that is not installed is left out.
+
+    The builder keeps them as `plan.machine["libraries"]`; a difference at load is told, and the probe runs.
+    """
+    load_tactics(backend.name)
+    names = {c.tactic for c in choices.values()}
+    found = {n: TACTICS[n].library_version() for n in sorted(names) if n in TACTICS}
+    return {n: v for n, v in found.items() if v}

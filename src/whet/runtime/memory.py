@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
@@ -73,8 +73,9 @@ class Shared:
 class WeightStore:
     """Packed weights and constants in backend memory, one copy each for all contexts and shapes of an engine."""
 
-    def __init__(self, backend: Backend):
-        self.backend = backend
+    def __init__(self, backend: Backend, brought: Mapping[str, np.ndarray] | None = None):
+        """`brought` are packed weights by key that need not be packed again (an engine file's)."""
+        self.backend, self._brought = backend, brought or {}
         self._held: WeakValueDictionary[str, Shared] = WeakValueDictionary()
         self._lock = threading.Lock()
 
@@ -82,7 +83,9 @@ class WeightStore:
         """The buffer of a packed weight, made when nobody holds one of its key."""
 
         def make() -> np.ndarray:
-            got = weight.make()
+            got = self._brought.get(weight.key)
+            if got is None or got.nbytes != weight.nbytes:
+                got = weight.make()
             if got.nbytes != weight.nbytes:
                 raise BackendError(f"a packed weight has {got.nbytes} bytes, planned were {weight.nbytes}..")
             return got

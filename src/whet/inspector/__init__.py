@@ -1,0 +1,11 @@
+"""What an engine is and why: JSON in TensorRT's shape, layer tables, explanations."""
+
+from whet.inspector.explain import explain
+from whet.inspector.facts import LayerFacts, find_layer, layer_facts
+from whet.inspector.information import COLUMNS, engine_information, layer_lines, layer_rows
+from whet.inspector.records import output_records, profile_records, times_records
+
+__all__ = [
+    "COLUMNS", "LayerFacts", "engine_information", "explain", "find_layer", "layer_facts", "layer_lines", "layer_rows", "output_records",
+    "profile_records", "times_records",
+]  # fmt: skip

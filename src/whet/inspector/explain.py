@@ -1,0 +1,128 @@
+"""Why an engine runs as it does: candidates with times, refusals with reasons, passes that did not fire and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from whet.engine import EnginePlan
+from whet.inspector.facts import LayerFacts, find_layer, layer_facts
+from whet.inspector.words import layer_type
+
+
+def explain(plan: EnginePlan, layer: str | None = None) -> dict[str, Any]:
+    """Data for `whet explain engine [layer]`.
+
+    Without a layer: the engine, its slowest layers, passes, notes, whole engines that were timed. With one (its shown name, its own,
+    or one of its source nodes): how it runs, its candidates and refusals, and the passes that saw it. Raises UsageError for no such
+    layer.
+    """
+    facts = layer_facts(plan)
+    if layer is None:
+        return _engine(plan, facts)
+    return _layer(plan, find_layer(facts, layer))
+
+
+def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
+    passes = plan.report.get("passes", {})
+    fired: dict[str, int] = dict.fromkeys(passes.get("order", ()), 0)
+    for name, *_ in passes.get("fired", ()):
+        fired[name] = fired.get(name, 0) + 1
+    total = sum(f.ms or 0.0 for f in facts)
+    slowest = sorted(facts, key=lambda f: -(f.ms or 0.0))
+    return {
+        "network": plan.network.name,
+        "backend": plan.backend,
+        "threads": plan.threads,
+        "machine": plan.machine,
+        "layers": len(facts),
+        "reformats": sum(f.layer.op == "Reformat" for f in facts),
+        "latency_ms": plan.report.get("latency_ms"),
+        "sum_of_layers_ms": total or None,
+        "flops": sum(f.flops for f in facts),
+        "bytes": sum(f.bytes for f in facts),
+        "arena_bytes": [a.total for a in plan.arenas],
+        "choice": plan.report.get("choice", {}),
+        "engines": plan.report.get("engines", []),
+        "slowest": [_summary(f, total) for f in slowest],
+        "by_tactic": _grouped(facts, total),
+        "passes_fired": fired,
+        "passes_that_did_not_fire": [n for n, k in fired.items() if not k],
+        "skips": [{"pass": p, "layer": x, "reason": why} for p, x, why in passes.get("skipped", ())],
+        "notes": list(plan.report.get("notes", [])),
+        "precisions": plan.report.get("precisions", {}),
+        "banned": plan.report.get("banned", {}),
+    }
+
+
+def _summary(f: LayerFacts, total: float) -> dict[str, Any]:
+    return {
+        "name": f.name,
+        "layer": f.layer.name,
+        "type": layer_type(f.layer, f.choice),
+        "tactic": f.choice.tactic,
+        "kernel": f.choice.implementation,
+        "ms": f.ms,
+        "percent": 100 * f.ms / total if f.ms is not None and total else None,
+        "bound": f.bound,
+    }
+
+
+def _grouped(facts: list[LayerFacts], total: float) -> list[dict[str, Any]]:
+    groups: dict[str, list[LayerFacts]] = {}
+    for f in facts:
+        groups.setdefault(f.choice.tactic, []).append(f)
+    rows = []
+    for tactic, members in groups.items():
+        ms = sum(f.ms or 0.0 for f in members)
+        rows.append({"tactic": tactic, "layers": len(members), "ms": ms or None, "percent": 100 * ms / total if total else None})
+    return sorted(rows, key=lambda r: -(r["ms"] or 0.0))
+
+
+def _layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
+    passes = plan.report.get("passes", {})
+    names = {f.layer.name, *f.layer.sources, *(t.name for t in f.layer.outputs)}
+    if f.layer.op == "Fused":
+        names |= {x.name for x in f.layer.regions["body"].layers}
+    timed = sorted((c for c in f.candidates if c.ms is not None), key=lambda c: c.ms or 0.0)
+    runner = f.runner_up
+    return {
+        **_summary(f, sum(ms for ms in plan.report.get("layer_ms", {}).values())),
+        "op": f.layer.op,
+        "hint": f.layer.hint,
+        "sources": list(f.layer.sources),
+        "inputs": [_operand(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None],
+        "outputs": [_operand(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)],
+        "config": dict(f.choice.config),
+        "in_place": list(f.choice.inplace),
+        "flops": f.flops,
+        "bytes": f.bytes,
+        "weight_bytes": f.weight_bytes,
+        "chosen": asdict(f.chosen) if f.chosen else None,
+        "runner_up": asdict(runner) if runner else None,
+        "why": _why(f),
+        "candidates": [asdict(c) for c in timed],
+        "refused": [asdict(c) for c in f.refused],
+        "passes_fired": [{"pass": p, "layer": x, "what": what} for p, x, what in passes.get("fired", ()) if x in names],
+        "skips": [{"pass": p, "layer": x, "reason": why} for p, x, why in passes.get("skipped", ()) if x in names],
+    }
+
+
+def _operand(t: Any, o: tuple[str, str] | None) -> dict[str, Any]:
+    return {"name": t.name, "type": str(t.type), "stored": f"{o[1]}:{o[0]}" if o else "packed by the tactic", "constant": t.is_constant}
+
+
+def _why(f: LayerFacts) -> str:
+    """One sentence on the choice."""
+    chosen, runner = f.chosen, f.runner_up
+    if not f.candidates:
+        return "The engine keeps no candidates: it was locked, or built without timing."
+    if chosen is None or chosen.ms is None:
+        return f"Nothing was timed; {f.choice.tactic} is the first that takes the layer."
+    if runner is None or runner.ms is None:
+        return f"Only {f.choice.tactic} computes it in these formats ({chosen.ms:.4f} ms alone)."
+    if runner.ms < chosen.ms:
+        why = runner.reason or "its formats would cost more around it"
+        return f"{chosen.ms:.4f} ms alone; {runner.tactic} took {runner.ms:.4f} ms alone, but: {why}."
+    more = (runner.ms / chosen.ms - 1) * 100 if chosen.ms else 0.0
+    return f"{chosen.ms:.4f} ms alone, the fastest; {runner.tactic} took {runner.ms:.4f} ms ({more:.0f} % more)."

@@ -1,0 +1,137 @@
+"""Facts about each layer of a plan at given shapes: bytes, operations, time, what bounds it, the runner-up, what was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from whet.engine import display_names
+from whet.engine.plan import Candidate, Choice, EnginePlan
+from whet.errors import UsageError
+from whet.network import DTYPES, Layer, TensorType, evaluate, format_bytes
+from whet.ops import bind_layer, bind_symbols
+from whet.ops._cost import operations
+from whet.registry import nearest
+
+_LAUNCH_MS = 0.005  # a layer this short does little but start: thread wake-up and call
+_BUSY = 0.35  # of the best rate of this engine: below it, a short layer waits for its launch
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """One layer. `bytes` are read and written, weights included; `flops` counts a multiply-add as two; `ms` is None when untimed."""
+
+    name: str
+    layer: Layer  # static
+    choice: Choice
+    bytes: int
+    weight_bytes: int
+    flops: int
+    ms: float | None
+    bound: str | None = None
+    candidates: tuple[Candidate, ...] = field(default=())
+
+    @property
+    def runner_up(self) -> Candidate | None:
+        """The fastest timed candidate that is not the chosen one."""
+        others = [c for c in self.candidates if c.ms is not None and not _same(c, self.choice)]
+        return min(others, key=lambda c: c.ms or 0.0) if others else None
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The chosen one among the candidates."""
+        return next((c for c in self.candidates if _same(c, self.choice)), None)
+
+    @property
+    def refused(self) -> list[Candidate]:
+        """Those that were not timed, with their reasons."""
+        return [c for c in self.candidates if c.ms is None and c.reason and not _same(c, self.choice)]
+
+
+def _same(c: Candidate, choice: Choice) -> bool:
+    def show(o: tuple[str, str] | None) -> str:
+        return "-" if o is None else f"{o[1]}:{o[0]}"
+
+    signature = f"({','.join(map(show, choice.inputs))})->({','.join(map(show, choice.outputs))})"
+    signature += "".join(f" in-place {i}->{o}" for i, o in choice.inplace)
+    return (c.tactic, tuple(c.config), c.signature) == (choice.tactic, choice.config, signature)
+
+
+def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
+    """The shapes a profile is tuned for."""
+    given = plan.profiles[profile].shapes if plan.profiles else {}
+    return {
+        t.name: tuple(given[t.name][1]) if t.name in given else tuple(d if isinstance(d, int) else 1 for d in t.shape)
+        for t in plan.network.inputs
+    }
+
+
+def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[LayerFacts]:
+    """Facts in the order of running, at `shapes` (default: opt shapes of profile 0)."""
+    net = plan.network
+    env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes or opt_shapes(plan))
+    times = plan.report.get("layer_ms", {})
+    candidates = plan.report.get("candidates", {})
+    names = display_names(net)
+    rows = []
+    for layer in net.layers:
+        static, choice = bind_layer(layer, env), plan.choices[layer.name]
+        moved, weights = _traffic(static, choice, env)
+        ms = times.get(layer.name)
+        found = tuple(candidates.get(layer.name, ()))
+        rows.append(LayerFacts(names[layer.name], static, choice, moved, weights, operations(static), ms, None, found))
+    return _with_bounds(rows, plan)
+
+
+def _traffic(layer: Layer, choice: Choice, env: Mapping[str, int]) -> tuple[int, int]:
+    """(bytes of all operands, those of weights among them). A packed weight counts in the layer's storage type."""
+    total = weights = 0
+    stored = next((o[1] for o in (*choice.inputs, *choice.outputs) if o is not None), "f32")
+    for t, o in (*zip(layer.inputs, choice.inputs, strict=True), *zip(layer.outputs, choice.outputs, strict=True)):
+        if t is None:
+            continue
+        if o is not None:
+            n = evaluate(format_bytes(t.type.with_dtype(DTYPES[o[1]]), o[0]), env)
+        else:
+            narrow = DTYPES[stored] if t.dtype.is_float and DTYPES[stored].is_float else t.dtype
+            n = evaluate(TensorType(narrow, t.shape).nbytes, env)
+        total += n
+        weights += n if t.is_constant else 0
+    return total, weights
+
+
+def _with_bounds(rows: list[LayerFacts], plan: EnginePlan) -> list[LayerFacts]:
+    """Adds what bounds each layer, judged by the best rates: the machine's if the engine knows them, else those its own layers reach."""
+    from dataclasses import replace
+
+    timed = [r for r in rows if r.ms]
+    if not timed:
+        return rows
+    flops = plan.machine.get("peak_flops_per_s") or max(r.flops / r.ms for r in timed if r.ms) * 1e3 or 1.0
+    moved = plan.machine.get("bytes_per_s") or max(r.bytes / r.ms for r in timed if r.ms) * 1e3 or 1.0
+    found = []
+    for r in rows:
+        if not r.ms:
+            found.append(r)
+            continue
+        compute, memory = 1e3 * r.flops / flops, 1e3 * r.bytes / moved
+        if r.ms <= _LAUNCH_MS and max(compute, memory) < _BUSY * r.ms:
+            bound = "launch"
+        else:
+            bound = "compute" if compute >= memory else "memory"
+        found.append(replace(r, bound=bound))
+    return found
+
+
+def find_layer(rows: list[LayerFacts], wanted: str) -> LayerFacts:
+    """The layer called so: by its shown name, its own name, or one of its source nodes. Raises UsageError with the nearest name."""
+    for match in (
+        lambda r: wanted in (r.name, r.layer.name),
+        lambda r: wanted in r.layer.sources,
+        lambda r: wanted in {t.name for t in r.layer.outputs},
+    ):
+        hits = [r for r in rows if match(r)]
+        if hits:
+            return hits[0]
+    names = {r.name for r in rows} | {r.layer.name for r in rows} | {s for r in rows for s in r.layer.sources}
+    raise UsageError(f"the engine has no layer '{wanted}'.{nearest(wanted, names)} `whet explain ENGINE` lists them.")

@@ -1,0 +1,98 @@
+"""The engine as JSON in the shape of TensorRT 10's `IEngineInspector`, and as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whet.engine import EnginePlan, display_names
+from whet.errors import UsageError
+from whet.inspector.facts import LayerFacts, layer_facts
+from whet.inspector.layers import layer_object
+
+VERBOSITIES = ("layer_names_only", "detailed", "none")
+
+
+def engine_information(
+    plan: EnginePlan, verbosity: str = "detailed", *, shapes: Mapping[str, tuple[int, ...]] | None = None, profile: int = 0
+) -> dict[str, Any]:
+    """What `--exportLayerInfo` writes: names only, every key, or none. Shapes default to the opt shapes of profile 0.
+
+    Raises UsageError for another verbosity.
+    """
+    if verbosity not in VERBOSITIES:
+        raise UsageError(f"profiling verbosity {verbosity!r} is none of {', '.join(VERBOSITIES)}")
+    bindings = [t.name for t in (*plan.network.inputs, *plan.network.outputs)]
+    suffix = f" [profile {profile}]" if profile else ""
+    if verbosity == "none":
+        return {"Layers": [], "Bindings": bindings}
+    if verbosity == "layer_names_only":
+        return {"Layers": [n + suffix for n in display_names(plan.network).values()], "Bindings": bindings}
+    objects = [layer_object(f) for f in layer_facts(plan, shapes)]
+    for o in objects:
+        o["Name"] += suffix
+    return {"Layers": objects, "Bindings": bindings}
+
+
+def layer_lines(plan: EnginePlan, verbosity: str = "detailed") -> list[str]:
+    """What `--dumpLayerInfo` prints: a line a layer."""
+    if verbosity == "none":
+        return ["The engine was built with --profilingVerbosity=none: it tells nothing of its layers."]
+    if verbosity == "layer_names_only":
+        return list(display_names(plan.network).values())
+    rows = layer_rows(plan)
+    widths = [max(len(r[c]) for r in rows) for c in COLUMNS]
+    head = "  ".join(c.ljust(w) for c, w in zip(COLUMNS, [max(w, len(c)) for c, w in zip(COLUMNS, widths, strict=True)], strict=True))
+    lines = [head.rstrip()]
+    for r in rows:
+        cells = (r[c].rjust(max(w, len(c))) if c in _RIGHT else r[c].ljust(max(w, len(c))) for c, w in zip(COLUMNS, widths, strict=True))
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+COLUMNS = ("layer", "type", "tactic", "kernel", "formats", "ms", "share", "GFLOP/s", "MB", "bound", "runner-up")
+_RIGHT = {"ms", "share", "GFLOP/s", "MB"}
+
+
+def layer_rows(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[dict[str, str]]:
+    """The layer table: one dict of short texts a layer, keys as in COLUMNS. Empty texts where nothing was timed."""
+    from whet.inspector.words import layer_type
+
+    facts = layer_facts(plan, shapes)
+    total = sum(f.ms or 0.0 for f in facts)
+    return [
+        {
+            "layer": _short(f.name, 60),
+            "type": layer_type(f.layer, f.choice),
+            "tactic": f.choice.tactic,
+            "kernel": _short(f.choice.implementation, 40),
+            "formats": _formats(f),
+            "ms": f"{f.ms:.4f}" if f.ms is not None else "",
+            "share": f"{100 * f.ms / total:.1f}%" if f.ms is not None and total else "",
+            "GFLOP/s": f"{f.flops / f.ms / 1e6:.1f}" if f.ms and f.flops else "",
+            "MB": f"{f.bytes / 1e6:.3f}",
+            "bound": f.bound or "",
+            "runner-up": _runner_up(f),
+        }
+        for f in facts
+    ]
+
+
+def _runner_up(f: LayerFacts) -> str:
+    if f.runner_up is None or f.runner_up.ms is None:
+        return ""
+    label = f.runner_up.tactic.partition("/")[2] or f.runner_up.tactic
+    return f"{label} {f.runner_up.ms:.4f}"
+
+
+def _formats(f: LayerFacts) -> str:
+    def show(o: tuple[str, str] | None) -> str:
+        return "-" if o is None else o[0] if o[1] == "f32" else f"{o[1]}:{o[0]}"
+
+    ins = dict.fromkeys(show(o) for o in f.choice.inputs if o is not None)
+    outs = dict.fromkeys(show(o) for o in f.choice.outputs)
+    return f"{','.join(ins) or '-'} -> {','.join(outs)}"
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most // 2 - 1] + "…" + text[-(most - most // 2) :]

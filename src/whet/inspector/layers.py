@@ -1,0 +1,274 @@
+"""One layer as TensorRT's inspector writes it: its keys in its words, and whet's own after them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from whet.engine import Candidate
+from whet.inspector.facts import LayerFacts
+from whet.inspector.words import format_words, head_op, layer_type, type_word
+from whet.network import Layer, Tensor, static_shape
+from whet.tactics import anchor, epilogue, outer_input
+
+_ACTIVATIONS = {
+    "Relu": "RELU", "Silu": "SWISH", "Swish": "SWISH", "Clip": "CLIP", "LeakyRelu": "LEAKY_RELU", "Sigmoid": "SIGMOID", "Tanh": "TANH",
+    "Elu": "ELU", "Selu": "SELU", "HardSigmoid": "HARD_SIGMOID", "Softplus": "SOFTPLUS", "Gelu": "GELU_ERF",
+}  # fmt: skip
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Sum")
+_SEPARATOR = "\x1e"  # between source nodes in Metadata
+
+
+def layer_object(f: LayerFacts) -> dict[str, Any]:
+    """The JSON object of a layer, detailed."""
+    made: dict[str, Any] = {
+        "Name": f.name,
+        "LayerType": layer_type(f.layer, f.choice),
+        "Inputs": [
+            _tensor(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None and (o or not t.is_constant)
+        ],
+        "Outputs": [_tensor(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)],
+        **_parameters(f),
+        "TacticName": f.choice.implementation or f.choice.tactic,
+        "TacticValue": "0x" + hashlib.sha256(f"{f.choice.tactic} {f.choice.config}".encode()).hexdigest()[:16],
+        "StreamId": 0,
+        "Metadata": _SEPARATOR.join(f"[ONNX Layer: {s}]" for s in f.layer.sources),
+    }
+    return made | _own(f)
+
+
+def _tensor(t: Tensor, o: tuple[str, str] | None) -> dict[str, Any]:
+    fmt, dtype = o or ("linear", t.dtype.name)
+    shape = static_shape(t.shape)
+    return {
+        "Name": t.name,
+        "Location": "Device",
+        "Dimensions": list(shape),
+        "Format/Datatype": format_words(fmt, dtype, shape),
+        "Format": fmt,
+        "Datatype": dtype,
+    }
+
+
+def _own(f: LayerFacts) -> dict[str, Any]:
+    """What whet adds: time, traffic, work, what bounds it, the next best and what was refused."""
+    runner = f.runner_up
+    return {
+        "Tactic": f.choice.tactic,
+        "TacticConfig": {k: v for k, v in f.choice.config},
+        "TimeMs": f.ms,
+        "Bytes": f.bytes,
+        "WeightBytes": f.weight_bytes,
+        "FLOPs": f.flops,
+        "Bound": f.bound,
+        "RunnerUp": None if runner is None else _candidate(runner),
+        "ChosenAloneMs": f.chosen.ms if f.chosen else None,
+        "CandidatesTimed": sum(c.ms is not None for c in f.candidates),
+        "Refused": [{"Tactic": c.tactic, "Formats": c.signature, "Reason": c.reason} for c in f.refused],
+    }
+
+
+def _candidate(c: Candidate) -> dict[str, Any]:
+    return {"Tactic": c.tactic, "TacticName": c.implementation, "Formats": c.signature, "TimeMs": c.ms, "Why": c.reason}
+
+
+def _parameters(f: LayerFacts) -> dict[str, Any]:
+    """The keys of the layer's kind."""
+    op = head_op(f.layer)
+    if op in ("Conv", "ConvTranspose"):
+        return _convolution(f)
+    if op in ("Gemm", "MatMul"):
+        return _product(f)
+    kind = layer_type(f.layer, f.choice)
+    if kind == "CaskPooling":
+        return _pooling(anchor(f.layer))
+    if kind == "Reformat":
+        a = f.layer.attrs
+        return {"ParameterType": "Reformat", "Origin": "REFORMAT" if a["source_dtype"] == a["dtype"] else "CAST"}
+    if kind == "PointWiseV2":
+        return _pointwise(f.layer)
+    if kind in ("Shuffle", "NoOp"):
+        return _shuffle(f.layer)
+    if kind == "Resize":
+        a = f.layer.attrs
+        return {
+            "ParameterType": "Resize",
+            "ResizeMode": f"k{str(a.get('mode', 'nearest')).upper()}",
+            "ResizeScales": _scales(f.layer),
+            "NNRounding": str(a.get("nearest_mode", "round_prefer_floor")),
+            "CoordTransform": str(a.get("coordinate_transformation_mode", "half_pixel")),
+        }
+    return {}
+
+
+def _convolution(f: LayerFacts) -> dict[str, Any]:
+    head = anchor(f.layer)
+    a, w = head.attrs, head.inputs[1]
+    assert w is not None
+    r = w.type.rank - 2
+    kernel = [int(d) for d in w.shape[2:]]  # type: ignore[arg-type]
+    pads = [int(p) for p in a.get("pads") or (0,) * 2 * r]
+    out = head.op == "ConvTranspose"
+    maps = int(w.shape[1]) * a["group"] if out else int(w.shape[0])  # type: ignore[arg-type]
+    weight = _outer_constant(f.layer, w)
+    bias = head.input(2)
+    activation, residual, dynamic = _epilogue_facts(f.layer)
+    stored = type_word(_stored_type(f))
+    return {
+        "ParameterType": "Convolution" if not out else "Deconvolution",
+        "Kernel": kernel,
+        "PaddingMode": "kEXPLICIT_ROUND_DOWN",
+        "PrePadding": pads[:r],
+        "PostPadding": pads[r:],
+        "Stride": [int(s) for s in a.get("strides") or (1,) * r],
+        "Dilation": [int(d) for d in a.get("dilations") or (1,) * r],
+        "OutMaps": maps,
+        "Groups": int(a["group"]),
+        "Weights": {"Type": stored, "Count": _count(w)},
+        "Bias": {"Type": stored, "Count": _count(bias) if bias is not None else 0},
+        "HasBias": int(bias is not None),
+        "HasReLU": int(activation == "RELU"),
+        "HasSparseWeights": int(weight is not None and two_of_four(weight.array(), 0 if out else 1)),
+        "HasDynamicFilter": int(weight is None),
+        "HasDynamicBias": int(bias is not None and _outer_constant(f.layer, bias) is None),
+        "HasResidual": int(residual is not None),
+        "ConvXAsActInputIdx": -1,
+        "BiasAsActInputIdx": -1,
+        "ResAsActInputIdx": -1,
+        "Activation": activation,
+        **dynamic,
+    }
+
+
+def _product(f: LayerFacts) -> dict[str, Any]:
+    head = anchor(f.layer)
+    a, b = head.inputs[0], head.inputs[1]
+    assert a is not None
+    assert b is not None
+    weight = _outer_constant(f.layer, b)
+    activation, residual, extra = _epilogue_facts(f.layer)
+    c = head.input(2)
+    turned = bool(head.attrs.get("transB"))
+    made: dict[str, Any] = {
+        "ParameterType": "MatrixMultiply",
+        "MatrixOpA": "kTRANSPOSE" if head.attrs.get("transA") else "kNONE",
+        "MatrixOpB": "kTRANSPOSE" if turned else "kNONE",
+        "Alpha": float(head.attrs.get("alpha", 1.0)),
+        "Beta": float(head.attrs.get("beta", 1.0)) if c is not None else 0.0,
+        "HasBias": int(c is not None),
+        "HasReLU": int(activation == "RELU"),
+        "HasResidual": int(residual is not None),
+        "HasSparseWeights": int(weight is not None and two_of_four(weight.array(), -1 if turned else -2)),
+        "Activation": activation,
+        **extra,
+    }
+    if weight is not None:
+        made["Weights"] = {"Type": type_word(_stored_type(f)), "Count": _count(b)}
+    if c is not None:
+        made["Bias"] = {"Type": type_word(_stored_type(f)), "Count": _count(c)}
+    return made
+
+
+def _pooling(layer: Layer) -> dict[str, Any]:
+    a = layer.attrs
+    x = layer.inputs[0]
+    assert x is not None
+    spatial = [int(d) for d in static_shape(x.shape)[2:]]
+    whole = layer.op.startswith("Global")
+    r = len(spatial)
+    pads = [int(p) for p in a.get("pads") or (0,) * 2 * r]
+    return {
+        "ParameterType": "Pooling",
+        "PoolingType": "AVERAGE" if "Average" in layer.op else "MAX",
+        "WindowSize": spatial if whole else [int(k) for k in a.get("kernel_shape", spatial)],
+        "AverageCountExcludesPadding": int("Average" in layer.op and not a.get("count_include_pad")),
+        "PaddingMode": "kEXPLICIT_ROUND_UP" if a.get("ceil_mode") else "kEXPLICIT_ROUND_DOWN",
+        "PrePadding": pads[:r],
+        "PostPadding": pads[r:],
+        "Stride": [1] * r if whole else [int(s) for s in a.get("strides") or (1,) * r],
+        "BlendFactor": 0,
+    }
+
+
+def _pointwise(layer: Layer) -> dict[str, Any]:
+    inner = layer.regions["body"].layers if layer.op == "Fused" else [layer]
+    args = [f"arg{i}" for i in range(len(layer.inputs))]
+    names = {t: args[i] for i, t in enumerate(layer.regions["body"].inputs if layer.op == "Fused" else layer.inputs) if t is not None}
+    operations = []
+    for k, x in enumerate(inner):
+        given = ", ".join(names.get(t, t.name) for t in x.inputs if t is not None)
+        operations.append(f"auto const tmp{k} = whet::{x.op}({given});")
+        for t in x.outputs:
+            names[t] = f"tmp{k}"
+    return {
+        "ParameterType": "PointWise",
+        "ParameterSubType": "PointWiseExpression",
+        "NbInputArgs": len(args),
+        "InputArgs": args,
+        "NbOutputVars": len(layer.outputs),
+        "OutputVars": [names[t] for t in (layer.regions["body"].outputs if layer.op == "Fused" else layer.outputs)],
+        "NbParams": 0,
+        "Params": [],
+        "NbLiterals": 0,
+        "Literals": [],
+        "NbOperations": len(operations),
+        "Operations": operations,
+    }
+
+
+def _shuffle(layer: Layer) -> dict[str, Any]:
+    x = layer.inputs[0] if layer.inputs else None
+    rank = x.type.rank if x is not None else 0
+    return {
+        "ParameterType": "Shuffle",
+        "FirstTranspose": [int(p) for p in layer.attrs.get("perm", range(rank))] if layer.op == "Transpose" else list(range(rank)),
+        "SecondTranspose": list(range(layer.outputs[0].type.rank)),
+        "Reshape": "nbDims=0" if layer.op == "Transpose" else f"nbDims={layer.outputs[0].type.rank}",
+        "ZeroIsPlaceholder": 0,
+    }
+
+
+def _scales(layer: Layer) -> list[float]:
+    x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)  # type: ignore[union-attr]
+    return [b / a if a else 0.0 for a, b in zip(x, y, strict=True)]
+
+
+def _epilogue_facts(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:
+    """(activation in TensorRT's word, input index of a residual, the whole epilogue in whet's words)."""
+    steps = epilogue(layer)
+    if not steps:
+        return "NONE", None, {}
+    added = [s for s in steps if s.op in ("Add", "Sum") and s.other_tensor is not None and not s.other_tensor.is_constant]
+    residual = added[0].other if added else None
+    acts = [_ACTIVATIONS.get(s.op, s.op.upper()) for s in steps if s.op in _ACTIVATIONS or (s.other is None and s.op not in _ARITHMETIC)]
+    return (acts[-1] if acts else "NONE"), residual, {"Epilogue": [s.op for s in steps]}
+
+
+def _stored_type(f: LayerFacts) -> str:
+    """The type that the kernel computes in: that of its first stored operand."""
+    return next((o[1] for o in (*f.choice.inputs, *f.choice.outputs) if o is not None), "f32")
+
+
+def _outer_constant(layer: Layer, inner: Tensor) -> Tensor | None:
+    """The constant that an inner tensor of a fused layer is fed with; None when it is no constant."""
+    try:
+        i = outer_input(layer, inner)
+    except StopIteration:
+        return None
+    t = layer.inputs[i] if i is not None else None
+    return t if t is not None and t.is_constant else None
+
+
+def _count(t: Tensor | None) -> int:
+    return int(np.prod(static_shape(t.shape))) if t is not None else 0
+
+
+def two_of_four(a: np.ndarray, axis: int) -> bool:
+    """Whether at most two of each four neighbours along the reduction axis are not zero: what TensorRT calls sparse weights."""
+    n = a.shape[axis]
+    if n % 4 or not a.size:
+        return False
+    moved = np.moveaxis(a, axis, -1)
+    return bool((np.count_nonzero(moved.reshape(*moved.shape[:-1], n // 4, 4), axis=-1) <= 2).all())

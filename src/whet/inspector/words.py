@@ -1,0 +1,79 @@
+"""TensorRT's words for what whet has: layer types, tensor formats, element types (reference: TensorRT 10's engine inspector)."""
+
+from __future__ import annotations
+
+from whet.engine.plan import Choice
+from whet.network import Layer
+from whet.ops import OPS
+from whet.tactics import anchor
+
+TYPE = {
+    "f32": "Float", "f16": "Half", "bf16": "BFloat16", "f8e4m3": "FP8", "f8e5m2": "FP8", "i8": "Int8", "i32": "Int32", "i64": "Int64",
+    "bool": "Bool", "u8": "UInt8", "i4": "Int4", "f64": "Double",
+}  # fmt: skip
+_LINEAR = {
+    "f32": "Row major linear FP32", "f16": "Row major linear FP16 format", "bf16": "Row major linear BFloat16 format",
+    "i8": "Row major Int8 format", "i32": "Row major linear Int32", "bool": "Row major linear BOOL",
+    "f8e4m3": "Row major linear FP8 format", "f8e5m2": "Row major linear FP8 format",
+}  # fmt: skip
+_POOLS = frozenset("MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool".split())
+_SHUFFLES = frozenset("Reshape Transpose Flatten Squeeze Unsqueeze DepthToSpace SpaceToDepth".split())
+_ELSE = {
+    "Reformat": "Reformat", "Identity": "NoOp", "Dropout": "NoOp", "Slice": "Slice", "Split": "Slice", "Resize": "Resize",
+    "Upsample": "Resize", "Softmax": "SoftMax", "LogSoftmax": "SoftMax", "Concat": "Concatenation", "Gather": "Gather", "Cast": "Cast",
+    "Pad": "Slice", "Expand": "Slice", "Tile": "Slice", "BatchNormalization": "Scale", "LayerNormalization": "Normalization",
+    "InstanceNormalization": "Normalization", "GroupNormalization": "Normalization", "TopK": "TopK", "ArgMax": "TopK", "ArgMin": "TopK",
+    "Shape": "shape_call", "ConstantOfShape": "Constant", "QuantizeLinear": "Scale", "DequantizeLinear": "Scale",
+    "ConvTranspose": "CaskDeconvolutionV2", "Gemm": "CaskGemmMatrixMultiply", "MatMul": "CaskGemmMatrixMultiply", "LRN": "LRN",
+    "Attention": "kgen_mha", "GELU": "PointWiseV2", "LSTM": "RNNv2", "GRU": "RNNv2", "RNN": "RNNv2",
+}  # fmt: skip
+
+
+def head_op(layer: Layer) -> str:
+    """The op a layer is about: its own, or what a fused one is fused around."""
+    return layer.hint or layer.op
+
+
+def layer_type(layer: Layer, choice: Choice | None = None) -> str:
+    """TensorRT's LayerType. A layer whose kernel records nothing (a view) is a NoOp."""
+    op = head_op(layer)
+    if choice is not None and choice.inplace and (op in _SHUFFLES or choice.tactic.endswith("_view")):
+        return "NoOp"
+    if op == "Conv":
+        inner = [x.op for x in layer.regions["body"].layers] if layer.op == "Fused" else []
+        if any(o in _POOLS for o in inner):
+            return "CaskConvActPool"
+        w = anchor(layer).inputs[1]
+        return "CudaDepthwiseConvolution" if w is not None and w.shape[1] == 1 and anchor(layer).attrs["group"] > 1 else "CaskConvolution"
+    if op in _POOLS:
+        return "CaskPooling"
+    if op in ("Silu", "GELU") or (op in OPS and OPS[op].pointwise and op not in _ELSE):
+        return "PointWiseV2"
+    if op in _SHUFFLES:
+        return "Shuffle"
+    if op.startswith("Reduce"):
+        return "Reduce"
+    return _ELSE.get(op, "kgen")
+
+
+def format_words(fmt: str, dtype: str, shape: tuple[int, ...]) -> str:
+    """The `Format/Datatype` text. Where TensorRT has no such format its plain type name, which its readers know too."""
+    if fmt == "linear":
+        return _LINEAR.get(dtype, TYPE.get(dtype, dtype))
+    channels = shape[1] if len(shape) > 1 else 1
+    if fmt == "nhwc" and dtype == "f32":
+        return "Channel major FP32 format where channel % 4 == 0" if channels % 4 == 0 else "Channel major FP32 format"
+    if fmt == "nhwc" and dtype == "f16":
+        for n in (8, 4, 2):
+            if channels % n == 0:
+                return f"Channel major FP16 format where channel % {n} == 0"
+    if fmt == "nhwc" and dtype == "i8":
+        for n in (16, 4):
+            if channels % n == 0:
+                return f"Channel major Int8 format where channel % {n} == 0"
+    return TYPE.get(dtype, dtype)
+
+
+def type_word(dtype: str) -> str:
+    """`Half`, `Float`, ...: the Type of weights."""
+    return TYPE.get(dtype, dtype)

@@ -1,0 +1,194 @@
+"""Layer information, profiles and explanations: TensorRT's shape and words, and whet's own facts."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from trex_rules import check_layers, check_profile
+
+from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
+from whet.engine import Candidate, LayerTimes
+from whet.errors import UsageError
+from whet.inspector import engine_information, explain, layer_facts, layer_lines, layer_rows, output_records, profile_records, times_records
+from whet.inspector.layers import two_of_four
+from whet.network import Network, parse_type
+from whet.runtime import Runtime
+
+
+def fused_net():
+    """Conv + residual + Relu, depthwise conv, pooling, pointwise, Gemm: one of most kinds."""
+    net = Network("kinds", "lowered")
+    x = net.add_input("x", parse_type("f32[2,8,16,16]"))
+    w = net.constant(np.ones((8, 8, 3, 3), "f4"), "w")
+    b = net.constant(np.ones(8, "f4"), "b")
+    body = Network("body", "lowered")
+    bx, bw, bb, bz = (body.add_input(n, t.type) for n, t in (("x", x), ("w", w), ("b", b), ("z", x)))
+    y = body.add("Conv", bx, bw, bb, pads=(1, 1, 1, 1))
+    body.mark_output(body.add("Relu", body.add("Add", y, bz)))
+    a = net.add("Fused", x, w, b, x, hint="Conv", regions={"body": body}, sources=["conv", "add", "relu"], name="f")
+    dw = net.constant(np.ones((8, 1, 3, 3), "f4"), "dw")
+    d = net.add("Conv", a, dw, group=8, strides=(2, 2), pads=(1, 1, 1, 1), sources=["dw"], name="d")
+    p = net.add("MaxPool", d, kernel_shape=(2, 2), strides=(2, 2), sources=["pool"], name="p")
+    s = net.add("Sigmoid", p, sources=["sigmoid"], name="s")
+    t = net.add("Transpose", s, perm=(0, 2, 3, 1), sources=["turn"], name="t")
+    f = net.add("Flatten", t, axis=1, sources=["flat"], name="fl")
+    net.mark_output(net.add("Gemm", f, net.constant(np.ones((128, 4), "f4"), "g"), sources=["fc"], name="fc"), "y")
+    return net
+
+
+def reported(plan):
+    plan.report["layer_ms"] = {layer.name: 0.1 * (i + 1) for i, layer in enumerate(plan.network.layers)}
+    plan.report["candidates"] = {
+        layer.name: [
+            Candidate(c.tactic, signature(c), c.config, c.implementation, 0.1, 0.01),
+            Candidate("cpu/other", signature(c), (), "other kernel", 0.15, 0.01, "50 % slower"),
+            Candidate("cpu/never", "(f16:linear)->(f16:linear)", (), "", None, None, "needs AVX-512 FP16"),
+        ]
+        for layer in plan.network.layers
+        for c in [plan.choices[layer.name]]
+    }
+    plan.report["passes"] = {
+        "order": ["fuse_conv_add", "fold_pads"],
+        "fired": [["fuse_conv_add", "add", "Add -> %f"]],
+        "skipped": [["fold_pads", "pool", "the pad has another value"]],
+    }
+    return plan
+
+
+def signature(c):
+    def show(o):
+        return "-" if o is None else f"{o[1]}:{o[0]}"
+
+    return f"({','.join(map(show, c.inputs))})->({','.join(map(show, c.outputs))})"
+
+
+@pytest.mark.parametrize("make", [conv_net, blocked_conv_net, fused_net])
+def test_readers_of_tensorrt_json_accept_it(make):
+    info = json.loads(json.dumps(engine_information(reported(make_plan(make())), "detailed"), allow_nan=False))
+    check_layers(info)
+
+
+def test_a_convolution_in_tensorrts_words():
+    info = engine_information(reported(make_plan(fused_net())))
+    by_name = {layer["Name"]: layer for layer in info["Layers"]}
+    conv = by_name["conv + add + relu"]
+    assert conv["LayerType"] == "CaskConvolution"
+    expected = {
+        "Kernel": [3, 3], "PrePadding": [1, 1], "PostPadding": [1, 1], "Stride": [1, 1], "Dilation": [1, 1], "OutMaps": 8, "Groups": 1,
+        "Weights": {"Type": "Float", "Count": 576}, "Bias": {"Type": "Float", "Count": 8}, "HasBias": 1, "HasReLU": 1, "HasResidual": 1,
+        "HasSparseWeights": 0, "HasDynamicFilter": 0, "Activation": "RELU", "PaddingMode": "kEXPLICIT_ROUND_DOWN",
+        "Metadata": "[ONNX Layer: conv]\x1e[ONNX Layer: add]\x1e[ONNX Layer: relu]",
+    }  # fmt: skip
+    assert {k: conv[k] for k in expected} == expected
+    assert conv["Inputs"][0]["Dimensions"] == [2, 8, 16, 16]
+    assert conv["FLOPs"] == 2 * 8 * 256 * (2 * 72 + 1) + 2 * 2 * 8 * 256
+    assert conv["RunnerUp"] == {
+        "Tactic": "cpu/other", "TacticName": "other kernel", "Formats": "(f32:linear,-,-,f32:linear)->(f32:linear)", "TimeMs": 0.15,
+        "Why": "50 % slower",
+    }  # fmt: skip
+    assert conv["Refused"] == [{"Tactic": "cpu/never", "Formats": "(f16:linear)->(f16:linear)", "Reason": "needs AVX-512 FP16"}]
+    assert [by_name[n]["LayerType"] for n in ("dw", "pool", "sigmoid", "turn", "fc")] == [
+        "CudaDepthwiseConvolution", "CaskPooling", "PointWiseV2", "Shuffle", "CaskGemmMatrixMultiply",
+    ]  # fmt: skip
+
+
+def test_sparse_weights_are_two_of_four_along_channels():
+    w = np.ones((8, 8, 3, 3), "f4")
+    assert not two_of_four(w, 1)
+    w[:, 2:4] = w[:, 6:] = 0
+    assert two_of_four(w, 1)
+    assert not two_of_four(w, 0)
+    assert not two_of_four(np.zeros((8, 6), "f4"), 1)
+    net = conv_net()
+    net.constants["w2"].weight = type(net.constants["w2"].weight)(np.pad(np.ones((4, 2, 3, 3), "f4"), ((0, 0), (1, 1), (0, 0), (0, 0))))
+    layer = next(x for x in engine_information(make_plan(net))["Layers"] if x["Name"] == "/conv2/Conv")
+    assert layer["HasSparseWeights"] == 1
+
+
+def test_names_only_and_none():
+    plan = make_plan(conv_net())
+    assert engine_information(plan, "layer_names_only") == {
+        "Layers": ["/conv1/Conv", "/relu1/Relu", "/conv2/Conv", "/add/Add"],
+        "Bindings": ["x", "y"],
+    }
+    assert engine_information(plan, "none") == {"Layers": [], "Bindings": ["x", "y"]}
+    with pytest.raises(UsageError, match="'verbose' is none of"):
+        engine_information(plan, "verbose")
+    assert layer_lines(plan, "layer_names_only")[0] == "/conv1/Conv"
+
+
+def test_profile_records_join_with_the_layers():
+    plan = make_plan(fused_net())
+    rows = Runtime(PlainBackend()).load(plan).create_context().profile({"x": np.ones((2, 8, 16, 16), "f4")}, iterations=4)
+    records = profile_records(rows)
+    check_profile(records, engine_information(plan))
+    assert records[0] == {"count": 4}
+
+
+def test_profile_numbers():
+    assert profile_records([LayerTimes("a", "a", (1.0, 2.0, 6.0)), LayerTimes("b", "b", (1.0, 1.0, 1.0))]) == [
+        {"count": 3},
+        {"name": "a", "timeMs": 9.0, "averageMs": 3.0, "medianMs": 2.0, "percentage": 75.0},
+        {"name": "b", "timeMs": 3.0, "averageMs": 1.0, "medianMs": 1.0, "percentage": 25.0},
+    ]
+
+
+def test_outputs_and_times():
+    got = output_records({"y": np.array([[1.5, np.nan]], "f4"), "n": np.int64(3), "b": np.array([True])})
+    assert got == [
+        {"name": "y", "dimensions": "1x2", "values": [1.5, None]},
+        {"name": "n", "dimensions": "scalar", "values": [3]},
+        {"name": "b", "dimensions": "1", "values": [1]},
+    ]
+    row = dict(startEnqMs=1, endEnqMs=4, startH2dMs=0, endH2dMs=1, startComputeMs=1, endComputeMs=4, startD2hMs=4, endD2hMs=6)
+    assert times_records([row])[0] | row == {**row, "h2dMs": 1, "computeMs": 3, "d2hMs": 2, "latencyMs": 6}
+
+
+def test_bounds_follow_from_rates():
+    plan = reported(make_plan(fused_net()))
+    plan.machine |= {"peak_flops_per_s": 1e12, "bytes_per_s": 1e9}
+    bounds = {f.layer.name: f.bound for f in layer_facts(plan)}
+    assert bounds["s"] == "memory"
+    plan.machine |= {"peak_flops_per_s": 1e6, "bytes_per_s": 1e15}
+    assert {f.layer.name: f.bound for f in layer_facts(plan)}["f"] == "compute"
+    plan.machine |= {"peak_flops_per_s": 1e15}
+    plan.report["layer_ms"]["s"] = 0.001
+    assert {f.layer.name: f.bound for f in layer_facts(plan)}["s"] == "launch"
+    assert all(f.bound is None for f in layer_facts(make_plan(fused_net())))
+
+
+def test_explain_an_engine_and_a_layer():
+    plan = reported(make_plan(fused_net()))
+    whole = explain(plan)
+    assert whole["slowest"][0]["name"] == "fc"
+    assert whole["passes_that_did_not_fire"] == ["fold_pads"]
+    assert whole["skips"] == [{"pass": "fold_pads", "layer": "pool", "reason": "the pad has another value"}]
+    one = explain(plan, "relu")  # a source node finds its layer
+    assert one["name"] == "conv + add + relu"
+    assert one["why"] == "0.1000 ms alone, the fastest; cpu/other took 0.1500 ms (50 % more)."
+    assert [c["tactic"] for c in one["candidates"]] == ["cpu/numpy_reference", "cpu/other"]
+    assert one["refused"][0]["reason"] == "needs AVX-512 FP16"
+    assert one["passes_fired"] == [{"pass": "fuse_conv_add", "layer": "add", "what": "Add -> %f"}]
+    assert explain(plan, "pool")["skips"][0]["reason"] == "the pad has another value"
+    json.dumps([whole, one], allow_nan=False)
+    with pytest.raises(UsageError, match=r"no layer 'sigmoyd'. Did you mean 'sigmoid'"):
+        explain(plan, "sigmoyd")
+
+
+def test_a_faster_runner_up_is_owned_up_to():
+    plan = reported(make_plan(fused_net()))
+    row = plan.report["candidates"]["s"]
+    row[1] = dataclasses.replace(row[1], ms=0.05, reason="its formats would cost reformats around it")
+    why = "0.1000 ms alone; cpu/other took 0.0500 ms alone, but: its formats would cost reformats around it."
+    assert explain(plan, "sigmoid")["why"] == why
+
+
+def test_rows_and_lines_for_the_terminal():
+    plan = reported(make_plan(fused_net()))
+    rows = layer_rows(plan)
+    assert rows[0]["runner-up"] == "other 0.1500"
+    assert rows[0]["share"] == "3.6%"
+    lines = layer_lines(plan, "detailed")
+    assert len(lines) == 1 + len(rows)
+    assert lines[1].startswith("conv + add + relu")
