@@ -12,7 +12,9 @@ import pytest
 
 from whet import zoo
 from whet.errors import UsageError
+from whet.zoo.layers import conv
 from whet.zoo.registry import entry, register
+from whet.zoo.writer import GraphWriter
 
 PUBLISHED = {                         # trainable parameters as torchvision, transformers and Ultralytics print them
     "bert_base": 109_482_240, "densenet121": 7_978_856, "efficientnet_b0": 5_288_548, "lenet5": 61_706, "mobilenet_v2": 3_504_872,
@@ -201,8 +203,8 @@ def test_large_weights_go_beside_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(("call", "text"), [
-    (lambda: zoo.build("resnet-18"), "did you mean 'resnet18'"),
-    (lambda: zoo.info("zzz"), "the zoo has bert_base"),
+    (lambda: zoo.build("resnet-18"), "Did you mean 'resnet18'"),
+    (lambda: zoo.info("zzz"), "It has bert_base"),
     (lambda: zoo.build("lenet5", batch=0), "at least one element"),
     (lambda: zoo.build("lenet5", opset=11), "opsets 13 to"),
     (lambda: zoo.build("lenet5", classes=3), "num_classes=10"),
@@ -211,6 +213,21 @@ def test_large_weights_go_beside_the_file(tmp_path):
 def test_mistakes_are_explained(call, text):
     with pytest.raises(UsageError, match=text):
         call()
+
+
+def test_a_writer_takes_trained_values():
+    values = {"stem.weight": np.arange(4 * 3 * 9, dtype=np.float32).reshape(4, 3, 3, 3)}
+    g = GraphWriter(batch=1, opset=17, values=values)
+    g.output(conv(g, g.input("x", (1, 3, 8, 8)), "stem", 3, 4, 3), "y", (1, 4, 6, 6))
+    weight, = g.model("m").graph.initializer
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(weight), values["stem.weight"])
+    with pytest.raises(ValueError, match=r"no 'head\.weight'"):
+        conv(g, "y", "head", 4, 4, 3)
+    with pytest.raises(ValueError, match="written twice"):
+        conv(g, "y", "stem", 3, 4, 3)
+    other = GraphWriter(batch=1, opset=17, values=values)
+    with pytest.raises(ValueError, match="has shape"):
+        conv(other, "x", "stem", 3, 5, 3)
 
 
 def test_a_taken_name_is_refused():

@@ -1,14 +1,12 @@
 """Which models the zoo has: the families folder registers itself here."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
 from whet.errors import UsageError
+from whet.registry import load_folder, nearest
 
 Builder = Callable[..., None]
 
@@ -51,8 +49,8 @@ def entries() -> dict[str, Entry]:
     global _loaded
     if not _loaded:
         from whet.zoo import families
-        for module in sorted(m.name for m in iter_modules(families.__path__, prefix=f"{families.__name__}.")):
-            import_module(module)
+
+        load_folder(families.__name__, families.__path__)
         _loaded = True
     return _ENTRIES
 
@@ -67,6 +65,5 @@ def entry(name: str) -> Entry:
     known = entries()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"the zoo has {', '.join(sorted(known))}."
-    raise UsageError(f"The zoo has no model {name!r}; {hint}")
+    hint = nearest(name.lower().replace("-", "_"), known) or f" It has {', '.join(sorted(known))}."
+    raise UsageError(f"The zoo has no model {name!r}.{hint}")

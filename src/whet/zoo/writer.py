@@ -6,7 +6,7 @@ linear layer that became a MatMul was transposed by the exporter and lost its na
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,14 @@ class GraphWriter:
     """Collects one graph; builders call it, model() closes it.
 
     With skeleton=True weights are declared as inputs and never made, which is enough for shape inference and counting.
+    With `values` (a trained state: module path of the weight -> array) nothing is random; a weight that is missing there
+    or has another shape raises ValueError.
     """
 
-    def __init__(self, *, batch: int | str, opset: int, seed: int, skeleton: bool = False) -> None:
+    def __init__(self, *, batch: int | str, opset: int, seed: int = 0, skeleton: bool = False,
+                 values: Mapping[str, np.ndarray] | None = None) -> None:
         self.batch, self.opset = batch, opset
+        self._values = values
         self.inputs: dict[str, tuple[str, tuple[int | str, ...]]] = {}
         self.outputs: dict[str, tuple[str, tuple[int | str, ...]]] = {}
         self.trainable: set[str] = set()
@@ -100,10 +104,18 @@ class GraphWriter:
         if self._skeleton:
             self._declared[name] = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
         else:
-            rng = np.random.default_rng([self._seed, zlib.crc32((key or name).encode())])
-            values = np.ascontiguousarray(init(rng, shape), np.float32)
+            values = np.ascontiguousarray(self._value(key or name, shape, init), np.float32)
             self._weights[name] = numpy_helper.from_array(values, name)
         return name
+
+    def _value(self, key: str, shape: tuple[int, ...], init: Init) -> np.ndarray:
+        if self._values is None:
+            return init(np.random.default_rng([self._seed, zlib.crc32(key.encode())]), shape)
+        if key not in self._values:
+            raise ValueError(f"the given values have no {key!r}")
+        if self._values[key].shape != shape:
+            raise ValueError(f"{key!r} has shape {self._values[key].shape} in the given values, {shape} in the network")
+        return self._values[key]
 
     def table(self, name: str, values: np.ndarray) -> str:
         """An initializer with given values (a buffer of the module, not trained), present in skeletons too."""
