@@ -12,7 +12,7 @@ from whet.builder.memory import Use, plan_memory
 from whet.builder.profiles import MAX, bound_layers, environment
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan, Profile
 from whet.network import Layer, Network, network_text, substitute
-from whet.runtime.kernels import plan_layer
+from whet.runtime.kernels import libraries, plan_layer
 from whet.tactics import Operand, operand_bytes
 
 
@@ -42,7 +42,7 @@ def assemble(
         profiles=list(profiles),
         arenas=arenas,
         backend=machine.name,
-        machine=machine.describe(),
+        machine={**machine.describe(), "libraries": libraries(choices, machine)},
         machine_key=machine.key(),
         threads=machine.threads,
         model_digest=model_digest(source),
