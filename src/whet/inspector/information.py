@@ -81,8 +81,9 @@ def layer_rows(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = 
 def _runner_up(f: LayerFacts) -> str:
     if f.runner_up is None or f.runner_up.ms is None:
         return ""
-    label = f.runner_up.tactic.partition("/")[2] or f.runner_up.tactic
-    return f"{label} {f.runner_up.ms:.4f}"
+    same = f.runner_up.tactic == f.choice.tactic
+    label = f.runner_up.implementation if same else f.runner_up.tactic.partition("/")[2]
+    return f"{_short(label or f.runner_up.tactic, 30)} {f.runner_up.ms:.4f}"
 
 
 def _formats(f: LayerFacts) -> str:
