@@ -175,6 +175,75 @@ def fused(hint, inputs, build):
     return layer, arrays
 
 
+LAYERS = {  # what the ops' samples do not ask of oneDNN: op, inputs, attributes
+    "gemm_alpha_beta": ("Gemm", ["f32[5,4]", ("f32[5,7]", True), ("f32[4,7]", True)], {"transA": 1, "alpha": 0.5, "beta": 2.0}),
+    "gemm_alpha_row": ("Gemm", ["f32[4,5]", ("f32[7,5]", True), ("f32[7]", True)], {"transB": 1, "alpha": 0.5, "beta": 3.0}),
+    "matmul_batch_constant": ("MatMul", ["f32[3,4,5]", ("f32[3,5,6]", True)], {}),
+    "small_minus_large": ("Sub", ["f32[16,1,1]", "f32[2,16,3,4]"], {}),
+    "small_plus_large": ("Add", ["f32[1,16,1,1]", "f32[2,16,3,4]"], {}),
+    "constant_over_x": ("Div", [("f32[1,16,1,1]", True), "f32[2,16,3,4]"], {}),
+    "layernorm_two_axes": ("LayerNormalization", ["f32[2,3,4,5]", ("f32[4,5]", True), ("f32[4,5]", True)], {"axis": 2}),
+    "pool_include_pad": ("AveragePool", ["f32[1,16,8,8]"], {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "count_include_pad": 1}),
+    "pool_uneven_rest": ("MaxPool", ["f32[1,16,8,9]"], {"kernel_shape": (2, 2), "strides": (3, 3)}),
+    "reduce_to_row": ("ReduceMean", ["f32[2,16,4,4]"], {"axes": (2, 3), "keepdims": 0}),
+    "resize_twice": ("Resize", ["f32[1,16,4,5]"], {"sizes": (1, 16, 8, 10), "mode": "linear"}),
+    "resize_nearest": (
+        "Resize", ["f32[1,16,4,5]"],
+        {"sizes": (1, 16, 8, 15), "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+    ),
+    "slice_steps": ("Slice", ["f32[1,16,9,8]"], {"starts": (1, 2), "ends": (9, 8), "axes": (2, 3), "steps": (3, 2)}),
+    "deconv_output_padding": (
+        "ConvTranspose", ["f32[1,16,5,5]", ("f32[16,8,3,3]", True), ("f32[8]", True)],
+        {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 1)},
+    ),
+    "conv3d": ("Conv", ["f32[1,16,4,5,6]", ("f32[16,16,3,3,3]", True)], {"pads": (1,) * 6}),
+    "softmax_channels": ("Softmax", ["f32[2,16,5,6]"], {"axis": 1}),
+}  # fmt: skip
+
+
+def plain(op, inputs, attrs):
+    """A layer of its own with normal numbers."""
+    rng, net = np.random.default_rng(4), Network("net", "lowered")
+    tensors, arrays = [], []
+    for i, spec in enumerate(inputs):
+        text, constant = spec if isinstance(spec, tuple) else (spec, isinstance(spec, np.ndarray))
+        a = text if isinstance(text, np.ndarray) else rng.standard_normal(static_shape(parse_type(text).shape)).astype(np.float32)
+        arrays.append(a)
+        tensors.append(net.constant(a, f"c{i}") if constant else net.add_input(f"x{i}", parse_type(text)))
+    return net.add_layer(op, tensors, attrs), arrays
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name):
+    layer, arrays = plain(*LAYERS[name])
+    assert check(layer, arrays) >= 1, "some tactic takes it"
+
+
+REFUSED = {  # op, inputs, attributes, tactic, what it says
+    "ceil_counts_pads": (
+        "AveragePool", ["f32[1,16,9,9]"],
+        {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 0, 0), "count_include_pad": 1, "ceil_mode": 1}, "pool", "ceil_mode",
+    ),
+    "scale_is_no_ratio": ("Resize", ["f32[1,16,5,5]"], {"mode": "linear", "scales": (1.0, 1.0, 1.5, 1.5)}, "resize", "output size"),
+    "corners": (
+        "Resize", ["f32[1,16,4,4]"],
+        {"sizes": (1, 16, 8, 8), "mode": "linear", "coordinate_transformation_mode": "align_corners"}, "resize", "align_corners",
+    ),
+    "backward": ("Slice", ["f32[4,7]", np.array([5]), np.array([1]), np.array([-1]), np.array([-2])], {}, "slice", "backward"),
+    "prelu_plane": ("PRelu", ["f32[2,16,4,4]", ("f32[16,4,4]", True)], {}, "prelu", "several axes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    op, inputs, attrs, tactic_name, words = REFUSED[name]
+    layer, _ = plain(op, inputs, attrs)
+    tactic = get_tactic(f"cpu/onednn_{tactic_name}")
+    said = [tactic.refuses(layer, s, CPU) for s in tactic.signatures(layer, CPU)]
+    assert said
+    assert all(words in (why or "") for why in said)
+
+
 X, W, B, Z = "f32[1,16,8,8]", ("f32[32,16,3,3]", True), ("f32[32]", True), "f32[1,32,8,8]"
 PADS = {"pads": (1, 1, 1, 1)}
 
@@ -305,6 +374,39 @@ def test_equal_weights_have_equal_keys_and_others_not():
         signature = next(s for s in tactic.signatures(layer, CPU) if s.outputs[0].format == "nhwc" and s.outputs[0].dtype == F32)
         keys.append([p.key for p in tactic.plan(layer, signature, (), CPU).packed])
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_groups_are_part_of_the_key():
+    tactic, keys = get_tactic("cpu/onednn_conv"), set()
+    for group, channels in ((1, 1), (4, 4)):
+        w = np.ones((16, 1, 3, 3), np.float32)
+        layer, _ = plain("Conv", [f"f32[1,{channels},8,8]", w], {"group": group})
+        signature = next(s for s in tactic.signatures(layer, CPU) if s.outputs[0] == s.inputs[0])
+        keys.add(tactic.plan(layer, signature, (), CPU).packed[0].key)
+    assert len(keys) == 2
+
+
+def test_other_thread_counts_are_other_primitives():
+    layer, _ = plain("Relu", ["f32[1,16,8,8]"], {})
+    tactic, texts = get_tactic("cpu/onednn_eltwise"), set()
+    for threads in (1, 2):
+        machine = CpuBackend(threads)
+        texts.add(tactic.plan(layer, tactic.signatures(layer, machine)[0], (), machine).descriptor.text)
+    CPU.activate()
+    assert len(texts) == 2
+
+
+def test_a_slice_can_be_pointed_elsewhere():
+    layer, (a,) = plain("Slice", ["f32[4,8]"], {"starts": (2,), "ends": (6,), "axes": (1,)})
+    tactic = get_tactic("cpu/onednn_slice")
+    kernel = tactic.plan(layer, tactic.signatures(layer, CPU)[0], (), CPU)
+    first, second, out = dnn.aligned(128), dnn.aligned(128), dnn.aligned(64)
+    second.view(np.float32)[:] = a.reshape(-1)
+    stream = Listed()
+    kernel.enqueue(Args((first.ctypes.data,), (out.ctypes.data,), (), 0), stream)
+    stream.calls[0].point("input", 0, second.ctypes.data)
+    stream.calls[0].run()
+    np.testing.assert_array_equal(out.view(np.float32).reshape(4, 4), a[:, 2:6])
 
 
 def test_refusals_say_why():

@@ -137,13 +137,14 @@ class _Matrices:
         shape = static_shape(c.shape)
         if c.is_constant and shape in ((self.out[-1],), (1, self.out[-1])):
             return c
-        if self.beta != 1.0:
-            return f"beta {self.beta} with a C that is no constant row"
+        if self.beta != 1.0 and not c.is_constant:
+            return f"beta {self.beta} with a C that is computed at run time"
         full = (1,) * (len(self.out) - len(shape)) + shape
         name = f"post{len(steps.post_ops)}"
         steps.post_ops.append(dnn.Binary("add", dnn.describe(full, "f32" if c.is_constant else self.dtype)))
         if c.is_constant:
-            steps.constants[name] = constant_f32(c)
+            key, make = constant_f32(c)
+            steps.constants[name] = (f"{key}|{self.beta}", lambda: make() * np.float32(self.beta))
         else:
             steps.places[name] = ("input", i)
         return None
