@@ -376,6 +376,14 @@ def test_equal_weights_have_equal_keys_and_others_not():
     assert keys[0] == keys[1] != keys[2]
 
 
+@pytest.mark.parametrize("op", ["Add", "Sub", "Max"])
+def test_a_small_first_operand_keeps_the_fast_kernel(op):
+    layer, _ = plain(op, ["f32[1,16,1,1]", "f32[2,16,7,7]"], {})
+    tactic = get_tactic("cpu/onednn_binary")
+    signature = next(s for s in tactic.signatures(layer, CPU) if s.outputs[0].format == "nhwc")
+    assert tactic.plan(layer, signature, (), CPU).implementation != "ref:any"
+
+
 def test_groups_are_part_of_the_key():
     tactic, keys = get_tactic("cpu/onednn_conv"), set()
     for group, channels in ((1, 1), (4, 4)):

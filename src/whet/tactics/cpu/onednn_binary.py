@@ -10,7 +10,7 @@ import numpy as np
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, anchor, epilogue, outer_input, tactic
 from whet.tactics.cpu import _onednn as dnn
-from whet.tactics.cpu._epilogue import chain, constant_f32, same_places, second_operands
+from whet.tactics.cpu._epilogue import Chain, chain, constant_f32, same_places, second_operands
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
 
 _ALGORITHMS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "Sum": "add"}
@@ -63,8 +63,10 @@ class OneDnnBinary(OneDnnTactic):
             return fused
         outer = _outer(layer, head)
         shape, target = static_shape(head.outputs[0].shape), signature.outputs[0]
-        if head.op in ("Add", "Mul", "Max", "Min", "Sum") and static_shape(layer.inputs[outer[0]].shape) != shape:  # type: ignore[union-attr]
-            outer = outer[::-1]
+        if head.op != "Div" and static_shape(layer.inputs[outer[0]].shape) != shape:  # type: ignore[union-attr]
+            outer = outer[::-1]  # only the second operand broadcasts in fast kernels
+            if head.op == "Sub":
+                fused = _negated(fused)
         sides: list[dnn.MemoryDesc] = []
         for i in outer:
             got = _side(layer.inputs[i], signature.inputs[i], shape, target)
@@ -83,6 +85,13 @@ class OneDnnBinary(OneDnnTactic):
                 recipe.places[name] = ("input", i)
         fused.fill(recipe)
         return recipe
+
+
+def _negated(fused: Chain) -> Chain:
+    """The chain behind a change of sign: a - b = -(b - a)."""
+    made = Chain([dnn.Eltwise("linear", -1.0, 0.0)])
+    made.extend(fused)
+    return made
 
 
 def _outer(layer: Layer, head: Layer) -> list[int]:
