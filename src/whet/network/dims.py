@@ -75,6 +75,8 @@ class Expr:
             if not factors or abs(c) != 1:
                 factors.insert(0, str(abs(c)))
             parts.append(("-" if c < 0 else "+", "*".join(factors)))
+        if not parts:
+            return "0"
         head = parts[0][1] if parts[0][0] == "+" else "-" + parts[0][1]
         return head + "".join(sign + text for sign, text in parts[1:])
 

@@ -9,10 +9,40 @@ from typing import Any
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import Dim, Expr, Layer, Tensor, TensorType
+from whet.network import F64, Dim, DType, Expr, Layer, Tensor, TensorType
 from whet.registry import nearest
 
-REQUIRED = object()  # default of an attribute that must be given
+
+@dataclass(frozen=True)
+class Kind:
+    """Stands for the default of an attribute that has none: what its value must be, and whether it must be given."""
+
+    name: str
+    required: bool = False
+
+
+INT, INTS, FLOAT, FLOATS, STRINGS, DTYPE = (Kind(n) for n in ("int", "ints", "float", "floats", "strings", "dtype"))
+NEEDS_INT, NEEDS_STRING, NEEDS_DTYPE, REQUIRED = (Kind(n, True) for n in ("int", "string", "dtype", "any"))
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda v: isinstance(v, int),
+    "float": lambda v: isinstance(v, int | float),
+    "string": lambda v: isinstance(v, str),
+    "dtype": lambda v: isinstance(v, DType),
+    "ints": lambda v: isinstance(v, tuple) and all(isinstance(x, int | Expr) for x in v),
+    "floats": lambda v: isinstance(v, tuple) and all(isinstance(x, int | float) for x in v),
+    "strings": lambda v: isinstance(v, tuple) and all(isinstance(x, str) for x in v),
+    "any": lambda v: True,
+}
+_KIND_TEXT = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "dtype": "an element type",
+    "ints": "whole numbers in a tuple",
+    "floats": "numbers in a tuple",
+    "strings": "texts in a tuple",
+}
+_KIND_OF = {bool: "int", int: "int", float: "float", str: "string", tuple: "ints", DType: "dtype"}
 MAX_VALUES = 64  # elements of a tensor whose values are followed before run time
 
 Infer = Callable[[Layer], "TensorType | Sequence[TensorType]"]
@@ -111,20 +141,12 @@ def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | 
     """
     o = get_op(layer.op)
     where = f"{layer.op} '{layer.name}'"
-    for key in list(layer.attrs):
-        if layer.attrs[key] is None:
-            del layer.attrs[key]
-        elif key not in o.attrs:
-            raise NetworkError(f"{where} has no attribute {key!r}; it has {', '.join(o.attrs) or 'none'}.{nearest(key, o.attrs)}")
-    for key, default in o.attrs.items():
-        if key not in layer.attrs:
-            if default is REQUIRED:
-                raise NetworkError(f"{where} needs the attribute {key}")
-            if default is not None:
-                layer.attrs[key] = default
+    _check_attributes(o, layer, where)
     try:
         got = o.infer(layer)
         types = [got] if isinstance(got, TensorType) else list(got)
+        if any(isinstance(d, int) and d < 0 for t in types for d in t.shape):
+            raise NetworkError(f"{where} would make {', '.join(map(str, types))} of {[str(t and t.type) for t in layer.inputs]}")
         values: list[tuple[Dim, ...] | None] = [None] * len(types)
         if o.shape_value is not None:
             values = list(o.shape_value(layer))
@@ -137,6 +159,28 @@ def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | 
             raise
         raise type(e)(f"{where}: {e}") from e
     return types, [v if v is None or len(v) <= MAX_VALUES else None for v in values]
+
+
+def _check_attributes(o: Op, layer: Layer, where: str) -> None:
+    """Unknown, missing and impossible attributes are refused; defaults are filled in, None is taken out, lists become tuples."""
+    for key, value in list(layer.attrs.items()):
+        if value is None:
+            del layer.attrs[key]
+            continue
+        if key not in o.attrs:
+            raise NetworkError(f"{where} has no attribute {key!r}; it has {', '.join(o.attrs) or 'none'}.{nearest(key, o.attrs)}")
+        if isinstance(value, list | bool):
+            value = layer.attrs[key] = tuple(value) if isinstance(value, list) else int(value)
+        default = o.attrs[key]
+        kind = default.name if isinstance(default, Kind) else _KIND_OF[type(default)]
+        if not _KINDS[kind](value):
+            raise NetworkError(f"{where}: the attribute {key} must be {_KIND_TEXT[kind]}, not {value!r}")
+    for key, default in o.attrs.items():
+        if key not in layer.attrs:
+            if not isinstance(default, Kind):
+                layer.attrs[key] = default
+            elif default.required:
+                raise NetworkError(f"{where} needs the attribute {key}")
 
 
 def known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
@@ -243,7 +287,17 @@ def given(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
     """
     if layer.attrs.get(name) is not None:
         return tuple(layer.attrs[name])
-    return None if layer.input(i) is None else known_ints(layer, i, name)
+    t = layer.input(i)
+    if t is None:
+        return None
+    if t.type.rank > 1 or t.dtype.kind != "int":
+        raise NetworkError(f"{layer.op} '{layer.name}' takes its {name} as i64 of rank 1, not {t.type}")
+    return known_ints(layer, i, name)
+
+
+def numbers(given: Any) -> list[int]:
+    """For references: what `given` names, as an array (input) or tuple (attribute), in plain integers."""
+    return [int(v) for v in np.reshape(given, -1)]
 
 
 def given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:
@@ -272,6 +326,34 @@ def float_input(layer: Layer) -> TensorType:
     t = layer.inputs[0].type  # type: ignore[union-attr]
     if not t.dtype.is_float:
         raise NetworkError(f"{layer.op} '{layer.name}' takes floating point, not {t}; put a Cast before it")
+    return t
+
+
+def may_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes can be the same: of one rank, and different nowhere where both are numbers."""
+    return len(a) == len(b) and all(x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a, b, strict=True))
+
+
+def may_broadcast_to(shape: Sequence[Dim], small: Sequence[Dim]) -> bool:
+    """Whether `small` can broadcast to `shape` without making it larger."""
+    lead = len(shape) - len(small)
+    return lead >= 0 and all(d == 1 or may_equal((d,), (s,)) for d, s in zip(small, shape[lead:], strict=True))
+
+
+def one_float_type(layer: Layer, *places: int) -> DType:
+    """The type of input 0; inputs at `places` must be floating point too, and of one type (16 bits and float32 may meet)."""
+    first = float_input(layer).dtype
+    for t in (layer.input(i) for i in places):
+        if t is not None and (not t.dtype.is_float or (t.dtype != first and F64 in (t.dtype, first))):
+            raise NetworkError(f"{layer.op} '{layer.name}' takes tensors of one floating-point type, not {first} and {t}")
+    return first
+
+
+def numeric_input(layer: Layer) -> TensorType:
+    """The type of input 0, which must not be truth values or text."""
+    t = layer.inputs[0].type  # type: ignore[union-attr]
+    if t.dtype.kind in ("bool", "string"):
+        raise NetworkError(f"{layer.op} '{layer.name}' takes numbers, not {t}")
     return t
 
 

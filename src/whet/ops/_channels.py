@@ -6,16 +6,17 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
-from whet.ops._base import Couple
+from whet.ops._base import Couple, may_equal, one_float_type
 
 
 def infer_channels(layer: Layer, least: int = 2) -> TensorType:
     """x's type; inputs from 1 on must hold one number per channel of it."""
     x = layer.inputs[0]
+    one_float_type(layer, *range(1, len(layer.inputs)))
     if x.type.rank < least:  # type: ignore[union-attr]
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, ...] of rank {least} or more, not {x.type}")  # type: ignore[union-attr]
     for t in layer.inputs[1:]:
-        if t.shape != (x.shape[1],):  # type: ignore[union-attr]
+        if not may_equal(t.shape, (x.shape[1],)):  # type: ignore[union-attr]
             raise NetworkError(f"{layer.op} '{layer.name}': {t} is not one number per channel of {x.type}")  # type: ignore[union-attr]
     return x.type  # type: ignore[union-attr]
 

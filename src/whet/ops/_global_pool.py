@@ -7,12 +7,15 @@ from typing import Any
 
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
-from whet.ops._base import op
+from whet.ops._base import float_input, op
 from whet.ops._window import pool_couples
 
 
 def infer(layer: Layer) -> TensorType:
     x = layer.inputs[0]
+    float_input(layer)
+    if layer.attrs.get("p", 1) < 1:
+        raise NetworkError(f"{layer.op} '{layer.name}': p is {layer.attrs['p']}; it starts at 1")
     if x.type.rank < 3:  # type: ignore[union-attr]
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")  # type: ignore[union-attr]
     return x.type.with_shape((*x.shape[:2], *(1,) * (x.type.rank - 2)))  # type: ignore[union-attr]

@@ -81,14 +81,25 @@ def _bind_network(net: Network, env: Mapping[str, Dim]) -> Network:
 
 
 def run_layer(layer: Layer, arrays: list[np.ndarray | None], env: Mapping[str, int] | None = None) -> list[np.ndarray]:
-    """Output arrays of one layer by its reference; `env` gives the symbols of its attributes."""
+    """Output arrays of one layer by its reference; `env` gives the symbols of its attributes.
+
+    Raises NetworkError, naming the layer, where the values do not allow a result.
+    """
     if any(isinstance(v, Expr | tuple) for v in layer.attrs.values()) and env:
         layer = bind_layer(layer, env)
     narrow = any(a is not None and a.dtype in _NARROW for a in arrays)
     if narrow:  # 16 and 8 bit floats compute in float32
         arrays = [a.astype(np.float32) if a is not None and a.dtype in _NARROW else a for a in arrays]
-    with np.errstate(all="ignore"):
-        got = get_op(layer.op).reference(layer, *arrays)
+    try:
+        with np.errstate(all="ignore"):
+            got = get_op(layer.op).reference(layer, *arrays)
+    except (
+        IndexError,
+        ValueError,
+        ZeroDivisionError,
+    ) as e:  # what only the values tell: an index out of range, nothing to take the largest of
+        shapes = ", ".join("none" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays)
+        raise NetworkError(f"{layer.op} '{layer.name}' cannot compute with what it got ({shapes}): {e}") from e
     outs = [np.asarray(o) for o in ([got] if isinstance(got, np.ndarray | np.generic) else got)]
     if narrow:
         with np.errstate(all="ignore"):

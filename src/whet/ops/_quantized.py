@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import Layer
-from whet.ops._base import Couple, axis_of
+from whet.network import Layer, ceildiv
+from whet.ops._base import Couple, axis_of, may_equal
 
 
 def check_scale(layer: Layer) -> None:
@@ -14,16 +14,16 @@ def check_scale(layer: Layer) -> None:
     x, scale, zero = layer.inputs[0], layer.inputs[1], layer.input(2)
     axis, block = layer.attrs["axis"], layer.attrs["block_size"]
     where = f"{layer.op} '{layer.name}'"
-    if zero is not None and zero.shape != scale.shape and {zero.shape, scale.shape} != {(), (1,)}:  # type: ignore[union-attr]
+    if zero is not None and not may_equal(zero.shape, scale.shape) and {zero.shape, scale.shape} != {(), (1,)}:  # type: ignore[union-attr]
         raise NetworkError(f"{where}: scale {scale} and zero point {zero} differ in shape")
     if block:
         axis = axis_of(axis, x.type.rank)  # type: ignore[union-attr]
-        want = tuple(-(-d // block) if i == axis else d for i, d in enumerate(x.shape))  # type: ignore[union-attr]
-        if scale.shape != want:  # type: ignore[union-attr]
+        want = tuple(ceildiv(d, block) if i == axis else d for i, d in enumerate(x.shape))  # type: ignore[union-attr]
+        if not may_equal(scale.shape, want):  # type: ignore[union-attr]
             raise NetworkError(f"{where}: blocks of {block} along axis {axis} of {x} need scales {want}, not {scale}")
     elif scale.shape not in ((), (1,)):  # type: ignore[union-attr]
         axis = axis_of(axis, x.type.rank)  # type: ignore[union-attr]
-        if scale.shape != (x.shape[axis],):  # type: ignore[union-attr]
+        if not may_equal(scale.shape, (x.shape[axis],)):  # type: ignore[union-attr]
             raise NetworkError(f"{where}: {scale} is not one number per entry of axis {axis} of {x}")
 
 

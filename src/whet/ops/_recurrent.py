@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import I32, Layer, TensorType
-from whet.ops._base import op
+from whet.ops._base import FLOAT, FLOATS, INT, STRINGS, may_equal, one_float_type, op
 from whet.ops._unary import sigmoid, softplus
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -24,13 +24,13 @@ ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
     "softplus": lambda x, a, b: softplus(x),
 }
 ATTRS: dict[str, Any] = {
-    "hidden_size": None,
+    "hidden_size": INT,
     "direction": "forward",
     "layout": 0,
-    "clip": None,
-    "activations": None,
-    "activation_alpha": None,
-    "activation_beta": None,
+    "clip": FLOAT,
+    "activations": STRINGS,
+    "activation_alpha": FLOATS,
+    "activation_beta": FLOATS,
 }
 
 Step = Callable[..., tuple[np.ndarray, ...]]
@@ -55,7 +55,7 @@ def activations(layer: Layer, defaults: tuple[str, ...]) -> list[list[Callable[[
     return [made[i * len(defaults) : (i + 1) * len(defaults)] for i in range(directions)]
 
 
-def infer(layer: Layer, gates: int, states: int) -> list[TensorType]:
+def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> list[TensorType]:
     """Types of Y and of the last states."""
     x, w, r = layer.inputs[:3]
     where = f"{layer.op} '{layer.name}'"
@@ -64,17 +64,21 @@ def infer(layer: Layer, gates: int, states: int) -> list[TensorType]:
     d, h = len(DIRECTIONS[layer.attrs["direction"]]), r.shape[-1]  # type: ignore[union-attr]
     if layer.attrs.get("hidden_size") not in (None, h):
         raise NetworkError(f"{where}: hidden_size is {layer.attrs['hidden_size']}, R is {r}")
-    if x.type.rank != 3 or w.shape != (d, gates * h, x.shape[2]) or r.shape != (d, gates * h, h):  # type: ignore[union-attr]
+    if x.type.rank != 3 or not may_equal(w.shape, (d, gates * h, x.shape[2])) or not may_equal(r.shape, (d, gates * h, h)):  # type: ignore[union-attr]
         raise NetworkError(f"{where}: W {w} and R {r} do not fit X {x}, {d} direction(s) and {h} units")
-    if layer.input(3) is not None and layer.inputs[3].shape != (d, 2 * gates * h):  # type: ignore[union-attr]
+    if layer.input(3) is not None and not may_equal(layer.inputs[3].shape, (d, 2 * gates * h)):  # type: ignore[union-attr]
         raise NetworkError(f"{where}: B is {layer.inputs[3]}, it needs shape [{d},{2 * gates * h}]")
     lengths = layer.input(4)
     if lengths is not None and lengths.dtype != I32:
         raise NetworkError(f"{where}: sequence lengths are i32, not {lengths.type}")
+    one_float_type(layer, 0, 1, 2, 3, *range(5, len(layer.inputs)))
     batch_first = bool(layer.attrs["layout"])
+    activations(layer, defaults)
     n, t = x.shape[:2] if batch_first else x.shape[1::-1]  # type: ignore[union-attr]
+    if lengths is not None and not may_equal(lengths.shape, (n,)):
+        raise NetworkError(f"{where}: sequence lengths {lengths} are not one for each of {n} sequences")
     for s in (layer.input(5 + i) for i in range(states)):
-        if s is not None and s.shape != ((n, d, h) if batch_first else (d, n, h)):
+        if s is not None and not may_equal(s.shape, (n, d, h) if batch_first else (d, n, h)):
             raise NetworkError(f"{where}: a first state is {s.type}, it needs {(n, d, h) if batch_first else (d, n, h)}")
     y = (n, t, d, h) if batch_first else (t, d, n, h)
     state = (n, d, h) if batch_first else (d, n, h)
@@ -122,4 +126,4 @@ def recurrent(name: str, gates: int, states: int, step: Step, defaults: tuple[st
         layer_step = step if len(rest) <= states else (lambda *args: step(*args, extra=rest[states]))
         return run(layer, x, w, r, b, lengths, first, layer_step, gates, defaults)
 
-    return op(name, lambda layer: infer(layer, gates, states), reference, attrs={**ATTRS, **attrs}, samples=samples)
+    return op(name, lambda layer: infer(layer, gates, states, defaults), reference, attrs={**ATTRS, **attrs}, samples=samples)

@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.network import Layer, TensorType
 from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
-from whet.ops._base import Couple, op
+from whet.ops._base import INTS, Couple, numbers, numeric_input, op
 
 
 def reduced(layer: Layer) -> tuple[int, ...]:
@@ -22,9 +22,9 @@ def reduced(layer: Layer) -> tuple[int, ...]:
 
 
 def infer(layer: Layer) -> TensorType:
-    x, axes = layer.inputs[0], reduced(layer)
+    x, axes = numeric_input(layer), reduced(layer)
     kept = layer.attrs["keepdims"]
-    return x.type.with_shape(1 if i in axes else d for i, d in enumerate(x.shape) if kept or i not in axes)  # type: ignore[union-attr]
+    return x.with_shape(1 if i in axes else d for i, d in enumerate(x.shape) if kept or i not in axes)
 
 
 def kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
@@ -46,9 +46,10 @@ def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = Fal
 
     def reference(layer, x, axes=None):
         axes = layer.attrs.get("axes", axes)
-        if axes is None or len(axes) == 0:  # with noop_with_empty_axes each element is reduced by itself: ReduceL1 gives |x|
+        axes = None if axes is None else numbers(axes)
+        if not axes:  # with noop_with_empty_axes each element is reduced by itself: ReduceL1 gives |x|
             axes = () if layer.attrs["noop_with_empty_axes"] else range(x.ndim)
-        axes = tuple(int(a) % x.ndim for a in axes)
+        axes = tuple(a % x.ndim for a in axes)
         return np.asarray(f(x, axes, bool(layer.attrs["keepdims"]))).astype(x.dtype, copy=False)
 
     def couples(layer):
@@ -60,7 +61,7 @@ def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = Fal
         name,
         infer,
         reference,
-        attrs={"keepdims": 1, "noop_with_empty_axes": 0, "axes": None},
+        attrs={"keepdims": 1, "noop_with_empty_axes": 0, "axes": INTS},
         couples=couples,
         onnx=read,
         to_onnx=inputs_of_attributes("axes"),

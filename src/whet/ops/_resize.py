@@ -8,6 +8,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 
+MODES = ("nearest", "linear", "cubic")
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize")
 ROUNDING = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
@@ -44,7 +45,7 @@ class Resampling:
                 if out > 1:
                     return start * (n - 1) + i * (end - start) * (n - 1) / (out - 1)
                 return np.full(1, 0.5 * (start + end) * (n - 1))
-        raise NetworkError(f"coordinate_transformation_mode is one of {', '.join(COORDINATES)}, not {self.coordinates!r}")
+        raise NetworkError(f"no coordinate_transformation_mode {self.coordinates!r}")
 
     def taps(self, n: int, out: int, scale: float, roi: tuple[float, float]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         """(inputs [out, taps], weights [out, taps] or None for a copy, outputs that lie outside or None)."""
@@ -52,8 +53,6 @@ class Resampling:
         outside = (at < 0) | (at > n - 1) if self.coordinates == "tf_crop_and_resize" else None
         if self.mode == "nearest":
             return np.clip(self._round(at), 0, n - 1).astype(np.intp)[:, None], None, outside
-        if self.mode not in ("linear", "cubic"):
-            raise NetworkError(f"Resize's mode is nearest, linear or cubic, not {self.mode!r}")
         wide = max(1 / scale, 1.0) if self.antialias else 1.0
         reach = (1 if self.mode == "linear" else 2) * wide
         first = np.floor(at - reach).astype(np.intp) + 1
@@ -77,7 +76,7 @@ class Resampling:
                 return np.floor(at)
             case "ceil":
                 return np.ceil(at)
-        raise NetworkError(f"nearest_mode is one of {', '.join(ROUNDING)}, not {self.rounding!r}")
+        raise NetworkError(f"no nearest_mode {self.rounding!r}")
 
     def _cubic(self, d: np.ndarray) -> np.ndarray:
         a = self.cubic

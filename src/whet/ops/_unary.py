@@ -7,12 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from whet.ops._base import float_input, op, same_as_input, same_axes
+from whet.ops._base import float_input, numeric_input, op, same_axes
 
 Function = Callable[..., np.ndarray]
 
 
-def unary(name: str, f: Function, *, attrs: Mapping[str, Any] | None = None, samples: Sequence[Any] = (), floats: bool = True, **rest: Any):
+def unary(
+    name: str,
+    f: Function,
+    *,
+    attrs: Mapping[str, Any] | None = None,
+    samples: Sequence[Any] = (),
+    floats: bool = True,
+    infer: Any = None,
+    **rest: Any,
+):
     """Registers y = f(x), or f(x, **attributes); `samples` are attribute sets to try besides the defaults."""
     names = tuple(attrs or {})
 
@@ -22,7 +31,7 @@ def unary(name: str, f: Function, *, attrs: Mapping[str, Any] | None = None, sam
     shapes = ["f32[2,3,4,5]", "extreme f32[4,16]", "f32[1,17,3]", "f32[]", "f16[3,7]", "f64[5]"]
     return op(
         name,
-        float_input if floats else same_as_input,
+        infer or (float_input if floats else numeric_input),
         reference,
         attrs=attrs or {},
         samples=[*(([s], {}) for s in shapes), *((["extreme f32[5,7]"], a) for a in samples)],

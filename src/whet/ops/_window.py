@@ -11,7 +11,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Dim, Layer, TensorType, ceildiv, floordiv
-from whet.ops._base import Couple
+from whet.ops._base import INTS, Couple, numeric_input
 
 
 def out_size(size: Dim, kernel: int, stride: int, dilation: int, before: int, after: int, ceil: bool = False) -> Dim:
@@ -72,7 +72,7 @@ def windows(x: np.ndarray, kernel, strides, dilations, pads, fill, extra_after=N
     return np.lib.stride_tricks.as_strided(x, shape, steps, writeable=False)
 
 
-POOL_ATTRS = {"kernel_shape": None, "strides": None, "dilations": None, "pads": None, "ceil_mode": 0}
+POOL_ATTRS = {"kernel_shape": INTS, "strides": INTS, "dilations": INTS, "pads": INTS, "ceil_mode": 0}
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,7 @@ def pool_of(layer: Layer) -> Pool:
 
 def infer_pool(layer: Layer) -> TensorType:
     x = layer.inputs[0]
+    numeric_input(layer)
     if not 3 <= x.type.rank <= 5:  # type: ignore[union-attr]
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")  # type: ignore[union-attr]
     return x.type.with_shape((*x.shape[:2], *pool_of(layer).out(x.shape[2:])))  # type: ignore[union-attr]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._base import op
+from whet.ops._base import float_input, op
 from whet.ops._window import POOL_ATTRS, infer_pool, pool_couples, pool_of, read_pool
 
 
@@ -24,9 +24,14 @@ def reference(layer, x):
     return y / counts
 
 
+def infer(layer):
+    float_input(layer)
+    return infer_pool(layer)
+
+
 op(
     "AveragePool",
-    infer_pool,
+    infer,
     reference,
     attrs={**POOL_ATTRS, "count_include_pad": 0},
     couples=pool_couples,

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from whet.network import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I32, I64
-from whet.ops._base import REQUIRED, known_values, op, same_axes
+from whet.ops._base import NEEDS_DTYPE, known_values, op, same_axes
 
 
 def cast(x: np.ndarray, dtype: np.dtype, saturate: int = 1) -> np.ndarray:
@@ -35,7 +35,7 @@ op(
     "Cast",
     lambda layer: layer.inputs[0].type.with_dtype(layer.attrs["to"]),
     lambda layer, x: cast(x, layer.attrs["to"].numpy, layer.attrs["saturate"]),
-    attrs={"to": REQUIRED, "saturate": 1},
+    attrs={"to": NEEDS_DTYPE, "saturate": 1},
     onnx=read,
     couples=lambda layer: same_axes(layer.inputs[0], layer.output),
     shape_value=shape_value,

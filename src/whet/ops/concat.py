@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import product
-from whet.ops._base import REQUIRED, Couple, axis_of, folded, op, unify
+from whet.ops._base import NEEDS_INT, Couple, axis_of, folded, op, unify
 
 
 def infer(layer):
@@ -40,7 +40,7 @@ op(
     "Concat",
     infer,
     lambda layer, *xs: np.concatenate(xs, axis=layer.attrs["axis"]),
-    attrs={"axis": REQUIRED},
+    attrs={"axis": NEEDS_INT},
     couples=couples,
     shape_value=shape_value,
     samples=[

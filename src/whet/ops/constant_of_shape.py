@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import BOOL, F32, I64, TensorType, dtype_of
-from whet.ops._base import given, op
+from whet.ops._base import INTS, given, numbers, op
 
 
 def infer(layer):
@@ -16,7 +16,7 @@ def infer(layer):
 
 def reference(layer, shape=None):
     shape = layer.attrs.get("shape", shape)
-    return np.full([int(d) for d in shape], layer.attrs["value"], layer.attrs["dtype"].numpy)
+    return np.full(numbers(shape), layer.attrs["value"], layer.attrs["dtype"].numpy)
 
 
 def shape_value(layer):
@@ -45,7 +45,7 @@ op(
     "ConstantOfShape",
     infer,
     reference,
-    attrs={"value": 0.0, "dtype": F32, "shape": None},
+    attrs={"value": 0.0, "dtype": F32, "shape": INTS},
     shape_value=shape_value,
     onnx=read,
     to_onnx=to_onnx,

@@ -7,7 +7,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
-from whet.ops._base import Couple, op
+from whet.ops._base import INTS, Couple, may_equal, one_float_type, op
 from whet.ops._window import explicit_pads, out_size, windows
 
 
@@ -22,20 +22,21 @@ def infer(layer: Layer) -> TensorType:
     x, w = layer.inputs[0], layer.inputs[1]
     r, group = w.type.rank - 2, layer.attrs["group"]
     strides, dilations, pads = attributes(layer)
+    one_float_type(layer, 1, 2)
+    if group < 1:
+        raise NetworkError(f"Conv '{layer.name}': group is {group}; it starts at 1")
     if x.type.rank != r + 2 or r < 1:
         raise NetworkError(f"Conv '{layer.name}': x is of rank {x.type.rank}, w of rank {w.type.rank}")
-    if x.dtype != w.dtype:
-        raise NetworkError(f"Conv '{layer.name}' takes x and w of one type, not {x.type} and {w.type}")
     if len(strides) != r or len(dilations) != r or len(pads) != 2 * r:
         raise NetworkError(f"Conv '{layer.name}': strides {strides}, dilations {dilations}, pads {pads} do not fit {r} spatial axes")
-    if x.shape[1] != w.shape[1] * group:
+    if not may_equal((x.shape[1],), (w.shape[1] * group,)):
         raise NetworkError(f"Conv '{layer.name}': x has {x.shape[1]} channels, w takes {w.shape[1]} in {group} group(s)")
     if isinstance(w.shape[0], int) and w.shape[0] % group:
         raise NetworkError(f"Conv '{layer.name}': {w.shape[0]} output channels do not divide into {group} groups")
     if layer.attrs.get("kernel_shape") and tuple(layer.attrs["kernel_shape"]) != tuple(w.shape[2:]):
         raise NetworkError(f"Conv '{layer.name}': kernel_shape {layer.attrs['kernel_shape']} is not that of w {w.type}")
     b = layer.input(2)
-    if b is not None and b.shape != (w.shape[0],):
+    if b is not None and not may_equal(b.shape, (w.shape[0],)):
         raise NetworkError(f"Conv '{layer.name}': the bias is {b.type}, w makes {w.shape[0]} channels")
     out = [out_size(x.shape[2 + i], w.shape[2 + i], strides[i], dilations[i], pads[i], pads[r + i]) for i in range(r)]
     return TensorType(x.dtype, (x.shape[0], w.shape[0], *out))
@@ -89,7 +90,7 @@ op(
     "Conv",
     infer,
     reference,
-    attrs={"group": 1, "strides": None, "dilations": None, "pads": None, "kernel_shape": None},
+    attrs={"group": 1, "strides": INTS, "dilations": INTS, "pads": INTS, "kernel_shape": INTS},
     couples=couples,
     recut=recut,
     onnx=read,

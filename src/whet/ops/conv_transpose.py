@@ -7,7 +7,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
-from whet.ops._base import Couple, op
+from whet.ops._base import INTS, Couple, may_equal, one_float_type, op
 
 
 def attributes(layer: Layer):
@@ -27,9 +27,12 @@ def infer(layer: Layer) -> TensorType:
     x, w, b = layer.inputs[0], layer.inputs[1], layer.input(2)
     r, group = w.type.rank - 2, layer.attrs["group"]
     strides, dilations, pads, more = attributes(layer)
-    if x.type.rank != r + 2 or x.dtype != w.dtype or x.shape[1] != w.shape[0] or w.shape[0] % group:
+    one_float_type(layer, 1, 2)
+    if group < 1:
+        raise NetworkError(f"ConvTranspose '{layer.name}': group is {group}; it starts at 1")
+    if x.type.rank != r + 2 or not may_equal((x.shape[1],), (w.shape[0],)) or w.shape[0] % group:
         raise NetworkError(f"ConvTranspose '{layer.name}': x {x.type} does not fit w {w.type} in {group} group(s)")
-    if b is not None and b.shape != (w.shape[1] * group,):
+    if b is not None and not may_equal(b.shape, (w.shape[1] * group,)):
         raise NetworkError(f"ConvTranspose '{layer.name}': the bias is {b.type}, w makes {w.shape[1] * group} channels")
     out = []
     for i in range(r):
@@ -108,7 +111,7 @@ op(
     "ConvTranspose",
     infer,
     reference,
-    attrs={"group": 1, "strides": None, "dilations": None, "pads": None, "output_padding": None, "kernel_shape": None},
+    attrs={"group": 1, "strides": INTS, "dilations": INTS, "pads": INTS, "output_padding": INTS, "kernel_shape": INTS},
     couples=couples,
     recut=recut,
     onnx=read,

@@ -6,7 +6,7 @@
 import numpy as np
 
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import Couple, axis_of, given_ints, op
+from whet.ops._base import INTS, Couple, axis_of, given_ints, op
 
 
 def axis(layer):
@@ -32,7 +32,7 @@ op(
     "CumSum",
     infer,
     reference,
-    attrs={"exclusive": 0, "reverse": 0, "axis": None},
+    attrs={"exclusive": 0, "reverse": 0, "axis": INTS},
     couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in range(layer.output.type.rank) if i != axis(layer)],
     to_onnx=inputs_of_attributes("axis"),
     samples=[

@@ -1,7 +1,7 @@
 """DepthToSpace: blocks of channels become blocks of pixels; `mode` DCR (depth, column, row) or CRD says which come first."""
 
 from whet.errors import NetworkError
-from whet.ops._base import REQUIRED, Couple, op
+from whet.ops._base import NEEDS_INT, Couple, op
 
 
 def infer(layer):
@@ -34,7 +34,7 @@ op(
     "DepthToSpace",
     infer,
     reference,
-    attrs={"blocksize": REQUIRED, "mode": "DCR"},
+    attrs={"blocksize": NEEDS_INT, "mode": "DCR"},
     couples=couples,
     samples=[
         (["f32[2,12,3,4]"], {"blocksize": 2}),

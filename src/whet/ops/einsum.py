@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import TensorType
-from whet.ops._base import REQUIRED, Couple, broadcast, op, unify
+from whet.ops._base import NEEDS_STRING, Couple, broadcast, op, unify
 
 
 def subscripts(layer):
@@ -63,7 +63,7 @@ op(
     "Einsum",
     infer,
     lambda layer, *xs: np.einsum(layer.attrs["equation"].replace(" ", ""), *xs, optimize=True),
-    attrs={"equation": REQUIRED},
+    attrs={"equation": NEEDS_STRING},
     couples=couples,
     samples=[
         (["f32[3,4]", "f32[4,5]"], {"equation": "ij,jk->ik"}),

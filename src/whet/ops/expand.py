@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import Couple, broadcast, given, op, regiven
+from whet.ops._base import INTS, Couple, broadcast, given, numbers, op, regiven
 
 
 def infer(layer):
@@ -15,7 +15,7 @@ def infer(layer):
 
 
 def reference(layer, x, shape=None):
-    shape = [int(d) for d in layer.attrs.get("shape", shape)]
+    shape = numbers(layer.attrs.get("shape", shape))
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape)))
 
 
@@ -40,7 +40,7 @@ op(
     "Expand",
     infer,
     reference,
-    attrs={"shape": None},
+    attrs={"shape": INTS},
     couples=couples,
     recut=recut,
     to_onnx=inputs_of_attributes("shape"),

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import F32
-from whet.ops._base import op
+from whet.ops._base import DTYPE, op
 
 
 def infer(layer):
@@ -23,7 +23,7 @@ op(
     "EyeLike",
     infer,
     lambda layer, x: np.eye(*x.shape, k=layer.attrs["k"], dtype=layer.attrs["dtype"].numpy if "dtype" in layer.attrs else x.dtype),
-    attrs={"k": 0, "dtype": None},
+    attrs={"k": 0, "dtype": DTYPE},
     onnx=read,
     samples=[(["i64[3,4]"], {"dtype": F32}), (["f32[4,4]"], {"k": 1})],
 )

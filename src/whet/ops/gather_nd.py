@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.ops._base import op
+from whet.ops._base import may_equal, op
 
 
 def infer(layer):
@@ -11,14 +11,14 @@ def infer(layer):
     b, k = layer.attrs["batch_dims"], at.shape[-1]
     if not isinstance(k, int):
         raise UnsupportedError(f"GatherND '{layer.name}': how many axes {at} names is known only at run time")
-    if not 1 <= k <= x.type.rank - b or at.dtype.kind != "int" or at.shape[:b] != x.shape[:b]:
+    if b < 0 or not 1 <= k <= x.type.rank - b or at.dtype.kind != "int" or b >= at.type.rank or not may_equal(at.shape[:b], x.shape[:b]):
         raise NetworkError(f"places {at.type} with batch_dims={b} do not fit {x.type}")
     return x.type.with_shape((*at.shape[:-1], *x.shape[b + k :]))
 
 
 def reference(layer, x, at):
     b, k = layer.attrs["batch_dims"], at.shape[-1]
-    batch = [np.arange(n).reshape(*(n if i == j else 1 for j in range(at.ndim - 1))) for i, n in enumerate(x.shape[:b])]
+    batch = [np.arange(n).reshape([n if i == j else 1 for j in range(at.ndim - 1)]) for i, n in enumerate(x.shape[:b])]
     return x[(*batch, *(at[..., i] for i in range(k)))]
 
 

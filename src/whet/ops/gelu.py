@@ -3,16 +3,21 @@
 import numpy as np
 
 from whet.errors import NetworkError
+from whet.ops._base import float_input
 from whet.ops._erf import erf
 from whet.ops._unary import unary
 
 
+def infer(layer):
+    if layer.attrs["approximate"] not in ("none", "tanh"):
+        raise NetworkError(f"approximate is 'none' or 'tanh', not {layer.attrs['approximate']!r}")
+    return float_input(layer)
+
+
 def gelu(x: np.ndarray, approximate: str) -> np.ndarray:
-    if approximate not in ("none", "tanh"):
-        raise NetworkError(f"Gelu is approximate='none' or 'tanh', not {approximate!r}")
     if approximate == "tanh":
         return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi).astype(x.dtype) * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + erf(x * x.dtype.type(np.sqrt(0.5))))
 
 
-unary("Gelu", gelu, attrs={"approximate": "none"}, samples=[{"approximate": "tanh"}])
+unary("Gelu", gelu, attrs={"approximate": "none"}, samples=[{"approximate": "tanh"}], infer=infer)

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import TensorType
-from whet.ops._base import Couple, broadcast, op, unify
+from whet.ops._base import Couple, may_broadcast_to, op, unify
 
 
 def infer(layer):
@@ -14,7 +14,7 @@ def infer(layer):
     m, ka = a.shape[::-1] if layer.attrs["transA"] else a.shape
     kb, n = b.shape[::-1] if layer.attrs["transB"] else b.shape
     unify(ka, kb, f"Gemm '{layer.name}': A {a.type} and B {b.type} do not multiply")
-    if c is not None and (c.dtype != a.dtype or broadcast((m, n), c.shape) != (m, n)):
+    if c is not None and (c.dtype != a.dtype or not may_broadcast_to((m, n), c.shape)):
         raise NetworkError(f"Gemm '{layer.name}': C {c.type} does not broadcast to [{m},{n}] of {a.dtype}")
     return TensorType(a.dtype, (m, n))
 

@@ -3,12 +3,14 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import REQUIRED, Couple, op
+from whet.ops._base import NEEDS_INT, Couple, op
 from whet.ops._channels import infer_channels, per_channel
 
 
 def infer(layer):
     t = infer_channels(layer, 3)
+    if layer.attrs["num_groups"] < 1:
+        raise NetworkError(f"GroupNormalization '{layer.name}': num_groups is {layer.attrs['num_groups']}; it starts at 1")
     if isinstance(t.shape[1], int) and t.shape[1] % layer.attrs["num_groups"]:
         raise NetworkError(
             f"GroupNormalization '{layer.name}': {t.shape[1]} channels do not divide into {layer.attrs['num_groups']} groups"
@@ -53,7 +55,7 @@ op(
     "GroupNormalization",
     infer,
     reference,
-    attrs={"num_groups": REQUIRED, "epsilon": 1e-5},
+    attrs={"num_groups": NEEDS_INT, "epsilon": 1e-5},
     couples=couples,
     recut=recut,
     onnx=read,

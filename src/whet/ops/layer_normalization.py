@@ -3,14 +3,15 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import Couple, axis_of, broadcast, float_input, op
+from whet.ops._base import Couple, axis_of, float_input, may_broadcast_to, one_float_type, op
 
 
 def infer(layer):
     t = float_input(layer)
+    one_float_type(layer, 1, 2)
     axis = axis_of(layer.attrs["axis"], t.rank)
     for p in layer.inputs[1:]:
-        if p is not None and broadcast(t.shape[axis:], p.shape) != t.shape[axis:]:
+        if p is not None and not may_broadcast_to(t.shape[axis:], p.shape):
             raise NetworkError(f"LayerNormalization '{layer.name}': {p} does not broadcast to {t.shape[axis:]}, the normalized axes of {t}")
     return t
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from whet.ops._base import op
+from whet.errors import NetworkError
+from whet.ops._base import float_input, op
 from whet.ops._window import POOL_ATTRS, infer_pool, pool_couples, pool_of, read_pool
 
 
@@ -11,9 +12,16 @@ def reference(layer, x):
     return np.power(sum(pool_of(layer).slices(np.abs(x) ** p, 0)), x.dtype.type(1 / p))
 
 
+def infer(layer):
+    if layer.attrs["p"] < 1:
+        raise NetworkError(f"p is {layer.attrs['p']}; it starts at 1")
+    float_input(layer)
+    return infer_pool(layer)
+
+
 op(
     "LpPool",
-    infer_pool,
+    infer,
     reference,
     attrs={**POOL_ATTRS, "p": 2},
     couples=pool_couples,

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from whet.ops._base import REQUIRED, Couple, float_input, op
+from whet.errors import NetworkError
+from whet.ops._base import NEEDS_INT, Couple, float_input, op
 
 
 def reference(layer, x):
@@ -13,11 +14,17 @@ def reference(layer, x):
     return x / np.power(a["bias"] + (a["alpha"] / a["size"]) * around, x.dtype.type(a["beta"]))
 
 
+def infer(layer):
+    if layer.attrs["size"] < 1:
+        raise NetworkError(f"size is {layer.attrs['size']}; it starts at 1")
+    return float_input(layer)
+
+
 op(
     "LRN",
-    float_input,
+    infer,
     reference,
-    attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": REQUIRED},
+    attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": NEEDS_INT},
     couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in range(layer.output.type.rank) if i != 1],
     samples=[
         (["f32[2,7,4,5]"], {"size": 3}),

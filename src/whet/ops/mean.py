@@ -4,12 +4,18 @@ from functools import reduce
 
 import numpy as np
 
-from whet.ops._base import op
+from whet.ops._base import float_input, op
 from whet.ops._binary import FLOAT_SAMPLES, binary_couples, infer_variadic
+
+
+def infer(layer):
+    float_input(layer)
+    return infer_variadic(layer)
+
 
 op(
     "Mean",
-    infer_variadic,
+    infer,
     lambda layer, *xs: reduce(np.add, xs) / xs[0].dtype.type(len(xs)),
     samples=[*FLOAT_SAMPLES, (["f32[3,5]"], {}), (["f32[3,5]", "f32[5]", "f32[2,3,1]"], {})],
     couples=binary_couples,

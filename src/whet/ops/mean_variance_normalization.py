@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from whet.errors import NetworkError
 from whet.ops._base import Couple, axis_of, float_input, op
 
 
@@ -11,7 +12,8 @@ def axes(layer):
 
 
 def infer(layer):
-    axes(layer)
+    if len(set(axes(layer))) != len(layer.attrs["axes"]):
+        raise NetworkError(f"axes {layer.attrs['axes']} name one axis twice")
     return float_input(layer)
 
 

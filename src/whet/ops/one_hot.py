@@ -11,6 +11,8 @@ def infer(layer):
     at, values = layer.inputs[0], layer.inputs[2]
     depth = known_ints(layer, 1, "depth")
     axis, rank = layer.attrs["axis"], at.type.rank + 1
+    if isinstance(depth[0], int) and depth[0] < 0:
+        raise NetworkError(f"depth is {depth[0]}")
     if not -rank <= axis < rank or len(depth) != 1 or values.shape != (2,):
         raise NetworkError(f"needs one depth, two values and an axis of {rank}, not {depth}, {values.type}, {axis}")
     axis %= rank

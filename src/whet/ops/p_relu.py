@@ -3,13 +3,13 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import broadcast, op
+from whet.ops._base import may_broadcast_to, op
 from whet.ops._binary import binary_couples
 
 
 def infer(layer):
     x, slope = layer.inputs
-    if x.dtype != slope.dtype or broadcast(x.shape, slope.shape) != x.shape:
+    if x.dtype != slope.dtype or not may_broadcast_to(x.shape, slope.shape):
         raise NetworkError(f"a slope {slope.type} does not broadcast to {x.type}")
     return x.type
 

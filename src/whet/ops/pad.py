@@ -5,7 +5,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import Couple, axis_of, given_ints, op, regiven
+from whet.ops._base import INTS, Couple, axis_of, given_ints, numbers, op, regiven
 
 MODES = ("constant", "reflect", "edge", "wrap")
 
@@ -38,9 +38,9 @@ def infer(layer):
 
 
 def reference(layer, x, pads=None, value=None, axes=None):
-    pads = [int(p) for p in layer.attrs.get("pads", pads)]
+    pads = numbers(layer.attrs.get("pads", pads))
     axes = layer.attrs.get("axes", axes)
-    axes = range(x.ndim) if axes is None else [int(a) % x.ndim for a in axes]
+    axes = range(x.ndim) if axes is None else [a % x.ndim for a in numbers(axes)]
     both = [(0, 0)] * x.ndim
     for i, a in enumerate(axes):
         both[a] = (pads[i], pads[i + len(axes)])
@@ -94,7 +94,7 @@ op(
     "Pad",
     infer,
     reference,
-    attrs={"mode": "constant", "pads": None, "axes": None},
+    attrs={"mode": "constant", "pads": INTS, "axes": INTS},
     couples=couples,
     recut=recut,
     onnx=read,

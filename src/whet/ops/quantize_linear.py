@@ -7,7 +7,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import F8E4M3, F8E5M2, U8
-from whet.ops._base import float_input, op
+from whet.ops._base import DTYPE, float_input, op
 from whet.ops._quantized import check_scale, scale_couples, spread
 
 LARGEST = {F8E4M3: 448.0, F8E5M2: 57344.0}
@@ -50,7 +50,7 @@ op(
     "QuantizeLinear",
     infer,
     reference,
-    attrs={"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": None},
+    attrs={"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": DTYPE},
     couples=lambda layer: scale_couples(layer),
     onnx=read,
     samples=[

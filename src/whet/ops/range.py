@@ -13,6 +13,8 @@ def infer(layer):
         raise NetworkError(f"takes three scalars of one type, not {[str(t.type) for t in layer.inputs]}")
     if all(t.is_constant for t in layer.inputs):
         a, b, c = (t.array().item() for t in layer.inputs)
+        if c == 0:
+            raise NetworkError("its step is 0")
         return TensorType(dtype, (max(int(np.ceil((b - a) / c)), 0),))
     values = [known_values(t) for t in layer.inputs]
     if any(v is None for v in values):

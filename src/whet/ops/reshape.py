@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import I64, product
 from whet.ops._axes import block_couples, inputs_of_attributes
-from whet.ops._base import folded, given, op, regiven
+from whet.ops._base import INTS, folded, given, numbers, op, regiven
 
 
 def infer(layer):
@@ -16,6 +16,8 @@ def infer(layer):
     if layer.input(1) is not None and (layer.input(1).dtype != I64 or layer.input(1).type.rank != 1):
         raise NetworkError(f"takes its shape as i64 of rank 1, not {layer.input(1).type}")
     shape = [x.shape[i] if d == 0 and not layer.attrs["allowzero"] else d for i, d in enumerate(target)]
+    if any(isinstance(d, int) and d < -1 for d in shape):
+        raise NetworkError(f"sizes are numbers from 0 on, or -1, not {list(target)}")
     if shape.count(-1) > 1:
         raise NetworkError(f"only one dimension may be -1, not {list(target)}")
     if -1 in shape:
@@ -33,7 +35,7 @@ def infer(layer):
 def reference(layer, x, shape=None):
     target = layer.attrs.get("shape")
     if target is None:
-        target = [int(v) for v in shape] if shape.dtype != object else list(shape)
+        target = numbers(shape)
     if not layer.attrs.get("allowzero"):
         target = [x.shape[i] if d == 0 else d for i, d in enumerate(target)]
     return x.reshape([int(d) for d in target])
@@ -57,7 +59,7 @@ op(
     "Reshape",
     infer,
     reference,
-    attrs={"allowzero": 0, "shape": None},
+    attrs={"allowzero": 0, "shape": INTS},
     couples=lambda layer: block_couples(layer.inputs[0], layer.output),
     recut=recut,
     shape_value=lambda layer: folded(layer) if layer.attrs.get("shape") is None else [None],

@@ -7,8 +7,8 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import floordiv
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import Couple, axis_of, given, known_values, op, regiven
-from whet.ops._resize import Resampling
+from whet.ops._base import FLOATS, INTS, Couple, axis_of, float_input, given, known_values, numbers, numeric_input, op, regiven
+from whet.ops._resize import COORDINATES, MODES, ROUNDING, Resampling
 
 
 def targets(layer):
@@ -18,6 +18,11 @@ def targets(layer):
     axes = tuple(axis_of(i, rank) for i in a.get("axes") or range(rank))
     scales, sizes = _scales(layer), None
     found = [(d, 1.0) for d in x.shape]
+    if 0 in [x.shape[i] for i in axes]:
+        raise NetworkError(f"Resize '{layer.name}': {x.type} has no elements")
+    roi = layer.input(1)
+    if roi is not None and roi.shape not in ((0,), (2 * len(axes),)):
+        raise NetworkError(f"Resize '{layer.name}': its region is {roi.type}, it needs {2 * len(axes)} numbers")
     if scales is None:
         sizes = given(layer, "sizes", 3)
     if (scales is None) == (sizes is None) or len(scales or sizes) != len(axes):
@@ -73,6 +78,15 @@ def _kept_ratio(layer, axes, sizes, found):
 
 
 def infer(layer):
+    numeric_input(layer)
+    how = resampling(layer)
+    for name, value, known in (("mode", how.mode, MODES), ("coordinate_transformation_mode", how.coordinates, COORDINATES)):
+        if value not in known:
+            raise NetworkError(f"{name} is one of {', '.join(known)}, not {value!r}")
+    if how.mode == "nearest" and how.rounding not in ROUNDING:
+        raise NetworkError(f"nearest_mode is one of {', '.join(ROUNDING)}, not {how.rounding!r}")
+    if how.mode != "nearest":
+        float_input(layer)
     return layer.inputs[0].type.with_shape(d for d, _ in targets(layer))
 
 
@@ -95,6 +109,8 @@ def reference(layer, x, roi=None, scales=None, sizes=None):
     axes = [int(i) % rank for i in layer.attrs.get("axes") or range(rank)]
     scales = layer.attrs.get("scales", scales if scales is not None and scales.size else None)
     sizes = layer.attrs.get("sizes", sizes)
+    sizes = None if sizes is None else numbers(sizes)
+    scales = None if scales is None else [float(s) for s in np.reshape(scales, -1)]
     if sizes is not None and layer.attrs["keep_aspect_ratio_policy"] != "stretch":
         pick = min if layer.attrs["keep_aspect_ratio_policy"] == "not_larger" else max
         scales = [pick(int(s) / x.shape[a] for s, a in zip(sizes, axes, strict=True))] * len(axes)
@@ -177,10 +193,10 @@ op(
         "exclude_outside": 0,
         "extrapolation_value": 0.0,
         "antialias": 0,
-        "axes": None,
+        "axes": INTS,
         "keep_aspect_ratio_policy": "stretch",
-        "scales": None,
-        "sizes": None,
+        "scales": FLOATS,
+        "sizes": INTS,
     },
     couples=couples,
     recut=recut,

@@ -3,13 +3,14 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import Couple, axis_of, broadcast, float_input, op
+from whet.ops._base import Couple, axis_of, float_input, may_broadcast_to, one_float_type, op
 
 
 def infer(layer):
     t, scale = float_input(layer), layer.inputs[1]
+    one_float_type(layer, 1)
     axis = axis_of(layer.attrs["axis"], t.rank)
-    if broadcast(t.shape[axis:], scale.shape) != t.shape[axis:]:
+    if not may_broadcast_to(t.shape[axis:], scale.shape):
         raise NetworkError(f"RMSNormalization '{layer.name}': {scale} does not broadcast to the normalized axes of {t}")
     return t
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import axis_of, op
+from whet.ops._base import axis_of, may_equal, op
 from whet.ops._scatter import check, scatter
 
 
@@ -11,7 +11,7 @@ def infer(layer):
     x, at, updates = layer.inputs
     axis_of(layer.attrs["axis"], x.type.rank)
     check(layer.attrs["reduction"])
-    if at.type.rank != x.type.rank or at.shape != updates.shape or at.dtype.kind != "int" or x.dtype != updates.dtype:
+    if at.type.rank != x.type.rank or not may_equal(at.shape, updates.shape) or at.dtype.kind != "int" or x.dtype != updates.dtype:
         raise NetworkError(f"indices {at.type} and updates {updates.type} do not fit {x.type}")
     return x.type
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.ops._base import op
+from whet.ops._base import may_equal, op
 from whet.ops._scatter import check, scatter
 
 
@@ -14,7 +14,7 @@ def infer(layer):
     if not isinstance(k, int):
         raise UnsupportedError(f"ScatterND '{layer.name}': how many axes {at} names is known only at run time")
     want = (*at.shape[:-1], *x.shape[k:])
-    if k > x.type.rank or at.dtype.kind != "int" or x.dtype != updates.dtype or len(want) != updates.type.rank:
+    if k > x.type.rank or at.dtype.kind != "int" or x.dtype != updates.dtype or not may_equal(want, updates.shape):
         raise NetworkError(f"indices {at.type} and updates {updates.type} do not fit {x.type}")
     return x.type
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.network import I64, TensorType
-from whet.ops._base import Couple, op
+from whet.ops._base import INT, Couple, op
 
 
 def part(layer, shape):
@@ -14,7 +14,7 @@ op(
     "Shape",
     lambda layer: TensorType(I64, (len(part(layer, layer.inputs[0].shape)),)),
     lambda layer, x: np.array(part(layer, x.shape), np.int64),
-    attrs={"start": 0, "end": None},
+    attrs={"start": 0, "end": INT},
     couples=lambda layer: [Couple(t, i, t, i) for t in layer.inputs for i in range(t.type.rank)],
     shape_value=lambda layer: [part(layer, layer.inputs[0].shape)],
     samples=[(["f32[2,3,4]"], {}), (["f32[2,3,4,5]"], {"start": 1, "end": -1}), (["i64[7]"], {}), (["f32[]"], {})],

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Expr, ceildiv, maximum, minimum
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import Couple, axis_of, folded, given, op, regiven
+from whet.ops._base import INTS, Couple, axis_of, folded, given, numbers, op, regiven
 
 FAR = 2**31 - 1  # ends at or beyond it mean "to the end"
 
@@ -69,9 +69,9 @@ def infer(layer):
 
 def reference(layer, x, *inputs):
     given_ = [layer.attrs.get(k, inputs[i] if i < len(inputs) else None) for i, k in enumerate(("starts", "ends", "axes", "steps"))]
-    starts, ends = ([int(v) for v in part] for part in given_[:2])
-    axes = range(len(starts)) if given_[2] is None else [int(v) for v in given_[2]]
-    steps = [1] * len(starts) if given_[3] is None else [int(v) for v in given_[3]]
+    starts, ends = (numbers(part) for part in given_[:2])
+    axes = range(len(starts)) if given_[2] is None else numbers(given_[2])
+    steps = [1] * len(starts) if given_[3] is None else numbers(given_[3])
     where = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         r = range(*slice(start, end, step).indices(x.shape[axis]))
@@ -113,7 +113,7 @@ op(
     "Slice",
     infer,
     reference,
-    attrs={"starts": None, "ends": None, "axes": None, "steps": None},
+    attrs={"starts": INTS, "ends": INTS, "axes": INTS, "steps": INTS},
     couples=couples,
     recut=recut,
     shape_value=folded,

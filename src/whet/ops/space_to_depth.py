@@ -1,7 +1,7 @@
 """SpaceToDepth: blocks of pixels become channels, the block's places first."""
 
 from whet.errors import NetworkError
-from whet.ops._base import REQUIRED, Couple, op
+from whet.ops._base import NEEDS_INT, Couple, op
 
 
 def infer(layer):
@@ -21,7 +21,7 @@ op(
     "SpaceToDepth",
     infer,
     reference,
-    attrs={"blocksize": REQUIRED},
+    attrs={"blocksize": NEEDS_INT},
     couples=lambda layer: [Couple(layer.inputs[0], 0, layer.output, 0)],
     samples=[(["f32[2,3,4,6]"], {"blocksize": 2}), (["extreme f32[1,5,6,3]"], {"blocksize": 3})],
 )

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from whet.errors import NetworkError, UnsupportedError
+from whet.errors import NetworkError
 from whet.network import ceildiv
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import Couple, axis_of, folded, given, op, regiven
+from whet.ops._base import INT, INTS, Couple, axis_of, folded, given, numbers, op, regiven
 
 
 def sizes(layer):
@@ -16,12 +16,8 @@ def sizes(layer):
     if parts is None:
         if not count:
             raise NetworkError(f"Split '{layer.name}' needs sizes (input 1) or num_outputs")
-        if isinstance(n, int) or (n // count) * count == n:
-            each = ceildiv(n, count)
-            return (*[each] * (count - 1), n - each * (count - 1))
-        raise UnsupportedError(
-            f"Split '{layer.name}': whether {n} divides by {count} is known only at run time; export with explicit sizes"
-        )
+        each = n // count if (n // count) * count == n else ceildiv(n, count)
+        return (*[each] * (count - 1), n - each * (count - 1))
     if all(isinstance(d, int) for d in (*parts, n)) and sum(parts) != n:
         raise NetworkError(f"Split '{layer.name}': sizes {list(parts)} do not add up to {n}")
     if count and count != len(parts):
@@ -45,7 +41,7 @@ def reference(layer, x, split=None):
         each = -(-x.shape[axis] // layer.attrs["num_outputs"])
         ends = [each * (i + 1) for i in range(layer.attrs["num_outputs"] - 1)]
     else:
-        ends = np.cumsum([int(p) for p in parts])[:-1]
+        ends = np.cumsum(numbers(parts))[:-1]
     return np.split(x, ends, axis=axis)
 
 
@@ -85,7 +81,7 @@ op(
     "Split",
     infer,
     reference,
-    attrs={"axis": 0, "num_outputs": None, "split": None},
+    attrs={"axis": 0, "num_outputs": INT, "split": INTS},
     couples=couples,
     recut=recut,
     onnx=read,

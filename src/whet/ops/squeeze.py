@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Expr
 from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
-from whet.ops._base import folded, op
+from whet.ops._base import INTS, folded, op
 
 
 def gone(layer):
@@ -47,7 +47,7 @@ op(
     "Squeeze",
     infer,
     reference,
-    attrs={"axes": None},
+    attrs={"axes": INTS},
     couples=couples,
     recut=recut,
     shape_value=folded,

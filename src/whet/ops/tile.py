@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import Couple, given, op
+from whet.ops._base import INTS, Couple, given, numbers, op
 
 
 def infer(layer):
@@ -17,8 +17,8 @@ def infer(layer):
 op(
     "Tile",
     infer,
-    lambda layer, x, repeats=None: np.tile(x, [int(r) for r in layer.attrs.get("repeats", repeats)]),
-    attrs={"repeats": None},
+    lambda layer, x, repeats=None: np.tile(x, numbers(layer.attrs.get("repeats", repeats))),
+    attrs={"repeats": INTS},
     couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i, r in enumerate(given(layer, "repeats", 1)) if r == 1],
     to_onnx=inputs_of_attributes("repeats"),
     samples=[

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import I64
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import Couple, axis_of, given, op
+from whet.ops._base import INTS, Couple, axis_of, given, op
 
 
 def infer(layer):
@@ -50,7 +50,7 @@ op(
     "TopK",
     infer,
     reference,
-    attrs={"axis": -1, "largest": 1, "sorted": 1, "k": None},
+    attrs={"axis": -1, "largest": 1, "sorted": 1, "k": INTS},
     couples=couples,
     onnx=read,
     to_onnx=inputs_of_attributes("k"),

@@ -2,7 +2,7 @@
 
 from whet.errors import NetworkError
 from whet.ops._axes import mapped
-from whet.ops._base import folded, op
+from whet.ops._base import INTS, folded, op
 
 
 def infer(layer):
@@ -17,7 +17,7 @@ op(
     "Transpose",
     infer,
     lambda layer, x: x.transpose(layer.attrs["perm"]),
-    attrs={"perm": None},
+    attrs={"perm": INTS},
     couples=lambda layer: mapped(layer.inputs[0], layer.output, {p: i for i, p in enumerate(layer.attrs["perm"])}),
     shape_value=folded,
     samples=[

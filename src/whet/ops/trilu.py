@@ -4,10 +4,13 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import op
+from whet.ops._base import INTS, given_ints, numbers, op
 
 
 def infer(layer):
+    k = given_ints(layer, "k", 1)
+    if k is not None and len(k) != 1:
+        raise NetworkError(f"takes one diagonal, not {k}")
     if layer.inputs[0].type.rank < 2:
         raise NetworkError(f"takes matrices, not {layer.inputs[0].type}")
     return layer.inputs[0].type
@@ -15,7 +18,7 @@ def infer(layer):
 
 def reference(layer, x, k=None):
     k = layer.attrs.get("k", k)
-    k = 0 if k is None else int(np.reshape(k, ()))
+    k = 0 if k is None else numbers(k)[0]
     return np.triu(x, k) if layer.attrs["upper"] else np.tril(x, k)
 
 
@@ -23,7 +26,7 @@ op(
     "Trilu",
     infer,
     reference,
-    attrs={"upper": 1, "k": None},
+    attrs={"upper": 1, "k": INTS},
     to_onnx=inputs_of_attributes("k"),
     samples=[
         (["f32[4,5]"], {}),

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
-from whet.ops._base import folded, given_ints, op
+from whet.ops._base import INTS, folded, given_ints, op
 
 
 def places(layer):
@@ -35,7 +35,7 @@ op(
     "Unsqueeze",
     infer,
     reference,
-    attrs={"axes": None},
+    attrs={"axes": INTS},
     couples=couples,
     shape_value=folded,
     onnx=lambda node, g: node.add(g, "Unsqueeze", *attributes_as_inputs(node, g, ["axes"])),

@@ -1,0 +1,85 @@
+"""Layers that make no sense are refused with a NetworkError that names them; what is accepted computes what was inferred."""
+
+import numpy as np
+import pytest
+
+from whet.errors import NetworkError
+from whet.network import BOOL, F32, F64, I32, I64, Network, TensorType, dtype_of
+from whet.ops import OPS, run_layer, sample_layer
+
+CASES = [(name, i) for name, o in sorted(OPS.items()) for i in range(len(o.samples)) if not o.samples[i].regions]
+VALUES = [-100, -1, 0, 1, 3, 2.5, "nonsense", (), (0,), (-7, 1), (1, 2, 3, 4, 5, 6), (1, "a"), F32, True]
+
+
+def spoiled(t, rng):
+    """A type near `t`: another rank, size or element type."""
+    shape = list(t.shape)
+    match rng.integers(4):
+        case 0:
+            shape.insert(rng.integers(len(shape) + 1), int(rng.integers(4)))
+        case 1 if shape:
+            shape.pop(rng.integers(len(shape)))
+        case 2 if shape:
+            shape[rng.integers(len(shape))] = int(rng.integers(7))
+        case _:
+            return TensorType([F64, I64, I32, BOOL, F32][rng.integers(5)], tuple(shape))
+    return TensorType(t.dtype, tuple(shape))
+
+
+def filled(type_, rng):
+    return rng.integers(-3, 4, type_.shape).astype(type_.dtype.numpy)
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+@pytest.mark.parametrize(("name", "i"), CASES)
+def test_spoiled_layers(name, i):
+    rng = np.random.default_rng(i)
+    sample, (_, layer, arrays) = OPS[name].samples[i], sample_layer(name, OPS[name].samples[i])
+    for _ in range(25):
+        net, inputs, feed, attrs = Network("spoiled"), [], [], dict(sample.attrs)
+        victim = int(rng.integers(len(layer.inputs))) if layer.inputs else -1
+        kind = rng.integers(3)
+        if kind == 0 and OPS[name].attrs:
+            attrs[rng.choice(list(OPS[name].attrs))] = VALUES[rng.integers(len(VALUES))]
+        for k, (t, a) in enumerate(zip(layer.inputs, arrays, strict=True)):
+            if t is not None and k == victim and kind == 1:
+                a = filled(spoiled(t.type, rng), rng)
+            if t is None or (kind == 2 and k == victim):
+                inputs.append(None)
+                feed.append(None)
+            else:
+                known = TensorType(t.dtype if a is arrays[k] else dtype_of(a), a.shape)
+                inputs.append(net.constant(a, "c") if t.is_constant else net.add_input(f"x{k}", known))
+                feed.append(a)
+        refused = None
+        try:
+            made = net.add_layer(name, inputs, attrs, name="victim")
+        except NetworkError as e:
+            refused = str(e)
+        if refused is not None:
+            assert "'victim'" in refused, f"{refused} does not name the layer"
+            continue
+        try:
+            got = run_layer(made, feed)
+        except NetworkError as e:
+            refused = e
+        if refused is not None:  # only where the values decide: an index out of range, or nothing to take the largest of
+            assert isinstance(refused.__cause__, IndexError) or any(a is not None and a.size == 0 for a in feed), refused
+            continue
+        for t, a in zip(made.outputs, got, strict=True):
+            assert a.shape == t.shape, f"{made} made {a.shape}"
+            assert a.dtype == t.dtype.numpy, f"{made} made {a.dtype}"
+
+
+def test_unknown_attribute_is_named():
+    net = Network("n")
+    x = net.add_input("x", TensorType(F32, (2, 3)))
+    with pytest.raises(NetworkError, match=r"Softmax 'softmax' has no attribute 'axes'; it has axis. Did you mean 'axis'\?"):
+        net.add("Softmax", x, axes=1)
+
+
+def test_missing_attribute_is_named():
+    net = Network("n")
+    x = net.add_input("x", TensorType(F32, (2, 3)))
+    with pytest.raises(NetworkError, match="Concat 'concat' needs the attribute axis"):
+        net.add("Concat", x)

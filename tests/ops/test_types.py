@@ -1,0 +1,43 @@
+"""Inferred types with symbolic sizes: put the numbers in, and they are the reference's."""
+
+import pytest
+
+from whet.errors import UnsupportedError
+from whet.network import Network, evaluate, symbol
+from whet.ops import OPS, run_layer, sample_layer
+
+CASES = [(name, i) for name, o in sorted(OPS.items()) for i in range(len(o.samples)) if not o.samples[i].regions]
+NEEDS_STATIC = {"Resize-7": "the aspect ratio decides the size", "Squeeze-2": "any axis might be 1"}
+
+
+def dynamic(name, i, axes):
+    """The sample's layer with symbols for `axes` of its inputs (one symbol for each size), the original one, arrays, and values."""
+    _, layer, arrays = sample_layer(name, OPS[name].samples[i])
+    net, env, inputs = Network("dynamic"), {}, []
+    for t in layer.inputs:
+        if t is None or t.is_constant:
+            inputs.append(None if t is None else net.constant(t.array(), t.name))
+            continue
+        shape = list(t.shape)
+        for a in axes:
+            if a < len(shape) and shape[a] > 1:
+                env[f"s{shape[a]}"] = shape[a]
+                shape[a] = symbol(f"s{shape[a]}")
+        inputs.append(net.add_input(t.name, t.type.with_shape(shape)))
+    return net.add_layer(layer.op, inputs, OPS[name].samples[i].attrs), layer, arrays, env
+
+
+@pytest.mark.parametrize(("name", "i"), CASES)
+@pytest.mark.parametrize("axes", [(0,), (0, 2, 3)], ids=["first", "image"])
+def test_symbolic_sizes(name, i, axes):
+    try:
+        made, layer, arrays, env = dynamic(name, i, axes)
+    except UnsupportedError:
+        assert f"{name}-{i}" in NEEDS_STATIC
+        assert axes != (0,)
+        return
+    assert f"{name}-{i}" not in NEEDS_STATIC or axes == (0,)
+    got = run_layer(made, arrays, env)
+    for t, a, want in zip(made.outputs, got, layer.outputs, strict=True):
+        assert tuple(evaluate(d, env) for d in t.shape) == want.shape == a.shape
+        assert t.dtype == want.dtype
