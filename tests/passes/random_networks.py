@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
-from whet.network import Network, TensorType, evaluate
+from whet.network import F32, F64, Network, Tensor, TensorType, evaluate, symbol
 
 #: values of symbols in tests
 SIZES = {"N": 2, "H": 8, "W": 6, "S": 5}
@@ -47,3 +48,248 @@ def same(want: np.ndarray, got: np.ndarray, rtol: float) -> None:
     if rest.any():
         scale, off = float(np.abs(w[rest]).max()), float(np.abs(g[rest] - w[rest]).max())
         assert off <= rtol * max(scale, 1e-30), f"differs by {off} of {scale}"
+
+
+def random_network(seed: int, steps: int = 14) -> Network:
+    """A network of images and matrices with a symbolic batch: what exporters write, with dead, doubled and useless layers in it.
+
+    Input %x is f32[N,C,8,6]; there are one to three outputs.
+    """
+    return _Maker(seed).make(steps)
+
+
+class _Maker:
+    def __init__(self, seed: int):
+        self.rng = np.random.default_rng([seed, 77])
+        self.net = Network(f"random_{seed}")
+        self.values: list[Tensor] = []
+        self.weights: list[Tensor] = []
+
+    def make(self, steps: int) -> Network:
+        n = symbol("N")
+        self.values.append(self.net.add_input("x", TensorType(F32, (n, int(self.rng.choice([3, 4, 8])), 8, 6))))
+        kinds: list[Callable[[Tensor], Tensor | None]] = [
+            self.block, self.block, self.block, self.conv, self.batch_norm, self.head, self.gemm, self.activation,
+            self.activation, self.residual, self.concat, self.pool,
+            self.pad_conv, self.transposes, self.chain, self.gemm, self.scale, self.silu, self.hard_swish, self.gelu, self.layer_norm,
+            self.attention, self.useless, self.double, self.dead, self.constants, self.mean, self.split, self.mish,
+        ]  # fmt: skip
+        while len(self.net.layers) < steps:
+            made = self.pick(kinds)(self.values[-1] if self.rng.random() < 0.8 else self.pick(self.values[-5:]))
+            if made is not None:
+                self.values.append(made)
+        outputs = {id(t): t for t in (self.values[-1], *(self.pick(self.values) for _ in range(int(self.rng.integers(0, 3)))))}
+        for i, t in enumerate(outputs.values()):
+            self.net.mark_output(t, f"y{i}")
+        for i, layer in enumerate(self.net.layers):
+            layer.sources = (f"node{i}",)
+        return self.net
+
+    def pick(self, options):
+        return options[int(self.rng.integers(len(options)))]
+
+    def weight(self, *shape: int, scale: float = 1.0, positive: bool = False) -> Tensor:
+        """A constant; now and then one that is there already, or its equal under another name."""
+        fitting = [w for w in self.weights if w.shape == shape]
+        if fitting and self.rng.random() < 0.3 and not positive:
+            chosen = self.pick(fitting)
+            return chosen if self.rng.random() < 0.5 else self.net.constant(chosen.array().copy(), "twin")
+        a = self.rng.standard_normal(shape) * scale
+        w = self.net.constant((np.abs(a) + 0.5 if positive else a).astype(np.float32), "w")
+        if not positive:
+            self.weights.append(w)
+        return w
+
+    def number(self, value: float) -> Tensor:
+        return self.net.constant(np.array(value, np.float32), "c")
+
+    def ints(self, *values: int) -> Tensor:
+        return self.net.constant(np.array(values, np.int64), "i")
+
+    def image(self, x: Tensor) -> bool:
+        return x.type.rank == 4 and all(isinstance(d, int) and d > 2 for d in x.shape[2:])
+
+    # layers
+
+    def conv(self, x: Tensor) -> Tensor | None:
+        if not self.image(x):
+            return None
+        c, k = int(x.shape[1]), int(self.rng.choice([1, 3]))
+        group = self.pick([1, 1, c])
+        out = c if group == c else int(self.rng.choice([4, c, 6]))
+        inputs = [x, self.weight(out, c // group, k, k, scale=(c // group * k * k) ** -0.5)]
+        if self.rng.random() < 0.5:
+            inputs.append(self.weight(out))
+        stride = int(self.rng.choice([1, 1, 2]))
+        return self.net.add("Conv", *inputs, group=group, pads=(k // 2,) * 4, strides=(stride, stride))
+
+    def block(self, x: Tensor) -> Tensor | None:
+        """Convolution, batch norm, sometimes a residual, and an activation."""
+        y = self.conv(x)
+        if y is None:
+            return None
+        y = self.batch_norm(y) or y
+        if y.type == x.type and self.rng.random() < 0.6:
+            y = self.net.add("Add", y, x)
+        return self.silu(y) if self.rng.random() < 0.4 else self.activation(y)
+
+    def head(self, x: Tensor) -> Tensor | None:
+        """From an image to a matrix, two linear layers with a residual."""
+        if x.type.rank != 4:
+            return None
+        y = self.net.add("Flatten", self.net.add("GlobalAveragePool", x))
+        k = int(y.shape[1])
+        return self.net.add("Add", self.gemm(self.net.add("Gemm", y, self.weight(k, k, scale=k**-0.5)), k), y)
+
+    def batch_norm(self, x: Tensor) -> Tensor | None:
+        if x.type.rank not in (2, 4):
+            return None
+        c = int(x.shape[1])
+        return self.net.add("BatchNormalization", x, self.weight(c), self.weight(c), self.weight(c), self.weight(c, positive=True))
+
+    def activation(self, x: Tensor) -> Tensor:
+        op = self.pick(
+            ["Relu", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSwish", "Elu", "Clip", "Gelu", "Softplus", "PRelu", "Abs", "Neg"]
+        )
+        if op == "Clip":
+            return self.net.add(op, x, self.number(0.0), self.number(6.0))
+        if op == "PRelu":
+            return self.net.add(op, x, self.pick([self.number(0.2), self.weight(int(x.shape[-1]), scale=0.3)]))
+        return self.net.add(op, x)
+
+    def residual(self, x: Tensor) -> Tensor | None:
+        others = [t for t in self.values if t.type == x.type]
+        op = self.pick(["Add", "Add", "Add", "Mul", "Max", "Sub"])
+        return self.net.add(op, *self.rng.permutation(np.array([x, self.pick(others)], object)))
+
+    def concat(self, x: Tensor) -> Tensor:
+        others = [t for t in self.values if t.type.rank == x.type.rank and t.shape[2:] == x.shape[2:]]
+        return self.net.add("Concat", x, self.pick(others), axis=1) if int(x.shape[1]) < 12 else self.net.add("Relu", x)
+
+    def pool(self, x: Tensor) -> Tensor | None:
+        if not self.image(x):
+            return None
+        op = self.pick(["MaxPool", "AveragePool"])
+        more = {"count_include_pad": 1} if op == "AveragePool" and self.rng.random() < 0.5 else {}
+        padded = self.net.add("Pad", x, pads=(0, 0, 1, 1, 0, 0, 1, 1)) if self.rng.random() < 0.3 else x
+        return self.net.add(op, padded, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), **more)
+
+    def pad_conv(self, x: Tensor) -> Tensor | None:
+        if not self.image(x):
+            return None
+        c, value = int(x.shape[1]), self.pick([0.0, 0.0, 1.0])
+        padded = self.net.add("Pad", x, self.ints(0, 0, 1, 0, 0, 0, 1, 2), self.number(value))
+        return self.net.add("Conv", padded, self.weight(4, c, 3, 3, scale=(9 * c) ** -0.5))
+
+    def transposes(self, x: Tensor) -> Tensor:
+        perm = [int(p) for p in self.rng.permutation(x.type.rank)]
+        back = [perm.index(i) for i in range(x.type.rank)]
+        y = self.net.add("Transpose", x, perm=tuple(perm))
+        if self.rng.random() < 0.4:
+            y = self.net.add("Tanh", y)
+        return self.net.add("Transpose", y, perm=tuple(back))
+
+    def chain(self, x: Tensor) -> Tensor:
+        """A reshape whose target is computed from Shape, as exporters of dynamic batches write it."""
+        batch = self.net.add(
+            "Unsqueeze", self.net.add("Gather", self.net.add("Shape", x), self.net.constant(np.array(0), "at")), self.ints(0)
+        )
+        total = int(np.prod([int(d) for d in x.shape[1:]]))
+        if x.type.rank == 2:
+            return self.net.add("Reshape", x, self.net.add("Concat", batch, self.ints(total), axis=0))
+        flat = self.net.add("Reshape", x, self.net.add("Concat", batch, self.ints(-1), axis=0))
+        if self.rng.random() < 0.5:
+            return flat
+        return self.net.add("Reshape", flat, self.net.add("Concat", batch, self.ints(*(int(d) for d in x.shape[1:])), axis=0))
+
+    def gemm(self, x: Tensor, out: int = 5) -> Tensor:
+        if x.type.rank != 2:
+            k = int(x.shape[-1])
+            y = self.net.add("MatMul", x, self.weight(k, 6, scale=k**-0.5))
+            return self.net.add("Add", self.weight(6), y) if self.rng.random() < 0.7 else y
+        k = int(x.shape[1])
+        if self.rng.random() < 0.3:
+            return self.net.add("Add", self.net.add("MatMul", x, self.weight(k, out, scale=k**-0.5)), self.weight(out))
+        w, b = self.weight(out, k, scale=k**-0.5), self.pick([self.weight(out), self.weight(1, out)])
+        return self.net.add("Gemm", x, w, b, transB=1, alpha=self.pick([1.0, 0.5]), beta=self.pick([1.0, 2.0]))
+
+    def scale(self, x: Tensor) -> Tensor:
+        channel = self.weight(int(x.shape[1]), *(1,) * (x.type.rank - 2), positive=True) if x.type.rank > 1 else self.number(0.5)
+        op, other = self.pick(["Mul", "Add", "Div", "Sub"]), self.pick([self.number(0.5), self.number(1.0), channel])
+        return self.net.add(op, x, other)
+
+    def silu(self, x: Tensor) -> Tensor:
+        y = self.net.add("Sigmoid", x)
+        return self.net.add("Mul", *((x, y) if self.rng.random() < 0.5 else (y, x)))
+
+    def hard_swish(self, x: Tensor) -> Tensor:
+        six = self.number(6.0)
+        gate = self.net.add("Clip", self.net.add("Add", x, self.number(3.0)), self.number(0.0), six)
+        return self.net.add("Div", self.net.add("Mul", x, gate), six) if self.rng.random() < 0.7 else self.net.add("Div", gate, six)
+
+    def mish(self, x: Tensor) -> Tensor:
+        return self.net.add("Mul", x, self.net.add("Tanh", self.net.add("Softplus", x)))
+
+    def gelu(self, x: Tensor) -> Tensor:
+        e = self.net.add("Erf", self.net.add("Div", x, self.number(2**0.5)))
+        y = self.net.add("Mul", x, self.net.add("Add", e, self.number(1.0)))
+        return self.net.add("Mul", y, self.number(self.pick([0.5, 0.5, 0.25])))
+
+    def layer_norm(self, x: Tensor) -> Tensor:
+        axis = self.pick([-1, -1, 1])
+        d = self.net.add("Sub", x, self.net.add("ReduceMean", x, self.ints(axis)))
+        v = self.net.add("ReduceMean", self.net.add("Pow", d, self.number(2.0)), self.ints(axis))
+        y = self.net.add("Div", d, self.net.add("Sqrt", self.net.add("Add", v, self.number(0.01))))
+        if axis == 1:
+            return y
+        k = int(x.shape[-1])
+        return self.net.add("Add", self.net.add("Mul", y, self.weight(k)), self.weight(k))
+
+    def attention(self, x: Tensor) -> Tensor | None:
+        if x.type.rank != 4 or not all(isinstance(d, int) for d in x.shape[1:]):
+            return None
+        root = self.number(int(x.shape[-1]) ** -0.25)
+        q = self.net.add("Mul", x, root) if self.rng.random() < 0.5 else x
+        k = self.net.add("Transpose", x, perm=(0, 1, 3, 2))
+        scores = self.net.add("MatMul", q, self.net.add("Mul", k, root))
+        return self.net.add("MatMul", self.net.add("Softmax", scores, axis=-1), x)
+
+    def useless(self, x: Tensor) -> Tensor:
+        op = self.pick(["Identity", "Dropout", "Cast", "Mul", "Concat", "Slice"])
+        match op:
+            case "Cast":
+                return self.net.add("Cast", x, to=F32)
+            case "Mul":
+                return self.net.add("Mul", x, self.number(1.0))
+            case "Concat":
+                return self.net.add("Concat", x, axis=0)
+            case "Slice":
+                return self.net.add("Slice", x, self.ints(0), self.ints(2**31 - 1), self.ints(1))
+        return self.net.add(op, x)
+
+    def double(self, x: Tensor) -> Tensor | None:
+        """A layer that is there already, once more."""
+        layers = [y for y in self.net.layers if len(y.outputs) == 1 and y.output.type.dtype == F32 and y.output in self.values]
+        if not layers:
+            return None
+        layer = self.pick(layers)
+        return self.net.add(layer.op, *layer.inputs, **layer.attrs)
+
+    def dead(self, x: Tensor) -> None:
+        self.net.add("Relu", self.net.add("Exp", x))
+
+    def constants(self, x: Tensor) -> Tensor:
+        a = self.net.add("Transpose", self.weight(int(x.shape[-1]), 1), perm=(1, 0))
+        return self.net.add("Add", x, self.net.add("Cast", self.net.add("Cast", a, to=F64), to=F32))
+
+    def mean(self, x: Tensor) -> Tensor | None:
+        if not self.image(x):
+            return None
+        return self.net.add("ReduceMean", x, self.ints(2, 3), keepdims=self.pick([0, 1]))
+
+    def split(self, x: Tensor) -> Tensor | None:
+        if int(x.shape[1]) % 2:
+            return None
+        a, b = self.net.add("Split", x, axis=1, num_outputs=2)
+        self.values.append(a)
+        return b

@@ -68,22 +68,20 @@ def run_passes(
     """
     chosen = list(passes) if passes is not None else select()
     log = PassLog(order=[p.name for p in chosen])
-    for region in _regions(net):
-        inner = run_passes(region, chosen, check=check, keep=keep, refuses=refuses)
-        log.fired += inner.fired
-        log.skipped |= inner.skipped
-    _Run(net, log, check, keep, refuses).all(chosen)
+    for part in (*_regions(net), net):
+        _Run(part, log, net if check else None, keep, refuses).all(chosen)
     return log
 
 
 def _regions(net: Network) -> list[Network]:
-    return [r for layer in net.layers if layer.op != "Fused" for r in layer.regions.values()]
+    """The regions of If, Loop and Scan layers, the innermost first."""
+    return [x for layer in net.layers if layer.op != "Fused" for r in layer.regions.values() for x in (*_regions(r), r)]
 
 
 class _Run:
-    """One network's way through the passes."""
+    """One network's way through the passes. `check` is what is verified after a firing: the whole that the network belongs to."""
 
-    def __init__(self, net: Network, log: PassLog, check: bool, keep: Keep | None, refuses: Keep | None):
+    def __init__(self, net: Network, log: PassLog, check: Network | None, keep: Keep | None, refuses: Keep | None):
         self.graph, self.log, self.check = Graph(net), log, check
         self.keep, self.refuses = keep, refuses
         self.skips: dict[tuple[str, Layer | str], str] = {}
@@ -112,8 +110,8 @@ class _Run:
             else:
                 self.rule(p)
             self.graph.settle()
-            if self.check and len(self.log.fired) > before:
-                verify(self.graph.net)
+            if self.check is not None and len(self.log.fired) > before:
+                verify(self.check)
         except NetworkError as e:
             raise NetworkError(f"pass {p.name}: {e}") from e
         return len(self.log.fired) > before
@@ -152,9 +150,9 @@ class _Run:
                 count += 1
                 if count > limit:
                     raise NetworkError(f"it never comes to rest (last at '{layer.name}')")
-                if self.check:
+                if self.check is not None:
                     g.settle()
-                    verify(g.net)
+                    verify(self.check)
                 waiting += [x for x in added if g.alive(x)]
 
     def fire(self, p: Pass, layer: Layer, news: list[Tensor], added: list[Layer]) -> Skip | None:

@@ -1,7 +1,7 @@
 """Elementwise layers in a row become one, so that the values go through memory once: a head, then activations and arithmetic.
 
 What follows the head is what backends do in passing: activations with constant parameters, arithmetic with a constant (one
-number, or one a channel), and with a value of the same shape. Up to so many steps as stay quick to plan.
+number, or one a channel), and with a value of the same shape; behind a batch norm only activations. PRelu is no head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LONGEST = 8  # steps behind the head
 ARITHMETIC = ("Add", "Div", "Max", "Min", "Mul", "Sub")
 _COMMUTES = ("Add", "Max", "Min", "Mul")
 UNARY = ("Abs", "Exp", "Log", "Neg", "Sqrt")
-HEADS = (*ARITHMETIC, *ACTIVATIONS, *UNARY, "BatchNormalization")
+HEADS = (*ARITHMETIC, *(a for a in ACTIVATIONS if a != "PRelu"), *UNARY, "BatchNormalization")
 
 
 @rule(*ARITHMETIC, *ACTIVATIONS, *UNARY, phase=Phase.FINAL, after=["recognize_swish"])
@@ -28,6 +28,8 @@ def fuse_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
         if head is None or x is None or (head.hint or head.op) not in HEADS or not _is_elementwise(head):
             continue
         reason = _unfit(layer, x, i) or obstacle(g, head, x, layer)
+        if reason is None and (head.hint or head.op) == "BatchNormalization" and not _takes_no_vector(layer):
+            reason = f"'{head.name}' is a batch norm, which takes activations only"
         if reason is None and head.op == "Fused" and len(head.regions["body"].layers) > LONGEST:
             reason = f"'{head.name}' has {LONGEST} steps already"
         if reason is None:
@@ -46,6 +48,11 @@ def _is_elementwise(head: Layer) -> bool:
         constants = head.inputs[1:] if head.op != "Fused" else ()
         return all(t is None or t.is_constant for t in constants)
     return True
+
+
+def _takes_no_vector(layer: Layer) -> bool:
+    numbers = all(t is None or (t.weight is not None and t.weight.array.size == 1) for t in layer.inputs[1:])
+    return layer.op not in ARITHMETIC and numbers
 
 
 def _unfit(layer: Layer, x: Tensor, place: int) -> str | None:

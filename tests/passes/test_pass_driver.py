@@ -1,0 +1,283 @@
+"""The driver: names, sources, order, switches, what is refused, regions, and whom it blames."""
+
+import time
+
+import numpy as np
+import pytest
+from random_networks import feeds, same
+
+from whet.errors import BuildError, NetworkError, UsageError
+from whet.network import F32, Network, TensorType, parse_network, verify
+from whet.ops import OPS, run_network
+from whet.passes import PASSES, Did, Graph, Pass, Phase, Skip, _base, lower, ordered, run_passes, select
+
+RESIDUAL = """
+in %x: f32[N,4,8,8]
+const %w: f32[4,4,3,3] = seed(1)
+const %v: f32[4] = [1.0, 2.0, 3.0, 4.0]
+%c = Conv(%x, %w, pads=(1, 1, 1, 1)) named conv1 from "conv1"
+%b = BatchNormalization(%c, %v, %v, %v, %v) named bn1 from "bn1"
+%a = Add(%b, %x) named add1 from "add1"
+%y = Relu(%a) named relu1 from "relu1"
+out %y
+"""
+
+
+def test_a_fused_layer_is_called_after_its_parts_and_keeps_their_sources():
+    net, log = lower(parse_network(RESIDUAL), check=True)
+    (layer,) = net.layers
+    assert layer.name == "conv1 + bn1 + add1 + relu1"
+    assert layer.sources == ("conv1", "bn1", "add1", "relu1")
+    assert [t.name for t in net.outputs] == ["y"]
+    body = layer.regions["body"]
+    assert [x.op for x in body.layers] == ["Conv", "Add", "Relu"]
+    assert body.layers[0].sources == ("conv1", "bn1")
+    assert len(body.inputs) == len(layer.inputs)
+    assert log.skipped == {}
+    assert [f[0] for f in log.fired if f[0].startswith("fuse")] == ["fuse_conv_add", "fuse_conv_activation"]
+
+
+def test_the_source_network_is_left_alone():
+    net = parse_network(RESIDUAL)
+    text = str(net)
+    lower(net)
+    assert str(net) == text
+    assert net.stage == "source"
+
+
+def test_lowering_twice_is_refused():
+    net, _ = lower(parse_network(RESIDUAL))
+    with pytest.raises(NetworkError, match="lowered already"):
+        lower(net)
+
+
+def test_no_passes_means_no_change():
+    net, log = lower(parse_network(RESIDUAL), switches=["none"])
+    assert str(net).splitlines()[1:] == str(parse_network(RESIDUAL)).splitlines()[1:]
+    assert log.fired == []
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [
+        (["conv1"], ["conv1", "bn1", "add1 + relu1"]),
+        (["relu1"], ["conv1 + bn1 + add1", "relu1"]),
+        (["bn*"], ["conv1", "bn1", "add1 + relu1"]),
+        (["add1"], ["conv1 + bn1", "add1", "relu1"]),
+        (["*1"], ["conv1", "bn1", "add1", "relu1"]),
+        (["conv1", "add1"], ["conv1", "bn1", "add1", "relu1"]),
+    ],
+)
+def test_no_fuse_keeps_nodes_alone(names, left):
+    net, log = lower(parse_network(RESIDUAL), no_fuse=names, check=True)
+    assert [x.name for x in net.layers] == left
+    assert any("--noFuse names" in why for why in log.skipped.values())
+
+
+def test_no_fuse_of_an_unknown_node_says_the_nearest():
+    with pytest.raises(UsageError, match=r"--noFuse=con1: the network has no such node. Did you mean 'conv1'\?"):
+        lower(parse_network(RESIDUAL), no_fuse=["con1"])
+
+
+def test_no_fuse_takes_brackets_as_they_are():
+    text = RESIDUAL.replace('from "conv1"', 'from "conv[1]"')
+    net, _ = lower(parse_network(text), no_fuse=["conv[1]"])
+    assert any(x.op == "Conv" for x in net.layers)
+
+
+def test_switches():
+    everything = [p.name for p in select(3)]
+    assert "fuse_silu" in everything
+    assert [n for n in everything if n != "fuse_silu"] == [p.name for p in select(3, ["-fuse_silu"])]
+    assert [p.name for p in select(3, ["none", "+fuse_silu"])] == ["fuse_silu"]
+    assert [p.name for p in select(0, ["all"])] == [p.name for p in ordered()]
+    assert {p.name for p in select(0)} < {p.name for p in select(1)} <= {p.name for p in select(2)}
+
+
+def test_an_unknown_pass_says_the_nearest():
+    with pytest.raises(UsageError, match=r"there is no pass 'fuse_sylu'. Did you mean 'fuse_silu'\?"):
+        select(3, ["-fuse_sylu"])
+
+
+def test_every_pass_says_what_it_does_and_after_what():
+    for p in ordered():
+        assert p.doc.endswith((".", ":")), p.name
+        assert all(PASSES[a].phase <= p.phase for a in p.after), p.name
+    names = [p.name for p in ordered()]
+    for p in ordered():
+        assert all(names.index(a) < names.index(p.name) for a in p.after)
+
+
+# rules of our own
+
+
+def _pass(run, ops=("Relu",), phase=Phase.CLEAN) -> Pass:
+    return Pass("mine", phase, run, ops)
+
+
+def _relus(n: int) -> Network:
+    net = Network("relus")
+    t = net.add_input("x", TensorType(F32, (2,)))
+    for i in range(n):
+        t = net.add("Relu", t, name=f"relu{i}")
+    net.mark_output(t)
+    return net
+
+
+def test_a_pass_that_breaks_the_network_is_blamed():
+    def wrong(g, layer):
+        return g.net.constant(np.zeros(7, np.float32))
+
+    net = _relus(1)
+    net.outputs[0] = net.add("Tanh", net.outputs[0])
+    with pytest.raises(NetworkError, match=r"pass mine: .*Tanh"):
+        run_passes(net, [_pass(wrong)], check=True)
+
+
+def test_a_rule_that_gives_up_after_adding_is_blamed():
+    def careless(g, layer):
+        g.add("Tanh", layer.inputs[0])
+
+    with pytest.raises(NetworkError, match="pass mine: it added layers and then gave up at 'relu0'"):
+        run_passes(_relus(1), [_pass(careless)])
+
+
+def test_a_rule_without_end_is_blamed():
+    def restless(g, layer):
+        return g.add("Relu", layer.inputs[0])
+
+    with pytest.raises(NetworkError, match="pass mine: it never comes to rest"):
+        run_passes(_relus(1), [_pass(restless)])
+
+
+def test_passes_that_undo_each_other_are_blamed():
+    there = Pass("there", Phase.CLEAN, lambda g, x: g.add("Tanh", x.inputs[0]), ("Relu",))
+    back = Pass("back", Phase.CLEAN, lambda g, x: g.add("Relu", x.inputs[0]), ("Tanh",))
+    with pytest.raises(NetworkError, match="passes of phase CLEAN do not come to rest: there, back"):
+        run_passes(_relus(1), [there, back])
+
+
+def test_layers_that_a_rule_added_in_vain_go():
+    def wasteful(g, layer):
+        g.add("Exp", layer.inputs[0])
+        return g.add("Abs", layer.inputs[0])
+
+    net = _relus(1)
+    run_passes(net, [_pass(wasteful)], check=True)
+    assert [x.op for x in net.layers] == ["Abs"]
+    assert net.layers[0].name == "relu0"
+
+
+def test_new_layers_stand_where_the_old_ones_stood():
+    net = _relus(3)
+    run_passes(net, [_pass(lambda g, x: g.add("Abs", x.inputs[0]) if x.name == "relu1" else None)])
+    assert [x.name for x in net.layers] == ["relu0", "relu1", "relu2"]
+    assert [x.op for x in net.layers] == ["Relu", "Abs", "Relu"]
+
+
+def test_a_stale_skip_is_forgotten():
+    """The second run finds another situation: what was said about the first is not in the log."""
+
+    def fires_later(g, layer):
+        return Skip("not yet") if any(x.op == "Tanh" for x in g.layers) else None
+
+    net = _relus(1)
+    net.outputs[0] = net.add("Tanh", net.outputs[0])
+    drop = Pass("drop", Phase.CLEAN, lambda g, x: x.inputs[0], ("Tanh",))
+    log = run_passes(net, [_pass(fires_later), drop])
+    assert log.skipped == {}
+
+
+def test_what_a_whole_pass_says_is_logged():
+    log = run_passes(_relus(1), [Pass("mine", Phase.FINAL, lambda g: [Did("this", "relu0"), Skip("that", "relu0")][len(g.layers) :], None)])
+    assert log.fired == []
+    assert log.skipped == {("mine", "relu0"): "that"}
+
+
+def test_refused_fusions_are_undone():
+    net, log = lower(parse_network(RESIDUAL), refuses=lambda layer: f"{len(layer.regions['body'].layers)} is too much")
+    assert not any(x.op == "Fused" for x in net.layers)
+    assert log.skipped["fuse_conv_add", "add1"] == "2 is too much"
+    verify(net)
+
+
+def test_a_pass_waits_for_one_that_is_not_there(monkeypatch):
+    monkeypatch.setitem(_base.PASSES, "odd", Pass("odd", Phase.CLEAN, None, None, after=("nowhere",)))
+    with pytest.raises(BuildError, match="pass odd runs after nowhere, which there is not"):
+        ordered()
+
+
+def test_passes_that_wait_for_each_other(monkeypatch):
+    monkeypatch.setitem(_base.PASSES, "one", Pass("one", Phase.CLEAN, None, None, after=("two",)))
+    monkeypatch.setitem(_base.PASSES, "two", Pass("two", Phase.CLEAN, None, None, after=("one",)))
+    with pytest.raises(BuildError, match="passes wait for each other: one, two"):
+        ordered()
+
+
+def test_two_passes_of_one_name(monkeypatch):
+    with pytest.raises(BuildError, match="pass fuse_silu has two owners"):
+        _base._register(Pass("fuse_silu", Phase.FUSE, None, None))
+
+
+# the graph that passes see
+
+
+def test_graph_knows_readers_and_reasons():
+    net = parse_network(RESIDUAL)
+    g = Graph(net)
+    x, c = net.inputs[0], net.tensor("c")
+    conv, bn, add, _ = net.layers
+    assert g.readers(x) == [conv, add]
+    assert g.shared(c, bn) is None
+    assert g.shared(x, conv) == "%x is also read by 'add1'"
+    assert g.shared(net.outputs[0]) == "%y is an output of the network"
+    assert g.maker(c) is conv
+    assert g.maker(x) is None
+
+
+IF = """
+in %x: f32[2,4]
+in %p: bool[]
+%r = Relu(%x)
+%y = If(%p) {
+  region then_branch
+    %a = Relu(%r)
+    %b = Identity(%a)
+    %c = Sigmoid(%b)
+    %d = Mul(%b, %c)
+    out %d
+  region else_branch
+    %e = Transpose(%x, perm=(1, 0))
+    %f = Transpose(%e, perm=(1, 0))
+    out %f
+}
+out %y
+"""
+
+
+@pytest.mark.skipif("If" not in OPS, reason="needs the op If")
+def test_passes_run_inside_regions():
+    net = parse_network(IF)
+    low, log = lower(net, check=True)
+    fired = {name for name, n in log.counts().items() if n}
+    assert {"drop_no_ops", "cancel_transposes", "recognize_swish"} <= fired
+    for p in (True, False):
+        arrays = {**feeds(net), "p": np.array(p)}
+        for key, a in run_network(net, arrays).items():
+            same(a, run_network(low, arrays)[key], 0)
+
+
+def test_a_thousand_layers_take_less_than_two_seconds():
+    net = Network("long")
+    t = net.add_input("x", TensorType(F32, (1, 8, 4, 4)))
+    w = net.constant(np.random.default_rng(0).standard_normal((8, 8, 1, 1)).astype(np.float32), "w")
+    v = net.constant(np.ones(8, np.float32), "v")
+    for _ in range(300):
+        y = net.add("BatchNormalization", net.add("Conv", t, w), v, v, v, v)
+        t = net.add("Relu", net.add("Add", y, t))
+    net.mark_output(t)
+    start = time.process_time()
+    low, _ = lower(net)
+    took = time.process_time() - start
+    assert len(low.layers) == 300
+    assert took < 2

@@ -1,0 +1,93 @@
+"""Random networks keep their answer: under all passes, each pass alone, any subset, any order; verified after every firing."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_networks import feeds, random_network, same
+
+from whet.network import verify
+from whet.ops import run_network
+from whet.passes import PASSES, lower, run_passes
+
+SETTINGS = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+#: Computed in float64, what differs is the rounding of folded weights and of numbers that exporters wrote down (1.4142135).
+RTOL = 2e-6
+seeds = st.integers(0, 10**6)
+
+
+def assert_same_answer(before, after):
+    for sizes in ({"N": 2}, {"N": 3}):
+        arrays = feeds(before, seed=sizes["N"], sizes=sizes)
+        want, got = run_network(before, arrays, widen=True), run_network(after, arrays, widen=True)
+        assert list(want) == list(got)
+        for key, a in want.items():
+            same(a, got[key], RTOL)
+
+
+@SETTINGS
+@given(seeds)
+def test_all_passes(seed):
+    net = random_network(seed, 20)
+    verify(net)
+    text = str(net)
+    after, _ = lower(net, switches=["all"], check=True)
+    assert str(net) == text, "the source network is left alone"
+    assert_same_answer(net, after)
+
+
+@SETTINGS
+@given(seeds, st.lists(st.sampled_from(sorted(PASSES)), unique=True))
+def test_a_subset(seed, names):
+    net = random_network(seed)
+    after, _ = lower(net, switches=["none", *("+" + n for n in names)], check=True)
+    assert_same_answer(net, after)
+
+
+@SETTINGS
+@given(seeds, st.permutations(sorted(PASSES)))
+def test_any_order(seed, names):
+    net = random_network(seed)
+    after = net.clone("lowered")
+    for n in names:
+        run_passes(after, [PASSES[n]], check=True, refuses=lambda layer: "no attention" if layer.hint == "Attention" else None)
+    assert_same_answer(net, after)
+
+
+@pytest.mark.parametrize("name", sorted(PASSES))
+def test_each_alone(name):
+    for seed in range(6):
+        net = random_network(seed)
+        after, _ = lower(net, switches=["none", "+" + name], check=True)
+        assert_same_answer(net, after)
+
+
+@SETTINGS
+@given(seeds, st.integers(0, 30))
+def test_no_fuse_keeps_a_layer_alone(seed, k):
+    net = random_network(seed)
+    node = f"node{k % len(net.layers)}"
+    after, _ = lower(net, no_fuse=[node], switches=["-drop_no_ops", "-merge_equal_layers"], check=True)
+    for layer in after.layers:
+        if node in layer.sources:
+            assert layer.op != "Fused", f"{node} was fused into {layer.name}"
+    assert_same_answer(net, after)
+
+
+@SETTINGS
+@given(seeds)
+def test_the_generator_makes_finite_numbers(seed):
+    net = random_network(seed)
+    for a in run_network(net, feeds(net)).values():
+        assert np.isfinite(a).all()
+
+
+def test_every_pass_fires_on_some_random_network():
+    fired = set()
+    for seed in range(150):
+        refuses = (lambda layer: None) if seed % 2 else None
+        _, log = lower(random_network(seed, 24), refuses=refuses, switches=["all"])
+        fired |= {name for name, n in log.counts().items() if n}
+        if fired == set(PASSES):
+            break
+    assert fired == set(PASSES)
