@@ -41,6 +41,12 @@ _OPTIONS = (
 )
 
 
+_FIELDS = {
+    "model": str, "backend": str, "machine": str, "threads": int, "options": dict, "profiles": list, "passes": list, "unfused": list,
+    "tactics": dict, "layers": list, "arenas": list, "digest": str,
+}  # fmt: skip
+
+
 def save_lock(plan: EnginePlan, path: str | Path) -> None:
     """Writes the lock of a built engine. Raises LockError when the file cannot be written."""
     try:
@@ -95,9 +101,7 @@ def read_lock(path: str | Path) -> dict[str, Any]:
         raise LockError(
             f"the lock {path} is of version {found.get('version')}, this whet reads version {VERSION}. Write it again with --saveLock."
         )
-    wanted = {"model": str, "backend": str, "machine": str, "threads": int, "options": dict, "profiles": list, "passes": list, "unfused": list,
-              "tactics": dict, "layers": list, "arenas": list, "digest": str}  # fmt: skip
-    for key, kind in wanted.items():
+    for key, kind in _FIELDS.items():
         if not isinstance(found.get(key), kind):
             raise LockError(f"the lock {path} is damaged: '{key}' is missing or no {kind.__name__}. Write it again with --saveLock.")
     return found
@@ -145,8 +149,9 @@ def locked_plan(
         plan = _replayed(choices, source, lowered, profiles, machine, config)
     except (KeyError, TypeError, ValueError, IndexError) as e:
         raise LockError(f"the lock is damaged: {e!r}. Write it again with --saveLock.") from e
-    if plan_digest(plan) != lock["digest"]:
-        raise LockError(_text(_differences(lock, plan)))
+    moved = _differences(lock, plan)
+    if moved or plan_digest(plan) != lock["digest"]:
+        raise LockError(_text(moved or ["the lowered network is another: a pass or a weight changed"]))
     return plan
 
 
@@ -202,12 +207,12 @@ def _option(choice: Choice, layer, machine: Any) -> Option:
 
 def _differences(lock: Mapping[str, Any], plan: EnginePlan) -> list[str]:
     now = [{"name": layer.name, **_choice(plan.choices[layer.name])} for layer in plan.network.layers]
-    moved = [f"layer '{a.get('name')}' differs" for a, b in zip(lock["layers"], now, strict=False) if a != b]
+    moved = [f"layer '{b['name']}' differs" for a, b in zip(lock["layers"], now, strict=False) if a != b]
     if len(lock["layers"]) != len(now):
         moved.append(f"the engine has {len(now)} layers, the lock {len(lock['layers'])}")
     if lock["arenas"] != [_plain(vars(a)) for a in plan.arenas]:
         moved.append("the memory plan is another")
-    return moved or ["the lowered network is another: a pass or a weight changed"]
+    return moved
 
 
 def _text(moved: list[str]) -> str:

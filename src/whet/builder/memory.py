@@ -78,7 +78,8 @@ def _blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[Block]
                 last[operand[0]] = max(last[operand[0]], step)
         for i, o in use.inplace:
             source = use.inputs[i]
-            assert source is not None and source[0] in first, f"'{use.layer}' works in place on an operand that is not in the arena"
+            assert source is not None, f"'{use.layer}' works in place on an operand that it does not have"
+            assert source[0] in first, f"'{use.layer}' works in place on %{source[0]}, which is not in the arena"
             assert source[1] == use.outputs[o][1], f"'{use.layer}' works in place on operands of different sizes"
             alias[use.outputs[o][0]] = source[0]
     spans: dict[str, tuple[int, int]] = {}

@@ -38,7 +38,7 @@ class Problem:
     def add_node(self, node: Node, costs) -> None:
         """A node with one cost per option (at least one option)."""
         vector = np.asarray(costs, np.float64)
-        assert vector.ndim == 1 and vector.size, f"node {node} has no options"
+        assert vector.size, f"node {node} has no options"
         self.nodes[node] = vector
 
     def add_edge(self, a: Node, b: Node, costs) -> None:

@@ -91,7 +91,7 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
         reason = ""
         if not used:
             reason = {
-                "int8": "no quantized layer in the network: INT8 needs Q/DQ nodes or calibration, and no tactic of this build quantizes by itself",
+                "int8": "INT8 needs Q/DQ nodes in the network or calibration; no tactic quantizes by itself",
                 "fp8": "no tactic of this backend computes in FP8",
                 "fp32": "",
             }.get(p, f"no tactic with {' or '.join(k.name for k in kinds)} storage ran or won on this machine")

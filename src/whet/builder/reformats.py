@@ -91,12 +91,12 @@ def with_reformats(net: Network, picked: Mapping[str, Option], reformats: Reform
             reader = by_name[w.reader]
             reader.inputs = tuple(target if i == w.slot else t for i, t in enumerate(reader.inputs))
     for (t, b), target in moved.items():
-        layer = target.maker
-        assert layer is not None
-        if chosen[layer.name].signature.inplace and inplace_refusal(made, layer, chosen[layer.name]) is not None:
-            option = reformats.option(t, chosen[layer.name].signature.inputs[0], b, apart=True)  # type: ignore[arg-type]
+        mover = target.maker
+        assert mover is not None
+        if chosen[mover.name].signature.inplace and inplace_refusal(made, mover, chosen[mover.name]) is not None:
+            option = reformats.option(t, chosen[mover.name].signature.inputs[0], b, apart=True)  # type: ignore[arg-type]
             assert option is not None, f"no reformat of %{t.name} to {b} beside the old one"
-            chosen[layer.name] = option
+            chosen[mover.name] = option
     return made, chosen
 
 

@@ -17,7 +17,7 @@ from whet.builder.timing import Conditions, Timer, earliest_in_noise
 from whet.builder.timing_cache import TimingCache
 from whet.builder.unfuse import unfuse
 from whet.engine.plan import Candidate, Profile
-from whet.network import Layer, Network
+from whet.network import Layer, Network, evaluate
 from whet.tactics import Tactic
 
 #: options timed per kind of layer at each builderOptimizationLevel; None: all
@@ -72,8 +72,8 @@ class Search:
     def _footprint(self) -> int:
         """Bytes that one run touches: constants and what the layers make."""
         layers = bound_layers(self.net, self.env)
-        made = sum(int(t.type.nbytes) for layer in layers.values() for t in layer.outputs if t.type.static)
-        return made + sum(int(t.type.nbytes) for t in self.net.constants.values())
+        tensors = [*self.net.constants.values(), *(t for layer in layers.values() for t in layer.outputs)]
+        return sum(evaluate(t.type.nbytes, {}) for t in tensors if t.type.static)
 
     # candidates
 

@@ -89,8 +89,8 @@ class Timer:
         if self.error_on_miss:
             o = missing[0]
             raise BuildError(
-                f"'{layer.name}' by {o.tactic.name} {o.signature} is not in the timing cache, and --errorOnTimingCacheMiss forbids timing it. "
-                "Build once without that flag on this machine."
+                f"'{layer.name}' by {o.tactic.name} {o.signature} is not in the timing cache, and --errorOnTimingCacheMiss forbids "
+                "timing it. Build once without that flag on this machine."
             )
         while True:
             with self.machine.watch() if hasattr(self.machine, "watch") else nullcontext() as load:

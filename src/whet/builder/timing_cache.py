@@ -54,17 +54,14 @@ class TimingCache:
             db.execute("INSERT OR IGNORE INTO about VALUES ('version', ?)", (str(VERSION),))
             found = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
             db.execute(
-                "CREATE TABLE IF NOT EXISTS timings (key TEXT PRIMARY KEY, ms REAL, spread_ms REAL, samples INTEGER, about TEXT, made REAL) WITHOUT ROWID"
+                "CREATE TABLE IF NOT EXISTS timings "
+                "(key TEXT PRIMARY KEY, ms REAL, spread_ms REAL, samples INTEGER, about TEXT, made REAL) WITHOUT ROWID"
             )
             db.execute("COMMIT")
         except (sqlite3.Error, OSError) as e:
-            raise CacheError(
-                f"the timing cache {self.path} cannot be used: {e}. Delete it, name another with --timingCacheFile, or build with --noBuilderCache."
-            ) from e
+            raise self._unusable(str(e)) from e
         if found is None or found[0] != str(VERSION):
-            raise CacheError(
-                f"the timing cache {self.path} is of version {found and found[0]}, this whet writes version {VERSION}. Name another file with --timingCacheFile."
-            )
+            raise self._unusable(f"it is of version {found and found[0]}, this whet writes version {VERSION}")
         return db
 
     def get(self, key: str) -> Timed | None:
@@ -94,9 +91,13 @@ class TimingCache:
         try:
             return self._db.execute(statement, values).fetchall()
         except sqlite3.Error as e:
-            raise CacheError(
-                f"the timing cache {self.path} cannot be used: {e}. Delete it, name another with --timingCacheFile, or build with --noBuilderCache."
-            ) from e
+            raise self._unusable(str(e)) from e
+
+    def _unusable(self, why: str) -> CacheError:
+        return CacheError(
+            f"the timing cache {self.path} cannot be used: {why}. Delete it, name another with --timingCacheFile, or build with "
+            "--noBuilderCache."
+        )
 
     def __len__(self) -> int:
         return int(self._run("SELECT count(*) FROM timings", ())[0][0]) if self._db is not None else len(self._new)

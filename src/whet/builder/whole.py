@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from statistics import median
 from typing import Any
@@ -106,7 +107,7 @@ def _entries(search: Search, make: Make) -> list[Entry]:
         ways.append(("reformats weighted threefold", lambda: choose(search.net, options, _weighted(cost, 3.0))))
         formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
         for f in formats:
-            ways.append((f"{f} wherever it can be", lambda f=f: choose(search.net, _only_format(options, f), cost)))
+            ways.append((f"{f} wherever it can be", partial(choose, search.net, _only_format(options, f), cost)))
         ways.append(("reformats weighted a third", lambda: choose(search.net, options, _weighted(cost, 0.3))))
     found: list[tuple[str, Choosing]] = []
     for what, way in ways:

@@ -11,7 +11,7 @@ from whet.backends.cpu import info
 from whet.backends.cpu import threads as _threads
 from whet.backends.cpu.launch import LaunchExecutable, LaunchList
 from whet.backends.cpu.memory import allocate
-from whet.backends.cpu.watch import Load, watch
+from whet.backends.cpu.load import Load, watch
 from whet.errors import BackendError
 
 

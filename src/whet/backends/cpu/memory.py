@@ -19,7 +19,9 @@ def allocate(nbytes: int, alignment: int = 64) -> Buffer:
     Raises BackendError when that is more than the machine has left: Linux would promise it and kill the process later.
     """
     if nbytes < 0 or alignment < 1 or alignment & (alignment - 1) or alignment > mmap.PAGESIZE:
-        raise BackendError(f"cannot allocate {nbytes} bytes aligned to {alignment}: sizes are not negative, alignments powers of two to 4096")
+        raise BackendError(
+            f"cannot allocate {nbytes} bytes aligned to {alignment}: sizes are not negative, alignments powers of two to 4096"
+        )
     room = available_memory()
     if room is not None and nbytes > room:
         raise BackendError(

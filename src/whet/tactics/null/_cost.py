@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from whet.network import Layer, Tensor, format_fits, static_shape
+from whet.network import Layer, Tensor, evaluate, format_fits, static_shape
 from whet.tactics._base import Args, Operand, Packed, Signature, Stream, anchor, operand_bytes
 
 LAUNCH_SECONDS, BYTES_PER_SECOND, MACS_PER_SECOND = 2e-6, 10e9, 100e9
@@ -35,7 +35,8 @@ class NullKernel:
         self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
         self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
         self.implementation, self.scratch = implementation, scratch
-        weights = sum(int(t.type.nbytes) for t, o in zip(layer.inputs, signature.inputs, strict=True) if t is not None and o is None and t.is_constant)
+        constants = [t for t, o in zip(layer.inputs, signature.inputs, strict=True) if t is not None and o is None and t.is_constant]
+        weights = sum(evaluate(t.type.nbytes, {}) for t in constants)
         moved = sum(self.inputs) + sum(self.outputs) + weights
         self.cost = slow * (LAUNCH_SECONDS + moved / BYTES_PER_SECOND + macs / MACS_PER_SECOND)
 
@@ -65,5 +66,9 @@ def product_macs(layer: Layer) -> int:
     head = anchor(layer)
     out, w = head.outputs[0], head.inputs[1]
     shape = static_shape(w.shape)  # type: ignore[union-attr]
-    per = {"Conv": prod(shape[1:]), "Gemm": shape[0 if not head.attrs.get("transB") else -1], "MatMul": shape[-2] if len(shape) > 1 else shape[0]}
+    per = {
+        "Conv": prod(shape[1:]),
+        "Gemm": shape[0 if not head.attrs.get("transB") else -1],
+        "MatMul": shape[-2] if len(shape) > 1 else shape[0],
+    }
     return prod(static_shape(out.shape)) * per[head.op]

@@ -15,20 +15,23 @@ from whet.builder.assemble import assemble
 from whet.builder.config import BuildConfig
 from whet.builder.explain import candidate_report
 from whet.builder.lock import check_lock, locked_plan, read_lock
+from whet.builder.lowering import blame_pass, lowered_network
 from whet.builder.precision import Permissions, report_precisions
 from whet.builder.profiles import resolve_profiles
 from whet.builder.progress import Noting, Progress
 from whet.builder.search import Search
 from whet.builder.sources import tactics_for
-from whet.builder.verification import ban_failures, verify_engine
+from whet.builder.verification import ban_failures, verification_inputs, verify_engine
 from whet.builder.whole import best_engine
 from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe
 from whet.errors import VerificationError
 from whet.network import Network
-from whet.passes import PassLog, lower
+from whet.passes import PassLog
 from whet.runtime.kernels import signature_of
 
+#: options that say how to search, not what to build: they are no part of the engine
+_SEARCH_ONLY = {"timing_cache", "lock", "error_on_cache_miss", "avg_timing", "max_tactics", "whole_engines", "verify"}
 _REBUILDS = 16  # kernels that may be banned before a build gives up
 
 
@@ -71,22 +74,6 @@ def build(
     return plan
 
 
-def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
-    """The network after the passes that `config` asks for. Its outputs are made by layers: one that is an input is copied."""
-    made, log = lower(net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse)
-    for i, t in enumerate(made.outputs):
-        twice = any(t is o for o in made.outputs[:i])
-        if t.maker is not None and not twice:
-            continue
-        copied = made.add("Identity", t, name=f"{t.name}_copy")
-        made.outputs[i] = copied
-        if t.is_constant and not twice:
-            del made.constants[t.name]
-            copied.name, t.name = t.name, made.fresh(f"{t.name}_value")
-            made.constants[t.name] = t
-    return made, log
-
-
 def _searched(
     search: Search,
     net: Network,
@@ -117,6 +104,9 @@ def _searched(
             if not checked.failures:
                 best.plan.probe = make_probe(best.plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
                 return best.plan, report
+            if not any(f.layer for f in checked.failures):
+                blamed = blame_pass(net, config, verification_inputs(best.plan, inputs, config), checked.network_bound)
+                raise VerificationError(f"{checked.failures[0]}{blamed}")
             ban_failures(search, checked, best, tell)
     raise VerificationError(
         f"{_REBUILDS} kernels in a row failed verification, the last of them in {checked.failures[0]}. This machine or a library on it "
@@ -126,7 +116,7 @@ def _searched(
 
 def _finish(plan: EnginePlan, report: dict[str, Any], log: PassLog, config: BuildConfig, tell: Noting, started: float) -> None:
     """Options, probe and report of a finished plan."""
-    plan.options = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("timing_cache", "lock")}
+    plan.options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _SEARCH_ONLY}
     signatures = {
         layer.name: (layer, signature_of(plan.choices[layer.name], layer)) for layer in plan.network.layers if layer.op != "Reformat"
     }

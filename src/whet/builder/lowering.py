@@ -1,0 +1,48 @@
+"""From the source network to the lowered one that is built, and which pass is to blame when the two do not agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from whet.builder.config import BuildConfig
+from whet.builder.verification import relative_error
+from whet.network import Network
+from whet.ops import run_network
+from whet.passes import PassLog, lower
+
+
+def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
+    """The network after the passes that `config` asks for. Its outputs are made by layers: one that is an input is copied."""
+    made, log = lower(net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse)
+    for i, t in enumerate(made.outputs):
+        twice = any(t is o for o in made.outputs[:i])
+        if t.maker is not None and not twice:
+            continue
+        copied = made.add("Identity", t, name=f"{t.name}_copy")
+        made.outputs[i] = copied
+        if t.is_constant and not twice:
+            del made.constants[t.name]
+            copied.name, t.name = t.name, made.fresh(f"{t.name}_value")
+            made.constants[t.name] = t
+    return made, log
+
+
+def blame_pass(source: Network, config: BuildConfig, inputs: Mapping[str, np.ndarray], bound: float) -> str:
+    """One sentence on whether the passes change what the network computes (in float64, beyond `bound`), and which of them does."""
+    with np.errstate(all="ignore"):
+        truth = list(run_network(source, inputs, widen=True).values())
+        made, log = lowered_network(source, config)
+        if _agree(made, inputs, truth, bound):
+            return " The graph passes keep the network's result, so it is the sum of many roundings: the network is sensitive to them."
+        for name in (n for n, count in log.counts().items() if count):
+            without = BuildConfig(optimization_level=config.optimization_level, passes=(*config.passes, f"-{name}"), no_fuse=config.no_fuse)
+            if _agree(lowered_network(source, without)[0], inputs, truth, bound):
+                return f" The pass {name} changes the network's result. Build with --passes=-{name}, and please report it."
+    return " The graph passes change the network's result, and no single one of them alone. Build with --passes=none, and please report it."
+
+
+def _agree(net: Network, inputs: Mapping[str, np.ndarray], truth: list[np.ndarray], bound: float) -> bool:
+    got = list(run_network(net, inputs, widen=True).values())
+    return all(relative_error(np.asarray(a, np.float64), np.asarray(b, np.float64))[0] <= bound for a, b in zip(got, truth, strict=True))

@@ -1,0 +1,230 @@
+"""The CPU backend: memory, launch lists in the compiled loop and without it, time, load, keys."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from whet.backends import BACKENDS, get_backend
+from whet.backends.cpu import info, load, loop, threads
+from whet.errors import BackendError
+
+CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)
+
+
+class Native:
+    """A native call that notes its words; `status` is what it returns."""
+
+    def __init__(self, log, words=(1, 2, 3, 4), status=0, returns_status=True):
+        def function(a, b, c, d):
+            log.append((a, b, c, d))
+            return status
+
+        self.callback = CALLBACK(function)
+        self.native = (ctypes.cast(self.callback, ctypes.c_void_p).value, *words)
+        self.returns_status = returns_status
+
+    def run(self):
+        raise AssertionError("native calls are run by the loop")
+
+
+class Python:
+    native = None
+
+    def __init__(self, log, what):
+        self.log, self.what = log, what
+
+    def run(self):
+        self.log.append(self.what)
+
+
+LOOPS = [loop.loop, loop.interpreted]
+
+
+@pytest.fixture(params=LOOPS, ids=["compiled", "interpreted"])
+def finish(request):
+    backend = get_backend("cpu")
+
+    def make(*calls):
+        stream = backend.stream()
+        for c in calls:
+            stream.record(c)
+        return stream.finish(request.param())
+
+    return make
+
+
+def test_the_loop_is_compiled_where_llvmlite_is_installed():
+    pytest.importorskip("llvmlite")
+    assert loop.kind() == "compiled"
+
+
+def test_native_and_python_calls_run_in_order_with_their_words(finish):
+    log = []
+    words = (-(2**63), 2**63 - 1, -7, 2**62)
+    run = finish(Native(log, words), Native(log), Python(log, "py"), Native(log), Python(log, "end"))
+    run.run()
+    assert log == [words, (1, 2, 3, 4), "py", (1, 2, 3, 4), "end"]
+    run.run()
+    assert len(log) == 10
+
+
+def test_addresses_above_2_to_the_63_survive(finish):
+    log = []
+    finish(Native(log, (2**64 - 5, 2**63, 0, 0))).run()
+    assert log == [(-5, -(2**63), 0, 0)]
+
+
+def test_a_status_stops_the_run_and_names_the_call(finish):
+    log = []
+    bad = Native(log, status=5)
+    with pytest.raises(BackendError, match="Native"):
+        finish(Native(log), bad, Native(log)).run()
+    assert len(log) == 2
+
+
+def test_a_function_without_a_status_may_return_anything(finish):
+    log = []
+    finish(Native(log, status=-1, returns_status=False), Native(log)).run()
+    assert len(log) == 2
+
+
+def test_an_empty_list_runs(finish):
+    finish().run()
+    assert finish().run_timed() == []
+
+
+def test_run_timed_gives_a_time_for_each_call(finish):
+    log = []
+    run = finish(Native(log), Python(log, "py"), Native(log))
+    assert len(run.run_timed()) == 3
+    assert all(t >= 0 for t in run.run_timed())
+    assert len(log) == 6
+
+
+def test_each_run_sets_the_calling_threads_own_thread_count():
+    backend, seen = get_backend("cpu", threads=1), []
+
+    class Ask:
+        native = None
+
+        def run(self):
+            seen.append(threads.get_threads())
+
+    stream = backend.stream()
+    stream.record(Ask())
+    run = stream.finish()
+    threads.set_threads(2)
+    run.run()
+    other = threading.Thread(target=run.run)
+    other.start()
+    other.join()
+    assert seen == [1, 1]
+    get_backend("cpu")
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 4096, 1 << 20, (1 << 20) + 1, 5 << 20])
+@pytest.mark.parametrize("alignment", [1, 64, 4096])
+def test_memory_is_aligned_zeroed_and_writable(nbytes, alignment):
+    b = get_backend("cpu").allocate(nbytes, alignment)
+    assert b.nbytes == nbytes
+    assert b.array.nbytes == nbytes
+    if nbytes:
+        assert b.address % alignment == 0
+        assert b.array.ctypes.data == b.address
+        assert not b.array.any()
+        b.array[:] = 255
+        assert b.array.min() == 255
+
+
+def test_more_memory_than_there_is_is_refused_not_promised():
+    with pytest.raises(BackendError, match=r"MiB are needed in one piece.*--memPoolSize"):
+        get_backend("cpu").allocate(info.total_memory() * 2)
+    for wrong in ((-1, 64), (10, 3), (10, 8192)):
+        with pytest.raises(BackendError, match="cannot allocate"):
+            get_backend("cpu").allocate(*wrong)
+
+
+def test_memory_goes_back_when_nobody_holds_it():
+    before = _resident()
+    for _ in range(20):
+        get_backend("cpu").allocate(64 << 20)
+    assert _resident() - before < 256 << 20
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_others_load_is_seen_and_ones_own_is_not():
+    with load.watch() as quiet:
+        end = os.times().user + 0.3
+        while os.times().user < end:
+            np.ones(1000).sum()
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        with load.watch() as busy:
+            threading.Event().wait(0.5)
+    finally:
+        burner.kill()
+        burner.wait()
+    assert busy.others > 0.2
+    assert busy.disturbed
+    assert quiet.others < quiet.seconds * os.cpu_count() + 1  # own work is taken off; neighbours of the test may be there
+    assert not load.Load(None, 1.0).disturbed
+    assert not load.Load(5.0, 0.01).disturbed
+
+
+def test_the_key_says_what_can_change_a_time():
+    one, two = get_backend("cpu", threads=1), get_backend("cpu", threads=2)
+    assert one.key() != two.key()
+    assert info.model() in one.key()
+    assert "spin=" in one.key()
+    assert one.describe()["threads"] == 1
+    get_backend("cpu")
+
+
+def test_wrong_options_are_refused():
+    with pytest.raises(BackendError, match="at least 1"):
+        get_backend("cpu", threads=-1)
+    with pytest.raises(BackendError, match="no backend 'gpu'"):
+        get_backend("gpu")
+    assert {"cpu", "null"} <= set(BACKENDS)
+
+
+def test_cpuinfo_of_another_machine(monkeypatch, tmp_path):
+    lines = ["processor: 0", "model name\t: Some CPU", "cpu family: 6", "model\t\t: 1", "stepping: 2", "flags\t: fpu avx2 avx512f zzz"]
+    (tmp_path / "cpuinfo").write_text("\n".join([*lines, "", "processor: 1", ""]))
+    monkeypatch.setattr(info, "CPUINFO", tmp_path / "cpuinfo")
+    info.cpuinfo.cache_clear()
+    try:
+        assert info.model() == "Some CPU (6-1-2)"
+        assert info.features() == {"avx2", "avx512f"}
+        monkeypatch.setattr(info, "CPUINFO", tmp_path / "none")
+        info.cpuinfo.cache_clear()
+        assert info.features() == frozenset()
+        assert info.model()
+    finally:
+        info.cpuinfo.cache_clear()
+
+
+def test_caches_are_summed_over_what_is_not_shared(monkeypatch, tmp_path):
+    for cpu in (0, 1):
+        for index, (level, kind, size, shared) in enumerate(
+            [(1, "Data", "32K", cpu), (1, "Instruction", "32K", cpu), (3, "Unified", "8M", "0-1")]
+        ):
+            d = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+            d.mkdir(parents=True)
+            for name, value in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
+                (d / name).write_text(f"{value}\n")
+    monkeypatch.setattr(info, "CACHES", tmp_path)
+    info.cache_bytes.cache_clear()
+    try:
+        assert info.cache_bytes() == {1: 65536, 3: 8 << 20}
+    finally:
+        info.cache_bytes.cache_clear()

@@ -1,0 +1,215 @@
+"""build(): from a source network to an engine whose outputs are the reference's."""
+
+import dataclasses
+import sqlite3
+
+import numpy as np
+import pytest
+from nets import inputs, residual
+
+from whet.backends import get_backend
+from whet.builder import BuildConfig, Silent, build
+from whet.builder.timing import Timer
+from whet.engine.check import check_plan
+from whet.errors import BuildError, MemoryLimitError, NoTacticError, ShapeError, UsageError
+from whet.network import Network, parse_network, parse_type
+from whet.ops import run_network
+from whet.runtime import bind
+
+QUICK = BuildConfig(timing_cache="", avg_timing=2, whole_engines=2)
+
+
+def run(plan, feed):
+    bound = bind(plan, get_backend(plan.backend), {k: v.shape for k, v in feed.items()})
+    bound.feed(feed)
+    bound.run()
+    assert not bound.shaped.fell_back
+    return bound.fetch()
+
+
+def close(got, want, rtol=1e-5):
+    for name, ref in want.items():
+        assert np.abs(got[name] - ref).max() <= rtol * np.abs(ref).max()
+
+
+@pytest.mark.parametrize("level", [0, 1, 3, 5])
+def test_a_residual_network_at_every_level(level):
+    net = residual()
+    plan = build(net, dataclasses.replace(QUICK, optimization_level=level))
+    check_plan(plan)
+    feed = inputs(net)
+    close(run(plan, feed), run_network(net, feed, widen=True))
+    assert plan.report["verification"]["layers"] == len(plan.network.layers)
+    assert plan.probe["outputs"]["y"]["shape"] == [2, 10]
+
+
+def test_kernels_win_over_the_reference_and_the_report_says_why():
+    plan = build(residual(), QUICK)
+    assert not any(c.tactic == "cpu/numpy_reference" for c in plan.choices.values())
+    conv = next(n for n in plan.choices if n.startswith("conv"))
+    rows = plan.report["candidates"][conv]
+    assert rows[0].ms is not None
+    assert rows[0].reason == ""
+    assert all(r.reason for r in rows[1:])
+    assert any("NumPy" in r.reason for r in rows)
+
+
+def test_a_level_0_build_times_nothing():
+    plan = build(residual(), dataclasses.replace(QUICK, optimization_level=0))
+    assert plan.report["timing"]["timed"] == 0
+    assert all(c.ms is None for rows in plan.report["candidates"].values() for c in rows)
+
+
+def test_dynamic_batch_is_tuned_at_opt_and_sized_at_max():
+    net = residual("N")
+    shapes = tuple({"x": (n, 3, 10, 10)} for n in (1, 2, 4))
+    plan = build(net, dataclasses.replace(QUICK, profiles=(shapes,)))
+    check_plan(plan)
+    assert plan.arenas[0].sizes["x"] == 4 * 3 * 100 * 4
+    for n in (1, 2, 3, 4):
+        feed = inputs(net, N=n)
+        close(run(plan, feed), run_network(net, feed, widen=True))
+
+
+def test_a_dynamic_network_without_a_profile_is_built_for_one_and_says_so():
+    plan = build(residual("N"), dataclasses.replace(QUICK, optimization_level=0))
+    assert plan.profiles[0].shapes["x"][1] == (1, 3, 10, 10)
+    assert any("--optShapes" in n for n in plan.report["notes"])
+
+
+def test_profiles_that_do_not_fit_are_refused():
+    net = residual("N")
+    with pytest.raises(UsageError, match="min <= opt <= max"):
+        build(net, BuildConfig(profiles=(({"x": (4, 3, 10, 10)}, {"x": (2, 3, 10, 10)}, {"x": (4, 3, 10, 10)}),)))
+    with pytest.raises(UsageError, match=r"an input 'z'.*Inputs: x"):
+        build(net, BuildConfig(profiles=(({"z": (1,)}, {"z": (1,)}, {"z": (1,)}),)))
+    with pytest.raises(ShapeError, match="axis 1"):
+        build(net, BuildConfig(profiles=(({"x": (1, 4, 10, 10)},) * 3,)))
+
+
+def test_times_are_kept_and_asked_for_again(tmp_path):
+    path = tmp_path / "t.sqlite"
+    config = dataclasses.replace(QUICK, timing_cache=str(path))
+    first = build(residual(), config)
+    assert first.report["timing"]["misses"] > 0
+    again = build(residual(seed=1), config)  # other weights: nothing is new
+    assert again.report["timing"]["misses"] == 0
+    assert again.report["timing"]["hits"] > 0
+    build(residual(), dataclasses.replace(config, error_on_cache_miss=True))
+    with pytest.raises(BuildError, match="errorOnTimingCacheMiss"):
+        build(residual(channels=32), dataclasses.replace(config, error_on_cache_miss=True))
+
+
+def test_ctrl_c_keeps_what_was_timed(tmp_path, monkeypatch):
+    path, done = tmp_path / "t.sqlite", []
+    time = Timer.time
+
+    def interrupted(self, *args):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(1)
+        time(self, *args)
+
+    monkeypatch.setattr(Timer, "time", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(residual(), dataclasses.replace(QUICK, timing_cache=str(path)))
+    rows = sqlite3.connect(path).execute("SELECT count(*) FROM timings").fetchone()[0]
+    assert rows >= 2
+
+
+def test_progress_is_told_stages_and_steps():
+    class Watch(Silent):
+        def __init__(self):
+            super().__init__()
+            self.stages, self.counts = [], []
+
+        def stage(self, name, total):
+            self.stages.append((name, total))
+            self.counts.append(0)
+
+        def step(self, what, done=1):
+            self.counts[-1] += done
+
+    watch = Watch()
+    build(residual(), QUICK, progress=watch)
+    names = [n for n, _ in watch.stages]
+    assert names == ["passes", "candidates", "timing", "whole engines", "verification"]
+    assert all(count <= total for (_, total), count in zip(watch.stages, watch.counts, strict=True))
+
+
+def test_memory_limits():
+    with pytest.raises(MemoryLimitError, match="--memPoolSize=arena"):
+        build(residual(), dataclasses.replace(QUICK, optimization_level=0, memory_limit={"arena": 1000}))
+    plan = build(residual(), dataclasses.replace(QUICK, memory_limit={"workspace": 0}))
+    assert plan.arenas[0].scratch_bytes == 0
+
+
+def test_tactic_sources():
+    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN",)))
+    assert {c.tactic for c in plan.choices.values()} == {"cpu/numpy_reference"}
+    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "+cpu/onednn_conv")))
+    assert {"cpu/onednn_conv", "cpu/numpy_reference"} <= {c.tactic for c in plan.choices.values()}
+    with pytest.raises(UsageError, match="CUDNN"):
+        build(residual(), dataclasses.replace(QUICK, tactic_sources=("-CUDNN",)))
+
+
+def test_a_layer_that_nothing_computes_is_refused_with_every_reason():
+    with pytest.raises(NoTacticError, match=r"(?s)computes .*'.*'.*cpu/numpy_reference|cpu/onednn_eltwise"):
+        build(residual(), dataclasses.replace(QUICK, tactic_sources=("-NUMPY", "-ONEDNN", "+cpu/onednn_eltwise")))
+
+
+def test_outputs_that_are_inputs_constants_or_given_twice():
+    net = Network("odd")
+    x = net.add_input("x", parse_type("f32[4]"))
+    r = net.add("Relu", x)
+    net.mark_output(r, "y")
+    net.outputs.append(x)
+    net.outputs.append(net.constant(np.arange(3, dtype="f4"), "c"))
+    plan = build(net, dataclasses.replace(QUICK, optimization_level=0))
+    check_plan(plan)
+    got = run(plan, {"x": np.array([-1, 2, -3, 4], "f4")})
+    assert [a.tolist() for a in got.values()] == [[0, 2, 0, 4], [-1, 2, -3, 4], [0, 1, 2]]
+
+
+def test_a_fused_layer_without_a_kernel_is_taken_apart():
+    # A sum with another shape in the middle of the chain is nothing oneDNN's convolution takes in its epilogue as a whole body.
+    net = parse_network(
+        """network odd source
+        in %x: f32[1,8,6,6]
+        const %w: f32[8,8,3,3] = seed(1)
+        %c = Conv(%x, %w, pads=(1, 1, 1, 1))
+        %r = Erf(%c)
+        out %r
+        """
+    )
+    plan = build(net, QUICK)
+    assert "cpu/onednn_conv" in {c.tactic for c in plan.choices.values()}
+
+
+def test_bf16_is_a_permission():
+    net = residual(channels=32, size=16)
+    plain = build(net, QUICK)
+    assert not any(d == "bf16" for c in plain.choices.values() for _, d in c.outputs)
+    refused = [c.reason for rows in plain.report["candidates"].values() for c in rows]
+    allowed = build(net, dataclasses.replace(QUICK, precisions=("bf16",)))
+    if "avx512_bf16" in get_backend("cpu").features:
+        assert any("--bf16" in r for r in refused)
+        assert allowed.report["precisions"]["bf16"]["layers"] > 0
+    assert allowed.report["verification"]["network_error"] <= allowed.report["verification"]["network_bound"]
+
+
+def test_a_permission_that_nothing_uses_is_reported_once_and_refused_under_strict():
+    plan = build(residual(), dataclasses.replace(QUICK, precisions=("int8",)))
+    assert [n for n in plan.report["notes"] if n.startswith("--int8")]
+    with pytest.raises(BuildError, match="--int8 cannot be used"):
+        build(residual(), dataclasses.replace(QUICK, precisions=("int8",), strict=True))
+
+
+def test_layer_precisions_bind_when_obeyed():
+    if "avx512_bf16" not in get_backend("cpu").features:
+        pytest.skip("no BF16 kernels here")
+    net = residual(channels=32, size=16)
+    config = dataclasses.replace(QUICK, precision_constraints="obey", layer_precisions=(("conv2", "bf16"),))
+    plan = build(net, config)
+    layer = next(x for x in plan.network.layers if "conv2" in x.sources)
+    assert plan.choices[layer.name].inputs[0][1] == "bf16"

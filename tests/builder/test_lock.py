@@ -1,0 +1,118 @@
+"""The lock: the same lock gives the same engine, or the build fails and names what moved."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from nets import inputs, residual
+
+from whet.backends import get_backend
+from whet.builder import BuildConfig, build, plan_digest, save_lock
+from whet.builder.timing import Timer
+from whet.errors import LockError
+from whet.runtime import bind
+
+QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lock") / "lock.json"
+    plan = build(residual(), QUICK)
+    save_lock(plan, path)
+    return plan, path
+
+
+def locked(path, net=None, **options):
+    return build(net or residual(), dataclasses.replace(QUICK, lock=str(path), **options))
+
+
+def test_the_same_lock_gives_the_same_engine_and_times_nothing(built, monkeypatch):
+    plan, path = built
+    monkeypatch.setattr(Timer, "time", lambda *a: pytest.fail("timed under a lock"))
+    again = locked(path)
+    assert plan_digest(again) == plan_digest(plan)
+    assert again.probe == plan.probe
+    feed, outs = inputs(residual()), []
+    for p in (plan, again):
+        bound = bind(p, get_backend("cpu"))
+        bound.feed(feed)
+        bound.run()
+        outs.append(bound.fetch()["y"])
+    np.testing.assert_array_equal(outs[0], outs[1])
+
+
+def test_other_weights_are_another_model(built):
+    with pytest.raises(LockError, match=r"the model: was \w+\.\.\., is"):
+        locked(built[1], residual(seed=3))
+
+
+def test_all_that_moved_is_named_at_once(built):
+    with pytest.raises(LockError, match=r"(?s)the number of threads: was \d+, is 1.*the option passes") as e:
+        locked(built[1], threads=1, passes=("-cancel_transposes",))
+    get_backend("cpu")  # sets this thread's number of threads back
+    assert "the machine" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["tactics"]["cpu/onednn_conv"].update(sources="0" * 64), "cpu/onednn_conv, sources"),
+        (lambda d: d["tactics"]["cpu/onednn_conv"].update(library="onednn 9.9"), "cpu/onednn_conv, library: was onednn 9.9"),
+        (lambda d: d["tactics"].update({"cpu/gone": {}}), "the tactic cpu/gone is gone"),
+        (lambda d: d["arenas"][0].update(total=1), "the memory plan is another"),
+        (lambda d: d["layers"][1].update(implementation="other"), "locked is other"),
+        (lambda d: d.update(digest="0"), "the lowered network is another"),
+        (lambda d: d["layers"].pop(2), "that the lock has not"),
+        (lambda d: d.update(unfused=["nothing"]), "'nothing' is gone"),
+    ],
+)
+def test_a_lock_that_cannot_be_kept_says_what_moved(built, tmp_path, change, message):
+    data = json.loads(built[1].read_text())
+    change(data)
+    if "arenas" in message or "memory" in message:
+        data["digest"] = "0"
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(LockError, match=message):
+        locked(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": "whet tactic lock"}', '{"format": "whet tactic lock", "version": 1}', "[" * 100_000]
+)
+def test_damaged_files_are_refused(tmp_path, text):
+    path = tmp_path / "lock.json"
+    path.write_text(text)
+    with pytest.raises(LockError):
+        locked(path)
+
+
+@pytest.mark.parametrize("key", ["layers", "tactics", "arenas", "profiles"])
+def test_damaged_entries_are_refused(built, tmp_path, key):
+    for wrong in (None, [1], {"a": 1}, [[]], "x"):
+        data = json.loads(built[1].read_text())
+        data[key] = wrong
+        path = tmp_path / "lock.json"
+        path.write_text(json.dumps(data))
+        with pytest.raises(LockError):
+            locked(path)
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(LockError, match="--saveLock"):
+        locked(tmp_path / "none.json")
+    with pytest.raises(LockError, match="cannot be written"):
+        save_lock(build(residual(), dataclasses.replace(QUICK, optimization_level=0, verify=False)), tmp_path / "no" / "lock.json")
+
+
+def test_deterministic_builds_take_only_kernels_that_say_so(monkeypatch):
+    from whet.tactics.cpu._kernel import OneDnnKernel
+
+    monkeypatch.setattr(OneDnnKernel, "deterministic", False)
+    plan = build(residual(), dataclasses.replace(QUICK, deterministic=True))
+    assert all(c.deterministic for c in plan.choices.values())
+    assert not any("onednn_conv" in c.tactic for c in plan.choices.values())
+    rows = [r for rows in plan.report["candidates"].values() for r in rows]
+    assert any("--deterministic" in r.reason for r in rows)

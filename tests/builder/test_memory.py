@@ -1,0 +1,99 @@
+"""The memory plan: judged byte by byte, step by step, by a simulation that shares nothing with the planner."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whet.builder.memory import ALIGNMENT, Use, lower_bound, plan_memory
+from whet.errors import MemoryLimitError
+
+
+@st.composite
+def programs(draw):
+    """Random layers over random values: some in place on a value that nothing reads later, some with scratch."""
+    inputs = {f"in{i}": draw(st.integers(0, 400)) for i in range(draw(st.integers(1, 2)))}
+    sizes = dict(inputs)
+    raw = []
+    for step in range(draw(st.integers(1, 9))):
+        reads = draw(st.lists(st.sampled_from(sorted(sizes)), min_size=1, max_size=3, unique=True))
+        name = f"v{step}"
+        sizes[name] = draw(st.integers(0, 400))
+        raw.append((reads, name, draw(st.booleans()), draw(st.sampled_from([0, 0, 64, 100]))))
+    outputs = draw(st.lists(st.sampled_from([name for _, name, _, _ in raw]), min_size=1, max_size=2, unique=True))
+    uses = []
+    for step, (reads, name, wish, scratch) in enumerate(raw):
+        first = reads[0]
+        dead = first not in inputs and first not in outputs and name not in outputs
+        dead = dead and not any(first in later for later, *_ in raw[step + 1 :])
+        inplace = ()
+        if wish and dead:
+            sizes[name] = sizes[first]
+            inplace = ((0, 0),)
+        uses.append(Use(f"layer{step}", tuple((r, sizes[r]) for r in reads), ((name, sizes[name]),), inplace, scratch))
+    return uses, inputs, outputs
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs())
+def test_no_byte_has_two_owners(program):
+    uses, inputs, outputs = program
+    plan = plan_memory(uses, inputs, outputs)
+    owner: dict[int, str] = {}
+
+    def bytes_of(name):
+        return range(plan.offsets[name], plan.offsets[name] + plan.sizes[name])
+
+    def write(name):
+        for byte in bytes_of(name):
+            assert 0 <= byte < plan.total
+            owner[byte] = name
+
+    for name in inputs:
+        write(name)
+    for use in uses:
+        for name, _ in use.inputs:
+            assert all(owner.get(b) == name for b in bytes_of(name)), f"{use.layer} reads %{name} after it was written over"
+        scratch = range(plan.scratch_offset, plan.scratch_offset + use.scratch)
+        written = set(bytes_of(use.outputs[0][0]))
+        shared = {use.inputs[i][0] for i, _ in use.inplace}
+        for name, _ in use.inputs:
+            if name not in shared:
+                assert not written & set(bytes_of(name)), f"{use.layer} writes over its input %{name} while it reads it"
+            assert not set(scratch) & set(bytes_of(name))
+        assert not written & set(scratch)
+        for b in scratch:
+            owner[b] = "scratch"
+        write(use.outputs[0][0])
+    for name in (*inputs, *outputs):  # users may look at both after the run
+        assert all(owner.get(b) == name for b in bytes_of(name)), f"%{name} is gone at the end"
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs())
+def test_places_are_aligned_and_in_place_pairs_share(program):
+    uses, inputs, outputs = program
+    plan = plan_memory(uses, inputs, outputs)
+    assert all(at % ALIGNMENT == 0 for at in plan.offsets.values())
+    assert plan.total >= lower_bound(uses, inputs, outputs)
+    for use in uses:
+        for i, o in use.inplace:
+            assert plan.offsets[use.inputs[i][0]] == plan.offsets[use.outputs[o][0]]
+
+
+def chain(n: int, size: int) -> list[Use]:
+    names = ["x", *(f"v{i}" for i in range(n))]
+    return [Use(f"l{i}", ((names[i], size),), ((names[i + 1], size),)) for i in range(n)]
+
+
+def test_a_chain_takes_two_places_beside_input_and_output():
+    plan = plan_memory(chain(10, 640), {"x": 640}, ["v9"])
+    assert plan.total == 4 * 640
+    assert plan.total == lower_bound(chain(10, 640), {"x": 640}, ["v9"])
+
+
+def test_limits_are_refused_with_the_numbers():
+    uses = [Use("l0", (("x", 1 << 20),), (("y", 2 << 20),), scratch=3 << 20)]
+    with pytest.raises(MemoryLimitError, match=r"arena needs 6.00 MiB, --memPoolSize=arena allows 1.00 MiB.*%y 2.00 MiB"):
+        plan_memory(uses, {"x": 1 << 20}, ["y"], limits={"arena": 1 << 20})
+    with pytest.raises(MemoryLimitError, match=r"scratch .* 3.00 MiB, --memPoolSize=workspace allows 1.00 MiB"):
+        plan_memory(uses, {"x": 1 << 20}, ["y"], limits={"workspace": 1 << 20})

@@ -1,0 +1,167 @@
+"""Verification finds a wrong kernel, names it, bans it, and builds without it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from nets import inputs, residual
+
+from whet.backends import get_backend
+from whet.builder import BuildConfig, build
+from whet.builder.verification import FLOOR, relative_error
+from whet.errors import VerificationError
+from whet.network import Network, parse_type
+from whet.ops import run_network
+from whet.runtime import bind
+from whet.tactics import TACTICS, load_tactics, tactic
+from whet.tactics.cpu.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
+
+QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1)
+
+
+@pytest.fixture
+def plant():
+    """Registers tactics for one test: plant(change, ops) makes one whose results are changed by `change`."""
+    load_tactics("cpu")
+    before = dict(TACTICS)
+
+    def make(change, ops=("Conv",), name="planted"):
+        class Call(NumpyCall):
+            def run(self):
+                super().run()
+                change(self)
+
+        class Kernel(NumpyKernel):
+            implementation = "planted"
+            rtol = 1e-5
+
+            def enqueue(self, args, stream):
+                stream.record(Call(self, args))
+
+        class Planted(NumpyReference):
+            fallback = False
+
+            def plan(self, layer, signature, config, machine):
+                return Kernel(layer, signature)
+
+        Planted.ops = ops
+        Planted.__module__ = f"whet.tactics.cpu.{name}"
+        monkey = type(name.title(), (Planted,), {"__module__": f"whet.tactics.cpu.{name}"})
+        return tactic(monkey)
+
+    yield make
+    TACTICS.clear()
+    TACTICS.update(before)
+
+
+def scale_first(call):
+    call.writes[0].reshape(-1)[0] += 0.01 * np.abs(call.writes[0]).max()
+
+
+def only(*names):
+    return dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", *names))
+
+
+def test_a_wrong_kernel_is_found_named_banned_and_replaced(plant):
+    plant(scale_first)
+    net = residual()
+    plan = build(net, only())  # the planted tactic is listed before the fallback, so it is chosen first
+    banned = plan.report["banned"]
+    assert {what.split()[0] for _, what, _ in banned} == {"cpu/planted"}
+    assert any("conv2" in reason and "cpu/planted" in reason and "allowed is 1e-05" in reason for _, _, reason in banned)
+    assert {c.tactic for c in plan.choices.values()} == {"cpu/numpy_reference"}
+    rows = plan.report["candidates"][next(n for n in plan.choices if n.startswith("conv"))]
+    assert any(r.tactic == "cpu/planted" and r.reason.startswith("failed verification") for r in rows)
+    feed = inputs(net)
+    bound = bind(plan, get_backend("cpu"))
+    bound.feed(feed)
+    bound.run()
+    want = run_network(net, feed, widen=True)["y"]
+    assert np.abs(bound.fetch()["y"] - want).max() <= 1e-5 * np.abs(want).max()
+
+
+def test_without_verification_the_wrong_kernel_ships(plant):
+    plant(scale_first)
+    plan = build(residual(), dataclasses.replace(only(), verify=False))
+    assert "cpu/planted" in {c.tactic for c in plan.choices.values()}
+    assert plan.probe == {}
+
+
+def test_a_kernel_that_is_right_by_luck_on_normal_numbers_is_found_on_real_inputs(plant):
+    def clip(call):  # wrong only beyond 100
+        np.clip(call.writes[0], -100, 100, out=call.writes[0])
+
+    plant(clip)
+    net = residual()
+    assert "cpu/planted" in {c.tactic for c in build(net, only()).choices.values()}
+    loud = {"x": inputs(net)["x"] * 1000}
+    assert "cpu/planted" not in {c.tactic for c in build(net, only(), inputs=loud).choices.values()}
+
+
+def test_nan_where_the_reference_has_none_is_found(plant):
+    def nan(call):
+        call.writes[0].reshape(-1)[-1] = np.nan
+
+    plant(nan)
+    plan = build(residual(), only())
+    assert any("NaN" in reason for _, _, reason in plan.report["banned"])
+
+
+def test_when_nothing_is_left_the_build_fails_and_names_the_layer(plant):
+    plant(scale_first, ops=("*",), name="planted_all")
+    with pytest.raises(Exception, match=r"failed verification.*'conv") as e:
+        build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-cpu/numpy_reference")))
+    assert type(e.value).__name__ == "NoTacticError"
+
+
+def test_a_wrong_graph_pass_is_a_network_error(monkeypatch):
+    import whet.builder.lowering as module
+
+    lower = module.lower
+
+    def broken(net, **options):
+        made, log = lower(net, **options)
+        fc = next(layer for layer in made.layers if "fc" in layer.sources)
+        bias = next(t for t in fc.inputs if t.is_constant and t.type.rank == 1)
+        wrong = made.constant(bias.array() * np.float32(1.01), "wrong")
+        fc.inputs = tuple(wrong if t is bias else t for t in fc.inputs)
+        return made, log
+
+    monkeypatch.setattr(module, "lower", broken)
+    with pytest.raises(VerificationError, match=r"output 'y' is off by .*every layer is within its own bound.*--passes=none"):
+        build(residual(), QUICK)
+
+
+def test_integers_are_compared_exactly(plant):
+    def add_one(call):
+        call.writes[0].reshape(-1)[0] += 1
+
+    plant(add_one, ops=("Add",), name="planted_add")
+    net = Network("ints")
+    x = net.add_input("x", parse_type("i64[5]"))
+    net.mark_output(net.add("Add", x, x), "y")
+    plan = build(net, only())
+    assert any("1 of 5 integers differ" in reason for _, _, reason in plan.report["banned"])
+
+
+@pytest.mark.parametrize(
+    ("got", "ref", "error"),
+    [
+        ([1, 2], [1, 2], 0.0),
+        ([0, 0], [0, 0], 0.0),
+        ([np.inf, 2], [np.inf, 2], 0.0),
+        ([np.nan, 2], [np.nan, 2], 0.0),
+        ([np.nan, 2], [1, 2], np.inf),
+        ([np.inf, 2], [-np.inf, 2], np.inf),
+        ([0, 0.5], [0, 0], 0.5),
+        ([3, 4.5], [3, 4], 0.125),
+        ([np.inf], [1e39], 0.0),  # overflows in f32, as it must
+        ([], [], 0.0),
+    ],
+)
+def test_relative_error(got, ref, error):
+    assert relative_error(np.array(got, "f4"), np.array(ref, "f8"))[0] == pytest.approx(error)
+
+
+def test_the_floor_is_what_the_design_says():
+    assert FLOOR == 1e-5
