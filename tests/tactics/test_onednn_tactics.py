@@ -197,6 +197,8 @@ LAYERS = {  # what the ops' samples do not ask of oneDNN: op, inputs, attributes
         {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 1)},
     ),
     "conv3d": ("Conv", ["f32[1,16,4,5,6]", ("f32[16,16,3,3,3]", True)], {"pads": (1,) * 6}),
+    "pad_channels": ("Pad", ["f32[1,16,4,4]"], {"pads": (0, 8, 0, 0, 0, 8, 0, 0)}),
+    "pad_end": ("Pad", ["f32[1,16,4,4]", np.array([0, 0, 0, 0, 0, 0, 2, 0]), np.array(1.5, np.float32)], {}),
     "softmax_channels": ("Softmax", ["f32[2,16,5,6]"], {"axis": 1}),
 }  # fmt: skip
 
