@@ -18,7 +18,11 @@ _DEEPEST = 24  # levels of free data
 
 def to_json(value: Any) -> bytes:
     """Canonical JSON: sorted keys, no spaces, no NaN."""
-    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return _dumped(plain(value))
+
+
+def _dumped(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def plain(value: Any) -> Any:
@@ -53,10 +57,15 @@ def from_json(data: memoryview, what: str) -> Any:
     def constant(name: str) -> float:
         raise EngineError(f"{what}: {name} is no number here")
 
+    text = bytes(data)
     try:
-        return json.loads(bytes(data), object_pairs_hook=pairs, parse_constant=constant)
-    except (ValueError, RecursionError) as e:
+        found = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        again = _dumped(found)
+    except (ValueError, RecursionError, MemoryError) as e:
         raise EngineError(f"{what} cannot be read: {str(e)[:200]}") from e
+    if again != text:
+        raise EngineError(f"{what} is not as whet writes it: sorted keys, no spaces, numbers in their shortest form")
+    return found
 
 
 class Reader:

@@ -118,7 +118,7 @@ class _Opened:
     def __init__(self, source: Source):
         if isinstance(source, bytes | bytearray | memoryview):
             raw = bytes(source) if isinstance(source, bytearray) else source
-            self.name, self.data = "the engine", memoryview(raw).cast("B").toreadonly()
+            self.name, self.data = "these bytes", memoryview(raw).cast("B").toreadonly()
             return
         self.name = str(source)
         try:

@@ -107,7 +107,7 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
     if hashlib.sha256(bytes(data[:32]) + bytes(table)).digest() != digest:
         raise EngineError("the engine is damaged: its section table does not have its digest")
     found: dict[str, memoryview] = {}
-    at = padded(end)
+    at, last = padded(end), 0
     _all_zero(data[end:at], "after the table")
     for k in range(count):
         raw, offset, size, digest, zero = _ENTRY.unpack(table[k * _ENTRY.size : (k + 1) * _ENTRY.size])
@@ -116,6 +116,9 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
             raise EngineError(f"the engine has a section '{name}' that is unknown or given twice: it is damaged or from a newer whet")
         if offset != at or size > len(data) - at:
             raise EngineError(f"section '{name}' lies at {offset} with {size} bytes; it should begin at {at} and end within {len(data)}")
+        if list(known).index(name) < last:
+            raise EngineError(f"section '{name}' is not in its place: the engine is damaged")
+        last = list(known).index(name)
         if size > known[name]:
             raise EngineError(f"section '{name}' has {size} bytes, more than the {known[name]} it may have")
         part = data[offset : offset + size]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
+from inspect import Parameter, signature
 
 from whet.engine.weights import constants_of
 from whet.errors import EngineError, NetworkError
 from whet.network import Network, Weight, network_text, parse_network, verify
+from whet.ops import get_op
 
 _MOST_LINES = 100_000
 _LONGEST_LINE = 1 << 18
@@ -29,6 +32,7 @@ def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: 
         net = parse_network(text, {f"sha256:{w.digest}": w for w in weights})
         _give_weights(net, weights)
         verify(net, types=False)
+        _check_arity(net)
         again = network_text(net)
     except (NetworkError, RecursionError, MemoryError, *_BREAKS) as e:
         raise EngineError(f"the network cannot be read: {type(e).__name__}: {str(e)[:300]}") from e
@@ -59,6 +63,27 @@ def _look_over(text: str) -> None:
         depth += bare.endswith("{") - (bare == "}")
         if depth > _DEEPEST:
             raise EngineError(f"line {number} of the network: regions lie more than {_DEEPEST} deep in each other")
+
+
+def _check_arity(net: Network) -> None:
+    """Every layer has as many inputs as its op's reference takes, so that running it cannot fail for that."""
+    for layer in net.layers:
+        for region in layer.regions.values():
+            _check_arity(region)
+        if layer.op != "Fused" and not layer.regions:
+            least, most = _inputs_taken(layer.op)
+            given = len([t for t in layer.inputs[:least] if t is not None])
+            if given < least or len(layer.inputs) > most:
+                raise EngineError(f"{layer.op} '{layer.name}' has {len(layer.inputs)} inputs; it takes {least} to {most}")
+
+
+@cache
+def _inputs_taken(op: str) -> tuple[int, int]:
+    """Fewest and most inputs that the op's reference takes."""
+    parameters = list(signature(get_op(op).reference).parameters.values())[1:]
+    many = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters)
+    named = [p for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is Parameter.empty for p in named), 10**6 if many else len(named)
 
 
 def _give_weights(net: Network, weights: Sequence[Weight]) -> None:

@@ -10,7 +10,13 @@ from whet.engine.plan import Choice
 from whet.errors import BackendError, BuildError, EngineError, WhetError
 from whet.network import DTYPES, FORMATS, Layer, format_fits
 from whet.runtime.safe import SafeKernel
-from whet.tactics import TACTICS, Kernel, Operand, Signature, get_tactic, load_tactics, operand_bytes, tactics_of
+from whet.tactics import TACTICS, Config, Kernel, Operand, Signature, Tactic, get_tactic, load_tactics, operand_bytes, tactics_of
+
+_TRIED = 4  # configs of a tactic that a fallback tries
+_SURPRISES = (
+    KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, StopIteration, ZeroDivisionError, AssertionError,
+    RecursionError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,26 +72,35 @@ def _plan(choice: Choice, layer: Layer, signature: Signature, backend: Backend) 
     t = get_tactic(choice.tactic)
     if t.backend != backend.name:
         raise BackendError(f"{choice.tactic} is for the backend {t.backend}, this is {backend.name}")
-    if reason := t.why_not(layer) or t.refuses(layer, signature, backend):
-        raise BuildError(f"{choice.tactic}: {reason}")
-    if signature not in t.signatures(layer, backend):
-        raise BuildError(f"{choice.tactic} does not take {signature}")
+    return _ask(t, layer, signature, choice.config, backend)
+
+
+def _ask(t: Tactic, layer: Layer, signature: Signature, config: Config | None, backend: Backend) -> Kernel:
+    """The kernel of one tactic (config None: the first that plans). Raises BuildError with the tactic's reason, BackendError."""
     try:
-        return t.plan(layer, signature, choice.config, backend)
-    except (KeyError, ValueError, TypeError, IndexError, OverflowError) as e:  # a config that the tactic does not know
-        raise BuildError(f"{choice.tactic} does not know the config {dict(choice.config)}: {type(e).__name__} {e}") from e
+        if reason := t.why_not(layer):
+            raise BuildError(f"{t.name}: {reason}")
+        if signature not in t.signatures(layer, backend):
+            raise BuildError(f"{t.name} does not take {signature}")
+        if reason := t.refuses(layer, signature, backend):
+            raise BuildError(f"{t.name}: {reason}")
+        if config is not None:
+            return t.plan(layer, signature, config, backend)
+        for c in t.configs(layer, signature, backend)[:_TRIED]:
+            try:
+                return t.plan(layer, signature, c, backend)
+            except BuildError:
+                continue
+    except _SURPRISES as e:  # a layer or config that the tactic does not foresee: an engine file may hold anything
+        raise BuildError(f"{t.name} does not understand the layer or its config: {type(e).__name__} {e}") from e
+    raise BuildError(f"{t.name} has no config that runs here")
 
 
 def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Backend, why: str) -> Planned:
     """Other configs of the same tactic first, then other tactics with the same operands, then the reference over any host format."""
-    tried = sorted(tactics_of(backend.name), key=lambda t: (t.name != choice.tactic, "numpy" in t.name, t.name))
-    for t in tried:
+    for t in sorted(tactics_of(backend.name), key=lambda t: (t.name != choice.tactic, "numpy" in t.name, t.name)):
         try:
-            if t.why_not(layer) or signature not in t.signatures(layer, backend) or t.refuses(layer, signature, backend):
-                continue
-            for config in t.configs(layer, signature, backend)[:4]:
-                kernel = t.plan(layer, signature, config, backend)
-                return _checked(Planned(layer, signature, kernel, t.name, why))
+            return _checked(Planned(layer, signature, _ask(t, layer, signature, None, backend), t.name, why))
         except WhetError:
             continue
     if backend.name != "cpu":

@@ -140,8 +140,11 @@ class Bound:
     # running
 
     def run(self) -> None:
-        """Runs everything; returns when the results are there."""
-        self.executable.run()
+        """Runs everything; returns when the results are there. Raises BackendError when a kernel fails."""
+        try:
+            self.executable.run()
+        except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError, StopIteration) as e:
+            raise BackendError(f"a layer failed while it ran: {type(e).__name__}: {e}. Verify the engine, or build it again.") from e
 
     def run_timed(self) -> list[float]:
         """Runs launch by launch; seconds of each *layer*."""

@@ -1,0 +1,174 @@
+"""Opens many damaged and hostile engine files: each must raise EngineError or be a good engine. No crash, hang or flood of memory.
+
+    python benchmarks/fuzz_engine.py --files 100000
+
+Workers are processes that open one file at a time; a watchdog ends one that takes longer than the limit. Files come from seeds
+(tests/engine/mutants.py), so that a finding is repeated with --seed N --files 1. Results: benchmarks/results/cpu/fuzz_engine.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import re
+import resource
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "engine")]
+
+SECONDS = 20  # for one file
+GROWTH = 400 << 20  # bytes of resident memory that one file may add
+ADDRESS_SPACE = 12 << 30  # what a worker may ask of the system: a flood ends as MemoryError, which is counted as bad
+
+
+def worker() -> None:
+    """Reads seeds from stdin, writes one JSON line each."""
+    from mutants import RAW, mutant
+    from trial import attempt, base_engines
+
+    bases = base_engines()
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    for base in bases:
+        assert attempt(base) == "opened and ran", attempt(base)
+    for line in sys.stdin:
+        seed = int(line)
+        kind, data, base = mutant(seed, bases)
+        before, start = _peak(), time.perf_counter()
+        outcome = attempt(data)
+        grown, seconds = _peak() - before, time.perf_counter() - start
+        if kind in RAW and data != base and not outcome.startswith(("refused", "BAD")):
+            outcome = f"BAD opened although damaged: {outcome}"
+        if grown > GROWTH:
+            outcome = f"BAD memory grew by {grown >> 20} MiB: {outcome}"
+        print(json.dumps({"seed": seed, "kind": kind, "outcome": outcome[:300], "seconds": seconds, "grown": grown}), flush=True)
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Pool:
+    """One worker process at a time, with a watchdog."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, bufsize=1
+        )
+
+    def give(self, seed: int) -> None:
+        self.seed, self.since = seed, time.monotonic()
+        self.process.stdin.write(f"{seed}\n")
+        self.process.stdin.flush()
+
+    def take(self) -> dict:
+        """The answer that is ready; a worker that died is replaced."""
+        line = self.process.stdout.readline()
+        if line:
+            return json.loads(line)
+        code = self.process.wait()
+        self.start()
+        return {"seed": self.seed, "kind": "?", "outcome": f"BAD worker ended with {code}", "seconds": 0.0, "grown": 0}
+
+    def overdue(self) -> dict | None:
+        if time.monotonic() - self.since < SECONDS + 60 * (self.since == 0):
+            return None
+        self.process.kill()
+        self.process.wait()
+        self.start()
+        return {"seed": self.seed, "kind": "?", "outcome": f"BAD hang: more than {SECONDS} s", "seconds": float(SECONDS), "grown": 0}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--worker", action="store_true")
+    parser.add_argument("--output", default=str(ROOT / "benchmarks/results/cpu/fuzz_engine.json"))
+    options = parser.parse_args()
+    if options.worker:
+        worker()
+        return 0
+    results = run(options.files, options.seed, options.workers)
+    summary = summarize(results)
+    print(json.dumps(summary, indent=1))
+    if options.files >= 1000:
+        Path(options.output).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.output).write_text(json.dumps(summary, indent=1) + "\n")
+    return 1 if summary["bad"] else 0
+
+
+def run(files: int, seed: int, workers: int) -> list[dict]:
+    """The outcome of every seed from `seed` on."""
+    pools = [Pool() for _ in range(workers)]
+    waiting = iter(range(seed, seed + files))
+    busy: dict[int, Pool] = {}
+    results: list[dict] = []
+    started = time.monotonic()
+
+    def next_for(pool: Pool) -> None:
+        busy.pop(pool.process.stdout.fileno(), None)
+        n = next(waiting, None)
+        if n is not None:
+            pool.give(n)
+            busy[pool.process.stdout.fileno()] = pool
+
+    for p in pools:
+        next_for(p)
+        p.since += 120  # building the bases comes first
+    while busy:
+        ready, _, _ = select.select(list(busy), [], [], 1.0)
+        for fd in list(busy):
+            pool = busy[fd]
+            found = pool.take() if fd in ready else pool.overdue()
+            if found is not None:
+                del busy[fd]
+                results.append(found)
+                if found["outcome"].startswith("BAD"):
+                    print(found, flush=True)
+                fresh = found["kind"] == "?"
+                next_for(pool)
+                pool.since += 120 * fresh
+                if len(results) % 5000 == 0:
+                    print(f"{len(results)} of {files} in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    for p in pools:
+        p.process.stdin.close()
+        p.process.wait()
+    return results
+
+
+def summarize(results: list[dict]) -> dict:
+    """Counts by kind and outcome, the commonest reasons, the slowest, and everything bad."""
+    kinds: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    reasons: collections.Counter = collections.Counter()
+    for r in results:
+        word = r["outcome"].split(":")[0].split(" ")[0]
+        kinds[r["kind"]][word if word != "opened" else r["outcome"].split(":")[0]] += 1
+        if word == "refused:" or word == "refused":
+            reasons[re.sub(r"0x[0-9a-f]+|[0-9]+|'[^']*'|%\S+", "#", r["outcome"][9:])[:80]] += 1
+    slow = sorted(results, key=lambda r: -r["seconds"])[:3]
+    return {
+        "files": len(results),
+        "bad": [r for r in results if r["outcome"].startswith("BAD")],
+        "by_kind": {k: dict(v) for k, v in sorted(kinds.items())},
+        "different_reasons": len(reasons),
+        "commonest_reasons": reasons.most_common(25),
+        "slowest": slow,
+        "largest_growth_mib": max((r["grown"] for r in results), default=0) / 2**20,
+        "seconds": sum(r["seconds"] for r in results),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""Damaged and hostile engine files from good ones, by seed: raw damage, and edits with fresh checksums that reach deeper checks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+from whet.engine.file import SECTIONS
+from whet.engine.layout import _ENTRY, _HEAD, Section, read_sections, write_sections
+from whet.ops import OPS
+
+_DEEP = frozenset({"weights", "packed"})
+NUMBERS = [-1, 0, 1, 2, 3, 7, 64, 255, 65536, 2**31 - 1, 2**31, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, 10**18, 10**30]
+NUMBERS += [10**400]
+FORMATS = ["linear", "nhwc", "nChw8c", "nChw16c"]
+TYPES = ["f64", "f32", "f16", "bf16", "f8e4m3", "i64", "i32", "i8", "i4", "u8", "bool", "string"]
+VALUES: list[Any] = [
+    *NUMBERS, 0.5, -0.0, 1e308, 1e-300, True, False, None, "", "x", "cpu", "cuda", "../../etc/passwd", "\0", "é\u2028", "A" * 100_000,
+    [], {}, [[]], [None], [0] * 10_000, {"a": {"b": {}}}, *FORMATS, *TYPES,
+    "cpu/onednn_conv", "cpu/onednn_matmul", "cpu/onednn_pool", "cpu/onednn_reformat", "cpu/onednn_view", "cpu/numpy_reference",
+    "cpu/numpy_reformat", "cpu/none", "cuda/own_gemm",
+]  # fmt: skip
+
+
+def sections_of(data: bytes) -> dict[str, bytes]:
+    """The raw sections of a good file."""
+    return {n: bytes(v) for n, v in read_sections(memoryview(data), SECTIONS, _DEEP).items()}
+
+
+class _Bytes(list):
+    def write(self, data) -> None:
+        self.append(bytes(data))
+
+
+def assemble(parts: dict[str, bytes]) -> bytes:
+    """A file of these sections with every checksum right."""
+    out = _Bytes()
+    digests = {"weights": parts.get("index"), "packed": parts.get("packed_index")}
+    made = []
+    for name, body in parts.items():
+        of = digests.get(name)
+        made.append(Section(name, [body], hashlib.sha256(of).digest() if of is not None else b""))
+    write_sections(made, out)
+    return b"".join(out)
+
+
+# raw damage: nothing may open
+
+
+def flip(rng: random.Random, data: bytes) -> bytes:
+    bad = bytearray(data)
+    for _ in range(rng.choice([1, 1, 1, 2, 8, 64])):
+        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+    return bytes(bad)
+
+
+def cut(rng: random.Random, data: bytes) -> bytes:
+    return data[: rng.choice([rng.randrange(len(data)), rng.randrange(1024), len(data) - 1 - rng.randrange(256)])]
+
+
+def extend(rng: random.Random, data: bytes) -> bytes:
+    tail = rng.choice([bytes(rng.randrange(1, 200)), rng.randbytes(rng.randrange(1, 4096)), data])
+    return data + tail
+
+
+def overwrite(rng: random.Random, data: bytes) -> bytes:
+    at, n = rng.randrange(len(data)), rng.randrange(1, 512)
+    fresh = rng.choice([rng.randbytes(n), bytes(n), b"\xff" * n, data[:n]])
+    return data[:at] + fresh + data[at + n :]
+
+
+# edits of the table, with its checksum right again
+
+
+def table(rng: random.Random, data: bytes) -> bytes:
+    magic, version, count, size, zero, _ = _HEAD.unpack(data[: _HEAD.size])
+    rows = [list(_ENTRY.unpack(data[_HEAD.size + k * _ENTRY.size :][: _ENTRY.size])) for k in range(count)]
+    k = rng.randrange(count)
+    match rng.randrange(9):
+        case 0:
+            rows[k][1] = _u64(rng, rows[k][1])
+        case 1:
+            rows[k][2] = _u64(rng, rows[k][2])
+        case 2:
+            rows[k][0] = rng.choice([b"network", b"x", b"\xff" * 24, rows[rng.randrange(count)][0]]).ljust(24, b"\0")
+        case 3:
+            j = rng.randrange(count)
+            rows[k][1:4], rows[j][1:4] = rows[j][1:4], rows[k][1:4]
+        case 4:
+            rows[k], rows[rng.randrange(count)] = rows[rng.randrange(count)], rows[k]
+        case 5:
+            rows[k][4] = rng.randbytes(24)
+        case 6:
+            size = _u64(rng, size)
+        case 7:
+            version = rng.randrange(1 << 32)
+        case 8:
+            count = rng.choice([0, count - 1, count + 1, 31, 33, 2**31, 2**32 - 1])
+    body = b"".join(_ENTRY.pack(*r) for r in rows)
+    start = _HEAD.pack(magic, version, count, size, zero, b"")[:32]
+    claimed = (body + data[_HEAD.size + len(body) :])[: min(count * _ENTRY.size, len(data))]
+    return start + hashlib.sha256(start + claimed).digest() + body + data[_HEAD.size + len(body) :]
+
+
+def _u64(rng: random.Random, old: int) -> int:
+    return rng.choice([0, 1, 63, 64, old + 64, max(old - 64, 0), old + 1, 2**31, 2**32, 2**63, 2**64 - 1, 2**64 - 64, rng.randrange(2**64)])
+
+
+def swap(rng: random.Random, data: bytes) -> bytes:
+    """Sections left out, exchanged, repeated under another name, in another order."""
+    parts = sections_of(data)
+    a, b = rng.sample(list(parts), 2)
+    match rng.randrange(4):
+        case 0:
+            del parts[a]
+        case 1:
+            parts[a], parts[b] = parts[b], parts[a]
+        case 2:
+            parts[a] = parts[b]
+        case 3:
+            order = list(parts)
+            rng.shuffle(order)
+            parts = {n: parts[n] for n in order}
+    return assemble(parts)
+
+
+# edits of the content, with fresh checksums
+
+
+def json_value(rng: random.Random, data: bytes) -> bytes:
+    """Some values of a JSON section replaced, removed, added or exchanged."""
+    parts = sections_of(data)
+    name = rng.choice([n for n in ("header", "choices", "arenas", "index", "info", "packed_index") if n in parts])
+    tree = json.loads(parts[name])
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        _edit(rng, tree)
+    parts[name] = json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
+    return assemble(parts)
+
+
+def _edit(rng: random.Random, tree: Any) -> None:
+    places = list(_places(tree))
+    if not places:
+        return
+    holder, key = rng.choice(places)
+    match rng.randrange(7):
+        case 0 | 1 | 2:
+            holder[key] = rng.choice(VALUES)
+        case 3:
+            if isinstance(holder[key], int) and not isinstance(holder[key], bool):
+                holder[key] += rng.choice([-65, -64, -1, 1, 2, 64, 4096])
+            elif isinstance(holder[key], str):
+                holder[key] = holder[key][::-1]
+        case 4:
+            del holder[key]
+        case 5:
+            if isinstance(holder, list):
+                holder.insert(rng.randrange(len(holder) + 1), rng.choice(VALUES))
+            else:
+                holder[rng.choice(["extra", "x", key + "_"])] = rng.choice(VALUES)
+        case 6:
+            other, k = rng.choice(places)
+            if not isinstance(holder, list) or key < len(holder):
+                holder[key], other[k] = json.loads(json.dumps(other[k])), json.loads(json.dumps(holder[key]))
+
+
+def _places(tree: Any):
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield tree, key
+        yield from _places(value)
+
+
+def json_text(rng: random.Random, data: bytes) -> bytes:
+    """Damage to the text of a JSON section."""
+    parts = sections_of(data)
+    name = rng.choice([n for n in ("header", "choices", "arenas", "index", "info") if n in parts])
+    body, at = parts[name], rng.randrange(len(parts[name]))
+    fresh = rng.choice([
+        b"NaN", b"Infinity", b"1e999", b"[" * 100_000, b'{"a":' * 5000, b'"' * 3, b"\xff\xfe", b"1" * 5000, b",", b"",
+        b'"a":1,"a":2', b"\\u0000",
+        rng.randbytes(4), b"-", b"/**/", b"[" * 900 + b"]" * 900, b" ",
+    ])  # fmt: skip
+    parts[name] = body[:at] + fresh + body[at + rng.choice([0, 1, len(fresh)]) :]
+    return assemble(parts)
+
+
+def text(rng: random.Random, data: bytes) -> bytes:
+    """Edits of the network's text."""
+    parts = sections_of(data)
+    lines = parts["network"].decode().split("\n")
+    for _ in range(rng.choice([1, 1, 1, 2, 4])):
+        _edit_line(rng, lines)
+    parts["network"] = "\n".join(lines).encode(errors="replace")
+    return assemble(parts)
+
+
+def _edit_line(rng: random.Random, lines: list[str]) -> None:
+    k = rng.randrange(len(lines))
+    line = lines[k]
+    match rng.randrange(13):
+        case 0:
+            numbers = list(re.finditer(r"-?\d+", line))
+            if numbers:
+                m = rng.choice(numbers)
+                lines[k] = line[: m.start()] + str(rng.choice(NUMBERS)) + line[m.end() :]
+        case 1:
+            lines[k] = re.sub(r"= (\w+)\(", lambda m: f"= {rng.choice(sorted(OPS))}(", line, count=1)
+        case 2:
+            del lines[k]
+        case 3:
+            lines.insert(k, rng.choice(lines))
+        case 4:
+            j = rng.randrange(len(lines))
+            lines[k], lines[j] = lines[j], lines[k]
+        case 5:
+            lines[k] = re.sub(r": \w+\[", lambda m: f": {rng.choice(TYPES)}[", line, count=1)
+        case 6:
+            long = ["*".join(["(a+b+c)"] * 30), "9" * 3000, "N*" * 600 + "N", "min(" * 100 + "N" + ",2)" * 100]
+            dim = rng.choice(["N", "(N+1)*(N+2)", "N//0", "min(N,4)", "-5", "0", "max(N", *long])
+            lines[k] = re.sub(r"\[(\w+)", lambda m: f"[{dim}", line, count=1)
+        case 7:
+            const = rng.choice(["seed(1)", "[1, 2]", "sha256:" + "0" * 64, "[" + "1, " * 1000 + "]", "((((" * 500, "float('nan')"])
+            lines.insert(k, f"const %new{rng.randrange(99)}: f32[{rng.choice(['100000,100000', '2', '0', '', '1000000000000'])}] = {const}")
+        case 8:
+            names = re.findall(r"%[\w./:]+", "\n".join(lines))
+            if names:
+                lines[k] = re.sub(r"%[\w./:]+", lambda m: rng.choice(names), line, count=1)
+        case 9:
+            attr = rng.choice("axis pads strides group kernel_shape perm shape num_outputs repeats hint to split".split())
+            value = rng.choice(["7", "-1", "(1, 1)", "(0, 0, 0, 0)", "1000000000", "(1000000000, 1000000000)", "'x'", "f32", "(" * 400])
+            lines[k] = line.replace(")", f", {attr}={value})", 1)
+        case 10:
+            lines[k] = line + rng.choice([" {", " }", " named x", ' from "', "\x00", " \u2028", " from " + '"a", ' * 20_000 + '"b"'])
+        case 11:
+            lines[k:k] = ["%deep = Fused(hint='x') {", "  region body"] * rng.choice([1, 5, 50, 2000])
+        case 12:
+            at = rng.randrange(len(line) + 1)
+            lines[k] = line[:at] + chr(rng.choice([0, 9, 34, 37, 40, 61, 92, 125, 200, 0x2028, 0x1F600])) + line[at:]
+
+
+def weights(rng: random.Random, data: bytes) -> bytes:
+    """Other values in a stored array, its digests right everywhere: a good engine with strange weights."""
+    parts = sections_of(data)
+    index, raw = json.loads(parts["index"]), bytearray(parts["weights"])
+    row = rng.choice(index["weights"])
+    _, type_text, at, size, digest = row
+    if size:
+        fresh = rng.choice([rng.randbytes(size), bytes(size), b"\xff" * size, b"\x00\x00\x80\x7f" * (size // 4) + bytes(size % 4)])
+        raw[at : at + size] = fresh
+        now = hashlib.sha256(type_text.encode() + fresh).hexdigest()
+        parts["index"] = json.dumps(index, sort_keys=True, separators=(",", ":")).replace(digest, now).encode()
+        parts["network"] = parts["network"].replace(digest.encode(), now.encode())
+        parts["weights"] = bytes(raw)
+    return assemble(parts)
+
+
+def choice(rng: random.Random, data: bytes) -> bytes:
+    """Other tactics, formats, types, configs and in-place pairs, plausible ones: the loader plans them."""
+    parts = sections_of(data)
+    choices = json.loads(parts["choices"])
+    for _ in range(rng.choice([1, 1, 2, 5])):
+        c = choices[rng.choice(sorted(choices))]
+        match rng.randrange(6):
+            case 0:
+                c["tactic"] = rng.choice([v for v in VALUES if isinstance(v, str) and "/" in v])
+            case 1:
+                operands = [o for o in (*c["inputs"], *c["outputs"]) if o]
+                rng.choice(operands)[rng.randrange(2)] = rng.choice(FORMATS + TYPES)
+            case 2:
+                c["config"] = rng.choice([[], [["impl", "ref:any"]], [["impl", 7]], [["x", "y"]], [["impl", "jit:avx512_core"]] * 2])
+            case 3:
+                c["inplace"] = rng.choice([[], [[0, 0]], [[1, 0]], [[0, 0], [0, 0]]])
+            case 4:
+                c["inputs"] = [rng.choice([None, ["linear", "f32"], ["nhwc", "f32"]]) for _ in c["inputs"]]
+            case 5:
+                c["rtol"] = rng.choice([0.0, -1.0, 1e9])
+    parts["choices"] = json.dumps(choices, sort_keys=True, separators=(",", ":")).encode()
+    return assemble(parts)
+
+
+RAW: dict[str, Callable[[random.Random, bytes], bytes]] = {"flip": flip, "cut": cut, "extend": extend, "overwrite": overwrite}
+EDITS: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    "table": table, "swap": swap, "json_value": json_value, "json_text": json_text, "text": text, "weights": weights, "choice": choice,
+}  # fmt: skip
+
+
+def mutant(seed: int, bases: list[bytes]) -> tuple[str, bytes, bytes]:
+    """(kind, mutated file, the file it was made of) for a seed."""
+    rng = random.Random(seed)
+    base = bases[rng.randrange(len(bases))]
+    kinds = {**RAW, **EDITS}
+    weight = {"json_value": 4, "text": 5, "choice": 3}
+    kind = rng.choices(list(kinds), [weight.get(k, 1) for k in kinds])[0]
+    return kind, kinds[kind](rng, base), base

@@ -1,0 +1,34 @@
+"""Mutated engine files, a seeded few of what benchmarks/fuzz_engine.py tries: EngineError or a good engine, nothing else."""
+
+import pytest
+from mutants import EDITS, RAW, assemble, mutant, sections_of
+from trial import attempt, base_engines
+
+
+@pytest.fixture(scope="module")
+def bases():
+    return base_engines()
+
+
+def test_the_good_ones_run(bases):
+    assert [attempt(b) for b in bases] == ["opened and ran"] * 2
+    assert assemble(sections_of(bases[0])) == bases[0]
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_mutants(bases, block):
+    for seed in range(100 * block, 100 * block + 100):
+        kind, data, base = mutant(seed, bases)
+        outcome = attempt(data)
+        assert not outcome.startswith("BAD"), (seed, kind, outcome)
+        if kind in RAW and data != base:
+            assert outcome.startswith("refused"), (seed, kind, outcome)
+
+
+@pytest.mark.parametrize("kind", sorted(EDITS))
+def test_edits_reach_behind_the_checksums(bases, kind):
+    """A kind of edit whose files are all refused for a checksum would test nothing deeper."""
+    import random
+
+    reasons = {attempt(EDITS[kind](random.Random(s), bases[0])) for s in range(12)}
+    assert any("does not have its digest" not in r for r in reasons), reasons

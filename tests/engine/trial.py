@@ -1,0 +1,101 @@
+"""Opens one (mutated) engine as a user would, runs it when it opens, and says what happened."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+from whet.errors import EngineError, WhetError
+from whet.network import Network, parse_network, parse_type
+from whet.ops._cost import network_operations
+from whet.runtime import Runtime
+
+MEMORY = 256 << 20  # bytes of arena up to which an engine that opens is run
+WORK = 2_000_000_000  # operations up to which it is run
+
+
+def attempt(data: bytes) -> str:
+    """`refused: ...`, `opened and ran`, `opened: ...` (an error of whet's at run time), or `BAD ...`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            engine = Runtime().load(data)
+            return _run(engine)
+    except EngineError as e:
+        return f"BAD MemoryError: {e}" if "MemoryError" in str(e) else f"refused: {e}"
+    except Exception as e:  # noqa: BLE001 - any other exception is what is looked for
+        return f"BAD {type(e).__name__}: {e}"
+
+
+def _run(engine) -> str:
+    plan = engine.plan
+    shapes = plan.profiles[0].shapes if plan.profiles else {}
+    env = {s: 8 for s in plan.network.symbols()}
+    if plan.arenas[0].total > MEMORY or network_operations(plan.network, env) > WORK:
+        return "opened: too large to run"
+    feed = {}
+    for t in plan.network.inputs:
+        shape = shapes[t.name][1] if t.name in shapes else tuple(t.shape)
+        feed[t.name] = np.zeros(shape, t.dtype.numpy)
+    try:
+        engine.create_context().run(feed)
+    except WhetError as e:
+        return f"opened: {type(e).__name__}: {e}"
+    return "opened and ran"
+
+
+def base_networks() -> list[Network]:
+    """Small `source` networks whose engines hold most of what files can hold."""
+    residual = parse_network(
+        """
+        network residual source
+        in %x: f32[N,3,12,12]
+        const %w1: f32[16,3,3,3] = seed(1)
+        const %scale: f32[16] = seed(2)
+        const %mean: f32[16] = seed(3)
+        const %var: f32[16] = [1.5, 1.5, 1.5, 1.5, 2.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5]
+        const %w2: f32[16,16,3,3] = seed(4)
+        const %w3: f32[10,16] = seed(5)
+        const %b3: f32[10] = seed(6)
+        %a = Conv(%x, %w1, pads=(1, 1, 1, 1)) from "conv1"
+        %b = BatchNormalization(%a, %scale, %mean, %mean, %var) from "bn1"
+        %c = Relu(%b) from "relu1"
+        %d = Conv(%c, %w2, pads=(1, 1, 1, 1)) from "conv2"
+        %e = Add(%d, %c) from "add"
+        %f = Relu(%e) from "relu2"
+        %g = GlobalAveragePool(%f) from "pool"
+        %h = Flatten(%g) from "flatten"
+        %y = Gemm(%h, %w3, %b3, transB=1) from "fc"
+        out %y
+        """
+    )
+    moves = Network("moves")
+    x = moves.add_input("x", parse_type("f32[2,6,8]"))
+    w = moves.constant(np.random.default_rng(1).standard_normal((8, 8)).astype("f4"), "w")
+    q = moves.add("MatMul", x, w, sources=["q"])
+    t = moves.add("Transpose", q, perm=(0, 2, 1), sources=["turn"])
+    s = moves.add("Softmax", moves.add("MatMul", q, t, sources=["scores"]), axis=-1, sources=["softmax"])
+    m = moves.add("MatMul", s, q, sources=["mix"])
+    z = moves.add("Concat", m, moves.add("Sigmoid", x, sources=["gate"]), axis=2, sources=["join"])
+    moves.mark_output(moves.add("Reshape", z, moves.constant(np.array([2, -1], "i8"), "shape"), sources=["flat"]), "y")
+    return [residual, moves]
+
+
+def base_engines() -> list[bytes]:
+    """Engines of `base_networks`, built here without timing; the first with packed weights."""
+    from whet.builder import BuildConfig, build
+    from whet.engine import engine_bytes
+
+    made = []
+    for net in base_networks():
+        dynamic = any(not t.type.static for t in net.inputs)
+
+        def at(n, net=net):
+            return {t.name: tuple(d if isinstance(d, int) else n for d in t.shape) for t in net.inputs}
+
+        profiles = ((at(1), at(2), at(4)),) if dynamic else ()
+        plan = build(net, BuildConfig(optimization_level=1, timing_cache="", profiles=profiles, threads=1))
+        packed = Runtime().load(plan).packed_weights() if dynamic else None
+        made.append(engine_bytes(plan, packed_weights=packed))
+    return made
