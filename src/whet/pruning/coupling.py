@@ -1,0 +1,157 @@
+"""Which channels must go together: the ops' coupled axes, joined over the whole network.
+
+An element is one index of one axis of one tensor. Elements that a layer ties (op.couples) are in one unit: a unit is cut whole or
+kept whole. A unit may be cut only if every layer that makes or reads one of its tensors says how; network inputs and outputs,
+dynamic dims and what regions capture are never cut. Units that lie in the same axes form a group: conv1's output channels with
+bn1's parameters and conv2's input channels, say. The pruning literature's groups are these; no op is named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.errors import PruneError
+from whet.network import Layer, Network, Tensor
+from whet.ops import Couple, get_op
+from whet.pruning._components import components
+from whet.registry import nearest
+
+Axis = tuple[Tensor, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Channels that are cut together. `members[tensor, axis]` is int64 [size, block]: the indexes of each unit along that axis.
+
+    `name` is that of the first weight whose channels these are; it is what recipes refer to. `layers` are the layers that
+    lose channels, in running order.
+    """
+
+    name: str
+    size: int
+    members: Mapping[Axis, np.ndarray]
+    layers: tuple[str, ...]
+
+    def weights(self) -> Iterator[tuple[Tensor, int, np.ndarray]]:
+        """(constant, axis, indexes [size, block]) of the float constants in the group."""
+        for (t, axis), at in self.members.items():
+            if t.is_constant and t.dtype.is_float:
+                yield t, axis, at
+
+    def __repr__(self) -> str:
+        return f"Group({self.name!r}, {self.size} channels over {len(self.layers)} layers)"
+
+
+def groups(net: Network) -> list[Group]:
+    """All groups of a network that have at least two channels and a weight of two or more axes, in order of first use."""
+    axes = _axes(net)
+    base: dict[Axis, int] = {}
+    n = 0
+    for t, axis in axes:
+        base[t, axis] = n
+        n += t.shape[axis]  # type: ignore[operator]
+    locked = np.zeros(n, bool)
+    edges: list[tuple[np.ndarray, np.ndarray]] = []
+    for layer in net.layers:
+        _tie(layer, base, locked, edges)
+    for t in (*net.inputs, *net.outputs):
+        _lock(t, base, locked)
+    first = np.concatenate([e[0] for e in edges]) if edges else np.zeros(0, np.int64)
+    second = np.concatenate([e[1] for e in edges]) if edges else np.zeros(0, np.int64)
+    root = components(n, first, second)
+    fixed = np.zeros(n, bool)
+    fixed[root[locked]] = True
+    return list(_collect(net, axes, base, root, fixed[root]))
+
+
+def find_group(found: list[Group], name: str) -> Group:
+    """The group called `name`. Raises PruneError with the nearest name."""
+    for g in found:
+        if g.name == name:
+            return g
+    raise PruneError(
+        f"there is no group {name!r}.{nearest(name, [g.name for g in found])} The network has {len(found)} groups that can be cut."
+    )
+
+
+def _axes(net: Network) -> list[Axis]:
+    """Axes of static size, two or more, of all tensors that the layers touch."""
+    seen: dict[Tensor, None] = {}
+    for layer in net.layers:
+        seen.update(dict.fromkeys(t for t in (*layer.inputs, *layer.outputs) if t is not None))
+    return [(t, i) for t in seen for i, d in enumerate(t.shape) if isinstance(d, int) and d > 1]
+
+
+def _tie(layer: Layer, base: Mapping[Axis, int], locked: np.ndarray, edges: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Edges of one layer's couples; locks the axes that they do not name."""
+    o = get_op(layer.op)
+    couples = o.couples(layer) if o.couples is not None and not layer.regions else []
+    named: set[Axis] = set()
+    for c in couples:
+        a, b = (c.a, c.a_axis), (c.b, c.b_axis)
+        named |= {a, b}
+        if a in base and b in base:
+            edges.append(_edges(c, base[a], base[b]))
+        else:  # tied to an axis of size one or of unknown size: it cannot lose a part
+            for one in (a, b):
+                if one in base:
+                    locked[base[one] : base[one] + one[0].shape[one[1]]] = True
+    for t in (*layer.inputs, *layer.outputs):
+        if t is not None:
+            for i in range(t.type.rank):
+                if (t, i) in base and (t, i) not in named:
+                    locked[base[t, i] : base[t, i] + t.shape[i]] = True
+    for region in layer.regions.values():
+        for t in region.captures():
+            _lock(t, base, locked)
+
+
+def _edges(c: Couple, at_a: int, at_b: int) -> tuple[np.ndarray, np.ndarray]:
+    """Edges that make one component of each unit: its first element of `a` with all others."""
+    count = c.count if c.count is not None else (int(c.a.shape[c.a_axis]) - c.a_at) // c.a_block  # type: ignore[arg-type]
+    a = at_a + c.a_at + np.arange(count * c.a_block).reshape(count, c.a_block)
+    b = at_b + c.b_at + np.arange(count * c.b_block).reshape(count, c.b_block)
+    others = np.concatenate([a[:, 1:], b], axis=1)
+    return np.repeat(a[:, 0], others.shape[1]), others.reshape(-1)
+
+
+def _lock(t: Tensor, base: Mapping[Axis, int], locked: np.ndarray) -> None:
+    for i in range(t.type.rank):
+        if (t, i) in base:
+            locked[base[t, i] : base[t, i] + t.shape[i]] = True
+
+
+def _collect(net: Network, axes: list[Axis], base: Mapping[Axis, int], root: np.ndarray, fixed: np.ndarray) -> Iterator[Group]:
+    """Groups of the units that are not fixed."""
+    places: dict[int, dict[int, list[int]]] = {}  # unit -> number of an axis -> indexes along it
+    for number, (t, i) in enumerate(axes):
+        start = base[t, i]
+        for k in range(t.shape[i]):  # type: ignore[arg-type]
+            if not fixed[start + k]:
+                places.setdefault(int(root[start + k]), {}).setdefault(number, []).append(k)
+    alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for unit, where in places.items():
+        alike.setdefault(tuple((number, len(at)) for number, at in where.items()), []).append(unit)
+    order = {layer.name: k for k, layer in enumerate(net.layers)}
+    touching: dict[Tensor, list[str]] = {}
+    for layer in net.layers:
+        for t in {t for t in (*layer.inputs, *layer.outputs) if t is not None}:
+            touching.setdefault(t, []).append(layer.name)
+    found = []
+    for signature, units in alike.items():
+        members = {axes[number]: np.array([places[u][number] for u in units], np.int64) for number, _ in signature}
+        matrices = [(t, i) for t, i in members if t.is_constant and t.type.rank > 1]
+        if len(units) < 2 or not matrices:
+            continue
+        layers = sorted({name for t, _ in members for name in touching[t]}, key=order.__getitem__)
+        found.append((order[layers[0]], units[0], matrices, members, layers))
+    taken: dict[str, int] = {}
+    for _, _, matrices, members, layers in sorted(found, key=lambda f: f[:2]):
+        # The weight that makes the channels names them: the one read by the earliest layer.
+        t, _ = min(matrices, key=lambda m: (min(order[n] for n in touching[m[0]]), m[1]))
+        taken[t.name] = taken.get(t.name, 0) + 1
+        name = t.name if taken[t.name] == 1 else f"{t.name}#{taken[t.name]}"
+        yield Group(name, len(next(iter(members.values()))), members, tuple(layers))

@@ -1,0 +1,121 @@
+"""Cutting: a network without the channels that are not kept, and the big network with the same channels zeroed (its oracle)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.errors import NetworkError, PruneError
+from whet.network import Layer, Network, Tensor, Weight, copy_into, verify
+from whet.ops import get_op
+from whet.ops._origin import express, literal
+from whet.pruning.coupling import Axis, Group, find_group, groups
+
+Kept = Mapping[str, Sequence[int] | np.ndarray]  # group name -> kept channels
+
+
+def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None) -> Network:
+    """`net` with only the `kept` channels of each named group; groups that are not named stay whole.
+
+    Layers, tensors and weights keep their names; a cut weight's origin is a Gather of the source weight, so the same cut can be
+    applied to other values of it. `found` are the groups of `net` if they are known already.
+    Raises PruneError for an unknown group, channels that are not there, or none kept, and for a layer that does not come out as expected.
+    """
+    indexes = kept_indexes(net, kept, found)
+    if net.stage != "source":
+        raise PruneError("only a source network can be cut: cut before lowering, then build again")
+    made = Network(net.name, net.stage)
+    twin: dict[Tensor, Tensor] = {}
+    for t in net.inputs:
+        twin[t] = made.add_input(t.name, t.type)
+    for t in net.constants.values():
+        assert t.weight is not None
+        twin[t] = made.constant(_sliced(t, t.weight, indexes), t.name)
+    for layer in net.layers:
+        _cut_layer(layer, made, twin, indexes)
+    made.outputs = [twin[t] for t in net.outputs]
+    made.metadata = dict(net.metadata)
+    made.prune_dead()  # a shape that was rewritten leaves its old constant behind
+    return verify(made)
+
+
+def zeroed(net: Network, kept: Kept, found: Sequence[Group] | None = None) -> Network:
+    """`net` at its full size with the weights of all channels that are not kept set to zero: it computes what `cut` computes."""
+    indexes = kept_indexes(net, kept, found)
+    made = net.clone()
+    for t in net.constants.values():
+        if not t.dtype.is_float or not any((t, i) in indexes for i in range(t.type.rank)):
+            continue
+        array = t.array().copy()
+        for i in range(t.type.rank):
+            if (t, i) in indexes:
+                gone = np.setdiff1d(np.arange(array.shape[i]), indexes[t, i])
+                array[(slice(None),) * i + (gone,)] = 0
+        made.constants[t.name].weight = Weight(array)
+    return made
+
+
+def kept_indexes(net: Network, kept: Kept, found: Sequence[Group] | None = None) -> dict[Axis, np.ndarray]:
+    """Kept indexes (sorted) of every axis that loses some. Raises PruneError."""
+    known = list(found) if found is not None else groups(net)
+    gone: dict[Axis, list[np.ndarray]] = {}
+    for name, channels in kept.items():
+        g = find_group(known, name)
+        at = np.asarray(channels)
+        if at.ndim != 1 or not len(at) or (at.dtype.kind not in "iu"):
+            raise PruneError(f"group {name!r}: the kept channels are a list of at least one whole number, not {channels!r}"[:300])
+        if at.min() < 0 or at.max() >= g.size or len(np.unique(at)) != len(at):
+            raise PruneError(
+                f"group {name!r} has channels 0 to {g.size - 1}, each to be named once; {sorted(at.tolist())[:12]}... does not fit"
+            )
+        lost = np.setdiff1d(np.arange(g.size), at)
+        if len(lost):
+            for axis, members in g.members.items():
+                gone.setdefault(axis, []).append(members[lost].reshape(-1))
+    indexes = {}
+    for (t, i), lost_here in gone.items():
+        indexes[t, i] = np.setdiff1d(np.arange(t.shape[i]), np.concatenate(lost_here))
+        if not len(indexes[t, i]):
+            raise PruneError(f"nothing would be left of axis {i} of %{t.name}: keep at least one channel of one of its groups")
+    return indexes
+
+
+def _sliced(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray]) -> Weight:
+    """The weight with the kept indexes only, its origin saying so."""
+    for i in range(t.type.rank):
+        if (t, i) in indexes:
+            weight = express("Gather", weight, literal(indexes[t, i].astype(np.int64)), axis=i)
+    return weight
+
+
+def _cut_layer(layer: Layer, made: Network, twin: dict[Tensor, Tensor], indexes: Mapping[Axis, np.ndarray]) -> None:
+    """Adds the layer over the cut tensors, with what its op says must change."""
+    tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
+    here = {(t, i): at for (t, i), at in indexes.items() if any(t is x for x in tensors)}
+    recut = get_op(layer.op).recut
+    change: dict[str | int, Any] = recut(layer, here) if recut is not None and here else {}
+    attrs = {**layer.attrs, **{k: v for k, v in change.items() if isinstance(k, str)}}
+    inputs: list[Tensor | None] = [None if t is None else twin[t] for t in layer.inputs]
+    for place, value in change.items():
+        if isinstance(place, int):
+            inputs += [None] * (place + 1 - len(inputs))
+            inputs[place] = None if value is None else made.constant(np.asarray(value), f"{layer.name}.{place}")
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    regions = {k: copy_into(r, Network(r.name, r.stage), twin) for k, r in layer.regions.items()}
+    try:
+        new = made.add_layer(
+            layer.op, inputs, attrs, name=layer.name, outputs=[t.name for t in layer.outputs], regions=regions, sources=layer.sources
+        )
+    except NetworkError as e:
+        raise PruneError(f"{layer.op} '{layer.name}' does not take its cut inputs: {e}. Leave the groups that it reads whole.") from e
+    for t, cut_twin in zip(layer.outputs, new.outputs, strict=True):
+        want = tuple(len(here[t, i]) if (t, i) in here else d for i, d in enumerate(t.shape))
+        if cut_twin.shape != want:
+            raise PruneError(
+                f"{layer.op} '{layer.name}' makes {cut_twin.type} of its cut inputs, not {t.type.with_shape(want)}: "
+                f"it counts on the full size. Leave the groups that it reads whole."
+            )
+        twin[t] = cut_twin
