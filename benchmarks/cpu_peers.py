@@ -1,0 +1,181 @@
+"""whet against ONNX Runtime and OpenVINO on the CPU, FP32, in one run: zoo networks, paired and interleaved, in several processes.
+
+`python benchmarks/cpu_peers.py [--models resnet18,resnet50] [--batches 1,8] [--processes 6] [--out FILE]`
+
+whet's engine is built once and saved; each process loads it beside the peers' sessions of the same ONNX file, all with the same number
+of threads, checks that the outputs agree, and times blocks of inferences in turns, forwards and backwards (a peer's threads may spin
+after a run, so each block starts with a pause and two runs that do not count). Half of the processes start with whet, half with the
+last peer. `ratio` is the better peer's time over whet's (above 1: whet is faster), the median over processes; `ratio_low` and
+`ratio_high` are the lowest and highest process. `others_cpus` is what other programs took of the machine meanwhile.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+BAR = 0.97
+SEED = 11
+PAUSE_SECONDS, BLOCK_SECONDS = 0.05, 0.25
+
+
+def feed(inputs: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(SEED)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in inputs.items()}
+
+
+def whet_runner(engine: Path, threads: int):
+    from whet.runtime import Runtime
+
+    loaded = Runtime(backend="cpu", threads=threads).load(engine)
+    context = loaded.create_context()
+    return context.run
+
+
+def ort_runner(model: Path, threads: int):
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return lambda arrays: dict(zip(names, session.run(names, arrays), strict=True))
+
+
+def openvino_runner(model: Path, threads: int):
+    import openvino as ov
+
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1}
+    compiled = ov.Core().compile_model(str(model), "CPU", settings)
+    request, names = compiled.create_infer_request(), [o.get_any_name() for o in compiled.outputs]
+
+    def run(arrays):
+        got = request.infer(arrays, share_inputs=True, share_outputs=True)
+        return {n: np.asarray(got[i]) for i, n in enumerate(names)}
+
+    return run
+
+
+RUNNERS = {"whet": whet_runner, "ort": ort_runner, "openvino": openvino_runner}
+
+
+def worker(args: argparse.Namespace) -> None:
+    """One process: loads all three, checks them against each other, times them in turns, prints JSON."""
+    from whet.backends.cpu.load import busy_seconds, own_seconds
+
+    arrays = feed({n: tuple(s) for n, s in json.loads(args.inputs).items()})
+    order = list(RUNNERS) if args.worker % 2 == 0 else list(RUNNERS)[::-1]
+    runners = {n: RUNNERS[n](Path(args.engine if n == "whet" else args.model), args.threads) for n in order}
+    outs = {n: {k: np.array(v) for k, v in run(arrays).items()} for n, run in runners.items()}
+    errors = {}
+    for n in ("whet", "openvino"):
+        errors[n] = max(float(np.abs(outs[n][k] - ref).max() / np.abs(ref).max()) for k, ref in outs["ort"].items())
+        assert errors[n] < 1e-3, f"{n} and ONNX Runtime differ by {errors[n]}"
+    times: dict[str, list[float]] = {n: [] for n in order}
+    busy, own, start = busy_seconds() or 0.0, own_seconds(), time.perf_counter()
+    for r in range(args.rounds):
+        for n in order if r % 2 == 0 else order[::-1]:
+            times[n].extend(block(runners[n], arrays))
+    seconds = time.perf_counter() - start
+    others = ((busy_seconds() or 0.0) - busy - (own_seconds() - own)) / seconds
+    row = {n: {"median": median(t), "p10": float(np.quantile(t, 0.1)), "p90": float(np.quantile(t, 0.9)), "runs": len(t)} for n, t in times.items()}
+    print(json.dumps({"ms": row, "error": errors, "others_cpus": round(max(0.0, others), 3), "first": order[0]}))
+
+
+def block(run, arrays) -> list[float]:
+    """Milliseconds of the inferences of one block."""
+    time.sleep(PAUSE_SECONDS)
+    for _ in range(2):
+        start = time.perf_counter()
+        run(arrays)
+        once = time.perf_counter() - start
+    times = []
+    for _ in range(max(3, min(60, int(BLOCK_SECONDS / once)))):
+        start = time.perf_counter()
+        run(arrays)
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> dict:
+    import whet.zoo
+    from whet.builder import BuildConfig, build
+    from whet.engine import write_engine
+    from whet.frontends import network_from_onnx
+
+    model, engine = folder / f"{name}-{batch}.onnx", folder / f"{name}-{batch}.engine"
+    whet.zoo.save(name, model, batch=batch)
+    net = network_from_onnx(model)
+    shapes = {t.name: [int(d) for d in t.shape] for t in net.inputs}
+    plan = build(net, BuildConfig(threads=args.threads, timing_cache=str(folder / "timings.sqlite"), optimization_level=args.level))
+    write_engine(plan, engine)
+    runs = []
+    for i in range(args.processes):
+        command = [sys.executable, __file__, "--worker", str(i), "--engine", str(engine), "--model", str(model), "--inputs", json.dumps(shapes)]
+        command += ["--threads", str(args.threads), "--rounds", str(args.rounds)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr[-2000:])
+        runs.append(json.loads(done.stdout.strip().splitlines()[-1]))
+    ratios = sorted(min(r["ms"][p]["median"] for p in ("ort", "openvino")) / r["ms"]["whet"]["median"] for r in runs)
+    row = {"case": name, "batch": batch, "precision": "fp32"}
+    row |= {f"{n}_ms": round(median(r["ms"][n]["median"] for r in runs), 4) for n in RUNNERS}
+    row |= {"ratio": round(median(ratios), 4), "ratio_low": round(ratios[0], 4), "ratio_high": round(ratios[-1], 4), "bar": BAR}
+    row |= {"threads": args.threads, "others_cpus": max(r["others_cpus"] for r in runs), "error_against_ort": max(r["error"]["whet"] for r in runs)}
+    row |= {"build_seconds": round(plan.report["build_seconds"], 2), "build_disturbed": len(plan.report["timing"].get("disturbed_cpus", []))}
+    row |= {"processes": [{n: r["ms"][n] for n in RUNNERS} | {"first": r["first"], "others_cpus": r["others_cpus"]} for r in runs]}
+    print(f"{name} batch {batch}: whet {row['whet_ms']:.2f}  ort {row['ort_ms']:.2f}  openvino {row['openvino_ms']:.2f} ms  "
+          f"ratio {row['ratio']:.3f} ({row['ratio_low']:.3f}-{row['ratio_high']:.3f}), bar {BAR}, others {row['others_cpus']:.2f} CPUs", flush=True)  # fmt: skip
+    return row
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--models", default="resnet18,resnet50")
+    p.add_argument("--batches", default="1,8")
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--processes", type=int, default=6, help="at least 5 for a result to be committed")
+    p.add_argument("--rounds", type=int, default=8)
+    p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
+    p.add_argument("--out", default=str(Path(__file__).parent / "results" / "cpu" / "peers.json"))
+    for hidden in ("worker", "engine", "model", "inputs"):
+        p.add_argument(f"--{hidden}", help=argparse.SUPPRESS, type=int if hidden == "worker" else str)
+    args = p.parse_args()
+    if args.worker is not None:
+        worker(args)
+        return
+    from importlib.metadata import version
+
+    from whet.backends import get_backend
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [measure(n, int(b), args, Path(folder)) for n in args.models.split(",") for b in args.batches.split(",")]
+    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    result = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip(),
+        "command": " ".join(["python", "benchmarks/cpu_peers.py", *sys.argv[1:]]),
+        "versions": {n: version(n) for n in ("numpy", "onnxruntime", "openvino", "onednn-cpu-gomp")} | {"python": sys.version.split()[0]},
+        "machine": {k: v for k, v in get_backend("cpu", threads=args.threads).describe().items() if k in ("model", "cpus", "caches", "loop")},
+        "rows": rows,
+    }
+    out = Path(args.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    low = [r for r in rows if r["ratio"] < BAR]
+    print(f"{len(rows) - len(low)} of {len(rows)} at the bar; written to {os.path.relpath(out)}")
+    raise SystemExit(1 if low else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""An engine tuned again: the same network and results, no reformats left over from the old choice."""
+
+import numpy as np
+
+from whet.builder import BuildConfig, build
+from whet.builder.retune import retune, unformatted
+from whet.network import parse_network, verify
+from whet.runtime import Runtime
+
+NET = """network n source
+in %x: f32[N,8,12,12]
+const %w: f32[16,8,3,3] = seed(1)
+const %b: f32[16] = seed(2)
+const %v: f32[16,16,3,3] = seed(3)
+%a = Conv(%x, %w, %b, pads=(1, 1, 1, 1)) from "conv1"
+%r = Relu(%a) from "relu1"
+%c = Conv(%r, %v, pads=(1, 1, 1, 1)) from "conv2"
+%s = Add(%c, %a) from "add"
+%y = Relu(%s) from "relu2"
+out %y
+"""
+
+
+def test_retuned_engine_computes_the_same():
+    shape = {"x": (2, 8, 12, 12)}
+    config = BuildConfig(profiles=((shape, shape, shape),), timing_cache="", avg_timing=2, optimization_level=1)
+    old = build(parse_network(NET), config)
+    net = verify(unformatted(old))
+    assert [x.op for x in net.layers].count("Reformat") == 0
+    new = retune(old, timing_cache="")
+    assert {n for n, _ in new.choices.items() if "eformat" not in n} == {n for n, _ in old.choices.items() if "eformat" not in n}
+    x = np.random.default_rng(0).standard_normal((2, 8, 12, 12)).astype(np.float32)
+    a, b = (Runtime().load(p).create_context().run({"x": x})["y"] for p in (old, new))
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    assert new.profiles == old.profiles
+    assert new.model_digest == old.model_digest
