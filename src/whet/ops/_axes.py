@@ -81,7 +81,8 @@ def groups(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int
     found: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(a) or j < len(b):
-        xs, ys = [], []
+        xs: list[int] = []
+        ys: list[int] = []
         p: Dim = 1
         q: Dim = 1
         while True:

@@ -213,6 +213,13 @@ def folded(layer: Layer) -> list[tuple[Dim, ...] | None]:
     arrays = [known_array(t) for t in layer.inputs]
     if any(a is None and t is not None for a, t in zip(arrays, layer.inputs, strict=True)):
         return [None]
+    if any(a is not None and a.dtype == object for a in arrays):  # dims meet whole numbers only
+        for i, a in enumerate(arrays):
+            if a is not None and a.dtype.kind == "f":
+                whole = _whole(a)
+                if whole is None:
+                    return [None]
+                arrays[i] = np.array(whole, object).reshape(a.shape)
     got = get_op(layer.op).reference(layer, *arrays)
     outs = [np.asarray(a) for a in (got if isinstance(got, list | tuple) else [got])]
     return [tuple(a.reshape(-1)) if a.dtype == object else _whole(a) for a in outs]

@@ -44,7 +44,7 @@ def binary_couples(layer: Layer) -> list[Couple]:
     return made
 
 
-FLOAT_SAMPLES = (
+FLOAT_SAMPLES: tuple[Any, ...] = (
     (["f32[2,3,4,5]", "f32[2,3,4,5]"], {}),
     (["f32[1,16,8,8]", "const f32[16,1,1]"], {}),
     (["const f32[3]", "f32[2,3]"], {}),
@@ -52,8 +52,8 @@ FLOAT_SAMPLES = (
     (["extreme f32[4,16]", "extreme f32[4,16]"], {}),
     (["f16[3,7]", "f16[3,7]"], {}),
 )
-INT_SAMPLES = ((["i64[3]", "i64[1]"], {}), (["i32[2,5]", "i32[]"], {}))
-BOOL_SAMPLES = ((["bool[2,3,4]", "bool[2,3,4]"], {}), (["bool[5,1]", "const bool[3]"], {}), (["bool[]", "bool[]"], {}))
+INT_SAMPLES: tuple[Any, ...] = ((["i64[3]", "i64[1]"], {}), (["i32[2,5]", "i32[]"], {}))
+BOOL_SAMPLES: tuple[Any, ...] = ((["bool[2,3,4]", "bool[2,3,4]"], {}), (["bool[5,1]", "const bool[3]"], {}), (["bool[]", "bool[]"], {}))
 
 
 def compare(name: str, f: Callable[[Any, Any], np.ndarray], samples: Sequence[Any] = (*FLOAT_SAMPLES, *INT_SAMPLES)):

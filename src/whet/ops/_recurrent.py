@@ -36,12 +36,12 @@ ATTRS: dict[str, Any] = {
 Step = Callable[..., tuple[np.ndarray, ...]]
 
 
-def activations(layer: Layer, defaults: tuple[str, ...]) -> list[list[Callable[[np.ndarray], np.ndarray]]]:
+def activations(layer: Layer, defaults: tuple[str, ...]) -> list[list[Callable[..., np.ndarray]]]:
     """The functions of each direction. Raises UnsupportedError for one that whet has not."""
     directions = len(DIRECTIONS[layer.attrs["direction"]])
     names = layer.attrs.get("activations") or defaults * directions
     alphas, betas = (iter(layer.attrs.get(k) or ()) for k in ("activation_alpha", "activation_beta"))
-    made = []
+    made: list[Callable[..., np.ndarray]] = []
     for name in names:
         key = name.lower()
         if key not in ACTIVATIONS:
@@ -72,6 +72,9 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
     if lengths is not None and lengths.dtype != I32:
         raise NetworkError(f"{where}: sequence lengths are i32, not {lengths.type}")
     one_float_type(layer, 0, 1, 2, 3, *range(5, len(layer.inputs)))
+    more = layer.input(5 + states)
+    if more is not None and not may_equal(more.shape, (d, 3 * h)):
+        raise NetworkError(f"{where}: peepholes are {more}, they need shape [{d},{3 * h}]")
     batch_first = bool(layer.attrs["layout"])
     activations(layer, defaults)
     n, t = x.shape[:2] if batch_first else x.shape[1::-1]  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from whet.network import Layer, Network, parse_type, static_shape
+from whet.network import Layer, Network, Tensor, parse_type, static_shape
 from whet.ops._base import OPS, Sample
 
 
@@ -20,7 +20,7 @@ def sample_layer(op_name: str, sample: Sample, *, opaque: bool = False) -> tuple
     """A network of one layer for the sample, the layer, and the arrays of all its inputs (constants included)."""
     arrays = sample_arrays(sample, op_name)
     net = Network(op_name.lower())
-    inputs = []
+    inputs: list[Tensor | None] = []
     for i, (spec, a) in enumerate(zip(sample.inputs, arrays, strict=True)):
         if a is None:
             inputs.append(None)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from whet.ops._base import float_input, numeric_input, op, same_axes
+from whet.network import Dim
+from whet.ops._base import float_input, known_values, numeric_input, op, same_axes
 
 Function = Callable[..., np.ndarray]
 
@@ -39,6 +40,11 @@ def unary(
         pointwise=True,
         **rest,
     )
+
+
+def known_input(layer) -> list[tuple[Dim, ...] | None]:
+    """`shape_value` of an op that changes no whole number."""
+    return [known_values(layer.inputs[0])]
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

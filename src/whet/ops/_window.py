@@ -114,13 +114,11 @@ def pool_of(layer: Layer) -> Pool:
     kernel = a.get("kernel_shape")
     if kernel is None or len(kernel) != r:
         raise NetworkError(f"{layer.op} '{layer.name}' needs a kernel_shape of {r} numbers for {x.type}, not {kernel}")  # type: ignore[union-attr]
-    return Pool(
-        tuple(kernel),
-        tuple(a.get("strides") or (1,) * r),
-        tuple(a.get("dilations") or (1,) * r),
-        tuple(a.get("pads") or (0,) * 2 * r),
-        bool(a.get("ceil_mode", 0)),
-    )
+    one = (1,) * r
+    strides, dilations, pads = tuple(a.get("strides") or one), tuple(a.get("dilations") or one), tuple(a.get("pads") or (0,) * 2 * r)
+    if len(strides) != r or len(dilations) != r or len(pads) != 2 * r or min(pads) < 0:
+        raise NetworkError(f"{layer.op} '{layer.name}': strides {strides}, dilations {dilations}, pads {pads} do not fit {r} spatial axes")
+    return Pool(tuple(kernel), strides, dilations, pads, bool(a.get("ceil_mode", 0)))
 
 
 def infer_pool(layer: Layer) -> TensorType:

@@ -27,7 +27,7 @@ def infer(layer: Layer) -> TensorType:
         raise NetworkError(f"Conv '{layer.name}': group is {group}; it starts at 1")
     if x.type.rank != r + 2 or r < 1:
         raise NetworkError(f"Conv '{layer.name}': x is of rank {x.type.rank}, w of rank {w.type.rank}")
-    if len(strides) != r or len(dilations) != r or len(pads) != 2 * r:
+    if len(strides) != r or len(dilations) != r or len(pads) != 2 * r or min(pads) < 0:
         raise NetworkError(f"Conv '{layer.name}': strides {strides}, dilations {dilations}, pads {pads} do not fit {r} spatial axes")
     if not may_equal((x.shape[1],), (w.shape[1] * group,)):
         raise NetworkError(f"Conv '{layer.name}': x has {x.shape[1]} channels, w takes {w.shape[1]} in {group} group(s)")

@@ -34,6 +34,10 @@ def infer(layer: Layer) -> TensorType:
         raise NetworkError(f"ConvTranspose '{layer.name}': x {x.type} does not fit w {w.type} in {group} group(s)")
     if b is not None and not may_equal(b.shape, (w.shape[1] * group,)):
         raise NetworkError(f"ConvTranspose '{layer.name}': the bias is {b.type}, w makes {w.shape[1] * group} channels")
+    if [len(v) for v in (strides, dilations, pads, more)] != [r, r, 2 * r, r] or min(*pads, *more) < 0 or min(*strides, *dilations) < 1:
+        raise NetworkError(
+            f"ConvTranspose '{layer.name}': strides {strides}, dilations {dilations}, pads {pads}, output_padding {more} do not fit"
+        )
     out = []
     for i in range(r):
         n = (x.shape[2 + i] - 1) * strides[i] + dilations[i] * (w.shape[2 + i] - 1) + 1 + more[i] - pads[i] - pads[r + i]
@@ -55,10 +59,7 @@ def reference(layer: Layer, x, w, b=None):
     for at in np.ndindex(*kernel):
         places = tuple(slice(at[i] * dilations[i], at[i] * dilations[i] + (spatial[i] - 1) * strides[i] + 1, strides[i]) for i in range(r))
         y[(slice(None), slice(None), *places)] += columns[(slice(None), slice(None), *at)]
-    inner = tuple(slice(max(pads[i], 0), full[i] - max(pads[r + i], 0)) for i in range(r))
-    y = y[(slice(None), slice(None), *inner)]
-    if min(pads) < 0:
-        y = np.pad(y, [(0, 0), (0, 0), *((max(-pads[i], 0), max(-pads[r + i], 0)) for i in range(r))])
+    y = y[(slice(None), slice(None), *(slice(pads[i], full[i] - pads[r + i]) for i in range(r)))]
     return y if b is None else y + b.reshape(1, -1, *(1,) * r)
 
 

@@ -5,21 +5,25 @@
 
 import numpy as np
 
+from whet.errors import NetworkError
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import INTS, Couple, axis_of, given_ints, op
+from whet.ops._base import INTS, Couple, axis_of, given_ints, numbers, numeric_input, op
 
 
 def axis(layer):
-    return axis_of(given_ints(layer, "axis", 1)[0], layer.inputs[0].type.rank)
+    at = given_ints(layer, "axis", 1)
+    if at is None or len(at) != 1:
+        raise NetworkError(f"CumSum '{layer.name}' needs one axis, not {at}")
+    return axis_of(at[0], layer.inputs[0].type.rank)
 
 
 def infer(layer):
     axis(layer)
-    return layer.inputs[0].type
+    return numeric_input(layer)
 
 
 def reference(layer, x, at=None):
-    at = int(np.reshape(layer.attrs.get("axis", at), ()))
+    at = numbers(layer.attrs.get("axis", at))[0]
     x = np.flip(x, at) if layer.attrs["reverse"] else x
     y = np.cumsum(x, axis=at, dtype=x.dtype)
     if layer.attrs["exclusive"]:

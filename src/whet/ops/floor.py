@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._unary import unary
+from whet.ops._unary import known_input, unary
 
-unary("Floor", np.floor)
+unary("Floor", np.floor, shape_value=known_input)

@@ -28,11 +28,15 @@ def infer(layer):
     if mode not in MODES:
         raise NetworkError(f"Pad's mode is one of {', '.join(MODES)}, not {mode!r}")
     value = layer.input(2)
-    if value is not None and value.dtype != x.dtype:
-        raise NetworkError(f"pads {x.type} with a value of its type, not {value.type}")
+    if value is not None and (value.dtype != x.dtype or value.shape not in ((), (1,))):
+        raise NetworkError(f"pads {x.type} with one value of its type, not {value.type}")
     shape = [d + a + b for d, (a, b) in zip(x.shape, amounts(layer), strict=True)]
     for d, n, (a, b) in zip(shape, x.shape, amounts(layer), strict=True):
-        if isinstance(d, int) and (d < 0 or (mode == "reflect" and max(a, b) >= max(n, 1))):
+        if (
+            isinstance(d, int)
+            and isinstance(n, int)
+            and (n + min(a, 0) + min(b, 0) < (mode != "constant") or (mode == "reflect" and max(a, b) >= max(n, 1)))
+        ):
             raise NetworkError(f"pads {(a, b)} do not fit an axis of {n} in mode {mode}")
     return x.type.with_shape(shape)
 

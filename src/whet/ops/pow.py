@@ -18,6 +18,8 @@ def reference(layer, x, y):
             return x * x
         if y.item() == 1:
             return x.copy()
+    if x.dtype.kind == "i" and y.dtype.kind == "i" and (y < 0).any():
+        return np.power(x.astype(np.float64), y).astype(x.dtype)
     return np.power(x, y).astype(x.dtype)
 
 

@@ -23,6 +23,8 @@ def targets(layer):
     roi = layer.input(1)
     if roi is not None and roi.shape not in ((0,), (2 * len(axes),)):
         raise NetworkError(f"Resize '{layer.name}': its region is {roi.type}, it needs {2 * len(axes)} numbers")
+    if scales is not None and layer.attrs.get("sizes") is not None:
+        raise NetworkError(f"Resize '{layer.name}' has scales and sizes; give one of them")
     if scales is None:
         sizes = given(layer, "sizes", 3)
     if (scales is None) == (sizes is None) or len(scales or sizes) != len(axes):
@@ -87,7 +89,10 @@ def infer(layer):
         raise NetworkError(f"nearest_mode is one of {', '.join(ROUNDING)}, not {how.rounding!r}")
     if how.mode != "nearest":
         float_input(layer)
-    return layer.inputs[0].type.with_shape(d for d, _ in targets(layer))
+    shape = [d for d, _ in targets(layer)]
+    if 0 in shape:
+        raise NetworkError(f"nothing is left of {layer.inputs[0].type}: {shape}")
+    return layer.inputs[0].type.with_shape(shape)
 
 
 def resampling(layer) -> Resampling:
