@@ -88,13 +88,15 @@ class _Maker:
     def pick(self, options):
         return options[int(self.rng.integers(len(options)))]
 
-    def weight(self, *shape: int, scale: float = 1.0, positive: bool = False) -> Tensor:
-        """A constant; now and then one that is there already, or its equal under another name."""
+    def weight(self, *shape: int, scale: float = 1.0, positive: bool = False, silent: bool = False) -> Tensor:
+        """A constant; now and then one that is there already, or its equal under another name. `silent`: with rows of zeros."""
         fitting = [w for w in self.weights if w.shape == shape]
         if fitting and self.rng.random() < 0.3 and not positive:
             chosen = self.pick(fitting)
             return chosen if self.rng.random() < 0.5 else self.net.constant(chosen.array().copy(), "twin")
         a = self.rng.standard_normal(shape) * scale
+        if silent:
+            a[self.rng.random(shape[0]) < 0.5] = 0
         w = self.net.constant((np.abs(a) + 0.5 if positive else a).astype(np.float32), "w")
         if not positive:
             self.weights.append(w)
@@ -117,8 +119,9 @@ class _Maker:
         c, k = int(x.shape[1]), int(self.rng.choice([1, 3]))
         group = self.pick([1, 1, c])
         out = c if group == c else int(self.rng.choice([4, c, 6]))
-        inputs = [x, self.weight(out, c // group, k, k, scale=(c // group * k * k) ** -0.5)]
-        if self.rng.random() < 0.5:
+        silent = self.rng.random() < 0.25
+        inputs = [x, self.weight(out, c // group, k, k, scale=(c // group * k * k) ** -0.5, silent=silent)]
+        if not silent and self.rng.random() < 0.5:
             inputs.append(self.weight(out))
         stride = int(self.rng.choice([1, 1, 2]))
         return self.net.add("Conv", *inputs, group=group, pads=(k // 2,) * 4, strides=(stride, stride))
@@ -128,10 +131,12 @@ class _Maker:
         y = self.conv(x)
         if y is None:
             return None
-        y = self.batch_norm(y) or y
+        if self.rng.random() < 0.7:
+            y = self.batch_norm(y) or y
         if y.type == x.type and self.rng.random() < 0.6:
             y = self.net.add("Add", y, x)
-        return self.silu(y) if self.rng.random() < 0.4 else self.activation(y)
+        y = self.silu(y) if self.rng.random() < 0.4 else self.activation(y)
+        return y if self.rng.random() < 0.7 else self.conv(y)
 
     def head(self, x: Tensor) -> Tensor | None:
         """From an image to a matrix, two linear layers with a residual."""

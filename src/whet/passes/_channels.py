@@ -1,0 +1,248 @@
+"""Channels (axis 1) through a network: which are wholly zero, and which are one and the same unit in several tensors.
+
+Both walk the layers once. A layer that is not known here locks the channels that it reads and makes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from whet.network import Layer, Network, Tensor
+from whet.ops import OPS, run_layer
+
+POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
+BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
+
+
+def count(t: Tensor | None) -> int | None:
+    """Channels of an activation that can be followed; None for others."""
+    if t is None or t.weight is not None or t.type.rank < 2 or not t.dtype.is_float or not isinstance(t.shape[1], int):
+        return None
+    return t.shape[1]
+
+
+def is_depthwise(layer: Layer) -> bool:
+    w = layer.inputs[1]
+    return layer.op == "Conv" and w is not None and w.shape[1] == 1 and w.shape[0] == layer.attrs["group"] > 1
+
+
+def constant_weights(layer: Layer) -> bool:
+    return all(t is None or t.weight is not None for t in layer.inputs[1:])
+
+
+def matrix(layer: Layer) -> np.ndarray | None:
+    """The constant second matrix of Gemm or MatMul on a matrix as [inputs, outputs]; None when there is none."""
+    x, w = layer.inputs[0], layer.inputs[1]
+    if x is None or w is None or w.weight is None or x.type.rank != 2 or w.type.rank != 2 or layer.attrs.get("transA"):
+        return None
+    return w.array().T if layer.attrs.get("transB") else w.array()
+
+
+def vector_axis(t: Tensor, x: Tensor) -> bool | None:
+    """Whether a constant has one value a channel of `x` (True), is the same for all channels (False), or neither (None)."""
+    if t.type.rank > x.type.rank:
+        return None
+    place = 1 - (x.type.rank - t.type.rank)
+    if place < 0 or t.shape[place] == 1:
+        return False
+    return True if t.shape[place] == x.shape[1] else None
+
+
+def zeros(net: Network) -> dict[Tensor, np.ndarray]:
+    """For each activation with channels: which of them are 0 for every (finite) input."""
+    found = {t: np.zeros(n, bool) for t in net.inputs if (n := count(t)) is not None}
+    for layer in net.layers:
+        for t in layer.outputs:
+            n = count(t)
+            if n is not None:
+                found[t] = np.zeros(n, bool)
+        y = layer.outputs[0]
+        if len(layer.outputs) == 1 and y in found and not layer.regions:
+            got = _zero(layer, y, found)
+            if got is not None and got.shape == found[y].shape:
+                found[y] = got
+    return found
+
+
+def _zero(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarray | None:
+    x = layer.inputs[0] if layer.inputs else None
+    known = found.get(x) if x is not None else None  # type: ignore[arg-type]
+    op = layer.op
+    if op == "Conv" and constant_weights(layer):
+        return _zero_conv(layer, known)
+    if op in ("Gemm", "MatMul"):
+        w = matrix(layer)
+        return None if w is None else _zero_product(layer, w, known)
+    if op == "Concat" and layer.attrs["axis"] % y.type.rank == 1:
+        parts = [found.get(t) if t is not None else None for t in layer.inputs]  # type: ignore[arg-type]
+        return None if any(p is None for p in parts) else np.concatenate(parts)  # type: ignore[arg-type]
+    if op in BINARY and len(layer.inputs) == 2:
+        return _zero_binary(layer, y, found)
+    if known is None:
+        return None
+    if op in POOLS:
+        return known
+    if op == "Flatten" and layer.attrs["axis"] in (1, 1 - x.type.rank):  # type: ignore[union-attr]
+        return np.repeat(known, y.shape[1] // len(known)) if isinstance(y.shape[1], int) else None
+    if op == "BatchNormalization" and constant_weights(layer):
+        return known & (_at_zero(layer, len(known)) == 0)
+    if OPS[op].pointwise and y.type == x.type and constant_weights(layer):  # type: ignore[union-attr]
+        vectors = [vector_axis(t, y) for t in layer.inputs[1:] if t is not None]
+        return known & (_at_zero(layer, len(known)) == 0) if None not in vectors else None
+    return None
+
+
+def _at_zero(layer: Layer, n: int) -> np.ndarray:
+    """What a pointwise layer with constant parameters makes of a zero in each channel (NaN where it differs within one)."""
+    x = layer.inputs[0]
+    assert x is not None
+    tail = x.type.rank - 2
+    arrays = [np.zeros((1, n, *(1,) * tail), x.dtype.numpy), *(None if t is None else t.array() for t in layer.inputs[1:])]
+    got = run_layer(layer, arrays)[0]
+    flat = np.moveaxis(got, 1, 0).reshape(n, -1)
+    return np.where((flat == 0).all(1), 0.0, np.nan)
+
+
+def _zero_conv(layer: Layer, known: np.ndarray | None) -> np.ndarray:
+    w = layer.inputs[1].array()  # type: ignore[union-attr]
+    bias = layer.input(2)
+    used = w != 0
+    if known is not None and is_depthwise(layer):
+        used = used & ~known[:, None].reshape(-1, *(1,) * (w.ndim - 1))
+    elif known is not None and layer.attrs["group"] == 1:
+        used = used & ~known.reshape(1, -1, *(1,) * (w.ndim - 2))
+    silent = ~used.reshape(w.shape[0], -1).any(1)
+    return silent if bias is None else silent & (bias.array() == 0)
+
+
+def _zero_product(layer: Layer, w: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+    used = w != 0
+    silent = ~(used if known is None else used & ~known[:, None]).any(0)
+    bias = layer.input(2)
+    if bias is None or layer.attrs.get("beta", 1.0) == 0:
+        return silent
+    if bias.weight is None:
+        return np.zeros_like(silent)
+    return silent & (np.broadcast_to(bias.array(), (1, len(silent))) == 0).all(0)
+
+
+def _zero_binary(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarray | None:
+    a, b = (_operand_zeros(t, y, found) for t in layer.inputs)
+    if layer.op == "Mul":
+        finite = all(t is None or t.weight is None or np.isfinite(t.array()).all() for t in layer.inputs)
+        sides = [s for s in (a, b) if s is not None]
+        return np.logical_or.reduce(sides) if sides and finite else None
+    if layer.op == "Div":
+        other = layer.inputs[1]
+        return a if other is not None and other.weight is not None and other.array().all() else None
+    return None if a is None or b is None else a & b
+
+
+def _operand_zeros(t: Tensor | None, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarray | None:
+    n = int(y.shape[1])  # type: ignore[arg-type]
+    if t is None:
+        return None
+    if t.weight is not None:
+        full = t.array().reshape((1,) * (y.type.rank - t.type.rank) + t.weight.array.shape) if t.type.rank <= y.type.rank else None
+        return None if full is None else np.broadcast_to((np.moveaxis(full, 1, 0).reshape(full.shape[1], -1) == 0).all(1), (n,))
+    known = found.get(t)
+    return None if known is None or t.type.rank != y.type.rank else np.broadcast_to(known, (n,)) if len(known) in (1, n) else None
+
+
+class Units:
+    """Channels as units: `join` says that two are one, `lock` that they must stay."""
+
+    def __init__(self) -> None:
+        self._first: dict[Tensor, int] = {}
+        self._up: list[int] = []
+        self.locked: set[int] = set()
+
+    def of(self, t: Tensor) -> range | None:
+        """Ids of a tensor's channels; None when it has none that can be followed."""
+        n = count(t)
+        if n is None:
+            return None
+        if t not in self._first:
+            self._first[t] = len(self._up)
+            self._up += range(len(self._up), len(self._up) + n)
+        return range(self._first[t], self._first[t] + n)
+
+    def root(self, i: int) -> int:
+        while self._up[i] != i:
+            self._up[i] = self._up[self._up[i]]
+            i = self._up[i]
+        return i
+
+    def join(self, i: int, k: int) -> None:
+        a, b = self.root(i), self.root(k)
+        self._up[max(a, b)] = min(a, b)
+
+    def lock(self, t: Tensor | None) -> None:
+        ids = self.of(t) if t is not None else None
+        self.locked.update(ids or ())
+
+    def follow(self, net: Network) -> None:
+        """Joins and locks what the layers of `net` say."""
+        for t in (*net.inputs, *net.outputs):
+            self.lock(t)
+        for layer in net.layers:
+            if layer.regions or len(layer.outputs) != 1 or not self._known(layer, layer.outputs[0]):
+                captured = [c for r in layer.regions.values() for c in r.captures()]
+                for touched in (*layer.inputs, *layer.outputs, *captured):
+                    self.lock(touched)
+
+    def _known(self, layer: Layer, y: Tensor) -> bool:
+        """Joins what a layer ties together; False for one that is not known."""
+        x = layer.inputs[0] if layer.inputs else None
+        op, ys = layer.op, self.of(y)
+        if ys is None or x is None:
+            return False
+        xs = self.of(x)
+        if op == "Conv" and constant_weights(layer):
+            if is_depthwise(layer) and xs is not None:
+                return self._pairs(xs, ys)
+            return layer.attrs["group"] == 1
+        if op in ("Gemm", "MatMul"):
+            return matrix(layer) is not None and _plain_bias(layer)
+        if op == "Concat" and layer.attrs["axis"] % y.type.rank == 1:
+            parts = [self.of(t) if t is not None else None for t in layer.inputs]
+            flat = [i for p in parts if p is not None for i in p]
+            return None not in parts and self._pairs(flat, ys)
+        if op in BINARY and len(layer.inputs) == 2:
+            return self._binary(layer, y, ys)
+        if xs is None:
+            return False
+        if op == "Flatten" and layer.attrs["axis"] in (1, 1 - x.type.rank):
+            each = len(ys) // len(xs)
+            return self._pairs([i for i in xs for _ in range(each)], ys)
+        same = op in POOLS or op == "BatchNormalization" or (OPS[op].pointwise and y.type == x.type)
+        fitting = constant_weights(layer) and (
+            op == "BatchNormalization" or all(t is None or vector_axis(t, y) is not None for t in layer.inputs[1:])
+        )
+        return same and fitting and self._pairs(xs, ys)
+
+    def _binary(self, layer: Layer, y: Tensor, ys: range) -> bool:
+        for t in layer.inputs:
+            if t is None:
+                return False
+            if t.weight is not None:
+                if vector_axis(t, y) is None:
+                    return False
+                continue
+            ids = self.of(t)
+            if ids is None or t.type.rank != y.type.rank or len(ids) != len(ys):
+                return False
+        return all(self._pairs(self.of(t) or (), ys) for t in layer.inputs if t is not None and t.weight is None)
+
+    def _pairs(self, xs, ys) -> bool:
+        if len(xs) != len(ys):
+            return False
+        for i, k in zip(xs, ys, strict=True):
+            self.join(i, k)
+        return True
+
+
+def _plain_bias(layer: Layer) -> bool:
+    """Whether a product's bias is a constant vector, one number, or absent."""
+    b = layer.input(2)
+    return b is None or (b.weight is not None and (b.type.rank <= 1 or b.shape[:-1] == (1,) * (b.type.rank - 1)))
