@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 
 from whet.errors import EngineError, WhetError
+from whet.inspector import engine_information, explain
 from whet.network import Network, parse_network, parse_type
 from whet.ops._cost import network_operations
 from whet.runtime import Runtime
@@ -30,6 +31,9 @@ def attempt(data: bytes) -> str:
 
 def _run(engine) -> str:
     plan = engine.plan
+    engine_information(plan)
+    explain(plan)
+    engine.describe()
     shapes = plan.profiles[0].shapes if plan.profiles else {}
     env = {s: 8 for s in plan.network.symbols()}
     if plan.arenas[0].total > MEMORY or network_operations(plan.network, env) > WORK:

@@ -90,27 +90,27 @@ class Reader:
         self.object()
         return [(k, Reader(v, f"{self.path}[{k[:60]!r}]")) for k, v in self.value.items()]
 
-    def list(self, length: int | None = None) -> list[Reader]:
+    def rows(self, length: int | None = None) -> list[Reader]:
         if not isinstance(self.value, list) or (length is not None and len(self.value) != length):
             raise self.fail("a list" if length is None else f"a list of {length}")
         return [Reader(v, f"{self.path}[{i}]") for i, v in enumerate(self.value)]
 
-    def int(self, low: int = 0, high: int = LARGEST) -> int:
+    def integer(self, low: int = 0, high: int = LARGEST) -> int:
         if type(self.value) is not int or not low <= self.value <= high:
             raise self.fail(f"an integer from {low} to {high}")
         return self.value
 
-    def str(self, longest: int = 1 << 16) -> str:
+    def text(self, longest: int = 1 << 16) -> str:
         if not isinstance(self.value, str) or len(self.value) > longest:
             raise self.fail(f"text of at most {longest} characters")
         return self.value
 
-    def bool(self) -> bool:
+    def flag(self) -> bool:
         if not isinstance(self.value, bool):
             raise self.fail("true or false")
         return self.value
 
-    def float(self) -> float:
+    def number(self) -> float:
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not abs(self.value) < 1e300:
             raise self.fail("a number")
         return float(self.value)
@@ -142,27 +142,27 @@ def choices_from(data: Reader) -> dict[str, Choice]:
 def _choice(r: Reader) -> Choice:
     r.object("tactic", "config", "inputs", "outputs", "inplace", "implementation", "rtol", "deterministic")
     return Choice(
-        tactic=r["tactic"].str(200),
+        tactic=r["tactic"].text(200),
         config=_config(r["config"]),
-        inputs=tuple(o.optional(_operand) for o in r["inputs"].list()),
-        outputs=tuple(_operand(o) for o in r["outputs"].list()),
-        inplace=tuple((a.int(0, 10**6), b.int(0, 10**6)) for a, b in (p.list(2) for p in r["inplace"].list())),
-        implementation=r["implementation"].str(2000),
-        rtol=r["rtol"].float(),
-        deterministic=r["deterministic"].bool(),
+        inputs=tuple(o.optional(_operand) for o in r["inputs"].rows()),
+        outputs=tuple(_operand(o) for o in r["outputs"].rows()),
+        inplace=tuple((a.integer(0, 10**6), b.integer(0, 10**6)) for a, b in (p.rows(2) for p in r["inplace"].rows())),
+        implementation=r["implementation"].text(2000),
+        rtol=r["rtol"].number(),
+        deterministic=r["deterministic"].flag(),
     )
 
 
 def _config(r: Reader) -> tuple[tuple[str, int | str], ...]:
     made: list[tuple[str, int | str]] = []
-    for name, value in (pair.list(2) for pair in r.list()):
-        made.append((name.str(200), value.str(1000) if isinstance(value.value, str) else value.int(-(1 << 62), 1 << 62)))
+    for name, value in (pair.rows(2) for pair in r.rows()):
+        made.append((name.text(200), value.text(1000) if isinstance(value.value, str) else value.integer(-(1 << 62), 1 << 62)))
     return tuple(made)
 
 
 def _operand(r: Reader) -> tuple[str, str]:
-    fmt, dtype = r.list(2)
-    return fmt.str(60), dtype.str(60)
+    fmt, dtype = r.rows(2)
+    return fmt.text(60), dtype.text(60)
 
 
 # profiles and arenas
@@ -173,28 +173,28 @@ def profiles_to_data(profiles: list[Profile]) -> list[Any]:
 
 
 def profiles_from(r: Reader) -> list[Profile]:
-    if len(r.list()) > 256:
+    if len(r.rows()) > 256:
         raise r.fail("a list of at most 256 profiles")
-    return [Profile({name: _three_shapes(s) for name, s in p.items()}) for p in r.list()]
+    return [Profile({name: _three_shapes(s) for name, s in p.items()}) for p in r.rows()]
 
 
 def _three_shapes(r: Reader) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    low, opt, high = (tuple(d.int(0, LARGEST_DIM) for d in s.list()) for s in r.list(3))
+    low, opt, high = (tuple(d.integer(0, LARGEST_DIM) for d in s.rows()) for s in r.rows(3))
     return low, opt, high
 
 
 def arenas_from(r: Reader) -> list[ArenaPlan]:
-    return [_arena(a) for a in r.list()]
+    return [_arena(a) for a in r.rows()]
 
 
 def _arena(r: Reader) -> ArenaPlan:
     r.object("total", "offsets", "sizes", "scratch_offset", "scratch_bytes")
     return ArenaPlan(
-        r["total"].int(),
-        {n: v.int() for n, v in r["offsets"].items()},
-        {n: v.int() for n, v in r["sizes"].items()},
-        r["scratch_offset"].int(),
-        r["scratch_bytes"].int(),
+        r["total"].integer(),
+        {n: v.integer() for n, v in r["offsets"].items()},
+        {n: v.integer() for n, v in r["sizes"].items()},
+        r["scratch_offset"].integer(),
+        r["scratch_bytes"].integer(),
     )
 
 
@@ -202,23 +202,73 @@ def _arena(r: Reader) -> ArenaPlan:
 
 
 def report_from(r: Reader) -> dict[str, Any]:
-    """The report: free data, but its candidates become Candidates again."""
+    """The report: free data, but what the inspector reads is checked, and candidates become Candidates again."""
     data = dict(r.free())
+    for name, check in _REPORTED.items():
+        if name in data:
+            check(r[name])
     if "candidates" in data:
-        data["candidates"] = {name: [_candidate(c) for c in found.list()] for name, found in r["candidates"].items()}
+        data["candidates"] = {name: [_candidate(c) for c in found.rows()] for name, found in r["candidates"].items()}
+    return data
+
+
+def _times(r: Reader) -> None:
+    for _, ms in r.items():
+        ms.optional(Reader.number)
+
+
+def _passes(r: Reader) -> None:
+    r.object("order", "fired", "skipped")
+    for name in r["order"].rows():
+        name.text()
+    for row in (*r["fired"].rows(), *r["skipped"].rows()):
+        for text in row.rows(3):
+            text.text()
+
+
+def _notes(r: Reader) -> None:
+    for note in r.rows():
+        note.text()
+
+
+def _engines(r: Reader) -> None:
+    for e in r.rows():
+        e.free()
+
+
+_REPORTED: dict[str, Callable[[Reader], Any]] = {
+    "layer_ms": _times,
+    "passes": _passes,
+    "notes": _notes,
+    "engines": _engines,
+    "choice": Reader.free,
+    "precisions": Reader.free,
+    "latency_ms": lambda r: r.optional(Reader.number),
+}
+
+
+def machine_from(r: Reader) -> dict[str, Any]:
+    """What the machine was: free data, but `libraries` are names with versions and rates are numbers."""
+    data = r.free()
+    if "libraries" in data:
+        for _, version in r["libraries"].items():
+            version.text(1000)
+    for rate in ("peak_flops_per_s", "bytes_per_s"):
+        if rate in data:
+            r[rate].number()
     return data
 
 
 def _candidate(r: Reader) -> Candidate:
     r.object("tactic", "signature", "config", "implementation", "ms", "spread_ms", "reason")
     return Candidate(
-        r["tactic"].str(200),
-        r["signature"].str(4000),
+        r["tactic"].text(200),
+        r["signature"].text(4000),
         _config(r["config"]),
-        r["implementation"].str(2000),
-        r["ms"].optional(Reader.float),
-        r["spread_ms"].optional(Reader.float),
-        r["reason"].str(10000),
+        r["implementation"].text(2000),
+        r["ms"].optional(Reader.number),
+        r["spread_ms"].optional(Reader.number),
+        r["reason"].text(10000),
     )
 
 
@@ -230,11 +280,11 @@ def probe_from(r: Reader) -> dict[str, Any]:
     outputs = {}
     for name, o in r["outputs"].items():
         o.object("shape", "values")
-        values = [v.optional(Reader.float) for v in o["values"].list()]
-        outputs[name] = {"shape": [d.int(0, LARGEST_DIM) for d in o["shape"].list()], "values": values}
+        values = [v.optional(Reader.number) for v in o["values"].rows()]
+        outputs[name] = {"shape": [d.integer(0, LARGEST_DIM) for d in o["shape"].rows()], "values": values}
     return {
-        "seed": r["seed"].int(0, (1 << 32) - 1),
-        "rtol": r["rtol"].float(),
-        "shapes": {n: [d.int(0, LARGEST_DIM) for d in s.list()] for n, s in r["shapes"].items()},
+        "seed": r["seed"].integer(0, (1 << 32) - 1),
+        "rtol": r["rtol"].number(),
+        "shapes": {n: [d.integer(0, LARGEST_DIM) for d in s.rows()] for n, s in r["shapes"].items()},
         "outputs": outputs,
     }

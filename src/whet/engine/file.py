@@ -152,20 +152,20 @@ def _read(data: memoryview) -> EnginePlan:
     if digests["weights"][1] != hashlib.sha256(parts["index"]).digest():
         raise EngineError("section 'weights' is damaged: it does not have its digest")
     header = codec.Reader(codec.from_json(parts["header"], "header"), "header").object(*_HEADER)
-    if header["text_version"].int() != TEXT_VERSION:
+    if header["text_version"].integer() != TEXT_VERSION:
         raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
     weights, sources = read_weights(codec.Reader(codec.from_json(parts["index"], "index"), "index"), parts["weights"])
-    net = read_text(parts["network"], weights, header["name"].str(), {k: v.str() for k, v in header["metadata"].items()})
+    net = read_text(parts["network"], weights, header["name"].text(), {k: v.text() for k, v in header["metadata"].items()})
     plan = EnginePlan(
         network=net,
         choices=codec.choices_from(codec.Reader(codec.from_json(parts["choices"], "choices"), "choices")),
         profiles=codec.profiles_from(header["profiles"]),
         arenas=codec.arenas_from(codec.Reader(codec.from_json(parts["arenas"], "arenas"), "arenas")),
-        backend=header["backend"].str(60),
-        machine=header["machine"].free(),
-        machine_key=header["machine_key"].str(),
-        threads=header["threads"].int(0, 1 << 16),
-        model_digest=header["model_digest"].str(200),
+        backend=header["backend"].text(60),
+        machine=codec.machine_from(header["machine"]),
+        machine_key=header["machine_key"].text(),
+        threads=header["threads"].integer(0, 1 << 16),
+        model_digest=header["model_digest"].text(200),
         source_weights=plain_sources(net) | sources,
         options=header["options"].free(),
         probe=codec.probe_from(header["probe"]),

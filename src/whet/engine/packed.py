@@ -14,7 +14,7 @@ from whet.errors import EngineError
 
 def raw(a: np.ndarray) -> memoryview:
     """The bytes of an array in C order."""
-    return memoryview(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) if a.size else memoryview(b"")
+    return np.ascontiguousarray(a).reshape(-1).view(np.uint8).data if a.size else memoryview(b"")
 
 
 def sections(weights: Mapping[str, np.ndarray]) -> Iterator[Section]:
@@ -34,12 +34,12 @@ def read(index: Reader, data: memoryview, digest: bytes) -> dict[str, np.ndarray
         raise EngineError("section 'packed' is damaged: it does not have its digest")
     found: dict[str, np.ndarray] = {}
     at = end = 0
-    for row in index.list():
-        key, offset, size, want = row.list(4)
-        if offset.int() != at or at + size.int() > len(data) or key.str(2000) in found:
+    for row in index.rows():
+        key, offset, size, want = row.rows(4)
+        if offset.integer() != at or at + size.integer() > len(data) or key.text(2000) in found:
             raise row.fail(f"a key and bytes at {at}, within the {len(data)} of the section")
         end = at + size.value
-        if hashlib.sha256(data[at:end]).hexdigest() != want.str(64):
+        if hashlib.sha256(data[at:end]).hexdigest() != want.text(64):
             raise EngineError(f"the packed weight '{key.value[:60]}' is damaged: it does not have its digest")
         at = padded(end)
         if any(data[end : min(at, len(data))]):

@@ -17,7 +17,7 @@ import numpy as np
 from whet.engine.codec import LARGEST, Reader
 from whet.engine.layout import padded
 from whet.errors import EngineError, NetworkError
-from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, parse_type
+from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, parse_type, static_shape
 from whet.network.text import parse_value, value_text
 from whet.ops import infer_layer, run_layer
 
@@ -28,8 +28,10 @@ EXACT = frozenset(
 )
 MAX_NODES = 64  # operations in the expression of one constant
 _SPARE = 1 << 24  # bytes of the budget beside 16 times what the file holds
-_WHAT_BREAKS = (NetworkError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError, AssertionError)
-_WHAT_BREAKS += (MemoryError, RecursionError, FloatingPointError)
+_WHAT_BREAKS = (
+    NetworkError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError, AssertionError,
+    MemoryError, RecursionError, FloatingPointError,
+)  # fmt: skip
 
 
 def constants_of(net: Network) -> Iterator[Tensor]:
@@ -187,12 +189,12 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
     values: dict[int, np.ndarray] = {}
     made: dict[str, Weight] = {}
     found = []
-    for row in index["constants"].list():
-        digest, type_text, number, stored = row.list(4)
+    for row in index["constants"].rows():
+        digest, type_text, number, stored = row.rows(4)
         type_ = _type(type_text)
         origin, node = Origin("source"), None
         if number.value is not None:
-            node = number.int(0, max(len(origins) - 1, 0))
+            node = number.integer(0, max(len(origins) - 1, 0))
             if not origins:
                 raise number.fail("null, for there are no expressions")
             origin = origins[node][0]
@@ -202,7 +204,7 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
             raise row.fail("an expression or a stored array")
         else:
             array = _value(node, origins, arrays, values, budget)
-        key = f"{digest.str(64)} {node}"
+        key = f"{digest.text(64)} {node}"
         if key not in made:
             w = Weight(array, origin)
             if w.type != type_ or (w.digest if stored.value is None else stored.value) != digest.value:
@@ -216,7 +218,7 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
 
 def _type(r: Reader) -> TensorType:
     """A static type of an element that can be stored."""
-    text = r.str(500)
+    text = r.text(500)
     try:
         type_ = parse_type(text)
     except NetworkError as e:
@@ -230,18 +232,18 @@ def _type(r: Reader) -> TensorType:
 def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     at = 0
-    for row in rows.list():
-        name, type_text, offset, size, digest = row.list(5)
-        name.str(10000)
+    for row in rows.rows():
+        name, type_text, offset, size, digest = row.rows(5)
+        name.text(10000)
         type_ = _type(type_text)
-        nbytes = prod(int(d) for d in type_.shape) * type_.dtype.numpy.itemsize  # type: ignore[arg-type]
-        if size.int() != nbytes or offset.int() != at or at + nbytes > len(data):
+        nbytes = prod(static_shape(type_.shape)) * type_.dtype.numpy.itemsize
+        if size.integer() != nbytes or offset.integer() != at or at + nbytes > len(data):
             raise row.fail(f"an array of {nbytes} bytes at {at}, within the {len(data)} of the weights")
         raw = data[at : at + nbytes]
         flat = np.frombuffer(raw, np.uint8).view(type_.dtype.numpy) if nbytes else np.empty(0, type_.dtype.numpy)
-        array = flat.reshape([int(d) for d in type_.shape])  # type: ignore[arg-type]
+        array = flat.reshape(static_shape(type_.shape))
         array.flags.writeable = False
-        if digest.str(64) in found or Weight(array).digest != digest.value:
+        if digest.text(64) in found or Weight(array).digest != digest.value:
             raise EngineError(f"the weight '{name.value[:80]}' is damaged: it does not have its digest, or stands there twice")
         end = padded(at + nbytes)
         if any(data[at + nbytes : min(end, len(data))]):
@@ -256,28 +258,29 @@ def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
 def _read_nodes(rows: Reader) -> list[tuple[Origin, list[int | None], str, int]]:
     """Per node: its origin, its arguments' numbers, the digest of a source's array, and how many operations it takes."""
     found: list[tuple[Origin, list[int | None], str, int]] = []
-    for k, row in enumerate(rows.list()):
-        op, name, args, attrs, output, rest = row.list(6)
-        numbers: list[int | None] = [a.optional(lambda r, k=k: r.int(0, k - 1)) for a in args.list()]
-        if op.str(100) == "source":
-            digest = attrs.str(64)
-            found.append((Origin("source", name.str(10000)), [], digest, 0))
+    for k, row in enumerate(rows.rows()):
+        op, name, args, attrs, output, rest = row.rows(6)
+        numbers = [None if a.value is None else a.integer(0, k - 1) for a in args.rows()]
+        if op.text(100) == "source":
+            digest = attrs.text(64)
+            found.append((Origin("source", name.text(10000)), [], digest, 0))
             continue
         pairs = []
-        for key, text in (p.list(2) for p in attrs.list()):
+        for key, text in (p.rows(2) for p in attrs.rows()):
             try:
-                pairs.append((key.str(200), parse_value(text.str(1 << 20))))
+                pairs.append((key.text(200), parse_value(text.text(1 << 20))))
             except _WHAT_BREAKS as e:
                 raise text.fail("an attribute's value") from e
         parents = [None if n is None else found[n][0] for n in numbers]
         cost = 1 + sum(found[n][3] for n in numbers if n is not None)
-        assumes = tuple(a.str(10000) for a in rest.list())
-        found.append((Origin(op.value, name.str(10000), tuple(parents), tuple(pairs), output.int(0, 10**6), assumes), numbers, "", cost))
+        assumes = tuple(a.text(10000) for a in rest.rows())
+        origin = Origin(op.value, name.text(10000), tuple(parents), tuple(pairs), output.integer(0, 10**6), assumes)
+        found.append((origin, numbers, "", cost))
     return found
 
 
 def _stored(r: Reader, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    if r.str(64) not in arrays:
+    if r.text(64) not in arrays:
         raise r.fail("the digest of an array in the file")
     return arrays[r.value]
 
@@ -326,7 +329,7 @@ def _apply(op: str, args: list[np.ndarray | None], attrs: dict[str, Any], output
     for t in types:
         if not t.static:
             raise EngineError(f"{op} makes a weight of unknown size")
-        budget.spend(prod(int(d) for d in t.shape) * t.dtype.numpy.itemsize)  # type: ignore[arg-type]
+        budget.spend(prod(static_shape(t.shape)) * t.dtype.numpy.itemsize)
     layer.outputs = tuple(Tensor(f"y{i}", t, layer, i) for i, t in enumerate(types))
     got = run_layer(layer, args)
     if not 0 <= output < len(got) or got[output].shape != types[output].shape:

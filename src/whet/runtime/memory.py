@@ -24,7 +24,8 @@ def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarra
     nbytes = prod(shape) * dtype.itemsize
     if nbytes == 0:
         return np.empty(shape, dtype)
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype).reshape(shape)
+    raw = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
+    return np.frombuffer(raw, dtype).reshape(shape)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
