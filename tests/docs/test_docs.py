@@ -1,0 +1,55 @@
+"""Every shell command of the tutorial and every Python block of the README is run; links in the docs lead somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def run(command: list[str] | str, cwd: Path) -> None:
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "XDG_CACHE_HOME": str(cwd / "cache")}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, shell=isinstance(command, str), check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def test_tutorial_commands_run(tmp_path):
+    commands = [line for b in blocks(ROOT / "docs" / "tutorial.md", "sh") for line in b.splitlines() if line.strip()]
+    assert len(commands) > 8
+    for line in commands:
+        run(line, tmp_path)
+
+
+def test_readme_python_runs(tmp_path):
+    for i, code in enumerate(blocks(ROOT / "README.md", "python")):
+        (tmp_path / f"block{i}.py").write_text(code)
+        run([sys.executable, f"block{i}.py"], tmp_path)
+
+
+def test_readme_shell_names_real_commands():
+    from whet.cli import group
+
+    names = {line.split()[1] for b in blocks(ROOT / "README.md", "sh") for line in b.splitlines() if line.startswith("whet ")}
+    assert names
+    assert names <= set(group.list_commands(None))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_tables_are_those_of_the_results():
+    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
