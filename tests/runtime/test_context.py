@@ -118,6 +118,17 @@ def test_execute_without_an_input_says_which(engine):
         engine.create_context().execute()
 
 
+def test_a_shape_that_is_set_after_binding_reads_nothing_outside_of_the_array(engine):
+    context = engine.create_context()
+    context.set_input_shape("x", (1, 3, 8, 8))
+    x, y = context.input_array("x"), context.output_array("y")
+    x[:] = image(1)
+    assert context.bind("x", x) == context.bind("y", y) == ""
+    context.set_input_shape("x", (4, 3, 8, 8))
+    context.execute()
+    np.testing.assert_allclose(y, expected(engine, x), rtol=1e-5)
+
+
 def test_unbound_outputs_can_be_fetched(engine):
     context = engine.create_context()
     context.bind("x", image())

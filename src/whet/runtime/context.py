@@ -114,11 +114,12 @@ class Context:
             return why_copied(bound, name, a, self._users) or ""
 
     def execute(self) -> None:
-        """Runs on the bound arrays; returns when the outputs are in theirs. Outputs without one stay inside: see `fetch`."""
+        """Runs on the bound arrays, at their shapes; returns when the outputs are in theirs. Outputs without one: see `fetch`."""
         with self._alone():
             missing = [n for n in self.engine.inputs if n not in self._users]
             if missing:
                 raise ContextError(f"input '{missing[0]}' has no array: context.bind('{missing[0]}', array) before execute(), or use run()")
+            self._shapes = {n: self._users[n].shape for n in self.engine.inputs}  # whatever run() or set_input_shape() said since
             bound = self._bound()
             self._check_users(bound)
             direct = {n: a.ctypes.data for n, a in self._users.items() if why_copied(bound, n, a, self._users) is None}
