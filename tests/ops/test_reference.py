@@ -46,12 +46,12 @@ def test_every_op_has_samples_or_is_refused():
     assert bare == ["Reformat"]  # the builder's own, tested with the tactics
 
 
-def opset_of(op: str) -> int:
-    """The opset to write a sample in: ours, or the first that has the op."""
-    if not onnx.defs.has(op):
-        return OPSET
-    first = min(s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op and s.domain == "")
-    return max(OPSET, first)
+def opset_of(layer) -> int:
+    """The opset to write a layer in: ours, or the first that has the op with these attributes."""
+    known = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == layer.op and s.domain == ""]
+    extra = {k for k, v in layer.attrs.items() if v != OPS[layer.op].attrs[k]}
+    says_all = [s.since_version for s in known if extra <= set(s.attributes)]
+    return max(OPSET, min(says_all, default=OPSET))
 
 
 def ours(layer, arrays):
@@ -77,7 +77,7 @@ def judged(case, net, layer, arrays):
     """What someone else computes for the sample."""
     if case in BY_FORMULA:
         return [FORMULAS[layer.op](layer, *arrays)]
-    model = onnx_from_network(net, opset_of(layer.op))
+    model = onnx_from_network(net, opset_of(layer))
     feed = {t.name: a for t, a in zip(layer.inputs, arrays, strict=True) if t in net.inputs}
     with np.errstate(all="ignore"):
         if case in BY_RUNTIME or layer.op in BY_RUNTIME:

@@ -23,6 +23,13 @@ def infer_compare(layer: Layer) -> TensorType:
     return infer_binary(layer).with_dtype(BOOL)
 
 
+def infer_integers(layer: Layer) -> TensorType:
+    got = infer_binary(layer)
+    if got.dtype.kind not in ("int", "uint"):
+        raise NetworkError(f"takes integers, not {got.dtype}")
+    return got
+
+
 def infer_variadic(layer: Layer) -> TensorType:
     """Any number of tensors of one type, broadcast together."""
     dtype, shape = layer.inputs[0].dtype, layer.inputs[0].shape  # type: ignore[union-attr]

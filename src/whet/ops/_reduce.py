@@ -21,8 +21,9 @@ def reduced(layer: Layer) -> tuple[int, ...]:
     return () if layer.attrs["noop_with_empty_axes"] else tuple(range(rank))
 
 
-def infer(layer: Layer) -> TensorType:
-    x, axes = numeric_input(layer), reduced(layer)
+def infer(layer: Layer, logical: bool = False) -> TensorType:
+    """x's type without the reduced axes; truth values where `logical`."""
+    x, axes = layer.inputs[0].type if logical else numeric_input(layer), reduced(layer)  # type: ignore[union-attr]
     kept = layer.attrs["keepdims"]
     return x.with_shape(1 if i in axes else d for i, d in enumerate(x.shape) if kept or i not in axes)
 
@@ -40,9 +41,11 @@ def read(node, g):
     return node.add(g, node.op, *attributes_as_inputs(node, g, ["axes"]), **attrs)
 
 
-def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = False, positive: bool = False, **rest: Any):
+def reduction(
+    name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = False, positive: bool = False, logical: bool = False, **rest: Any
+):
     """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: a reduced axis may be cut, as zeros do not change the result.
-    `positive`: samples are above 0."""
+    `positive`: samples are above 0. `logical`: takes truth values too."""
 
     def reference(layer, x, axes=None):
         axes = layer.attrs.get("axes", axes)
@@ -59,7 +62,7 @@ def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = Fal
     kind = "positive " if positive else ""
     return op(
         name,
-        infer,
+        lambda layer: infer(layer, logical),
         reference,
         attrs={"keepdims": 1, "noop_with_empty_axes": 0, "axes": INTS},
         couples=couples,
@@ -76,3 +79,13 @@ def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = Fal
         ],
         **rest,
     )
+
+
+def least(dtype: np.dtype) -> Any:
+    """The value below all others of a type."""
+    return -np.inf if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min
+
+
+def most(dtype: np.dtype) -> Any:
+    """The value above all others of a type."""
+    return np.inf if dtype.kind == "f" else True if dtype.kind == "b" else np.iinfo(dtype).max

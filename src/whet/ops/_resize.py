@@ -37,7 +37,7 @@ class Resampling:
             case "pytorch_half_pixel":
                 return (i + 0.5) / scale - 0.5 if out > 1 else np.zeros(1)
             case "align_corners":
-                return i * (n - 1) / (out - 1) if out > 1 else np.zeros(1)
+                return i * (n - 1) / (n * scale - 1) if out > 1 else np.zeros(1)
             case "asymmetric":
                 return i / scale
             case "tf_crop_and_resize":

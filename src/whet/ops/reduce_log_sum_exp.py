@@ -7,7 +7,8 @@ from whet.ops._reduce import reduction
 
 def log_sum_exp(x, axes, keep):
     """The largest finite value is taken off first, so that nothing overflows."""
-    top = x.max(axis=axes, keepdims=True)
+    x = x if x.dtype.kind == "f" else x.astype(np.float64)
+    top = x.max(axis=axes, keepdims=True, initial=-np.inf)
     top = np.where(np.isfinite(top), top, x.dtype.type(0))
     y = np.log(np.exp(x - top).sum(axis=axes, keepdims=True)) + top
     return y if keep else y.squeeze(axis=axes)

@@ -1,5 +1,7 @@
-"""ReduceMax: the largest value over axes; NaN wins."""
+"""ReduceMax: the largest value over axes; NaN wins; of nothing the smallest there is."""
 
-from whet.ops._reduce import reduction
+from whet.ops._reduce import least, reduction
 
-reduction("ReduceMax", lambda x, axes, keep: x.max(axis=axes, keepdims=keep))
+reduction(
+    "ReduceMax", lambda x, axes, keep: x.max(axis=axes, keepdims=keep, **({} if x.size else {"initial": least(x.dtype)})), logical=True
+)

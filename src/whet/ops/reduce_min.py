@@ -1,5 +1,7 @@
-"""ReduceMin: the smallest value over axes; NaN wins."""
+"""ReduceMin: the smallest value over axes; NaN wins; of nothing the largest there is."""
 
-from whet.ops._reduce import reduction
+from whet.ops._reduce import most, reduction
 
-reduction("ReduceMin", lambda x, axes, keep: x.min(axis=axes, keepdims=keep))
+reduction(
+    "ReduceMin", lambda x, axes, keep: x.min(axis=axes, keepdims=keep, **({} if x.size else {"initial": most(x.dtype)})), logical=True
+)

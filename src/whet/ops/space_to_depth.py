@@ -1,4 +1,4 @@
-"""SpaceToDepth: blocks of pixels become channels, the block's places first."""
+"""SpaceToDepth: blocks of pixels become channels; `mode` DCR puts the block's places first, CRD the old channel."""
 
 from whet.errors import NetworkError
 from whet.ops._base import NEEDS_INT, Couple, op
@@ -8,20 +8,34 @@ def infer(layer):
     x, b = layer.inputs[0], layer.attrs["blocksize"]
     if x.type.rank != 4 or b < 1 or any(isinstance(d, int) and d % b for d in x.shape[2:]):
         raise NetworkError(f"takes [N, C, H, W] with H and W multiples of {b}, not {x.type}")
+    if layer.attrs["mode"] not in ("DCR", "CRD"):
+        raise NetworkError(f"mode is DCR or CRD, not {layer.attrs['mode']!r}")
     n, c, h, w = x.shape
     return x.type.with_shape((n, c * b * b, h // b, w // b))
 
 
 def reference(layer, x):
     b, (n, c, h, w) = layer.attrs["blocksize"], x.shape
-    return x.reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b)
+    order = (0, 3, 5, 1, 2, 4) if layer.attrs["mode"] == "DCR" else (0, 1, 3, 5, 2, 4)
+    return x.reshape(n, c, h // b, b, w // b, b).transpose(order).reshape(n, c * b * b, h // b, w // b)
+
+
+def couples(layer):
+    """CRD: an input channel is a run of output channels. DCR: it is spread over all of them."""
+    x, y, b = layer.inputs[0], layer.output, layer.attrs["blocksize"]
+    tied = [Couple(x, 0, y, 0)]
+    return tied if layer.attrs["mode"] == "DCR" else [*tied, Couple(x, 1, y, 1, b_block=b * b)]
 
 
 op(
     "SpaceToDepth",
     infer,
     reference,
-    attrs={"blocksize": NEEDS_INT},
-    couples=lambda layer: [Couple(layer.inputs[0], 0, layer.output, 0)],
-    samples=[(["f32[2,3,4,6]"], {"blocksize": 2}), (["extreme f32[1,5,6,3]"], {"blocksize": 3})],
+    attrs={"blocksize": NEEDS_INT, "mode": "DCR"},
+    couples=couples,
+    samples=[
+        (["f32[2,3,4,6]"], {"blocksize": 2}),
+        (["f32[2,3,4,6]"], {"blocksize": 2, "mode": "CRD"}),
+        (["extreme f32[1,5,6,3]"], {"blocksize": 3}),
+    ],
 )

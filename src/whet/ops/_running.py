@@ -1,0 +1,40 @@
+"""What running sums and products share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import Layer, TensorType
+from whet.ops._base import axis_of, given_ints, numbers, numeric_input
+
+
+def running_axis(layer: Layer) -> int:
+    """The axis along which the op runs. Raises NetworkError."""
+    at = given_ints(layer, "axis", 1)
+    if at is None or len(at) != 1:
+        raise NetworkError(f"{layer.op} '{layer.name}' needs one axis, not {at}")
+    return axis_of(at[0], layer.inputs[0].type.rank)  # type: ignore[union-attr]
+
+
+def infer(layer: Layer) -> TensorType:
+    running_axis(layer)
+    return numeric_input(layer)
+
+
+def running(f: Callable[..., np.ndarray], start: int) -> Callable[..., Any]:
+    """The reference for np.cumsum or np.cumprod; `start` stands first where the op is exclusive."""
+
+    def reference(layer, x, at=None):
+        at = numbers(layer.attrs.get("axis", at))[0]
+        x = np.flip(x, at) if layer.attrs["reverse"] else x
+        y = f(x, axis=at, dtype=x.dtype)
+        if layer.attrs["exclusive"] and y.shape[at]:
+            first = np.full_like(np.take(y, [0], axis=at), start)
+            y = np.concatenate([first, np.take(y, range(y.shape[at] - 1), axis=at)], axis=at)
+        return np.flip(y, at) if layer.attrs["reverse"] else y
+
+    return reference

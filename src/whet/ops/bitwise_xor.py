@@ -1,0 +1,15 @@
+"""BitwiseXor: bit by bit exclusive or of integers, elementwise with broadcasting."""
+
+import numpy as np
+
+from whet.ops._base import op
+from whet.ops._binary import INT_SAMPLES, binary_couples, infer_integers
+
+op(
+    "BitwiseXor",
+    infer_integers,
+    lambda layer, a, b: np.bitwise_xor(a, b),
+    samples=[*INT_SAMPLES, (["u8[2,9]", "u8[9]"], {})],
+    couples=binary_couples,
+    pointwise=True,
+)

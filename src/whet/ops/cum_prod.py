@@ -1,0 +1,20 @@
+"""CumProd: running products along the axis of input 1 (or attribute `axis`).
+
+`exclusive` leaves out the element itself, `reverse` runs from the end.
+"""
+
+import numpy as np
+
+from whet.ops._axes import inputs_of_attributes
+from whet.ops._base import INTS, Couple, op
+from whet.ops._running import infer, running, running_axis
+
+op(
+    "CumProd",
+    infer,
+    running(np.cumprod, 1),
+    attrs={"exclusive": 0, "reverse": 0, "axis": INTS},
+    couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in range(layer.output.type.rank) if i != running_axis(layer)],
+    to_onnx=inputs_of_attributes("axis"),
+    samples=[(["f32[3,7]", np.array(1)], {}), (["f32[3,7]", np.array(0)], {"exclusive": 1}), (["i64[5]", np.array(-1)], {"reverse": 1})],
+)

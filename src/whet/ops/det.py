@@ -1,0 +1,16 @@
+"""Det: determinants of the matrices in the last two axes."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.ops._base import float_input, may_equal, op
+
+
+def infer(layer):
+    t = float_input(layer)
+    if t.rank < 2 or not may_equal(t.shape[-1:], t.shape[-2:-1]):
+        raise NetworkError(f"takes square matrices, not {t}")
+    return t.with_shape(t.shape[:-2])
+
+
+op("Det", infer, lambda layer, x: np.linalg.det(x), samples=[(["f32[3,3]"], {}), (["f32[2,5,4,4]"], {})])

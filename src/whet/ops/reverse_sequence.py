@@ -1,0 +1,35 @@
+"""ReverseSequence: the first `lengths[b]` entries of each sequence in reverse order."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.ops._base import axis_of, may_equal, op
+
+
+def infer(layer):
+    x, lengths = layer.inputs
+    time, batch = axis_of(layer.attrs["time_axis"], x.type.rank), axis_of(layer.attrs["batch_axis"], x.type.rank)
+    if time == batch or lengths.dtype.kind != "int" or not may_equal(lengths.shape, (x.shape[batch],)):
+        raise NetworkError(f"needs two axes and one length for each sequence of {x.type}, not {lengths.type}")
+    return x.type
+
+
+def reference(layer, x, lengths):
+    time, batch = layer.attrs["time_axis"] % x.ndim, layer.attrs["batch_axis"] % x.ndim
+    steps = np.arange(x.shape[time])
+    order = np.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)  # [batch, time]
+    shape = [1] * x.ndim
+    shape[batch], shape[time] = order.shape
+    return np.take_along_axis(x, (order if batch < time else order.T).reshape(shape), time)
+
+
+op(
+    "ReverseSequence",
+    infer,
+    reference,
+    attrs={"batch_axis": 1, "time_axis": 0},
+    samples=[
+        (["f32[5,3,2]", np.array([5, 1, 3])], {}),
+        (["f32[3,5]", np.array([2, 5, 4])], {"batch_axis": 0, "time_axis": 1}),
+    ],
+)
