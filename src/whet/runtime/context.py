@@ -38,6 +38,7 @@ class Context:
         self._bounds: OrderedDict[tuple, Bound] = OrderedDict()
         self._pointed: dict[int, dict[str, int]] = {}  # id(bound) -> tensor -> user's address
         self._users: dict[str, np.ndarray] = {}
+        self._ready: tuple[Bound, list, list] | None = None  # what execute() does, until something is bound or run otherwise
         self._closed = False
 
     # shapes
@@ -108,7 +109,7 @@ class Context:
                 self.set_input_shape(name, a.shape)
             elif not a.flags.writeable:
                 raise ShapeError(f"the array for output '{name}' is read-only; bind one that may be written")
-            self._users[name] = a
+            self._users[name], self._ready = a, None
             bound = self._bound()
             self._check_users(bound, only=name)
             return why_copied(bound, name, a, self._users) or ""
@@ -116,26 +117,21 @@ class Context:
     def execute(self) -> None:
         """Runs on the bound arrays, at their shapes; returns when the outputs are in theirs. Outputs without one: see `fetch`."""
         with self._alone():
-            missing = [n for n in self.engine.inputs if n not in self._users]
-            if missing:
-                raise ContextError(f"input '{missing[0]}' has no array: context.bind('{missing[0]}', array) before execute(), or use run()")
-            self._shapes = {n: self._users[n].shape for n in self.engine.inputs}  # whatever run() or set_input_shape() said since
-            bound = self._bound()
-            self._check_users(bound)
-            direct = {n: a.ctypes.data for n, a in self._users.items() if why_copied(bound, n, a, self._users) is None}
-            self._point(bound, direct)
-            for n, a in self._users.items():
-                if n in self.engine.inputs and n not in direct:
-                    bound.write(n, a)
+            if self._ready is None:
+                self._ready = self._make_ready()
+            bound, copied_in, copied_out = self._ready
+            for n, a in copied_in:
+                bound.write(n, a)
             bound.run()
-            for n, a in self._users.items():
-                if n in self.engine.outputs and n not in direct:
-                    np.copyto(a, bound.output(n))
+            for n, a in copied_out:
+                np.copyto(a, bound.output(n))
 
     def fetch(self) -> dict[str, np.ndarray]:
-        """Copies of the outputs of the last `execute` that have no bound array."""
+        """Copies of the outputs of the last `execute` that have no bound array. Raises ContextError when nothing was executed since."""
         with self._alone():
-            bound = self._bound()
+            if self._ready is None:
+                raise ContextError("there is nothing to fetch: something was bound or run since the last execute()")
+            bound = self._ready[0]
             return {n: bound.output(n) for n in self.engine.outputs if n not in self._users}
 
     def profile(self, inputs: Mapping[str, Any], iterations: int = 10) -> list[LayerTimes]:
@@ -168,7 +164,7 @@ class Context:
     def close(self) -> None:
         """Gives the arena back. Using the context afterwards raises ContextError."""
         with self._alone():
-            self._closed = True
+            self._closed, self._ready = True, None
             self._bounds.clear()
             self._pointed.clear()
             self._users.clear()
@@ -208,8 +204,22 @@ class Context:
             self._pointed.pop(id(old), None)
         return found
 
+    def _make_ready(self) -> tuple[Bound, list[tuple[str, np.ndarray]], list[tuple[str, np.ndarray]]]:
+        """Launches at the users' arrays' shapes, pointed at those that kernels can use; the others are copied in and out."""
+        missing = [n for n in self.engine.inputs if n not in self._users]
+        if missing:
+            raise ContextError(f"input '{missing[0]}' has no array: context.bind('{missing[0]}', array) before execute(), or use run()")
+        self._shapes = {n: self._users[n].shape for n in self.engine.inputs}  # whatever run() or set_input_shape() said since
+        bound = self._bound()
+        self._check_users(bound)
+        direct = {n: a.ctypes.data for n, a in self._users.items() if why_copied(bound, n, a, self._users) is None}
+        self._point(bound, direct)
+        rest = [(n, a) for n, a in self._users.items() if n not in direct]
+        return bound, [(n, a) for n, a in rest if n in self.engine.inputs], [(n, a) for n, a in rest if n in self.engine.outputs]
+
     def _point(self, bound: Bound, wanted: dict[str, int]) -> None:
         """Re-points launches so that exactly the tensors in `wanted` lie at users' addresses."""
+        self._ready = None
         now = self._pointed.setdefault(id(bound), {})
         for name in [*now, *wanted]:
             if now.get(name) != wanted.get(name):

@@ -64,7 +64,9 @@ class Runtime:
             raise EngineError(
                 f"{where} was built for the backend '{plan.backend}', this runtime is on '{self._backend}': use that one, or build it again"
             )
-        return get_backend(plan.backend, threads=self._threads or plan.threads)
+        if self._threads:
+            return get_backend(plan.backend, threads=self._threads)
+        return get_backend(plan.backend, threads=min(plan.threads, get_backend(plan.backend).threads))
 
 
 @dataclass(frozen=True)
