@@ -8,7 +8,7 @@ from typing import Any
 from whet.builder.key import layer_text
 from whet.builder.precision import Permissions
 from whet.engine.plan import Candidate
-from whet.errors import BackendError, NoTacticError
+from whet.errors import BackendError, NetworkError, NoTacticError
 from whet.network import Layer
 from whet.tactics import Config, Kernel, PlanRefused, Signature, Tactic
 
@@ -80,7 +80,12 @@ def list_candidates(
         if (reason := t.why_not(layer)) is not None:
             made.refused.append(Candidate(t.name, "", (), reason=reason))
             continue
-        for signature in t.signatures(layer, machine):
+        try:
+            signatures = t.signatures(layer, machine)
+        except NetworkError as e:  # a shape that is known only at run time
+            made.refused.append(Candidate(t.name, "", (), reason=str(e)))
+            continue
+        for signature in signatures:
             reason = _malformed(layer, signature) or permissions.refuses(layer, signature) or t.refuses(layer, signature, machine)
             if reason is not None:
                 made.refused.append(Candidate(t.name, str(signature), (), reason=reason))
@@ -88,7 +93,7 @@ def list_candidates(
             for config in t.configs(layer, signature, machine):
                 try:
                     kernel = t.plan(layer, signature, config, machine)
-                except (PlanRefused, BackendError) as e:
+                except (PlanRefused, BackendError, NetworkError) as e:
                     made.refused.append(Candidate(t.name, str(signature), tuple(config), reason=str(e)))
                     continue
                 reason = _kernel_refusal(kernel, deterministic, workspace)

@@ -104,19 +104,21 @@ def _entries(search: Search, make: Make) -> list[Entry]:
     wanted = search.config.whole_engines if search.timer is not None and getattr(search.machine, "runs", True) else 1
     ways: list[tuple[str, Callable[[], Choosing]]] = [("least sum of times", lambda: choose(search.net, options, cost))]
     if wanted > 1:
-        ways.append(("reformats weighted threefold", lambda: choose(search.net, options, _weighted(cost, 3.0))))
         formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
-        for f in formats:
-            ways.append((f"{f} wherever it can be", partial(choose, search.net, _only_format(options, f), cost)))
+        single = [(f"{f} wherever it can be", choose(search.net, _only_format(options, f), cost)) for f in formats]
+        single.sort(key=lambda s: _true_cost(search, s[1]))
+        ways += [(what, lambda c=c: c) for what, c in single[:1]]  # type: ignore[misc]
+        ways.append(("reformats weighted threefold", lambda: choose(search.net, options, _weighted(cost, 3.0))))
+        ways += [(what, lambda c=c: c) for what, c in single[1:]]  # type: ignore[misc]
         ways.append(("reformats weighted a third", lambda: choose(search.net, options, _weighted(cost, 0.3))))
     found: list[tuple[str, Choosing]] = []
     for what, way in ways:
         c = way()
         if all(any(c.picked[n] is not other.picked[n] for n in c.picked) for _, other in found):
             found.append((what, c))
-    # The first is kept; of the others those that the sum of times thinks best, dearer reformats counted at their true price.
-    ordered = [found[0], *sorted(found[1:], key=lambda f: _true_cost(search, f[1]))]
-    return [_entry(search, what, c, make) for what, c in ordered[: max(wanted, 1)]]
+            if len(found) == max(wanted, 1):
+                break
+    return [_entry(search, what, c, make) for what, c in found]
 
 
 def _entry(search: Search, what: str, c: Choosing, make: Make) -> Entry:
