@@ -16,9 +16,11 @@ from whet.passes import PASSES, ordered
 UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
 #: Passes that change the order of floating point operations; all others keep every bit, NaN and infinities included.
 ROUNDS = {
-    "fold_batch_norm", "fold_scale_shift", "gemm_to_canonical", "move_scales", "recognize_gelu", "recognize_hard_sigmoid",
-    "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "remove_zero_channels",
+    "fold_batch_norm", "fold_quantized_batch_norm", "fold_scale_shift", "gemm_to_canonical", "move_scales", "recognize_gelu",
+    "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "remove_zero_channels",
 }  # fmt: skip
+#: Passes that hold for numbers: which integer a NaN becomes, no standard says.
+NO_NAN = {"move_quantize"}
 FILES = {p.stem: read(p) for p in sorted(FOLDER.glob("*.txt"))}
 CASES = [(name, i) for name, cases in FILES.items() for i in range(len(cases))]
 IDS = [f"{name}-{FILES[name][i].title.partition(':')[0]}" for name, i in CASES]
@@ -66,7 +68,7 @@ def test_numbers_stay(name, i):
     after, _ = case.run(name)
     exact = name not in ROUNDS and not ROUNDS & set(case.others)
     for k in range(2):
-        arrays = feeds(before, seed=k, extreme=exact and k == 1)
+        arrays = feeds(before, seed=k, extreme=exact and k == 1 and name not in NO_NAN)
         want, got = run_network(before, arrays), run_network(after, arrays)
         assert list(want) == list(got)
         for key, a in want.items():

@@ -14,6 +14,8 @@ SETTINGS = settings(max_examples=80, deadline=None, derandomize=True, suppress_h
 #: Computed in float64, what differs is the rounding of folded weights and of numbers that exporters wrote down (1.4142135).
 RTOL = 2e-6
 seeds = st.integers(0, 10**6)
+#: These want Q/DQ, which test_pass_quantize.py makes at random: here a rounding would become another integer.
+QUANTIZED = {p for p in PASSES if "quantize" in p}
 
 
 def assert_same_answer(before, after):
@@ -83,11 +85,11 @@ def test_the_generator_makes_finite_numbers(seed):
 
 
 def test_every_pass_fires_on_some_random_network():
-    fired = set()
+    fired, wanted = set(), set(PASSES) - QUANTIZED
     for seed in range(150):
         refuses = (lambda layer: None) if seed % 2 else None
         _, log = lower(random_network(seed, 24), refuses=refuses, switches=["all"])
         fired |= {name for name, n in log.counts().items() if n}
-        if fired == set(PASSES):
+        if fired >= wanted:
             break
-    assert fired == set(PASSES)
+    assert fired >= wanted

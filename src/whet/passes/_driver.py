@@ -192,7 +192,8 @@ class _Run:
 
     def joined(self, layers: list[Layer]) -> str:
         """The name of a layer that does the work of several."""
-        names = [x.name for x in layers]
+        own = [x.name for x in layers if x.op not in ("QuantizeLinear", "DequantizeLinear")]
+        names = own or [x.name for x in layers]  # a layer keeps its name when it is quantized
         if len(names) == 1:
             return names[0]
         parts = [part for name in names for part in name.split(" + ")]

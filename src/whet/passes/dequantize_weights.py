@@ -1,0 +1,15 @@
+"""Quantized weights whose layer computes in floating point after all become numbers once, not at every run."""
+
+from __future__ import annotations
+
+from whet.network import Layer, Tensor
+from whet.passes._base import Phase, rule
+from whet.passes._graph import Graph
+from whet.passes._quantize import fold
+
+
+@rule("DequantizeLinear", phase=Phase.FINAL, after=["fuse_dequantized"], level=0)
+def dequantize_weights(g: Graph, layer: Layer) -> Tensor | None:
+    if any(t is not None and t.weight is None for t in layer.inputs):
+        return None
+    return g.constant(fold(layer), layer.output.name)

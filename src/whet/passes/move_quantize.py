@@ -1,0 +1,27 @@
+"""QuantizeLinear moves before layers that only move or select numbers, towards the layer that can store integers at once."""
+
+from __future__ import annotations
+
+from whet.network import Layer, Tensor
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._graph import Graph
+from whet.passes._move_quantize import MOVES, again
+from whet.passes._quantize import scale_inputs, scales_of
+
+
+@rule("QuantizeLinear", phase=Phase.FOLD, after=["move_dequantize"])
+def move_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    mover = g.maker(layer.inputs[0])
+    if mover is None or mover.op not in (*MOVES, "Concat") or len(mover.outputs) != 1:
+        return None
+    data = mover.inputs if mover.op == "Concat" else mover.inputs[:1]
+    if all(g.maker(t) is None for t in data):
+        return None  # what the caller feeds stays as it is until it is needed
+    found = scales_of(layer)
+    if found is None or not found.per_tensor:
+        return Skip(f"%{layer.output.name} has not one scale that is known")
+    if reason := g.shared(mover.output, layer):
+        return Skip(reason)
+    attrs = {k: layer.attrs[k] for k in ("saturate", "output_dtype") if k in layer.attrs}
+    made = [g.add("QuantizeLinear", t, *scale_inputs(layer), **attrs) for t in data if t is not None]
+    return again(g, mover, *made)

@@ -1,0 +1,18 @@
+"""QuantizeLinear of a constant becomes the integers themselves."""
+
+from __future__ import annotations
+
+from whet.network import Layer, Tensor
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._graph import Graph
+from whet.passes._quantize import fold
+
+
+@rule("QuantizeLinear", phase=Phase.FOLD, level=0)
+def quantize_weights(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    x = layer.inputs[0]
+    if x is None or x.weight is None:
+        return None
+    if any(t is not None and t.weight is None for t in layer.inputs[1:]):
+        return Skip(f"the scale of %{x.name} is computed at run time")
+    return g.constant(fold(layer), layer.output.name)
