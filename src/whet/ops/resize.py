@@ -159,17 +159,34 @@ def recut(layer, kept):
 
 
 def read(node, g):
-    """Resize-10 and Upsample take scales as input 1 (Upsample-7 as an attribute); both mean asymmetric positions."""
+    """Resize-10 and Upsample take scales as input 1; Resize-11 an empty tensor for what is absent."""
     x, *rest = node.inputs
     if node.op == "Resize" and node.opset >= 11:
         inputs = [x, rest[0] if rest and node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize" else None, *rest[1:]]
         if len(inputs) > 3 and inputs[3] is not None:
-            inputs[2] = None  # exporters leave an empty tensor there
+            inputs[2] = None
         return node.add(g, "Resize", *inputs, **{k: v for k, v in node.attrs.items() if k != "axes" or v})
-    scales = rest[0] if rest else g.constant(np.array(node.attrs["scales"], np.float32), f"{node.name}.scales")
     mode = node.attrs.get("mode", "nearest")
-    attrs = {"mode": "linear" if mode == "bilinear" else mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return node.add(g, "Resize", x, None, scales, **attrs)
+    attrs = {"mode": "linear" if mode == "bilinear" else mode, "coordinate_transformation_mode": "asymmetric"}
+    scales = known_scales(node, rest[0])
+    if mode == "nearest" and min(scales) < 1:  # the nearest is the next one where pixels get fewer, the one before where they get more
+        down = g.constant(np.minimum(scales, 1), f"{node.name}.down")
+        up = np.maximum(scales, 1)
+        if up.max() == 1:
+            return node.add(g, "Resize", x, None, down, nearest_mode="ceil", **attrs)
+        x = g.add("Resize", x, None, down, nearest_mode="ceil", name=f"{node.name}_down", sources=(node.name,), **attrs)
+        return node.add(g, "Resize", x, None, g.constant(up, f"{node.name}.up"), nearest_mode="floor", **attrs)
+    return node.add(g, "Resize", x, None, rest[0], nearest_mode="floor", **attrs)
+
+
+def known_scales(node, t):
+    """Scales as float32. Raises UnsupportedError where they are computed."""
+    if t.is_constant:
+        return np.asarray(t.array(), np.float32)
+    got = known_values(t)
+    if got is None or not all(isinstance(v, int) for v in got):
+        raise node.unsupported("its scales are computed at run time; whet needs them constant. Export with fixed scales")
+    return np.array(got, np.float32)
 
 
 def to_onnx(layer, w):
