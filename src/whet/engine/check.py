@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan
 from whet.errors import EngineError, WhetError
-from whet.network import DTYPES, FORMATS, Layer, Network, Tensor, evaluate, format_bytes, format_fits, static_shape
+from whet.network import DTYPES, FORMATS, Layer, Network, Tensor, TensorType, evaluate, format_bytes, format_fits, static_shape
 from whet.ops import bind_symbols
 
 #: ops that, in place, leave every byte as it was: their input may live on beside their output
@@ -110,7 +110,8 @@ def _check_arena(plan: EnginePlan, arena: ArenaPlan, stored: dict[str, tuple[str
     for t in plan.network.tensors():
         if t.name in stored:
             fmt, dtype = stored[t.name]
-            sizes[t.name] = evaluate(format_bytes(t.type.with_dtype(DTYPES[dtype]), fmt), env)
+            static = TensorType(DTYPES[dtype], tuple(evaluate(d, env) for d in t.shape))
+            sizes[t.name] = evaluate(format_bytes(static, fmt), env)
     if any(n < 0 for n in sizes.values()):
         raise EngineError("a tensor has a negative size at the largest shapes")
     if set(arena.offsets) != set(sizes) or set(arena.sizes) != set(sizes):

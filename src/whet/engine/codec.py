@@ -71,8 +71,19 @@ def from_json(data: memoryview, what: str) -> Any:
 class Reader:
     """A value of parsed JSON with the path to it, for errors that say where."""
 
-    def __init__(self, value: Any, path: str):
-        self.value, self.path = value, path
+    __slots__ = ("key", "parent", "value")
+
+    def __init__(self, value: Any, key: Any, parent: Reader | None = None):
+        self.value, self.key, self.parent = value, key, parent
+
+    @property
+    def path(self) -> str:
+        """`info.report.candidates['conv1'][3]`: made only when something is wrong."""
+        if self.parent is None:
+            return str(self.key)
+        if isinstance(self.key, str) and self.key.isidentifier():
+            return f"{self.parent.path}.{self.key}"
+        return f"{self.parent.path}[{self.key if isinstance(self.key, int) else repr(self.key[:60])}]"
 
     def fail(self, expected: str) -> EngineError:
         return EngineError(f"{self.path} should be {expected}, it is {str(self.value)[:60]!r}: the engine is damaged or contradicts itself")
@@ -84,16 +95,16 @@ class Reader:
         return self
 
     def __getitem__(self, key: str) -> Reader:
-        return Reader(self.value[key], f"{self.path}.{key}")
+        return Reader(self.value[key], key, self)
 
     def items(self) -> list[tuple[str, Reader]]:
         self.object()
-        return [(k, Reader(v, f"{self.path}[{k[:60]!r}]")) for k, v in self.value.items()]
+        return [(k, Reader(v, k, self)) for k, v in self.value.items()]
 
     def rows(self, length: int | None = None) -> list[Reader]:
         if not isinstance(self.value, list) or (length is not None and len(self.value) != length):
             raise self.fail("a list" if length is None else f"a list of {length}")
-        return [Reader(v, f"{self.path}[{i}]") for i, v in enumerate(self.value)]
+        return [Reader(v, i, self) for i, v in enumerate(self.value)]
 
     def integer(self, low: int = 0, high: int = LARGEST) -> int:
         if type(self.value) is not int or not low <= self.value <= high:
@@ -201,6 +212,16 @@ def _arena(r: Reader) -> ArenaPlan:
 # the report
 
 
+def report_to_data(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The report as JSON data. Layers of one kind have the same candidates: each stands there once, layers name them by number."""
+    data = plain({k: v for k, v in report.items() if k != "candidates"})
+    if "candidates" in report:
+        rows: dict[Candidate, int] = {}
+        layers = {name: [rows.setdefault(c, len(rows)) for c in found] for name, found in report["candidates"].items()}
+        data["candidates"] = {"layers": layers, "rows": [plain(c) for c in rows]}
+    return data
+
+
 def report_from(r: Reader) -> dict[str, Any]:
     """The report: free data, but what the inspector reads is checked, and candidates become Candidates again."""
     data = dict(r.free())
@@ -208,7 +229,10 @@ def report_from(r: Reader) -> dict[str, Any]:
         if name in data:
             check(r[name])
     if "candidates" in data:
-        data["candidates"] = {name: [_candidate(c) for c in found.rows()] for name, found in r["candidates"].items()}
+        table = r["candidates"].object("layers", "rows")
+        rows = [_candidate(c) for c in table["rows"].rows()]
+        layers = table["layers"].items()
+        data["candidates"] = {name: [rows[k.integer(0, len(rows) - 1)] for k in numbers.rows()] for name, numbers in layers}
     return data
 
 

@@ -232,7 +232,7 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
     if packed_weights:
         yield from packed.sections(packed_weights)
     if info:
-        yield Section("info", [codec.to_json({"report": plan.report, "whet": _version()})])
+        yield Section("info", [codec.to_json({"report": codec.report_to_data(plan.report), "whet": _version()})])
 
 
 def _version() -> str:

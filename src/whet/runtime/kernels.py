@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from whet.backends import Backend
 from whet.engine.plan import Choice
@@ -67,8 +68,11 @@ def plan_layer(layer: Layer, choice: Choice, backend: Backend) -> Planned:
         return _fall_back(layer, choice, signature, backend, str(e))
 
 
+_load = cache(load_tactics)  # looks into the folder once, not once a layer
+
+
 def _plan(choice: Choice, layer: Layer, signature: Signature, backend: Backend) -> Kernel:
-    load_tactics(backend.name)
+    _load(backend.name)
     t = get_tactic(choice.tactic)
     if t.backend != backend.name:
         raise BackendError(f"{choice.tactic} is for the backend {t.backend}, this is {backend.name}")
@@ -128,7 +132,7 @@ def libraries(choices: Mapping[str, Choice], backend: Backend) -> dict[str, str]
 
     The builder keeps them as `plan.machine["libraries"]`; a difference at load is told, and the probe runs.
     """
-    load_tactics(backend.name)
+    _load(backend.name)
     names = {c.tactic for c in choices.values()}
     found = {n: TACTICS[n].library_version() for n in sorted(names) if n in TACTICS}
     return {n: v for n, v in found.items() if v}
