@@ -167,8 +167,10 @@ def test_files_that_are_no_engines(tmp_path):
         read_engine(tmp_path / "empty")
     with pytest.raises(EngineError, match="does not begin with 'whet-eng'"):
         read_engine(b"PK\3\4" + bytes(200))
-    with pytest.raises(EngineError, match="cannot open"):
+    with pytest.raises(EngineError, match=r"cannot open .* it is no file"):
         read_engine(tmp_path)
+    with pytest.raises(EngineError, match="it is no file"):
+        read_engine("/dev/zero")
 
 
 def test_other_versions_say_so():

@@ -11,6 +11,7 @@ import whet
 from whet.builder import BuildConfig, build
 from whet.engine import engine_bytes, engine_digest, read_engine, write_engine
 from whet.frontends import network_from_onnx
+from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.runtime import EngineWarning, Runtime, machine_differences
 from whet.tactics.cpu import _onednn as onednn
@@ -62,6 +63,24 @@ def test_users_buffers_without_copies(network, plan):
     x[:] = images(3, 7)
     context.execute()
     same(network, x, y)
+
+
+def test_views_at_inputs_and_outputs_move_with_users_buffers():
+    net = Network("views")
+    x = net.add_input("x", parse_type("f32[4,64]"))
+    a = net.add("Reshape", x, net.constant(np.array([4, 4, 4, 4]), "s"))
+    b = net.add("Relu", net.add("Softmax", a, axis=-1))
+    net.mark_output(net.add("Flatten", b), "y")
+    plan = build(net, BuildConfig(optimization_level=1, timing_cache="", passes=("none",)))
+    assert {"Reshape", "Flatten"} <= {layer.op for layer in plan.network.layers}
+    context = Runtime().load(plan).create_context()
+    given, y = context.input_array("x"), context.output_array("y")
+    assert context.bind("x", given) == context.bind("y", y) == ""
+    given[:] = np.random.default_rng(0).standard_normal((4, 64))
+    before = given.copy()
+    context.execute()
+    np.testing.assert_allclose(y, run_network(net, {"x": given})["y"], rtol=1e-5)
+    np.testing.assert_array_equal(given, before)
 
 
 def test_threads_of_contexts(network, plan):

@@ -11,6 +11,7 @@ import io
 import mmap
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -122,6 +123,8 @@ class _Opened:
             return
         self.name = str(source)
         try:
+            if not stat.S_ISREG(os.stat(source).st_mode):
+                raise EngineError(f"cannot open {source}: it is no file; an engine is one that `whet` saved")
             with open(source, "rb") as f:
                 size = os.fstat(f.fileno()).st_size
                 self.data = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")

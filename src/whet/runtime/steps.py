@@ -136,6 +136,9 @@ class Bound:
         self.executable: Executable = recorder.finish()
         self._single: list[Executable] | None = None
         self._groups = _in_place_groups(shaped)
+        self._worked = {  # outputs that are written over an input; those of views, which record nothing, are not
+            s.layer.outputs[j].name for s, calls in zip(shaped.steps, self.step_calls, strict=True) for _, j in s.signature.inplace if calls
+        }
 
     # running
 
@@ -228,11 +231,11 @@ class Bound:
         """Why an input or output must stay in the arena; None when its launches can use a user's memory."""
         group = self._groups.get(name, {name})
         inputs, outputs = ({t.name for t in ts} for ts in (self.network.inputs, self.network.outputs))
-        if not self._sites.get(name, _Sites()).calls:
+        if not any(self._sites.get(n, _Sites()).calls for n in group):
             return "no kernel reads or writes it"
         if len(group & (inputs | outputs)) > 1:
             return "it shares its bytes with another input or output of the engine"
-        if name in inputs and len(group) > 1:
+        if name in inputs and any(n in self._worked for n in group):
             return "a layer works on it in place"
         if any(n not in self._sites for n in group):
             return "it shares its bytes with a constant"
