@@ -46,6 +46,15 @@ CASES += [
     for shape, config, with_residual in CASES
     if config.sk == config.mi == 1 and config.bn <= 128
 ]
+CASES += [
+    (ConvShape(1, 14, 14, 256, 256, 3, 3, pad=PAD1), ConvConfig(1, 1, 32, stages=9, sk=4, halo=1), True),
+    (ConvShape(1, 14, 14, 256, 256, 3, 3, pad=PAD1), ConvConfig(1, 1, 64, stages=6, sk=8, halo=2), True),
+    (ConvShape(1, 7, 7, 512, 512, 3, 3, pad=PAD1), ConvConfig(1, 1, 32, stages=9, sk=8, halo=1), False),
+    (ConvShape(8, 56, 56, 64, 64, 3, 3, pad=PAD1), ConvConfig(2, 1, 64, stages=9, halo=2, direct=1), True),
+    (ConvShape(3, 27, 19, 72, 40, 5, 3, pad=(2, 1, 2, 1)), ConvConfig(2, 1, 32, stages=6, halo=2, direct=1), True),
+    (ConvShape(3, 27, 19, 24, 40, 3, 3, pad=PAD1), ConvConfig(1, 1, 32, bk=32, stages=6, halo=2, direct=1), True),
+    (ConvShape(3, 27, 19, 16, 40, 3, 3, pad=PAD1), ConvConfig(1, 2, 32, bk=16, stages=6, halo=2, direct=1), True),
+]
 CASES += [(ConvShape(8, 28, 28, 128, 384, 3, 3, pad=PAD1), ConvConfig(3, 1, 128, stages=3), True)]
 
 
@@ -121,7 +130,7 @@ def run(number: int) -> dict:
 if __name__ == "__main__":
     if sys.argv[1:] == ["compile"]:
         for shape, config, _ in CASES:
-            compile_cubin(conv_source(config, not shape.plain, "clip", False))
+            compile_cubin(conv_source(config, not shape.plain and not config.halo, "clip", False))
         sys.exit()
     first, last = (int(a) for a in sys.argv[1:3]) if len(sys.argv) > 2 else (0, len(CASES))
     for case in range(first, min(last, len(CASES))):

@@ -23,21 +23,14 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
-from whet.tactics.cuda._conv import RELU, Finish, View, conv_launch, conv_source, pack_bias
-from whet.tactics.cuda._conv_config import ConvConfig, large_batch_configs, small_batch_configs
+from whet.tactics.cuda._conv import RELU, Finish, View, conv_configs, conv_launch, conv_source, pack_bias
+from whet.tactics.cuda._conv_config import ConvConfig
 
 COLD_BYTES = 200e6
 
 
 def candidates(layer: Layer) -> list[ConvConfig]:
-    s = layer.shape
-    steps = s.steps(64)
-    found = []
-    if s.m <= 30000:
-        found += small_batch_configs(s.m, s.k, steps)
-    if s.m >= 3000:
-        found += large_batch_configs(s.m, s.k, steps)
-    return found
+    return conv_configs(layer.shape)
 
 
 def timed(graph: Graph, stream: Stream, count: int, repeats: int) -> float:
@@ -217,7 +210,7 @@ def cudnn(batches: list[int], seconds: float) -> None:
 
 def compile_all(batches: list[int]) -> None:
     """Fill the kernel cache; needs no GPU."""
-    wanted = {(c, not layer.shape.plain) for batch in batches for layer in resnet50(batch) for c in candidates(layer)}
+    wanted = {(c, not layer.shape.plain and not c.halo) for batch in batches for layer in resnet50(batch) for c in candidates(layer)}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         sizes = list(pool.map(lambda w: len(compile_cubin(conv_source(w[0], w[1], "clip", False))), sorted(wanted)))
     print(len(sizes), "kernels", sum(sizes) / 1e6, "MB")

@@ -26,6 +26,8 @@ CASES = [
     (R4B, ConvConfig(1, 1, 32, stages=4, sk=4)),
     (R4B, ConvConfig(1, 1, 64, stages=4, sk=4)),
     (R4B, ConvConfig(1, 1, 64, stages=4, sk=8)),
+    (R4B, ConvConfig(1, 1, 32, stages=9, sk=4, halo=1)),
+    (ConvShape(1, 7, 7, 512, 512, 3, 3, pad=PAD1), ConvConfig(1, 1, 32, stages=9, sk=8, halo=1)),
     (ConvShape(1, 7, 7, 512, 512, 3, 3, pad=PAD1), ConvConfig(1, 1, 32, stages=6, sk=8)),
     (ConvShape(1, 14, 14, 512, 64), ConvConfig(1, 1, 64, stages=2, sk=8)),
 ]
@@ -34,7 +36,7 @@ NAMES = ("start", "weights asked", "previous done", "first tile", "multiplied", 
 
 def sources():
     for shape, config in CASES:
-        yield config, source("conv.cu", {**config.constants(im2col=not shape.plain, act=0, bf16=False), "TRACE": 1})
+        yield config, source("conv.cu", {**config.constants(im2col=not shape.plain and not config.halo, act=0, bf16=False), "TRACE": 1})
 
 
 if __name__ == "__main__":
@@ -47,7 +49,7 @@ if __name__ == "__main__":
     noise = DeviceBuffer.of((np.random.default_rng(0).standard_normal(1 << 23) / 16).astype(np.float16))
     bias = DeviceBuffer.of(pack_bias(None, 2048))
     for (shape, config), (_, text) in zip(CASES, sources(), strict=True):
-        kernel = Module(compile_cubin(text)).kernel("conv", config.shared)
+        kernel = Module(compile_cubin(text)).kernel("conv", 227 * 1024)
         n = 12
         base = conv_launch(
             config,
@@ -62,9 +64,9 @@ if __name__ == "__main__":
         traces = DeviceBuffer(n * blocks * 128)
         launches = []
         for i in range(n):
-            args = bytearray(base.args)
-            args[616:624] = (traces.address + i * blocks * 128).to_bytes(8, "little")
-            launches.append(Launch(kernel, base.grid, base.block, bytes(args), cluster=base.cluster))
+            args = bytearray(base.args + bytes(64))
+            args[640:648] = (traces.address + i * blocks * 128).to_bytes(8, "little")
+            launches.append(Launch(kernel, base.grid, base.block, bytes(args), cluster=base.cluster, shared=base.shared if config.halo else config.shared))
         graph = Graph(launches, stream)
         for _ in range(3):
             graph.run(stream)

@@ -20,8 +20,8 @@ from whet import zoo
 from whet.backends import get_backend
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
-from whet.builder.build import lowered_network
 from whet.builder.candidates import list_candidates
+from whet.builder.lowering import lowered_network
 from whet.builder.precision import Permissions
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
@@ -49,8 +49,9 @@ def kernels(net: Network) -> set[str]:
         for o in list_candidates(layer, tactics, machine, Permissions.of(CONFIG)).options:
             axis = layer.outputs[0].type.rank - 1 if "gemm" in o.tactic.name else 1
             kind = ending(layer, epilogue(layer), axis).finish.activation[0]  # type: ignore[union-attr]
-            im2col = "stem" in o.tactic.name or (anchor(layer).op == "Conv" and not conv_shape(layer).plain)
-            found.add(conv_source(from_config(o.config), im2col, kind, False, o.signature.outputs[0].dtype.name == "f32"))
+            tile = from_config(o.config)
+            im2col = "stem" in o.tactic.name or (anchor(layer).op == "Conv" and not conv_shape(layer).plain and not tile.halo)
+            found.add(conv_source(tile, im2col, kind, False, o.signature.outputs[0].dtype.name == "f32"))
     return found
 
 

@@ -63,6 +63,7 @@ class Launch:
     cluster: int = 1  # blocks of a cluster, along x; grid counts blocks
     overlap: bool = True  # may start before the launch in front of it ends: the kernel itself waits (griddepcontrol.wait)
     label: str = ""  # the user's name of the layer
+    shared: int = -1  # bytes of dynamic shared memory; -1: what the kernel was loaded with
     _storage: Any = field(default=None, repr=False)
     _pointers: Any = field(default=None, repr=False)
 
@@ -81,7 +82,7 @@ class Launch:
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
-        config.sharedMemBytes = self.kernel.shared
+        config.sharedMemBytes = self.kernel.shared if self.shared < 0 else self.shared
         config.hStream = stream.handle
         attributes = []
         if self.cluster > 1:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
-from whet.backends.cuda.launch import Kernel, Launch, Module
-from whet.tactics.cuda._conv_config import ConvConfig
+from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
+from whet.errors import BackendError
+from whet.tactics.cuda._conv_config import ConvConfig, configs_for, estimate_us
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
 INFINITY = float("inf")
@@ -123,7 +124,97 @@ def conv_source(config: ConvConfig, im2col: bool, activation: str, bf16: bool, o
 def conv_kernel(config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False) -> Kernel:
     """The loaded kernel; compiled on first use, then kept."""
     code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32), name=f"conv_{config}.cu")
-    return Module(code).kernel("conv", config.shared)
+    return Module(code).kernel("conv", MAX_SHARED if config.halo else config.shared)
+
+
+@dataclass(frozen=True)
+class Halo:
+    """A tile of some output rows of one image with all input pixels that its filter taps need; see HALO in conv.cu."""
+
+    wide: int  # pixels from row to row
+    rows: int  # output rows of a tile
+    slot: int  # bytes of an input slot: what a copy fills, and what the last tap's shifted rows may read beyond it
+    box: int  # bytes that a copy fills
+
+    @staticmethod
+    def of(shape: ConvShape, config: ConvConfig) -> Halo | str:
+        """For a shape and a configuration, or why not."""
+        if shape.stride != (1, 1) or shape.dilation != (1, 1) or shape.r * shape.s == 1:
+            return "input tiles with all taps are for filters of several taps, stride 1, no dilation"
+        wide = shape.q + shape.s - 1
+        rows = min(shape.p, (config.bm - shape.q) // wide + 1) if config.bm >= shape.q else 0
+        if rows < 1 or wide > 256 or rows + shape.r - 1 > 256:
+            return f"a row of {shape.q} pixels does not fit a tile of {config.bm}"
+        read = max((rows + shape.r - 1) * wide, config.bm + (shape.r - 1) * wide + shape.s - 1)
+        return Halo(wide, rows, -(-read * config.bk * 2 // 1024) * 1024, (rows + shape.r - 1) * wide * config.bk * 2)
+
+
+def fits(config: ConvConfig, shape: ConvShape) -> str | None:
+    """Why a configuration cannot run a shape, or None."""
+    if not config.halo:
+        return None
+    halo = Halo.of(shape, config)
+    if isinstance(halo, str):
+        return halo
+    need = config.shared_with(halo.slot)
+    return f"needs {need} bytes of shared memory" if (need + 1024) * config.blocks > MAX_SHARED + 1024 else None
+
+
+def conv_configs(shape: ConvShape, multiprocessors: int = 132) -> list[ConvConfig]:
+    """All candidates for a shape, the most promising first: those with input tiles of all taps, then the rest."""
+    found = configs_for(shape.m, shape.k, shape.c, shape.r * shape.s, multiprocessors)
+    with_taps = [(_halo_us(c, shape, multiprocessors), c) for c in _halo_configs(shape, multiprocessors)]
+    both = sorted([*with_taps, *((estimate_us(c, shape.m, shape.k, shape.steps(c.bk), multiprocessors), c) for c in found)])
+    return [c for _, c in both]
+
+
+def _halo_configs(shape: ConvShape, multiprocessors: int) -> list[ConvConfig]:
+    """Candidates with input tiles: small ones that share K in a cluster, larger ones for many pixels."""
+    if shape.r * shape.s == 1 or shape.stride != (1, 1) or shape.dilation != (1, 1):
+        return []
+    bk = 64 if shape.c > 32 else 32 if shape.c > 16 else 16
+    taps, steps, found = shape.r * shape.s, shape.steps(bk), set()
+    for wgs, mi in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2)):
+        for bn in (16, 32, 64, 128):
+            if bn > 16 and bn >= 2 * shape.k:
+                continue
+            for sk in (1, 2, 4, 8, 16):
+                base = ConvConfig(wgs, mi, bn, bk, 2, sk, 1, int(sk == 1), 1)
+                halo = Halo.of(shape, base)
+                if isinstance(halo, str) or sk > steps or (sk > 1 and (wgs * bn > 128 or mi > 1)):
+                    continue
+                blocks = shape.n * -(-shape.p // halo.rows) * -(-shape.k // bn) * sk
+                if (sk > 1 and blocks > 2 * multiprocessors) or (blocks * 6 < multiprocessors and sk < min(steps, 16)) or base.bm // sk < 4:
+                    continue
+                each = -(-steps // sk)
+                slots = min(2, -(-each // taps) + (steps % sk != 0 or each % taps != 0))
+                many = blocks > 2 * multiprocessors
+                for stages in (3, 4, 6, 9, 12):
+                    for resident in (1, 2, 3) if many else (1,):
+                        config = replace(base, stages=stages, halo=slots, blocks=resident)
+                        limit = MAX_SHARED if many else 112 * 1024
+                        if stages <= max(each, 3) and config.valid() and config.shared_with(halo.slot) <= limit and fits(config, shape) is None:
+                            found.add(config)
+    best: dict[ConvConfig, ConvConfig] = {}  # of equal tiles keep the deepest ring
+    for c in sorted(found):
+        best[replace(c, stages=1)] = c
+    return sorted(best.values())
+
+
+def _halo_us(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> float:
+    """As estimate_us, for input tiles of all taps."""
+    halo = Halo.of(shape, config)
+    assert not isinstance(halo, str)
+    steps, taps, row = shape.steps(config.bk), shape.r * shape.s, config.bk * 2
+    tiles = shape.n * -(-shape.p // halo.rows) * -(-shape.k // config.bn)
+    turns = -(-tiles * config.sk // multiprocessors)
+    each = -(-steps // config.sk)
+    taken = -(-each // taps) * halo.box + max(0, each - (config.stages if turns == 1 else 0)) * config.bn * row
+    busy = min(tiles * config.sk, multiprocessors)
+    mma = each * 2 * config.bm * config.bn * config.bk / 6000 * max(1.0, 128 / config.bn / 1.5)
+    store = config.bm * config.bn * 2 / 30
+    ending = 300 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
+    return (900 + turns * (max(taken / 83, taken * busy / 8000, mma) + store) + ending) / 1000
 
 
 def window_map(shape: ConvShape, x: View, config: ConvConfig, dtype: str) -> bytes:
@@ -166,7 +257,17 @@ def conv_launch(
     dtype = "bf16" if bf16 else "f16"
     steps = shape.steps(config.bk)
     row, box = steps * config.bk, (min(64, config.bn), 64)
-    a = input_map if input_map is not None else window_map(shape, x, config, dtype)
+    halo = Halo.of(shape, config) if config.halo else Halo(1, 1, 0, 0)
+    if isinstance(halo, str):
+        raise BackendError(f"{config} cannot run {shape}: {halo}. This is a mistake in whet: please report it.")
+    if input_map is not None:
+        a = input_map
+    elif config.halo:
+        pixel, size = x.pitch * 2, (shape.c, shape.w, shape.h, shape.n)
+        strides = (pixel, pixel * shape.w, pixel * shape.w * shape.h)
+        a = tensormap.tiled(x.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
+    else:
+        a = window_map(shape, x, config, dtype)
     b = tensormap.tiled(weights, dtype, (row, shape.k), (row * 2,), (config.bk, config.bn))
     if config.sk > 1 or config.direct:
         d = r = bytes(128)  # not used: plain addresses
@@ -174,9 +275,9 @@ def conv_launch(
         d = tensormap.tiled(out.address, dtype, (shape.k, shape.m), (out.pitch * 2,), box)
         r = d if residual is None else tensormap.tiled(residual.address, dtype, (shape.k, shape.m), (residual.pitch * 2,), box)
     tiles_n = -(-shape.k // config.bn)
-    tiles = tiles_n * -(-shape.m // config.bm)
+    tiles = tiles_n * (shape.n * -(-shape.p // halo.rows) if config.halo else -(-shape.m // config.bm))
     numbers = struct.pack(
-        "<3Q18i2f",  # as Args in conv.cu, after its four maps
+        "<3Q18i2f5i",  # as Args in conv.cu, after its four maps
         bias,
         0 if residual is None else residual.address,
         out.address,
@@ -197,8 +298,14 @@ def conv_launch(
         tiles_n,
         0 if residual is None else finish.residual or 1,
         *finish.activation[1:],
+        halo.wide,
+        halo.rows,
+        shape.p,
+        halo.slot,
+        halo.box,
     )
     args = a + b + d + r + numbers
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
-    kernel = conv_kernel(config, input_map is not None or not shape.plain, finish.activation[0], bf16, out_f32)
-    return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label)
+    kernel = conv_kernel(config, not config.halo and (input_map is not None or not shape.plain), finish.activation[0], bf16, out_f32)
+    shared = config.shared_with(halo.slot) if config.halo else -1
+    return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)

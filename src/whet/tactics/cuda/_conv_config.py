@@ -20,6 +20,7 @@ class ConvConfig:
     sk: int = 1  # blocks that share K
     blocks: int = 1  # resident blocks a multiprocessor
     direct: int = 0  # 1: results go from registers to memory; for few tiles, where latency counts
+    halo: int = 0  # slots for input tiles that hold the pixels of all filter taps; 0: each tap's pixels are loaded for themselves
 
     @property
     def bm(self) -> int:
@@ -34,10 +35,14 @@ class ConvConfig:
     @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory, alignment slack included; mirrors the layout in conv.cu."""
+        return self.shared_with(self.bm * self.bk * 2)
+
+    def shared_with(self, slot: int) -> int:
+        """The same for input slots of `slot` bytes."""
         row = self.bk * 2
-        ring = self.stages * (self.bm * row + -(-self.bn * row // 1024) * 1024)
+        ring = (self.halo or self.stages) * slot + self.stages * (-(-self.bn * row // 1024) * 1024)
         extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else self.bm * self.bn * 2
-        return 1024 + ring + extra + self.wgs * self.bn * 4 + self.stages * 16 + self.wgs * 8
+        return 1024 + ring + extra + self.wgs * self.bn * 4 + (self.stages + self.halo) * 16 + self.wgs * 8 + 8
 
     @property
     def registers(self) -> int:
@@ -61,7 +66,7 @@ class ConvConfig:
         return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32)}
 
     def __str__(self) -> str:
-        return f"{self.bm}x{self.bn}x{self.bk}_w{self.wgs}_s{self.stages}_k{self.sk}_b{self.blocks}" + "d" * self.direct
+        return f"{self.bm}x{self.bn}x{self.bk}_w{self.wgs}_s{self.stages}_k{self.sk}_b{self.blocks}" + "d" * self.direct + (f"h{self.halo}" if self.halo else "")
 
 
 def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132) -> list[ConvConfig]:

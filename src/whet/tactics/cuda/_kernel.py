@@ -58,9 +58,9 @@ def machine_has(machine: Any, feature: str) -> bool:
 
 
 @functools.cache
-def loaded(name: str, entry: str, constants: tuple[tuple[str, Any], ...]) -> Kernel:
-    """Function `entry` of `_kernels/<name>` with these constants, compiled and loaded once a process."""
-    return Module(compile_cubin(source(name, dict(constants)), name=name)).kernel(entry)
+def loaded(name: str, entry: str, constants: tuple[tuple[str, Any], ...], shared: int = 0) -> Kernel:
+    """Function `entry` of `_kernels/<name>` with these constants and dynamic shared memory, compiled and loaded once a process."""
+    return Module(compile_cubin(source(name, dict(constants)), name=name)).kernel(entry, shared)
 
 
 def launch(name: str, entry: str, constants: dict[str, Any], grid: tuple[int, int, int], block: int, fields: str, *values: Any) -> Launch:

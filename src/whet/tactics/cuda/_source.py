@@ -24,16 +24,25 @@ ACTIVATIONS = {
 
 
 def wgmma(columns: int, bf16: bool) -> str:
-    """The device function `wgmma(acc, a, b, add)`: acc[64 x columns] (+)= A x B over 16 elements of K, both from shared memory."""
-    count = columns // 2
-    kind = "bf16" if bf16 else "f16"
-    registers = ", ".join(f"%{i}" for i in range(count))
+    """Two device functions for acc[64 x columns] (+)= A x B over 16 elements of K: `wgmma` with A in shared memory, `wgmma_registers`."""
+    count, kind = columns // 2, "bf16" if bf16 else "f16"
+    sums = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return (
-        f"DEV void wgmma(float (&d)[{count}], u64 a, u64 b, int add) {{\n"
-        f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "\n'
-        f'                 "{{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"\n'
-        f'                 : {operands} : "l"(a), "l"(b), "r"(add));\n}}\n'
+
+    def function(name: str, parameter: str, given: int, a: str, inputs: str, flags: str) -> str:
+        at = count + given
+        return (
+            f"DEV void {name}(float (&d)[{count}], {parameter}, u64 b, int add) {{\n"
+            f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
+            f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "\n'
+            f'                 "{{{sums}}}, {a}, %{at}, p, {flags}; }}"\n'
+            f'                 : {operands} : {inputs}, "l"(b), "r"(add));\n}}\n'
+        )
+
+    four = ", ".join(f"%{count + i}" for i in range(4))
+    registers = ", ".join(f'"r"(a[{i}])' for i in range(4))
+    return function("wgmma", "u64 a", 1, f"%{count}", '"l"(a)', "1, 1, 0, 0") + function(
+        "wgmma_registers", "const u32 (&a)[4]", 4, f"{{{four}}}", registers, "1, 1, 0"
     )
 
 

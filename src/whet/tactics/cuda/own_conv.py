@@ -10,8 +10,8 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
-from whet.tactics.cuda._conv import ConvShape, View, bias_count, conv_launch, pack_bias, pack_weights, refuses
-from whet.tactics.cuda._conv_config import ConvConfig, configs_for
+from whet.tactics.cuda._conv import ConvShape, View, bias_count, conv_configs, conv_launch, fits, pack_bias, pack_weights, refuses
+from whet.tactics.cuda._conv_config import ConvConfig
 from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, all_static, ending, float_types, machine_has, packed_array, same
 
 MAX_CONFIGS = 20
@@ -48,12 +48,12 @@ class OwnConv(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
         shape = conv_shape(layer)
-        return [as_config(c) for c in configs_for(shape.m, shape.k, shape.c, shape.r * shape.s, machine.multiprocessors)[:MAX_CONFIGS]]
+        return [as_config(c) for c in conv_configs(shape, machine.multiprocessors)[:MAX_CONFIGS]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         made = ending(layer, epilogue(layer))
         shape, tile = conv_shape(layer), from_config(config)
-        reason = made if isinstance(made, str) else refuses(shape)
+        reason = made if isinstance(made, str) else refuses(shape) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
         head = anchor(layer)
@@ -142,6 +142,7 @@ def as_config(c: ConvConfig) -> Config:
         ("sk", c.sk),
         ("blocks", c.blocks),
         ("direct", c.direct),
+        ("halo", c.halo),
     )
 
 

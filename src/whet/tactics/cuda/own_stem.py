@@ -59,9 +59,8 @@ class Wide:
         return self.shape.n * self.shape.h * self.row * self.channels * 2
 
 
-@tactic
-class OwnStem(Tactic):
-    """Convolutions of up to 8 input channels, group 1; reads the image as it comes: f32 or 16-bit, channels first or last."""
+class FirstLayer(Tactic):
+    """What tactics of first convolutions share: which layers they look at, and in which forms an image may come."""
 
     ops = ("Conv",)
 
@@ -89,6 +88,11 @@ class OwnStem(Tactic):
                 for form in ("linear", "nhwc"):
                     found.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))  # type: ignore[dict-item]
         return found
+
+
+@tactic
+class OwnStem(FirstLayer):
+    """Convolutions of up to 8 input channels, group 1; reads the image as it comes: f32 or 16-bit, channels first or last."""
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         if not machine_has(machine, "wgmma"):

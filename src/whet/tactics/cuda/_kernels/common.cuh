@@ -73,6 +73,10 @@ DEV void load_box2(u32 dst, const TensorMap* m, u32 bar, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(dst), "l"(m), "r"(bar), "r"(x), "r"(y) : "memory");
 }
+DEV void load_box4(u32 dst, const TensorMap* m, u32 bar, int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 ::"r"(dst), "l"(m), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
 DEV void load_window(u32 dst, const TensorMap* m, u32 bar, int c, int w, int h, int n, u16 dw, u16 dh) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
                  ::"r"(dst), "l"(m), "r"(bar), "r"(c), "r"(w), "r"(h), "r"(n), "h"(dw), "h"(dh) : "memory");
@@ -85,11 +89,28 @@ DEV void store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" :::
 DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- clusters ----
-DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
-DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// The arrival orders no data: it says that this block runs and has set up its barriers (barrier_init_fence).
+DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 DEV u32 remote_address(u32 a, u32 rank) { u32 r; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(rank)); return r; }
-DEV void store_remote(u32 a, float x, float y) { asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(a), "f"(x), "f"(y) : "memory"); }
+DEV void store_remote(u32 a, float x, float y, u32 bar) {  // counts its bytes down on `bar`, which lies in the same block
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(a), "f"(x), "f"(y), "r"(bar) : "memory");
+}
+
+// Four lanes hold parts 0..3 of items v[0..3]; afterwards lane q holds all parts of item q. Its own inverse.
+DEV void turn_quad(u32 (&v)[4], int lane) {
+    const bool odd = lane & 1, high = lane & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const u32 got = __shfl_xor_sync(~0u, odd ? v[i] : v[i + 1], 1);
+        if (odd) v[i] = got; else v[i + 1] = got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 got = __shfl_xor_sync(~0u, high ? v[i] : v[i + 2], 2);
+        if (high) v[i] = got; else v[i + 2] = got;
+    }
+}
 
 // ---- tensor cores ----
 DEV void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

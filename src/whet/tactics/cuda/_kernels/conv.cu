@@ -1,10 +1,12 @@
 // Convolution and matrix product on Hopper's tensor cores: out[pixel, k] = act(sum over taps and channels of in * weight + bias[k] + residual).
 // One block works on BM pixels x BN output channels; its first WGS*4 warps multiply, the last warp loads input and weight
 // tiles through TMA into a ring of STAGES. With SK > 1 a cluster of SK blocks shares one tile: each
-// sums a part of K, then adds the parts of its own rows, which the others have put into its shared memory.
+// sums a part of K, then adds the parts of its own rows, which the others have put into its shared memory (each store counts down a barrier there).
 // With DIRECT (few tiles: latency counts) results go from registers to memory, else through shared memory and TMA.
+// With HALO (stride 1, SK > 1 or DIRECT) a tile is some rows of one image, each `wide` = width + taps_w - 1 long: the input pixels of all
+// filter taps are loaded once a channel step, and a tap is the same matrix shifted by r * wide + s rows; the ends of rows are not stored.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
-// OUT_F32 (f32 results; SK > 1 or DIRECT only).
+// OUT_F32 (f32 results; SK > 1 or DIRECT only), HALO (0, or slots for input tiles).
 #include "common.cuh"
 #include "wgmma"
 
@@ -17,7 +19,7 @@ constexpr int SLICE = BM / SK;                                             // ro
 constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUT_BYTES;
 constexpr bool STAGED = SK == 1 && !DIRECT;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
-static_assert(BN % PW == 0 && BM % SK == 0 && !(OUT_F32 && STAGED), "tile");
+static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO) && STAGED), "tile");
 
 struct Args {
     TensorMap a, b, d, r;      // input, weights, output, residual
@@ -33,6 +35,8 @@ struct Args {
     int tiles, tiles_n;
     int has_residual;          // 1: added before the activation, 2: after it
     Act act;
+    int wide, rows, height;    // HALO: pixels from row to row in a tile, output rows of a tile, output height
+    int slot_bytes, box_bytes; // HALO: bytes of an input slot, and those that a copy fills
 #if TRACE
     u64* trace;                // 16 times of each block
 #endif
@@ -43,25 +47,17 @@ struct Args {
 #define MARK(i) {}
 #endif
 
-// Four lanes hold parts 0..3 of items v[0..3]; afterwards lane q holds all parts of item q. Its own inverse.
-DEV void turn_quad(u32 (&v)[4], int lane) {
-    const bool odd = lane & 1, high = lane & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const u32 got = __shfl_xor_sync(~0u, odd ? v[i] : v[i + 1], 1);
-        if (odd) v[i] = got; else v[i + 1] = got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const u32 got = __shfl_xor_sync(~0u, high ? v[i] : v[i + 2], 2);
-        if (high) v[i] = got; else v[i + 2] = got;
-    }
-}
-
 // The end of every result: v is the sum with its bias, r the residual.
 DEV float finish(const Args& p, float v, float r) {
     const float x = activate<ACT>(p.has_residual == 1 ? v + r : v, p.act);
     return p.has_residual == 2 ? x + r : x;
+}
+
+// The pixel that row m of a tile is stored to, or -1.
+DEV int out_pixel(const Args& p, int tile, int m) {
+    if (!HALO) { const int row = tile * BM + m; return row < p.m ? row : -1; }
+    const int per = (p.height + p.rows - 1) / p.rows, image = tile / per, y = m / p.wide, x = m - y * p.wide, row = (tile - image * per) * p.rows + y;
+    return y < p.rows && row < p.height && x < p.width ? (image * p.height + row) * p.width + x : -1;
 }
 
 struct Walk {  // where K step k reads the input
@@ -73,11 +69,14 @@ struct Walk {  // where K step k reads the input
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_constant__ Args p) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u;
-    const u32 ring_a = base, ring_b = base + STAGES * A_BYTES, extra = ring_b + STAGES * B_BYTES;
+    const u32 a_bytes = HALO ? p.slot_bytes : A_BYTES;
+    const u32 ring_a = base, ring_b = base + (HALO ? HALO : STAGES) * a_bytes, extra = ring_b + STAGES * B_BYTES;
     const u32 bias_s = extra + EXTRA_BYTES, bars = bias_s + WGS * BN * 4;
-    const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8;
+    const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8, a_full = res_full + WGS * 8, a_empty = a_full + HALO * 8;
+    const u32 parts = a_empty + HALO * 8;
+    const int taps = p.steps / p.csteps;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int rank = SK > 1 ? cluster_rank() : 0;
+    const int rank = SK > 1 ? blockIdx.x % SK : 0;  // in the cluster
     const int first = SK > 1 ? blockIdx.x / SK : blockIdx.x, stride = SK > 1 ? p.tiles : gridDim.x;  // SK > 1: one tile a cluster
     const int k0 = SK > 1 ? p.steps * rank / SK : 0, k1 = SK > 1 ? p.steps * (rank + 1) / SK : p.steps;
 
@@ -88,6 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         if (STAGED) { map_prefetch(&p.d); map_prefetch(&p.r); }
         for (int i = 0; i < STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, WGS); }
         for (int i = 0; i < WGS; ++i) barrier_init(res_full + 8 * i, 1);
+        for (int i = 0; i < HALO; ++i) { barrier_init(a_full + 8 * i, 1); barrier_init(a_empty + 8 * i, WGS); }
+        if (SK > 1) { barrier_init(parts, 1); barrier_expect(parts, BM * BN * 4); }
         barrier_init_fence();
     }
     __syncthreads();
@@ -96,15 +97,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 
     if (warp == WGS * 4) {  // ---- input and weights
         if (lane == 0) {
+            constexpr u32 STEP_BYTES = HALO ? BN * ROW : A_BYTES + BN * ROW;
+            auto column = [&](int k) { return HALO ? (k % taps * p.csteps + k / taps) * BK : k * BK; };
             const int ahead = min(k1 - k0, STAGES);  // weights do not depend on the kernel in front: load them before waiting for it
             for (int i = 0; i < ahead; ++i) {
-                barrier_expect(full + 8 * i, A_BYTES + BN * ROW);
-                load_box2(ring_b + i * B_BYTES, &p.b, full + 8 * i, (k0 + i) * BK, first % p.tiles_n * BN);
+                barrier_expect(full + 8 * i, STEP_BYTES);
+                load_box2(ring_b + i * B_BYTES, &p.b, full + 8 * i, column(k0 + i), first % p.tiles_n * BN);
             }
             MARK(1)
             wait_for_previous();
             MARK(2)
-            int slot = 0, turn = 0;
+            int slot = 0, turn = 0, a_slot = 0, a_turn = 0;
             for (int tile = first; tile < p.tiles; tile += stride) {
                 const int m0 = tile / p.tiles_n * BM, n0 = tile % p.tiles_n * BN;
                 Walk at(p, k0);
@@ -113,12 +116,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 const int h = y * p.stride_h - p.pad_h, w = x * p.stride_w - p.pad_w;
                 for (int k = k0; k < k1; ++k) {
                     const u32 bar = full + 8 * slot;
+                    if (HALO && (k == k0 || k % taps == 0)) {
+                        const int per = (p.height + p.rows - 1) / p.rows, mt = tile / p.tiles_n, n = mt / per;
+                        if (a_turn > 0) barrier_wait(a_empty + 8 * a_slot, (a_turn - 1) & 1);
+                        barrier_expect(a_full + 8 * a_slot, p.box_bytes);
+                        load_box4(ring_a + a_slot * a_bytes, &p.a, a_full + 8 * a_slot, k / taps * BK, -p.pad_w, (mt - n * per) * p.rows - p.pad_h, n);
+                        if (++a_slot == HALO) { a_slot = 0; ++a_turn; }
+                    }
                     if (turn > 0 || slot >= ahead) {
                         if (turn > 0) barrier_wait(empty + 8 * slot, (turn - 1) & 1);
-                        barrier_expect(bar, A_BYTES + BN * ROW);
-                        load_box2(ring_b + slot * B_BYTES, &p.b, bar, k * BK, n0);
+                        barrier_expect(bar, STEP_BYTES);
+                        load_box2(ring_b + slot * B_BYTES, &p.b, bar, column(k), n0);
                     }
-                    if (IM2COL) {
+                    if (HALO) {
+                    } else if (IM2COL) {
                         load_window(ring_a + slot * A_BYTES, &p.a, bar, at.c * BK, w, h, image, at.s * p.dil_w, at.r * p.dil_h);
                         at.next(p);
                     } else {
@@ -129,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             }
         }
     } else {  // ---- multiply, finish, store
-        const int group = warp / 4, t = threadIdx.x % 128;
-        int slot = 0, phase = 0, turn = 0;
+        const int group = __shfl_sync(~0u, warp / 4, 0), t = threadIdx.x % 128;  // the shuffle tells the compiler that it is uniform
+        int slot = 0, phase = 0, turn = 0, a_slot = 0, a_phase = 0;
         constexpr int ITEMS = SK > 1 ? (SLICE * (BN / 8) + WORKERS - 1) / WORKERS : 1;
         uint4 residual[ITEMS];
         float4 bias[ITEMS][2];
@@ -145,9 +156,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
                 const int item = threadIdx.x + i * WORKERS, line = item / (BN / 8);
-                const int row = first / p.tiles_n * BM + rank * SLICE + line, col = first % p.tiles_n * BN + item % (BN / 8) * 8;
+                const int row = out_pixel(p, first / p.tiles_n, rank * SLICE + line), col = first % p.tiles_n * BN + item % (BN / 8) * 8;
                 residual[i] = make_uint4(0, 0, 0, 0);
-                if (p.has_residual && line < SLICE && row < p.m && col < p.n)
+                if (p.has_residual && line < SLICE && row >= 0 && col < p.n)
                     residual[i] = *reinterpret_cast<const uint4*>(p.residual + ((long long)row * p.res_pitch + col) * 2);
             }
         }
@@ -165,9 +176,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                     for (int b = 0; b < BATCHES; ++b) {
                         const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8;
-                        const int row = m0 + (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + item / (BN / 8) * 8;
+                        const int row = out_pixel(p, tile / p.tiles_n, (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + item / (BN / 8) * 8);
                         res_items[i][b] = make_uint4(0, 0, 0, 0);
-                        if (p.has_residual && row < p.m && col < p.n)
+                        if (p.has_residual && row >= 0 && col < p.n)
                             res_items[i][b] = *reinterpret_cast<const uint4*>(p.residual + ((long long)row * p.res_pitch + col) * 2);
                     }
             }
@@ -182,11 +193,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                 for (int i = 0; i < (BN + 127) / 128; ++i) bias_early[i] = t + i * 128 < BN ? p.bias[n0 + t + i * 128] : 0.f;
             float acc[MI][BN / 2];
-            int previous = 0;
+            int previous = 0, left = -1;  // left: the input slot that the step before was the last to read
+            int tap = HALO ? k0 % taps : 0, s = HALO ? tap % p.taps_w : 0, shift = HALO ? tap / p.taps_w * p.wide + s : 0;
             for (int k = k0; k < k1; ++k) {
                 barrier_wait(full + 8 * slot, phase);
                 if (threadIdx.x == 0 && k == k0) MARK(3)
-                const u64 a = operand<ROW>(ring_a + slot * A_BYTES + group * MI * 64 * ROW), b = operand<ROW>(ring_b + slot * B_BYTES);
+                if (HALO && (k == k0 || tap == 0)) barrier_wait(a_full + 8 * a_slot, a_phase);
+                const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : slot) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + slot * B_BYTES);
                 mma_begin();
 #pragma unroll
                 for (int i = 0; i < BK / 16; ++i)
@@ -195,11 +208,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 mma_commit();
                 mma_wait<1>();
                 if (k > k0 && t == 0) barrier_arrive(empty + 8 * previous);
+                if (HALO) {
+                    if (left >= 0 && t == 0) barrier_arrive(a_empty + 8 * left);
+                    left = -1;
+                    ++shift;
+                    if (++s == p.taps_w) { s = 0; shift += p.wide - p.taps_w; }
+                    if (++tap == taps || k + 1 == k1) {
+                        tap = s = shift = 0;
+                        left = a_slot;
+                        if (++a_slot == HALO) { a_slot = 0; a_phase ^= 1; }
+                    }
+                }
                 previous = slot;
                 if (++slot == STAGES) { slot = 0; phase ^= 1; }
             }
             mma_wait<0>();
             if (t == 0) barrier_arrive(empty + 8 * previous);
+            if (HALO && t == 0) barrier_arrive(a_empty + 8 * left);
             if (threadIdx.x == 0) MARK(4)
 
             if (DIRECT && OUT_F32) {  // no residual
@@ -207,9 +232,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
                     for (int j = 0; j < BN / 4; ++j) {
-                        const int row = m0 + (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + j % 2 * 8, col = n0 + j / 2 * 8 + lane % 4 * 2;
+                        const int row = out_pixel(p, tile / p.tiles_n, (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + j % 2 * 8);
+                        const int col = n0 + j / 2 * 8 + lane % 4 * 2;
                         const float2 v = make_float2(finish(p, acc[i][j * 2] + bias_pairs[j / 2].x, 0.f), finish(p, acc[i][j * 2 + 1] + bias_pairs[j / 2].y, 0.f));
-                        if (row < p.m && col < p.n) *reinterpret_cast<float2*>(p.out + ((long long)row * p.out_pitch + col) * 4) = v;
+                        if (row >= 0 && col < p.n) *reinterpret_cast<float2*>(p.out + ((long long)row * p.out_pitch + col) * 4) = v;
                     }
             } else if (DIRECT) {
 #pragma unroll
@@ -227,8 +253,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                         }
                         turn_quad(v, lane);
                         const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8;
-                        const int row = m0 + (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + item / (BN / 8) * 8;
-                        if (row < p.m && col < p.n)
+                        const int row = out_pixel(p, tile / p.tiles_n, (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + item / (BN / 8) * 8);
+                        if (row >= 0 && col < p.n)
                             *reinterpret_cast<uint4*>(p.out + ((long long)row * p.out_pitch + col) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
                     }
             } else if (SK == 1) {
@@ -272,17 +298,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     for (int half = 0; half < 2; ++half) {
                         const int row = (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + half * 8;
                         const u32 to = remote_address(extra + ((rank * SLICE + row % SLICE) * PITCH + lane % 4 * 2) * 4, row / SLICE);
+                        const u32 bar = remote_address(parts, row / SLICE);
 #pragma unroll
-                        for (int j = 0; j < BN / 8; ++j) store_remote(to + j * 32, acc[i][j * 4 + half * 2], acc[i][j * 4 + half * 2 + 1]);
+                        for (int j = 0; j < BN / 8; ++j) store_remote(to + j * 32, acc[i][j * 4 + half * 2], acc[i][j * 4 + half * 2 + 1], bar);
                     }
-                cluster_arrive();
-                cluster_wait();
+                barrier_wait(parts, 0);
                 if (threadIdx.x == 0) MARK(6)
 #pragma unroll
                 for (int i = 0; i < ITEMS; ++i) {
                     const int item = threadIdx.x + i * WORKERS, line = item / (BN / 8), column = item % (BN / 8) * 8;
-                    const int row = m0 + rank * SLICE + line, col = n0 + column;
-                    if (line >= SLICE || row >= p.m || col >= p.n) continue;
+                    const int row = out_pixel(p, tile / p.tiles_n, rank * SLICE + line), col = n0 + column;
+                    if (line >= SLICE || row < 0 || col >= p.n) continue;
                     float4 u = bias[i][0], v = bias[i][1];
 #pragma unroll
                     for (int q = 0; q < SK; ++q) {
@@ -305,6 +331,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             }
         }
     }
-    if (SK > 1 && warp >= WGS * 4) { __syncwarp(); cluster_wait(); cluster_arrive(); cluster_wait(); }
+    if (SK > 1 && warp >= WGS * 4) { __syncwarp(); cluster_wait(); }
     if (threadIdx.x == 0) MARK(7)
 }

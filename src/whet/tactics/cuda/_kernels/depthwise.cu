@@ -16,10 +16,9 @@ struct Args {
 
 extern "C" __global__ void __launch_bounds__(128) depthwise(const __grid_constant__ Args a) {
     const int groups = a.c / 8, strips = (a.q + WIDE - 1) / WIDE;
-    const long long total = (long long)a.n * a.p * strips * groups, i = (long long)blockIdx.x * 128 + threadIdx.x;
-    const int g = (int)(i % groups), q0 = (int)(i / groups % strips) * WIDE;
-    const long long line = i / groups / strips;  // n * p + row
-    const int row = (int)(line % a.p), n = (int)(line / a.p);
+    const u32 total = (u32)a.n * a.p * strips * groups, i = blockIdx.x * 128 + threadIdx.x;  // the host refuses more
+    const u32 strip = i / groups, line = strip / strips;                                      // line: n * p + row
+    const int g = i - strip * groups, q0 = (strip - line * strips) * WIDE, n = line / a.p, row = line - n * a.p;
     let_next_start();
     Vec8 sum[WIDE];
     if (i < total) {
@@ -68,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(const __grid_constan
 #pragma unroll
     for (int k = 0; k < WIDE; ++k) {
         if (q0 + k >= a.q) break;
-        const long long at = (line * a.q + q0 + k) * a.c + g * 8;
+        const long long at = ((long long)line * a.q + q0 + k) * a.c + g * 8;
         Vec8 r;
         if (a.has_residual) r = load8<TYPE>(a.residual, at);
 #pragma unroll

@@ -15,11 +15,10 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
     let_next_start();
     wait_for_previous();
     const int groups = a.c / 8;
-    const long long total = (long long)a.n * a.p * a.q * groups, i = (long long)blockIdx.x * 256 + threadIdx.x;
+    const u32 total = (u32)a.n * a.p * a.q * groups, i = blockIdx.x * 256 + threadIdx.x;  // the host refuses more
     if (i >= total) return;
-    const int g = (int)(i % groups);
-    const long long pixel = i / groups;
-    const int q = (int)(pixel % a.q), p = (int)(pixel / a.q % a.p), n = (int)(pixel / a.q / a.p);
+    const u32 pixel = i / groups, line = pixel / a.q;
+    const int g = i - pixel * groups, q = pixel - line * a.q, n = line / a.p, p = line - n * a.p;
     const int y0 = p * a.stride_h - a.pad_h, x0 = q * a.stride_w - a.pad_w;
     Vec8 sum;
 #pragma unroll
@@ -39,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
     if (!MAX)
 #pragma unroll
         for (int k = 0; k < 8; ++k) sum.v[k] /= (float)count;
-    store8<TYPE>(a.out, i * 8, sum);
+    store8<TYPE>(a.out, (long long)i * 8, sum);
 }
 
 // Mean over all pixels: a block of 256 threads takes 64 channels, 32 threads side by side of each group of eight.

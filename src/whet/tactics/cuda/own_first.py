@@ -1,0 +1,125 @@
+"""First convolutions straight from the image on tensor cores: no widened copy, weights kept in shared memory, any float input."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, PlanRefused, Signature, anchor, epilogue, outer_input, tactic
+from whet.tactics.cuda._conv import ConvShape
+from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, TYPE, GpuKernel, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda.own_conv import conv_shape, packed_bias
+from whet.tactics.cuda.own_stem import FirstLayer
+
+_TILES = ((8, 16), (4, 16), (8, 32), (16, 16), (4, 32))  # output rows and columns of a block
+
+
+@tactic
+class OwnFirst(FirstLayer):
+    """Up to 4 input channels, filter rows up to 16 taps, up to 128 output channels, no dilation."""
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        if isinstance(made, str):
+            return made
+        if s.c > 4 or s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16:
+            return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 128 (in eights), 16 x 16"
+        return "the kernel has no dilation" if s.dilation != (1, 1) else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        s = conv_shape(layer)
+        found: list[Config] = []
+        for th, tw in _TILES:
+            for blocks in (1, 2, 3, 4):
+                threads = th * tw * 2
+                registers = _columns(s) * 3 // 4 + 56
+                if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw) * blocks < 220 * 1024:
+                    found.append((("th", th), ("tw", tw), ("blocks", blocks)))
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = ending(layer, epilogue(layer))
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        s, head, tile = conv_shape(layer), anchor(layer), {k: int(v) for k, v in config}
+        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        source, dtype = signature.inputs[x], signature.outputs[0].dtype  # type: ignore[index]
+        assert source is not None
+        assert weights is not None
+        row = _chunks(s) * 64
+
+        def filters() -> np.ndarray:
+            given = np.asarray(weights.array(), np.float32)  # [k, c, r, s]
+            side = np.zeros((s.k, s.r, _taps(s), 4), np.float32)
+            side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
+            out = np.zeros((s.k, row), dtype.numpy)
+            out[:, : side[0].size] = side.reshape(s.k, -1)
+            return out
+
+        packed = (
+            packed_array(f"{weights.weight.digest}|first {_taps(s)} {row} {dtype}", s.k * row * 2, filters),  # type: ignore[union-attr]
+            packed_bias(made, own, s.k),
+        )
+        constants = first_constants(s, tile, made.finish.activation[0], source, dtype.name)
+        tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
+        tiles = s.n * tiles_h * tiles_w
+
+        def make(args: Args) -> list:
+            kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(s, tile["th"], tile["tw"]))
+            box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
+            sizes = (s.n, s.c, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
+            numbers = struct.pack("<3Q12i2f", args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:])  # type: ignore[index]
+            blob = box + numbers
+            grid = min(tiles, machine.multiprocessors * tile["blocks"])
+            return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob + bytes(-len(blob) % 64), label=layer.name)]
+
+        rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
+        name = f"own first wgmma {tile['th']}x{tile['tw']} b{tile['blocks']}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=rtol)
+
+
+def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:
+    """The macros of an instance."""
+    return {
+        "R": s.r,
+        "TAPS": _taps(s),
+        "STRIDE_H": s.stride[0],
+        "STRIDE_W": s.stride[1],
+        "TH": tile["th"],
+        "TW": tile["tw"],
+        "BLOCKS": tile["blocks"],
+        "BN": _columns(s),
+        "FROM": TYPE[source.dtype.name],
+        "NHWC": int(source.format == "nhwc"),
+        "ACT": ACTIVATIONS[activation],
+        "BF16": int(dtype == "bf16"),
+    }
+
+
+def _taps(s: ConvShape) -> int:
+    """Taps of a filter row, filled up to fours: 16 elements of K."""
+    return -(-s.s // 4) * 4
+
+
+def _columns(s: ConvShape) -> int:
+    return -(-s.k // 16) * 16
+
+
+def _chunks(s: ConvShape) -> int:
+    """Rows of 64 elements of K."""
+    return -(-s.r * _taps(s) // 16)
+
+
+def _shared(s: ConvShape, th: int, tw: int) -> int:
+    """Bytes of shared memory; mirrors first.cu."""
+    patch = ((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) * 8
+    return 1024 + _chunks(s) * _columns(s) * 128 + patch + 32
