@@ -16,7 +16,7 @@ from whet.frontends import network_from_onnx
 
 FOLDER = Path(__file__).parents[1] / "golden" / "engines"
 UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
-DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "digits.onnx"
+DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "digits_resnet.onnx"
 
 
 def source(name: str, tmp_path: Path):

@@ -10,6 +10,7 @@ from nets import inputs, residual
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.timing import Timer
+from whet.engine import engine_digest
 from whet.errors import LockError
 from whet.runtime import bind
 
@@ -33,6 +34,7 @@ def test_the_same_lock_gives_the_same_engine_and_times_nothing(built, monkeypatc
     monkeypatch.setattr(Timer, "time", lambda *a: pytest.fail("timed under a lock"))
     again = locked(path)
     assert plan_digest(again) == plan_digest(plan)
+    assert engine_digest(again) == engine_digest(plan)
     assert again.probe == plan.probe
     feed, outs = inputs(residual()), []
     for p in (plan, again):

@@ -9,7 +9,7 @@ from nets import inputs, residual
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.verification import FLOOR, relative_error
-from whet.errors import VerificationError
+from whet.errors import BackendError, VerificationError
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.runtime import bind
@@ -105,6 +105,21 @@ def test_nan_where_the_reference_has_none_is_found(plant):
     plant(nan)
     plan = build(residual(), only())
     assert any("NaN" in reason for _, _, reason in plan.report["banned"])
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_a_kernel_that_fails_at_run_time_is_banned(plant, level):
+    runs = []
+
+    def fail(call):
+        runs.append(1)
+        if level == 0 or len(runs) > 3:  # at level 3: after it was timed
+            raise BackendError("status 5")
+
+    plant(fail)
+    plan = build(residual(), dataclasses.replace(only(), optimization_level=level))
+    assert any("fails at run time" in reason and "status 5" in reason for _, _, reason in plan.report["banned"])
+    assert {c.tactic for c in plan.choices.values()} == {"cpu/numpy_reference"}
 
 
 def test_when_nothing_is_left_the_build_fails_and_names_the_layer(plant):

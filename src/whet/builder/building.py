@@ -21,8 +21,8 @@ from whet.builder.profiles import resolve_profiles
 from whet.builder.progress import Noting, Progress
 from whet.builder.search import Search
 from whet.builder.sources import tactics_for
-from whet.builder.verification import ban_failures, verification_inputs, verify_engine
-from whet.builder.whole import best_engine
+from whet.builder.verification import ban, ban_failures, verification_inputs, verify_engine
+from whet.builder.whole import BrokenKernel, best_engine
 from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe
 from whet.errors import VerificationError
@@ -84,11 +84,17 @@ def _searched(
     inputs: Mapping[str, np.ndarray] | None,
 ) -> tuple[EnginePlan, dict[str, Any]]:
     """List, time, choose, verify; a kernel that fails is banned with its reason, and the rest is done again."""
+    last = ""
     with search:
         for _ in range(_REBUILDS):
             search.list_all()
             search.time_all()
-            best = best_engine(search, lambda made, chosen: assemble(made, chosen, profiles, machine, config, net))
+            try:
+                best = best_engine(search, lambda made, chosen: assemble(made, chosen, profiles, machine, config, net))
+            except BrokenKernel as e:
+                last = str(e)
+                ban(search, e.layer, e.option, last, tell)
+                continue
             report = {
                 "choice": best.choice_report(),
                 "engines": best.engines,
@@ -108,8 +114,9 @@ def _searched(
                 blamed = blame_pass(net, config, verification_inputs(best.plan, inputs, config), checked.network_bound)
                 raise VerificationError(f"{checked.failures[0]}{blamed}")
             ban_failures(search, checked, best, tell)
+            last = str(checked.failures[0])
     raise VerificationError(
-        f"{_REBUILDS} kernels in a row failed verification, the last of them in {checked.failures[0]}. This machine or a library on it "
+        f"{_REBUILDS} kernels in a row failed verification, the last of them: {last}. This machine or a library on it "
         "computes wrongly; --passes=none and --builderOptimizationLevel=0 narrow it down."
     )
 

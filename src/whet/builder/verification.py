@@ -17,6 +17,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.progress import Noting
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
+from whet.errors import BackendError
 from whet.network import BF16, F16, F64, DType, Layer, Network
 from whet.ops import run_layer, run_network, run_regions
 from whet.runtime import bind
@@ -80,11 +81,16 @@ def verify_engine(
     bound.feed(data)
     found = Checked()
     with np.errstate(all="ignore"):
-        for layer, ins, outs in bound.walk():
-            tell.step(layer.name)
-            failure = check_layer(layer, plan.choices[layer.name], ins, outs, found)
-            if failure is not None:
-                found.failures.append(failure)
+        try:
+            for layer, ins, outs in bound.walk():
+                tell.step(layer.name)
+                failure = check_layer(layer, plan.choices[layer.name], ins, outs, found)
+                if failure is not None:
+                    found.failures.append(failure)
+        except BackendError as e:
+            name = plan.network.layers[found.layers].name
+            c = plan.choices[name]
+            found.failures.append(Failure(name, c.tactic, np.inf, 0.0, f"'{name}' by {c.tactic} {c.implementation} fails at run time: {e}"))
         if not found.failures:
             tell.step("network")
             _check_network(plan, source, data, bound.fetch(), found)
@@ -273,11 +279,15 @@ def verification_inputs(plan: EnginePlan, inputs: Mapping[str, np.ndarray] | Non
 def ban_failures(search: Any, checked: Checked, best: Any, tell: Noting) -> None:
     """Bans the kernels that failed, so that the next search leaves them out."""
     for f in checked.failures:
-        if not f.layer:
-            continue
-        option = best.chosen[f.layer]
-        tell.note(f"banned: {f}")
-        if f.layer in search.kind_of:
-            search.ban(f.layer, option.ident, f"failed verification: {f}")
-        else:
-            search.reformats.ban(option.ident, f"failed verification: {f}")
+        if f.layer:
+            ban(search, f.layer, best.chosen[f.layer], f"failed verification: {f}", tell)
+
+
+def ban(search: Any, layer: str, option: Any, reason: str, tell: Noting) -> None:
+    """Bans one option of a layer, or of all reformats when the layer is one."""
+    tell.note(f"banned: {reason}")
+    if layer in search.kind_of:
+        search.ban(layer, option.ident, reason)
+    else:
+        search.reformats.ban(option.ident, reason)
+        search.banned.append((layer, f"{option.ident[0]} {option.ident[1]} {dict(option.ident[2])}", reason))

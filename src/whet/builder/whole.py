@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from statistics import median
 from typing import Any
@@ -16,6 +15,7 @@ from whet.builder.reformats import with_reformats
 from whet.builder.search import Search
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
+from whet.errors import BackendError, BuildError
 from whet.network import Network, Tensor
 from whet.runtime import Bound, WeightStore, bind
 from whet.tactics import Operand
@@ -25,6 +25,14 @@ Make = Callable[[Network, Mapping[str, Option]], EnginePlan]
 _SECONDS = 0.8  # spent on timing each whole engine, at most
 _ROUNDS = (5, 30)
 _CLOSE = 1.3  # a runner-up this much slower alone may still win in the network
+
+
+class BrokenKernel(BuildError):
+    """A kernel failed when it ran; building goes on without it."""
+
+    def __init__(self, layer: str, option: Option, why: str):
+        super().__init__(f"'{layer}' by {option.tactic.name} {option.kernel.implementation} fails at run time: {why}")
+        self.layer, self.option = layer, option
 
 
 @dataclass
@@ -81,8 +89,7 @@ def best_engine(search: Search, make: Make) -> Best:
     store = WeightStore(search.machine)
     for e in entries:
         search.tell.step(e.what)
-        e.bound = bind(e.plan, search.machine, store=store)
-        e.bound.feed(inputs)
+        e.bound = _bound(search, e, inputs, store)
     _time(search, entries)
     if search.config.optimization_level >= 3:
         refined = _refined(search, min(entries, key=lambda e: e.ms), make, inputs, store)
@@ -124,6 +131,31 @@ def _entries(search: Search, make: Make) -> list[Entry]:
 def _entry(search: Search, what: str, c: Choosing, make: Make) -> Entry:
     net, chosen = with_reformats(search.net, c.picked, search.reformats)
     return Entry(what, c, net, chosen, make(net, chosen))
+
+
+def _bound(search: Search, e: Entry, inputs, store: WeightStore) -> Bound:
+    """The engine over memory, run once. Raises BrokenKernel when one of its kernels fails."""
+    bound = bind(e.plan, search.machine, store=store)
+    bound.feed(inputs)
+    try:
+        bound.run()
+    except BackendError as error:
+        layer = first_broken(bound)
+        if layer is None:
+            raise
+        raise BrokenKernel(layer, e.chosen[layer], str(error)) from error
+    return bound
+
+
+def first_broken(bound: Bound) -> str | None:
+    """The first layer whose kernel fails when the layers run one by one."""
+    done = 0
+    try:
+        for _ in bound.walk():
+            done += 1
+    except BackendError:
+        return bound.network.layers[done].name
+    return None
 
 
 def _true_cost(search: Search, c: Choosing) -> float:
@@ -184,8 +216,7 @@ def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore
     if not others:
         return None
     alternative = Entry("runners-up", base.choosing, base.net, {**base.chosen, **others}, make(base.net, {**base.chosen, **others}))
-    alternative.bound = bind(alternative.plan, search.machine, store=store)
-    alternative.bound.feed(inputs)
+    alternative.bound = _bound(search, alternative, inputs, store)
     assert base.bound is not None
     a, b = _turns(base.bound, alternative.bound)
     better = {}
@@ -202,8 +233,7 @@ def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore
         chosen,
         make(base.net, chosen),
     )
-    refined.bound = bind(refined.plan, search.machine, store=store)
-    refined.bound.feed(inputs)
+    refined.bound = _bound(search, refined, inputs, store)
     return refined
 
 

@@ -44,7 +44,11 @@ class _Native:
     def run(self) -> None:
         failed = self.loop(self.address, self.count)
         if failed >= 0:
-            raise BackendError(f"a kernel failed at run time: {self.calls[failed]!r}. Build again with --verify to find and ban it.")
+            call = self.calls[failed]
+            name = getattr(call, "implementation", None) or type(call).__name__
+            raise BackendError(
+                f"the kernel {name} failed at run time. Build the engine again on this machine: verification bans such kernels."
+            )
 
 
 class LaunchExecutable:
