@@ -72,7 +72,7 @@ class _Maker:
             self.block, self.block, self.block, self.conv, self.batch_norm, self.head, self.gemm, self.activation,
             self.activation, self.residual, self.concat, self.pool,
             self.pad_conv, self.transposes, self.chain, self.gemm, self.scale, self.silu, self.hard_swish, self.gelu, self.layer_norm,
-            self.attention, self.useless, self.double, self.dead, self.constants, self.mean, self.split, self.mish,
+            self.attention, self.useless, self.double, self.dead, self.constants, self.mean, self.split, self.mish, self.slices, self.silent,
         ]  # fmt: skip
         while len(self.net.layers) < steps:
             made = self.pick(kinds)(self.values[-1] if self.rng.random() < 0.8 else self.pick(self.values[-5:]))
@@ -137,6 +137,14 @@ class _Maker:
             y = self.net.add("Add", y, x)
         y = self.silu(y) if self.rng.random() < 0.4 else self.activation(y)
         return y if self.rng.random() < 0.7 else self.conv(y)
+
+    def silent(self, x: Tensor) -> Tensor | None:
+        """Two convolutions, the first with channels that are wholly zero."""
+        if not self.image(x):
+            return None
+        c = int(x.shape[1])
+        y = self.net.add("Relu", self.net.add("Conv", x, self.weight(6, c, 1, 1, scale=c**-0.5, silent=True)))
+        return self.net.add("Conv", y, self.weight(4, 6, 3, 3, scale=54**-0.5), pads=(1, 1, 1, 1))
 
     def head(self, x: Tensor) -> Tensor | None:
         """From an image to a matrix, two linear layers with a residual."""
@@ -271,6 +279,13 @@ class _Maker:
             case "Slice":
                 return self.net.add("Slice", x, self.ints(0), self.ints(2**31 - 1), self.ints(1))
         return self.net.add(op, x)
+
+    def slices(self, x: Tensor) -> Tensor | None:
+        """Every second row, every second column."""
+        if not self.image(x):
+            return None
+        y = self.net.add("Slice", x, self.ints(0), self.ints(2**63 - 1), self.ints(2), self.ints(2))
+        return self.net.add("Slice", y, self.ints(0), self.ints(-1), self.ints(self.pick([-1, 2])))
 
     def double(self, x: Tensor) -> Tensor | None:
         """A layer that is there already, once more."""

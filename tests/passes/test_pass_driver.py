@@ -235,6 +235,32 @@ def test_graph_knows_readers_and_reasons():
     assert g.maker(x) is None
 
 
+def test_weights_are_compared_to_the_last_byte():
+    """Large constants are sampled first: a difference between the samples must not be overlooked."""
+    a = np.zeros(1000, np.float32)
+    b, same_again = a.copy(), a.copy()
+    b[1] = 1
+    net = Network("weights")
+    x = net.add_input("x", TensorType(F32, (1000,)))
+    for i, w in enumerate((a, b, same_again)):
+        x = net.add("Add", x, net.constant(w, f"w{i}"))
+    net.mark_output(x)
+    run_passes(net, [PASSES["merge_equal_weights"]], check=True)
+    assert sorted(net.constants) == ["w0", "w1"]
+    assert net.layers[2].inputs[1] is net.constants["w0"]
+
+
+def test_layers_with_nearly_equal_weights_are_not_merged():
+    a = np.zeros(1000, np.float32)
+    b = a.copy()
+    b[1] = 1
+    net = Network("weights")
+    x = net.add_input("x", TensorType(F32, (1000,)))
+    net.mark_output(net.add("Sub", net.add("Mul", x, net.constant(a, "a")), net.add("Mul", x, net.constant(b, "b"))))
+    log = run_passes(net, [PASSES["merge_equal_layers"]], check=True)
+    assert log.fired == []
+
+
 IF = """
 in %x: f32[2,4]
 in %p: bool[]
