@@ -83,6 +83,8 @@ def test_a_convolution_in_tensorrts_words():
     assert {k: conv[k] for k in expected} == expected
     assert conv["Inputs"][0]["Dimensions"] == [2, 8, 16, 16]
     assert conv["FLOPs"] == 2 * 8 * 256 * (2 * 72 + 1) + 2 * 2 * 8 * 256
+    assert conv["Bytes"] == 4 * (3 * 2 * 8 * 256 + 576 + 8)
+    assert conv["WeightBytes"] == 4 * (576 + 8)
     assert conv["RunnerUp"] == {
         "Tactic": "cpu/other", "TacticName": "other kernel", "Formats": "(f32:linear,-,-,f32:linear)->(f32:linear)", "TimeMs": 0.15,
         "Why": "50 % slower",
@@ -100,6 +102,8 @@ def test_sparse_weights_are_two_of_four_along_channels():
     assert two_of_four(w, 1)
     assert not two_of_four(w, 0)
     assert not two_of_four(np.zeros((8, 6), "f4"), 1)
+    w[3, 2, 0, 0] = 1
+    assert not two_of_four(w, 1)
     net = conv_net()
     net.constants["w2"].weight = type(net.constants["w2"].weight)(np.pad(np.ones((4, 2, 3, 3), "f4"), ((0, 0), (1, 1), (0, 0), (0, 0))))
     layer = next(x for x in engine_information(make_plan(net))["Layers"] if x["Name"] == "/conv2/Conv")

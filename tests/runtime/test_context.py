@@ -153,6 +153,45 @@ def test_in_place_tensors_move_with_a_bound_output():
     context.execute()
     np.testing.assert_array_equal(y, np.maximum(x, 0))
     np.testing.assert_array_equal(x, before)
+    assert not context._bound().value("a").any(), "the first Relu wrote into the arena, not over y"
+
+
+def test_an_input_that_is_worked_on_in_place_is_copied():
+    net = Network("over the input", "lowered")
+    net.mark_output(net.add("Identity", net.add("Relu", net.add_input("x", parse_type("f32[4,16]")), name="a"), name="y"))
+    plan = make_plan(net)
+    plan.choices["a"] = dataclasses.replace(plan.choices["a"], inplace=((0, 0),), tactic="cpu/none")
+    plan.arenas[0].offsets["a"] = plan.arenas[0].offsets["x"]
+    with pytest.warns(EngineWarning):
+        context = Runtime(PlainBackend()).load(plan).create_context()
+    x, y = context.input_array("x"), context.output_array("y")
+    x[:] = np.random.default_rng(0).standard_normal(x.shape)
+    before = x.copy()
+    assert context.bind("x", x) == "a layer works on it in place"
+    context.bind("y", y)
+    context.execute()
+    np.testing.assert_array_equal(x, before)
+    np.testing.assert_array_equal(y, np.maximum(x, 0))
+
+
+def test_parts_of_a_bound_output_move_with_it():
+    net = Network("joined", "lowered")
+    x = net.add_input("x", parse_type("f32[4,16]"))
+    a, b = net.add("Relu", x, name="a"), net.add("Neg", x, name="b")
+    net.mark_output(net.add("Concat", a, b, axis=0, name="y"))
+    plan = make_plan(net)
+    plan.choices["y"] = dataclasses.replace(plan.choices["y"], inplace=((0, 0), (1, 0)), tactic="cpu/none")
+    arena = plan.arenas[0]
+    arena.offsets |= {"a": arena.offsets["y"], "b": arena.offsets["y"] + arena.sizes["a"]}
+    with pytest.warns(EngineWarning):
+        context = Runtime(PlainBackend()).load(plan).create_context()
+    given, y = context.input_array("x"), context.output_array("y")
+    given[:] = np.random.default_rng(0).standard_normal(given.shape)
+    assert context.bind("x", given) == context.bind("y", y) == ""
+    addresses = {n: context._bound()._sites[n].calls[0][0].addresses for n in "ab"}
+    context.execute()
+    np.testing.assert_array_equal(y, np.concatenate([np.maximum(given, 0), -given]))
+    assert [addresses[n]["output"][0] - y.ctypes.data for n in "ab"] == [0, arena.sizes["a"]]
 
 
 class Foreign:

@@ -27,6 +27,7 @@ EXACT = frozenset(
     "Pad".split()
 )
 MAX_NODES = 64  # operations in the expression of one constant
+_MAX_ARGS = 1024  # of one operation
 _SPARE = 1 << 24  # bytes of the budget beside 16 times what the file holds
 _WHAT_BREAKS = (
     NetworkError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError, AssertionError,
@@ -260,6 +261,8 @@ def _read_nodes(rows: Reader) -> list[tuple[Origin, list[int | None], str, int]]
     found: list[tuple[Origin, list[int | None], str, int]] = []
     for k, row in enumerate(rows.rows()):
         op, name, args, attrs, output, rest = row.rows(6)
+        if len(args.rows()) > _MAX_ARGS:
+            raise args.fail(f"at most {_MAX_ARGS} arguments")
         numbers = [None if a.value is None else a.integer(0, k - 1) for a in args.rows()]
         if op.text(100) == "source":
             digest = attrs.text(64)

@@ -16,7 +16,7 @@ import numpy as np
 from whet.backends import Backend, get_backend
 from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
-from whet.errors import ContextError, EngineError, ShapeError, WhetError
+from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError
 from whet.network import DType, TensorType
 from whet.runtime.kernels import libraries
 from whet.runtime.memory import WeightStore, read_bytes
@@ -64,9 +64,11 @@ class Runtime:
             raise EngineError(
                 f"{where} was built for the backend '{plan.backend}', this runtime is on '{self._backend}': use that one, or build it again"
             )
-        if self._threads:
-            return get_backend(plan.backend, threads=self._threads)
-        return get_backend(plan.backend, threads=min(plan.threads, get_backend(plan.backend).threads))
+        try:
+            threads = self._threads or min(plan.threads, get_backend(plan.backend).threads)
+            return get_backend(plan.backend, threads=threads)
+        except BackendError as e:
+            raise EngineError(f"{where} needs the backend '{plan.backend}', which cannot be used here: {e}") from e
 
 
 @dataclass(frozen=True)
