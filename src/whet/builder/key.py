@@ -24,8 +24,20 @@ _SMALL_FLOATS, _SMALL_INTS = 4, 64  # constants up to this size stand in the key
 def layer_text(layer: Layer) -> str:
     """Op, attributes, fused body, shapes and types of a layer, with tensors numbered: equal work gives equal text."""
     numbers: dict[Tensor, int] = {}
-    head = "(" + ", ".join(_operand(t, numbers) for t in layer.inputs) + ")"
+    scales = _scales(layer)
+    head = "(" + ", ".join(_operand(t, numbers, values=i not in scales) for i, t in enumerate(layer.inputs)) + ")"
     return "\n".join(_lines(layer, numbers, head))
+
+
+def _scales(layer: Layer) -> set[int]:
+    """Inputs that are scales of integers: their values change no kernel's time."""
+    if layer.op in ("QuantizeLinear", "DequantizeLinear"):
+        return {1}
+    if layer.op != "Fused":
+        return set()
+    body = layer.regions["body"]
+    used = {x.inputs[1] for x in body.layers if x.op in ("QuantizeLinear", "DequantizeLinear")}
+    return {i for i, t in enumerate(body.inputs) if t in used}
 
 
 def _lines(layer: Layer, numbers: dict[Tensor, int], head: str) -> list[str]:
@@ -48,7 +60,7 @@ def _region(net: Network, numbers: dict[Tensor, int]) -> list[str]:
     return lines
 
 
-def _operand(t: Tensor | None, numbers: dict[Tensor, int]) -> str:
+def _operand(t: Tensor | None, numbers: dict[Tensor, int], *, values: bool = True) -> str:
     if t is None:
         return "none"
     known = t in numbers
@@ -58,11 +70,13 @@ def _operand(t: Tensor | None, numbers: dict[Tensor, int]) -> str:
     text = f"%{number}:{t.type}"
     if t.weight is None:
         return text
+    if not values:
+        return f"{text} const"
     a = t.weight.array
     small = a.size <= (_SMALL_INTS if a.dtype.kind in "iub" else _SMALL_FLOATS)
-    values = f"={np.array2string(a.reshape(-1), threshold=_SMALL_INTS, floatmode='unique')}" if small else ""
+    shown = f"={np.array2string(a.reshape(-1), threshold=_SMALL_INTS, floatmode='unique')}" if small else ""
     assumes = f" {sorted(t.weight.origin.assumes)}" if t.weight.origin.assumes else ""
-    return f"{text} const{values}{assumes}"
+    return f"{text} const{shown}{assumes}"
 
 
 def timing_key(tactic: Tactic, layer: str, signature: Signature, config: Config, machine_key: str, state: str) -> str:

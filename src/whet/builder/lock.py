@@ -164,6 +164,11 @@ def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, pro
         picked[name] = _option(choices[name], layer, machine)
     reformats = {name: c for name, c in choices.items() if name not in layers}
     net, chosen = with_reformats(lowered, picked, _LockedReformats(reformats, machine))  # type: ignore[arg-type]
+    moved = bound_layers(net, environment(net, profiles[0], OPT))
+    for name in chosen.keys() - picked.keys():
+        if name not in reformats:
+            raise LockError(_text([f"the engine needs a reformat '{name}' that the lock has not"]))
+        chosen[name] = _option(reformats[name], moved[name], machine)
     return assemble(net, chosen, profiles, machine, config, source)
 
 

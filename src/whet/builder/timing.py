@@ -92,10 +92,13 @@ class Timer:
                 f"'{layer.name}' by {o.tactic.name} {o.signature} is not in the timing cache, and --errorOnTimingCacheMiss forbids "
                 "timing it. Build once without that flag on this machine."
             )
+        samples: dict[int, list[float]] = {}
         while True:
             with self.machine.watch() if hasattr(self.machine, "watch") else nullcontext() as load:
-                samples = _take_turns(self, layer, list(options))
-            if load is None or not load.disturbed:
+                fresh = _take_turns(self, layer, list(options))
+            disturbed = load is not None and load.disturbed
+            samples = {k: samples.get(k, []) + v for k, v in fresh.items()} if disturbed else fresh
+            if load is None or not disturbed:
                 break
             self.disturbed.append(load.others)
             if not self.patient:
@@ -104,7 +107,7 @@ class Timer:
             got = samples.get(o.rank)
             if not got:
                 continue
-            o.ms, o.spread_ms = median(got), _spread(got)
+            o.ms, o.spread_ms = typical(got, disturbed), _spread(got)
             about = {"tactic": o.tactic.name, "signature": str(o.signature), "layer": text, "implementation": o.kernel.implementation}
             self.cache.put(self.key(o, text), Timed(o.ms, o.spread_ms, len(got)), about)
             self.timed += 1
@@ -144,9 +147,9 @@ def _take_turns(timer: Timer, layer: Layer, options: list[Option]) -> dict[int, 
             if r == 0:
                 samples[o.rank] = []  # the run before only warmed up
             samples[o.rank].append(ms)
-        best = min((median(samples[o.rank]) for o, _, _ in alive), default=best)
+        best = min((typical(samples[o.rank], True) for o, _, _ in alive), default=best)
         factor = _HOPELESS[min(r, len(_HOPELESS) - 1)]
-        alive = [a for a in alive if median(samples[a[0].rank]) <= factor * best]
+        alive = [a for a in alive if typical(samples[a[0].rank], True) <= factor * best]
     return samples
 
 
@@ -225,6 +228,11 @@ def fill(raw: np.ndarray, dtype: DType) -> None:
     view = raw[: count * dtype.numpy.itemsize].view(dtype.numpy)
     for at in range(0, count, block.size):
         view[at : at + block.size] = block[: count - at]
+
+
+def typical(samples: Sequence[float], disturbed: bool) -> float:
+    """The median; where other programs took the CPUs, the lower quartile: a sample that was interrupted says nothing about the kernel."""
+    return sorted(samples)[(len(samples) - 1) // 4] if disturbed else median(samples)
 
 
 def _spread(samples: list[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from whet.network import Layer, Network, Tensor, copy_into
+from whet.ops._origin import express
 
 
 def unfuse(net: Network, layer: Layer) -> list[Layer]:
@@ -17,6 +18,11 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
     for inner in body.layers:
         regions = {k: copy_into(r, Network(r.name, net.stage), seen) for k, r in inner.regions.items()}
         inputs = [None if t is None else seen[t] for t in inner.inputs]
+        if inner.op == "DequantizeLinear" and all(t is None or t.is_constant for t in inputs):
+            # quantized weights that no kernel takes: numbers once, not at every run
+            folded = express(inner.op, *[None if t is None else t.weight for t in inputs], **inner.attrs)
+            seen[inner.output] = net.constant(folded, inner.output.name)
+            continue
         new = net.add_layer(
             inner.op,
             inputs,

@@ -13,6 +13,7 @@ from whet.builder.candidates import Option
 from whet.builder.choice import Choosing, choose
 from whet.builder.reformats import with_reformats
 from whet.builder.search import Search
+from whet.builder.timing import typical
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError, BuildError
@@ -46,10 +47,11 @@ class Entry:
     plan: EnginePlan
     bound: Bound | None = None
     samples: list[float] = field(default_factory=list)
+    disturbed: bool = False
 
     @property
     def ms(self) -> float:
-        return median(self.samples) if self.samples else inf
+        return typical(self.samples, self.disturbed) if self.samples else inf
 
     @property
     def spread(self) -> float:
@@ -179,16 +181,20 @@ def _time(search: Search, entries: Sequence[Entry]) -> None:
     for e in entries:
         assert e.bound is not None
         e.bound.seconds(2)
+    for e in entries:
+        e.samples = []
     once = sum(e.bound.seconds(1)[0] for e in entries if e.bound is not None)
     rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_SECONDS * len(entries) / max(once, 1e-6))))
     for _ in range(2):
-        for e in entries:
-            e.samples = []
         with machine.watch() if hasattr(machine, "watch") else nullcontext() as load:
             for r in range(rounds):
                 for e in entries if r % 2 == 0 else reversed(entries):
                     assert e.bound is not None
                     e.samples.append(e.bound.seconds(1)[0] * 1e3)
+        for e in entries:
+            e.disturbed = load is not None and load.disturbed
+            if not e.disturbed:
+                e.samples = e.samples[-rounds:]
         if load is None or not load.disturbed:
             return
         assert search.timer is not None
@@ -221,7 +227,7 @@ def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore
     a, b = _turns(base.bound, alternative.bound)
     better = {}
     for i, layer in enumerate(base.net.layers):
-        if layer.name in others and median(b[i]) < 0.97 * median(a[i]):
+        if layer.name in others and typical(b[i], True) < 0.97 * typical(a[i], True):
             better[layer.name] = others[layer.name]
     if not better:
         return None

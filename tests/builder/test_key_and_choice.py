@@ -1,0 +1,227 @@
+"""Timing keys: what must change them and what must not. In-place pairs: when they may be used. Timing: which of equals is kept."""
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+from nets import residual
+
+import whet.tactics
+from whet.backends import get_backend
+from whet.builder import key as keys
+from whet.builder.candidates import Option, list_candidates, macs
+from whet.builder.choice import inplace_refusal, links
+from whet.builder.key import layer_text, source_digest, timing_key, transitive_modules
+from whet.builder.precision import Permissions
+from whet.builder.timing import Conditions, earliest_in_noise, fill, typical
+from whet.network import BF16, F32, I64, Network, Tensor, Weight, parse_network, parse_type
+from whet.network.weight import Origin
+from whet.tactics import Operand, Signature, get_tactic, tactics_of
+
+
+def conv(name="c", channels=8, seed=1, pads=(1, 1, 1, 1)):
+    net = Network("n")
+    x = net.add_input("x" + name, parse_type("f32[1,4,6,6]"))
+    w = net.constant(np.random.default_rng(seed).standard_normal((channels, 4, 3, 3)).astype("f4"), "w" + name)
+    return net.add_layer("Conv", (x, w), {"pads": pads}, name=name, sources=[name])
+
+
+def test_names_sources_and_weights_do_not_change_the_text():
+    assert layer_text(conv("a")) == layer_text(conv("b", seed=9))
+
+
+@pytest.mark.parametrize("other", [conv(channels=9), conv(pads=(0, 0, 0, 0))])
+def test_shapes_and_attributes_change_the_text(other):
+    assert layer_text(conv()) != layer_text(other)
+
+
+def test_small_constants_and_assumptions_change_the_text():
+    def clip(top, assumes=()):
+        net = Network("n")
+        x = net.add_input("x", parse_type("f32[8]"))
+        high = net.constant(Weight(np.array(top, "f4"), Origin("source", "h", assumes=assumes)), "high")
+        return net.add_layer("Clip", (x, None, high))
+
+    assert layer_text(clip(6.0)) != layer_text(clip(7.0))
+    assert layer_text(clip(6.0)) != layer_text(clip(6.0, ("is 2:4",)))
+    assert layer_text(clip(6.0)) == layer_text(clip(6.0))
+
+
+def test_the_body_of_a_fused_layer_counts_and_which_operand_goes_where():
+    def fused(op, swapped):
+        text = f"""network n lowered
+        in %x: f32[1,4,6,6]
+        in %z: f32[1,4,6,6]
+        const %w: f32[4,4,1,1] = seed(1)
+        %y = Fused({"%x, %w, %z" if not swapped else "%z, %w, %x"}, hint='Conv') {{
+          region body
+            in %a: f32[1,4,6,6]
+            in %b: f32[4,4,1,1]
+            in %c: f32[1,4,6,6]
+            %d = Conv(%a, %b)
+            %e = {op}(%d, %c)
+            out %e
+        }}
+        out %y
+        """
+        return layer_text(parse_network(text).layers[0])
+
+    assert fused("Add", False) == fused("Add", True)
+    assert fused("Add", False) != fused("Mul", False)
+    net = parse_network("network n lowered\nin %x: f32[4]\nin %z: f32[4]\n%y = Sub(%x, %z)\n%s = Sub(%x, %x)\nout %y\nout %s\n")
+    assert layer_text(net.layers[0]) != layer_text(net.layers[1])
+
+
+def test_every_part_of_the_key_changes_it():
+    tactic = (tactics_of("cpu"), get_tactic("cpu/numpy_reference"))[1]
+    o = Operand("linear", F32)
+    s = Signature((o,), (o,))
+    base = timing_key(tactic, "layer", s, (), "machine", "hot")
+    assert base == timing_key(tactic, "layer", s, (), "machine", "hot")
+    others = [
+        timing_key(get_tactic("cpu/numpy_reformat"), "layer", s, (), "machine", "hot"),
+        timing_key(tactic, "other", s, (), "machine", "hot"),
+        timing_key(tactic, "layer", Signature((o,), (o,), ((0, 0),)), (), "machine", "hot"),
+        timing_key(tactic, "layer", s, (("tile", 4),), "machine", "hot"),
+        timing_key(tactic, "layer", s, (), "machine threads=1", "hot"),
+        timing_key(tactic, "layer", s, (), "machine", "cold"),
+    ]
+    assert len({base, *others}) == 7
+
+
+def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_path, monkeypatch):
+    package = tmp_path / "whet_copy"
+    (package / "tactics" / "zz").mkdir(parents=True)
+    for f in ("__init__.py", "tactics/__init__.py", "tactics/zz/__init__.py"):
+        (package / f).write_text("")
+    (package / "tactics" / "zz" / "mine.py").write_text("from whet.tactics.zz import _help\nclass Mine: pass\n")
+    (package / "tactics" / "zz" / "_help.py").write_text("from whet.tactics.zz._deep import A\n")
+    (package / "tactics" / "zz" / "_deep.py").write_text("A = 1\n")
+    monkeypatch.setattr(sys.modules["whet"], "__path__", [str(package)])
+    keys._digest.cache_clear()
+    try:
+        assert {m.rpartition(".")[2] for m in transitive_modules("whet.tactics.zz.mine")} >= {"mine", "_help", "_deep"}
+        before = keys._digest("whet.tactics.zz.mine")
+        keys._digest.cache_clear()
+        (package / "tactics" / "zz" / "_deep.py").write_text("A = 2\n")
+        assert keys._digest("whet.tactics.zz.mine") != before
+    finally:
+        keys._digest.cache_clear()
+
+
+def test_a_real_tactics_sources_hold_its_library_binding():
+    tactics_of("cpu")
+    modules = transitive_modules("whet.tactics.cpu.onednn_conv")
+    assert {"whet.tactics.cpu._kernel", "whet.tactics.cpu._onednn.primitive", "whet.backends.cpu.threads"} <= modules
+    assert not any(m.startswith("whet.tactics.cuda") for m in modules)
+    assert len(source_digest(get_tactic("cpu/onednn_conv"))) == 64
+    importlib.import_module("whet.tactics")
+
+
+def option(net, layer, inplace, machine=None):
+    s = Signature(tuple(Operand("linear", t.dtype) for t in layer.inputs), (Operand("linear", layer.outputs[0].dtype),), inplace)
+    return Option(get_tactic("cpu/numpy_reference"), s, (), None, 0)
+
+
+def test_in_place_pairs_need_bytes_that_nothing_else_reads():
+    whet.tactics.load_tactics("cpu")
+    net = parse_network(
+        """network n lowered
+        in %x: f32[4]
+        const %c: f32[4] = seed(1)
+        %a = Relu(%x)
+        %b = Relu(%a)
+        %d = Add(%a, %b)
+        %e = Add(%d, %d)
+        %f = Mul(%e, %x)
+        %g = Add(%f, %c)
+        %h = Relu(%g)
+        out %h
+        out %g
+        """
+    )
+    at = {layer.name: layer for layer in net.layers}
+
+    def reason(layer, *pairs):
+        return inplace_refusal(net, at[layer], option(net, at[layer], pairs))
+
+    assert "which is an input" in reason("a", (0, 0))
+    assert "which 'd' still reads" in reason("b", (0, 0))
+    assert reason("d", (0, 0)) is None
+    assert reason("d", (1, 0)) is None
+    assert "reads a second time" in reason("e", (0, 0))
+    assert "which is an input" in reason("f", (1, 0))
+    assert "is an output" in reason("g", (0, 0))
+    assert "is constant" in reason("g", (1, 0))
+    assert "is an output" in reason("h", (0, 0))
+
+
+def test_links_leave_constants_out_and_end_at_outputs():
+    net = residual()
+    found = links(net)
+    assert all(not w.tensor.is_constant for w in found)
+    assert [w.tensor.name for w in found if w.reader is None] == ["y"]
+    assert [w.tensor.name for w in found if w.maker is None] == ["x"]
+
+
+def test_of_equals_the_first_listed_is_kept():
+    def timed(rank, ms, spread):
+        o = Option(None, None, (), None, rank)
+        o.ms, o.spread_ms = ms, spread
+        return o
+
+    assert earliest_in_noise([timed(0, 1.00, 0.05), timed(1, 0.97, 0.01)]).rank == 0
+    assert earliest_in_noise([timed(0, 1.00, 0.01), timed(1, 0.97, 0.01)]).rank == 1
+    assert earliest_in_noise([timed(0, 2.0, 0.01), timed(1, 1.0, 0.0), timed(2, 0.999, 0.0)]).rank == 1
+
+
+def test_interrupted_samples_do_not_count_on_a_busy_machine():
+    samples = [1.0, 1.1, 5.0, 6.0, 7.0, 1.05, 8.0]
+    assert typical(samples, disturbed=False) == 5.0
+    assert typical(samples, disturbed=True) == 1.05
+
+
+def test_caches_are_left_as_the_network_leaves_them():
+    class Machine:
+        runs = True
+        cache_bytes = {2: 1 << 20, 3: 32 << 20}  # noqa: RUF012
+
+    assert Conditions.of(Machine, 1 << 19).state == "hot"
+    assert Conditions.of(Machine, 8 << 20) == Conditions("cold L2", 2 << 20)
+    assert Conditions.of(Machine, 64 << 20) == Conditions("cold", 48 << 20)
+    assert Conditions.of(get_backend("null"), 1 << 40).state == "hot"
+
+
+def test_timed_operands_hold_numbers_of_their_type():
+    for dtype in (F32, BF16):
+        raw = np.zeros(1 << 18, np.uint8)
+        fill(raw, dtype)
+        a = raw.view(dtype.numpy).astype("f4")
+        assert 0.9 < a.std() < 1.1
+    raw = np.ones(64, np.uint8)
+    fill(np.zeros(64, np.uint8), I64)
+    assert raw.all()
+
+
+def test_multiply_adds():
+    assert macs(conv(channels=8)) == 8 * 36 * 4 * 9
+    net = Network("n")
+    x = net.add_input("x", parse_type("f32[5,7]"))
+    assert macs(net.add_layer("Gemm", (x, net.constant(np.ones((3, 7), "f4"), "w"), None), {"transB": 1})) == 5 * 3 * 7
+    assert macs(net.add_layer("MatMul", (x, net.constant(np.ones((7, 2), "f4"), "v")))) == 5 * 2 * 7
+    assert macs(net.add_layer("Relu", (x,))) == 0
+
+
+def test_a_signature_that_leaves_a_computed_input_open_is_refused():
+    class Careless(type(get_tactic("cpu/numpy_reference"))):
+        fallback, name = False, "cpu/careless"
+
+        def signatures(self, layer, machine):
+            return [Signature((None, None), (Operand("linear", layer.outputs[0].dtype),))]
+
+    layer = conv()
+    found = list_candidates(layer, [Careless()], get_backend("cpu"), Permissions(frozenset()))
+    assert found.options == []
+    assert "does not say how it reads %xc" in found.refused[0].reason
+    assert isinstance(layer.inputs[0], Tensor)
