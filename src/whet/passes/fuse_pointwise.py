@@ -1,7 +1,7 @@
 """Elementwise layers in a row become one, so that the values go through memory once: a head, then activations and arithmetic.
 
 What follows the head is what backends do in passing: activations with constant parameters, arithmetic with a constant (one
-number, or one a channel), and with a value of the same shape; behind a batch norm only activations. PRelu is no head.
+number, or one a channel), and with a value of the same shape; behind a batch norm only activations. PRelu only with one slope.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ def _unfit(layer: Layer, x: Tensor, place: int) -> str | None:
         if t is x:
             return f"%{x.name} is both operands"
         if t.is_constant:
+            if layer.op == "PRelu" and t.weight is not None and t.weight.array.size != 1:
+                return f"the slopes %{t.name}: {t.type} are more than one"
             if not _number_or_channel(t, x):
                 return f"the constant %{t.name}: {t.type} is neither one number nor one a channel"
         elif layer.op not in ARITHMETIC:
