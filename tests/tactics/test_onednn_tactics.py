@@ -91,6 +91,11 @@ def compute(layer, arrays, tactic, signature, config):
 
 
 def judge(got, want, rtol, where):
+    if want.dtype.itemsize == 1 and want.dtype.kind in "iu":  # a requantization tie may differ by one
+        off = np.abs(got.astype(np.int16) - want.astype(np.int16))
+        assert off.max(initial=0) <= 1, where
+        assert np.count_nonzero(off) <= max(1, 0.01 * off.size), f"{where}: {np.count_nonzero(off)} of {off.size} integers differ"
+        return
     got, want = got.astype(np.float64), want.astype(np.float64)
     assert got.shape == want.shape, where
     odd = ~np.isfinite(want)
@@ -124,7 +129,7 @@ def check(layer, arrays):
     return count
 
 
-SAMPLES = [(n, i) for n in sorted(OPS) for i, _ in enumerate(OPS[n].samples) if any(n in t.ops for t in TACTICS)]
+SAMPLES = [(n, i) for n in sorted(OPS) for i, _ in enumerate(OPS[n].samples) if n == "Fused" or any(n in t.ops for t in TACTICS)]
 
 
 def tamed(a):

@@ -49,6 +49,9 @@ def _array(spec, rng: np.random.Generator) -> np.ndarray | None:
             top = 2 ** (type_.dtype.bits - (type_.dtype.kind == "int"))
             low = -top if type_.dtype.kind == "int" else 0
             return rng.choice(np.array([low, top - 1, 0, 1], dtype=object), shape).astype(dtype)
+        if kind == "full":
+            bits, signed = type_.dtype.bits, type_.dtype.kind == "int"
+            return rng.integers(-(2 ** (bits - 1)) if signed else 0, 2 ** (bits - signed), shape).astype(dtype)
         return rng.integers(0 if type_.dtype.kind == "uint" else -3, 4, shape).astype(dtype)
     a = rng.standard_normal(shape)
     if kind.endswith("positive"):

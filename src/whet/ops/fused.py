@@ -3,6 +3,7 @@
 from whet.errors import NetworkError
 from whet.network import Layer, Network, TensorType, parse_type
 from whet.ops._base import REQUIRED, Sample, op
+from whet.ops._quantized_samples import SAMPLES as QUANTIZED
 
 
 def infer(layer: Layer) -> list[TensorType]:
@@ -30,5 +31,8 @@ op(
     lambda layer, *arrays, run: run("body", *arrays),
     attrs={"hint": REQUIRED},
     onnx_ops=(),
-    samples=[Sample(["f32[1,16,8,8]", "const f32[32,16,3,3]", "const f32[32]", "f32[1,32,8,8]"], {"hint": "Conv"}, _conv_add_relu)],
+    samples=[
+        Sample(["f32[1,16,8,8]", "const f32[32,16,3,3]", "const f32[32]", "f32[1,32,8,8]"], {"hint": "Conv"}, _conv_add_relu),
+        *QUANTIZED,
+    ],
 )

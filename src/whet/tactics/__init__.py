@@ -20,6 +20,7 @@ from whet.tactics._base import (
     anchor,
     epilogue,
     get_tactic,
+    is_quantized,
     operand_bytes,
     outer_input,
     tactic,
@@ -27,7 +28,7 @@ from whet.tactics._base import (
 
 __all__ = [
     "TACTICS", "Args", "Call", "Config", "Kernel", "Machine", "Operand", "Packed", "PlanRefused", "Post", "Signature", "Stream", "Tactic",
-    "anchor", "epilogue", "get_tactic", "load_tactics", "operand_bytes", "outer_input", "tactic", "tactics_of",
+    "anchor", "epilogue", "get_tactic", "is_quantized", "load_tactics", "operand_bytes", "outer_input", "tactic", "tactics_of",
 ]  # fmt: skip
 
 

@@ -148,6 +148,7 @@ class Tactic:
     ops: tuple[str, ...] = ()
     version = 1
     fallback = False  # listed after all others: always there, never first
+    quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others
 
     def signatures(self, layer: Layer, machine: Any) -> Sequence[Signature]:
         raise NotImplementedError
@@ -171,6 +172,9 @@ class Tactic:
         a = anchor(layer)
         if "*" not in self.ops and a.op not in self.ops:
             return f"computes {', '.join(self.ops)}, not {a.op}"
+        if "*" not in self.ops and self.quantized != is_quantized(layer):
+            own, other = ("integers", "is not") if self.quantized else ("floating point", "is")
+            return f"computes in {own}, the layer {other} quantized"
         return None
 
 
@@ -211,6 +215,11 @@ def anchor(layer: Layer) -> Layer:
         if inner.op == layer.attrs["hint"]:
             return inner
     return layer  # a hint that is no op ("GELU", "Attention"): the pattern is the whole body
+
+
+def is_quantized(layer: Layer) -> bool:
+    """Whether a fused layer dequantizes what it reads: its anchor computes on integers with scales."""
+    return layer.op == "Fused" and any(x.op == "DequantizeLinear" for x in layer.regions["body"].layers)
 
 
 @dataclass(frozen=True)

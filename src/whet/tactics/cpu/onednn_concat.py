@@ -26,10 +26,13 @@ class OneDnnConcat(OneDnnTactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
+        out = layer.outputs[0]
+        integers = [out.dtype] if out.dtype.name in ("i8", "u8") else []
         return [
             Signature(tuple(None if t is None or t.is_constant else Operand(f, d) for t in layer.inputs), (Operand(f, d),))
-            for d in storage_types(activations(layer), machine)
-            for f in image_formats(layer.outputs[0].type.rank)
+            for d in integers or storage_types(activations(layer), machine)
+            for f in image_formats(out.type.rank)
+            if not (integers and f.startswith("nChw"))
         ]
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
@@ -37,7 +40,7 @@ class OneDnnConcat(OneDnnTactic):
         axis = layer.attrs["axis"] % layer.outputs[0].type.rank
         sources = [describe(t, out) for t in layer.inputs if t is not None]
         first = dnn.concat(sources, describe(layer.outputs[0], out), axis)
-        rounded = out.dtype.name != "f32" and any(t is not None and t.is_constant for t in layer.inputs)
+        rounded = out.dtype.name == "bf16" and any(t is not None and t.is_constant for t in layer.inputs)
         recipe = Recipe(first, {"dst": ("output", 0)}, rtol=2**-8 if rounded else 0.0)
         for i, t in enumerate(layer.inputs):
             assert t is not None

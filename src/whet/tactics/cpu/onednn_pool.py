@@ -49,7 +49,9 @@ class OneDnnPool(OneDnnTactic):
             flat = [(f, "linear") for f, _ in pairs if f == "nhwc" or (f.startswith("nChw") and shape[1] % 16 == 0)]
             pairs = [*flat, *(pairs if kept else [("linear", "linear")])]
         found = []
-        for dtype in storage_types(activations(layer), machine):
+        own = layer.inputs[x].dtype if x is not None else None  # type: ignore[union-attr]
+        integers = [own] if own is not None and own.name in ("i8", "u8") and head.op == "MaxPool" and layer is head else []
+        for dtype in integers or storage_types(activations(layer), machine):
             for source, target in pairs:
                 out = Operand(target, dtype)
                 others = second_operands(posts, layer, out)

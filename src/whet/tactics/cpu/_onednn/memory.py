@@ -91,11 +91,25 @@ def describe(shape: Sequence[int], dtype: str, fmt: str = "linear", strides: Seq
     return MemoryDesc(handle, f"{dtype}{list(shape)}:{list(strides)}")
 
 
-def borrowed(handle: int | None, origin: str) -> MemoryDesc:
-    """An own copy of a descriptor that a primitive descriptor lends; `origin` names that one, for layouts that cannot be described."""
+def borrowed(handle: int | None, origin: str, extra: str = "") -> MemoryDesc:
+    """An own copy of a descriptor that a primitive descriptor lends; `origin` names that one, for layouts that cannot be described.
+
+    Integer weights may carry sums behind their elements, which no query tells: `extra` says what they depend on.
+    """
     if not handle:
         raise BackendError("oneDNN returned no memory descriptor for an operand that the primitive has")
-    return MemoryDesc(library().make("memory_desc_clone", handle), _layout(handle) or origin)
+    made = MemoryDesc(library().make("memory_desc_clone", handle), _layout(handle) or origin)
+    if extra and made.dtype == "i8" and made.nbytes > _dense_bytes(handle):
+        made.text += f" and {made.nbytes - _dense_bytes(handle)} bytes for {extra}"
+    return made
+
+
+def _dense_bytes(handle: int) -> int:
+    """Bytes of the elements of an 8-bit layout, padding included."""
+    values, ndims = C.POINTER(C.c_int64)(), C.c_int()
+    library().call("memory_desc_query", handle, _Q_NDIMS, C.byref(ndims))
+    library().call("memory_desc_query", handle, _Q_PADDED, C.byref(values))
+    return math.prod(values[i] for i in range(ndims.value))
 
 
 def _layout(handle: int) -> str | None:

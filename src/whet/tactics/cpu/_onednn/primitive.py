@@ -50,7 +50,10 @@ class Descriptor:
         if operand in self.vectors:
             return self.vectors[operand]
         found = library().lib.dnnl_primitive_desc_query_md(self.handle, _Q_EXEC_ARG, arg_code(operand))
-        return borrowed(found, f"{operand} of {self.name} {self.text}")
+        extra = ""
+        if operand == "weights":
+            extra = f"{self.md('src').dtype} input" + (" with a zero point" if "zero:src" in self.vectors else "")
+        return borrowed(found, f"{operand} of {self.name} {self.text}", extra)
 
     @cached_property
     def scratch_bytes(self) -> int:

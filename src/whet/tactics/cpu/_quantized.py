@@ -1,0 +1,230 @@
+"""A quantized fused layer taken apart: the same layer in floating point, and scale and zero point of each integer it reads or stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.network import BF16, F32, DType, Layer, Network, Tensor, static_shape
+from whet.tactics._base import Operand, Post, Signature, anchor, epilogue
+from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu._epilogue import Chain, Shaper, chain, same_places
+from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe
+
+_EIGHT_BIT = ("i8", "u8")
+#: Implementations that add 8-bit products in 32 bits; what else oneDNN lists may saturate at 16.
+_EXACT = ("vnni", "amx", "x64:gemm", "gemm:jit", "ref:", "simple:")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """real = (integer - zero) * scale. `scale` is one number or one a channel (f32), `zero` one integer."""
+
+    scale: np.ndarray
+    zero: int
+    dtype: DType
+
+    @property
+    def key(self) -> str:
+        return f"{self.scale.tobytes().hex()}|{self.zero}"
+
+    @property
+    def number(self) -> float:
+        return float(self.scale.reshape(-1)[0])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """`view` is the layer without Q and DQ, its inputs at the same places; `reads` has the scales by input place, `stores` the output's."""
+
+    view: Layer
+    head: Layer
+    posts: list[Post]
+    reads: dict[int, Scale]
+    stores: Scale | None
+
+    def place(self, inner: Tensor | None) -> int | None:
+        """Input place of what the anchor reads as `inner`."""
+        return None if inner is None else next(i for i, t in enumerate(self.view.regions["body"].inputs) if t is inner)
+
+
+class OneDnnQuantized(OneDnnTactic):
+    """A tactic for quantized layers: of oneDNN's implementations those whose sums are exact on this CPU."""
+
+    quantized = True
+
+    def _usable(self, recipe: Recipe) -> list[str]:
+        found = super()._usable(recipe)
+        exact = [n for n in found if any(word in n for word in _EXACT)]
+        if not exact:
+            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has for this only kernels whose sums saturate ({', '.join(found)})")
+        return exact
+
+
+def take_apart(layer: Layer) -> Parts | str:
+    """The parts of a quantized layer, or why oneDNN cannot compute it."""
+    body = layer.regions["body"]
+    inner, outer = list(body.inputs), list(layer.inputs)
+    place = {t: i for i, t in enumerate(inner)}
+    reads: dict[int, Scale] = {}
+    stores: Scale | None = None
+    seen: dict[Tensor, Tensor] = {t: t for t in inner}
+    made = Network("body", "lowered")
+    for x in body.layers:
+        if x.op not in ("DequantizeLinear", "QuantizeLinear"):
+            copy = Layer(x.op, x.name, [None if t is None else seen[t] for t in x.inputs], x.attrs, x.regions, x.sources)
+            copy.outputs = tuple(Tensor(t.name, t.type, copy, t.index) for t in x.outputs)
+            seen.update(zip(x.outputs, copy.outputs, strict=True))
+            made.layers.append(copy)
+            continue
+        found = _scale(x, [None if t is None or t not in place else outer[place[t]] for t in x.inputs[1:]])
+        if isinstance(found, str):
+            return found
+        if x.op == "QuantizeLinear":
+            if x is not body.layers[-1]:
+                return "an integer is stored before the end"
+            stores, seen[x.output] = found, seen[x.inputs[0]]  # type: ignore[index]
+            continue
+        i = place.get(x.inputs[0])  # type: ignore[arg-type]
+        if i is None or i in reads:
+            return "one value is dequantized twice"
+        t = outer[i]
+        assert t is not None
+        reads[i] = found
+        seen[x.output] = inner[i] = Tensor(t.name, x.output.type)
+        outer[i] = Tensor(t.name, t.type.with_dtype(x.output.dtype), weight=t.weight)
+    made.inputs, made.outputs = inner, [seen[t] for t in body.outputs]
+    view = Layer("Fused", layer.name, outer, layer.attrs, {"body": made}, layer.sources)
+    view.outputs = tuple(Tensor(t.name, made.outputs[0].type, view) for t in layer.outputs)
+    head, posts = anchor(view), epilogue(view)
+    if posts is None or head is view:
+        return "what is fused to it is not a chain"
+    return Parts(view, head, posts, reads, stores)
+
+
+def _scale(layer: Layer, given: Sequence[Tensor | None]) -> Scale | str:
+    scale, zero = given[0], given[1] if len(given) > 1 else None
+    if scale is None or scale.weight is None or (zero is not None and zero.weight is None):
+        return "a scale is computed at run time"
+    zeros = np.zeros(1, np.int64) if zero is None else np.asarray(zero.array(), np.int64).reshape(-1)
+    if np.any(zeros != zeros[0]):
+        return "zero points differ within a tensor"
+    dtype = layer.output.dtype if layer.op == "QuantizeLinear" else layer.inputs[0].dtype  # type: ignore[union-attr]
+    if dtype.name not in _EIGHT_BIT:
+        return f"computes in 8 bits, not in {dtype}"
+    return Scale(np.asarray(scale.array(), np.float32).reshape(-1), int(zeros[0]), dtype)
+
+
+def unsafe(x: Scale) -> str | None:
+    """Why 8-bit products are not exact on this CPU; None where they are."""
+    if dnn.has_isa("avx512_core_vnni"):
+        return None
+    if x.dtype.name == "i8":
+        return "without VNNI instructions oneDNN halves the weights of a signed input, which rounds them"
+    return "without VNNI instructions oneDNN adds two products of u8 by i8 in 16 bits, which saturate"
+
+
+def float_types(parts: Parts, machine) -> list[DType]:
+    """Storage types for what the layer reads or stores in floating point, [F32] where that is nothing."""
+    floats = parts.stores is None or any(
+        t is not None and not t.is_constant and i not in parts.reads and t.dtype.is_float for i, t in enumerate(parts.view.inputs)
+    )
+    return [F32, BF16] if floats and "avx512_bf16" in machine.features and dnn.has_isa("avx512_core_bf16") else [F32]
+
+
+def signatures(parts: Parts, fmt: str, machine) -> list[Signature]:
+    """Signatures with all full-size operands in `fmt`: for each float type, and each summand that can be summed in place first."""
+    made, rank = [], parts.view.outputs[0].type.rank
+    for real in float_types(parts, machine):
+        inputs: list[Operand | None] = []
+        for i, t in enumerate(parts.view.inputs):
+            if t is None or t.is_constant:
+                inputs.append(None)
+            else:
+                inputs.append(Operand(fmt if t.type.rank == rank else "linear", parts.reads[i].dtype if i in parts.reads else real))
+        out = Operand(fmt, parts.stores.dtype if parts.stores else real)
+        own = {parts.place(t) for t in parts.head.inputs}
+        for p in parts.posts:
+            i = p.other
+            if p.op != "Add" or i is None or i in own or inputs[i] is None:
+                continue
+            if parts.view.inputs[i].shape == parts.view.outputs[0].shape and inputs[i].dtype.bits == out.dtype.bits:  # type: ignore[union-attr]
+                made.append(Signature(tuple(inputs), (out,), ((i, 0),)))
+        made.append(Signature(tuple(inputs), (out,)))
+    return made
+
+
+def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
+    """The epilogue as post-ops on real numbers, summands dequantized on the way."""
+    made = Chain()
+    for post in parts.posts:
+        if post.other not in parts.reads or parts.view.inputs[post.other].is_constant:  # type: ignore[index, union-attr]
+            step = chain([post], parts.view, signature, shaper)
+        else:
+            step = _summand(post, parts, signature, shaper)
+        if isinstance(step, str):
+            return step
+        made.extend(step)
+    return made
+
+
+def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
+    """+ (z - zero) * scale: a sum in place, or the running value scaled to z's steps and back."""
+    i, made = post.other, Chain()
+    assert i is not None
+    z, t, stored = parts.reads[i], parts.view.inputs[i], signature.inputs[i]
+    assert t is not None
+    assert stored is not None
+    if post.op != "Add":
+        return f"{post.op} with an integer operand: only Add takes one"
+    if (i, 0) in signature.inplace:
+        other = signature.outputs[0].dtype
+        made.post_ops.append(dnn.Sum(z.number, z.zero, None if other == z.dtype else z.dtype.name))
+        return made
+    shape, out = static_shape(t.shape), static_shape(parts.view.outputs[0].shape)
+    full = (1,) * (len(out) - len(shape)) + shape
+    wanted = shaper(full) if shaper else full
+    if wanted is None or not same_places(stored, shape, full):
+        return f"an Add of {list(shape)} stored as {stored} does not fit the output {list(out)}"
+    made.post_ops += [
+        dnn.Eltwise("linear", 1.0 / z.number, 0.0),
+        dnn.Binary("add", describe(t, stored, wanted)),
+        dnn.Eltwise("linear", z.number, -z.zero * z.number),
+    ]
+    made.places["post1"] = ("input", i)
+    return made
+
+
+def quantization(parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dict[str, tuple[tuple[str, int, int], ...]]:
+    """`scales` and `zero_points` of the primitive's attributes. `channels` is (mask, count) of weights with a scale a channel."""
+    by_channel = parts.reads[w].scale.size > 1
+    scales = [("src", 0, 1), ("weights", *channels) if by_channel else ("weights", 0, 1)]
+    zeros = [("src", 0, 1)] if parts.reads[x].zero else []
+    if parts.stores is not None:
+        scales.append(("dst", 0, 1))
+        zeros += [("dst", 0, 1)] if parts.stores.zero else []
+    return {"scales": tuple(scales), "zero_points": tuple(zeros)}
+
+
+def add_scales(recipe: Recipe, parts: Parts, x: int, w: int) -> None:
+    """Hands the values of scales and zero points to the recipe."""
+    for name, s in (("src", parts.reads[x]), ("weights", parts.reads[w]), ("dst", parts.stores)):
+        if s is None:
+            continue
+        recipe.constant(f"scale:{name}", f"scale|{s.scale.tobytes().hex()}", _maker(s.scale))
+        if s.zero:
+            recipe.constant(f"zero:{name}", f"zero|{s.zero}", _maker(np.array([s.zero], np.int32)))
+
+
+def _maker(a: np.ndarray) -> Callable[[], np.ndarray]:
+    return lambda: a
+
+
+def weight_key(parts: Parts, x: int, w: int) -> str:
+    """Key of packed weights: with a signed input, or one with a zero point, they carry sums that undo it."""
+    t = parts.view.inputs[w]
+    assert t is not None
+    assert t.weight is not None
+    return f"{t.weight.digest}|{parts.reads[x].dtype}|{bool(parts.reads[x].zero)}"

@@ -1,0 +1,67 @@
+"""Quantized Add by oneDNN: two integers of different scales, what follows in floats, integers out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, format_fits
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu._epilogue import Chain, chain
+from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, static
+from whet.tactics.cpu._quantized import Parts, take_apart
+
+
+@tactic
+class OneDnnQAdd(OneDnnTactic):
+    ops = ("Add",)
+    quantized = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        parts = take_apart(layer)
+        if isinstance(parts, str):
+            return parts
+        if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
+            return "adds integers and stores integers"
+        if any(parts.view.inputs[i].is_constant for i in parts.reads):  # type: ignore[union-attr]
+            return "one of its summands is constant"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        parts = take_apart(layer)
+        assert isinstance(parts, Parts)
+        assert parts.stores is not None
+        found = []
+        for f in ("nhwc", "linear"):
+            if format_fits(f, layer.outputs[0].type.rank):
+                inputs = tuple(Operand(f, parts.reads[i].dtype) if i in parts.reads else None for i in range(len(layer.inputs)))
+                found.append(Signature(inputs, (Operand(f, parts.stores.dtype),)))
+        return found
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        parts = take_apart(layer)
+        assert isinstance(parts, Parts)
+        assert parts.stores is not None
+        places = [i for i in (parts.place(t) for t in parts.head.inputs) if i is not None]
+        shift = -sum(parts.reads[i].zero * parts.reads[i].number for i in places)
+        steps = Chain([dnn.Eltwise("linear", 1.0, shift)] if shift else [])
+        fused = chain(parts.posts, parts.view, signature)
+        if isinstance(fused, str):
+            return fused
+        steps.extend(fused)
+        steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.stores.number, float(parts.stores.zero)))
+        sides = [describe(parts.view.inputs[i], signature.inputs[i]) for i in places]  # type: ignore[arg-type]
+        made = dnn.Attributes(tuple(steps.post_ops), scales=(("src", 0, 1), ("src1", 0, 1)))
+        first = dnn.binary("add", *sides, describe(parts.view.outputs[0], signature.outputs[0]), made)
+        recipe = Recipe(first, {"dst": ("output", 0)}, 0.0)
+        for name, i in zip(("src", "src1"), places, strict=True):
+            recipe.places[name] = ("input", i)
+            scale = parts.reads[i].scale
+            recipe.constant(f"scale:{name}", f"scale|{scale.tobytes().hex()}", lambda s=scale: s)  # type: ignore[misc]
+        steps.fill(recipe)
+        return recipe

@@ -1,0 +1,76 @@
+"""Quantized average pooling by oneDNN: windows and whole images, the new scale applied before rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, format_fits, static_shape
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, static
+from whet.tactics.cpu._quantized import Parts, take_apart
+from whet.tactics.cpu.onednn_pool import _window
+
+
+@tactic
+class OneDnnQPool(OneDnnTactic):
+    ops = ("AveragePool", "GlobalAveragePool")
+    quantized = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        parts = take_apart(layer)
+        if isinstance(parts, str):
+            return parts
+        x = parts.place(parts.head.inputs[0])
+        if x not in parts.reads or parts.stores is None or parts.posts:
+            return "pools integers and stores integers"
+        if parts.reads[x].dtype != parts.stores.dtype:
+            return f"oneDNN's pooling keeps the type; this reads {parts.reads[x].dtype} and stores {parts.stores.dtype}"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.inputs[0].type.rank):  # type: ignore[union-attr]
+            return []
+        parts = take_apart(layer)
+        assert isinstance(parts, Parts)
+        assert parts.stores is not None
+        x = parts.place(parts.head.inputs[0])
+        own = Operand("nhwc", parts.stores.dtype)
+        inputs = tuple(own if i == x else None for i in range(len(layer.inputs)))
+        # One value a channel lies row-major too.
+        whole = [Operand("linear", own.dtype)] if parts.head.op == "GlobalAveragePool" else []
+        return [Signature(inputs, (o,)) for o in (own, *whole)]
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        parts = take_apart(layer)
+        assert isinstance(parts, Parts)
+        assert parts.stores is not None
+        x, head = parts.place(parts.head.inputs[0]), parts.head
+        assert x is not None
+        source, target = static_shape(parts.view.inputs[x].shape), static_shape(parts.view.outputs[0].shape)  # type: ignore[union-attr]
+        reads, stores, dtype = parts.reads[x], parts.stores, parts.stores.dtype.name
+        alg, r = "avg_exclude_padding", len(source) - 2
+        if head.op == "GlobalAveragePool":
+            kernel, strides, dilations, pads = source[2:], (1,) * r, (1,) * r, ((0,) * r, (0,) * r)
+        else:
+            kernel, strides, dilations, pads, grown = _window(head, source[2:], target[2:])
+            if head.attrs.get("count_include_pad"):
+                alg = "avg_include_padding"
+                if grown or (reads.zero and any(map(any, pads))):
+                    return "its padding is not the integer 0, or is not counted"
+        factor = reads.number / stores.number
+        posts = () if factor == 1.0 and reads.zero == stores.zero else (dnn.Eltwise("linear", factor, stores.zero - reads.zero * factor),)
+        first = dnn.pooling(
+            alg,
+            dnn.describe(source, dtype, "nhwc"),
+            dnn.describe(target, dtype, "nhwc"),
+            kernel,
+            strides,
+            dilations,
+            pads,
+            dnn.Attributes(posts),
+        )
+        return Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0)
