@@ -52,6 +52,7 @@ def cuts(couples: list[Couple]) -> list[set[Element]]:
     found: list[set[Element]] = []
     for c in couples:
         own = units(c)
+        assert len(own) < 2 or leaves_some(set(of[own[0][0]])), f"{c}: its first unit takes everything with it"
         tries = [set(of[own[0][0]])] + ([set(of[own[0][0]]) | set(of[own[-1][0]])] if len(own) > 2 else [])
         for t, axis in ((c.a, c.a_axis), (c.b, c.b_axis)):
             free = [of[t, axis, i] for i in range(t.shape[axis]) if len(of[t, axis, i]) == 1]

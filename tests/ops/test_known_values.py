@@ -46,6 +46,7 @@ X += "const %s2: i64[] = [2]\nconst %i9: i64[1] = [9]\nconst %f2: f32[1] = [2.0]
         ("%a = Cast(%s, to=f32)\n%b = Mul(%a, %f2)\n%c = Floor(%b)\n%y = Cast(%c, to=i64)", "2*N 6 2*H 2*W"),
         ("%a = Cast(%s, to=f32)\n%b = Mul(%a, %half)\n%c = Floor(%b)\n%y = Cast(%c, to=i64)", None),
         ("%a = Mul(%s, %two)\n%b = Cast(%a, to=f32)\n%c = Div(%b, %f2)\n%y = Cast(%c, to=i64)", "N 3 H W"),
+        ("%a = Cast(%s, to=f32)\n%c = Div(%a, %f2)\n%y = Cast(%c, to=i64)", None),
         ("%y = ReduceProd(%s, keepdims=0)", "3*H*N*W"),
         ("%a, %b = Split(%s, num_outputs=2)\n%y = Concat(%b, %a, axis=0)", "H W N 3"),
         ("%y = Max(%s, %two)", "max(2,N) 3 max(2,H) max(2,W)"),

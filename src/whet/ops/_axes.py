@@ -7,7 +7,7 @@ from math import gcd
 
 import numpy as np
 
-from whet.errors import NetworkError, UnsupportedError
+from whet.errors import NetworkError
 from whet.network import Dim, Layer, Network, Tensor
 from whet.ops._base import Couple, axis_of, given_ints
 
@@ -48,11 +48,7 @@ def inputs_of_attributes(*names: str, first: int = 1):
         for i, n in enumerate(names, first):
             if attrs.get(n) is not None:
                 inputs += [""] * (i + 1 - len(inputs))
-                if not all(isinstance(v, int) for v in attrs[n]):
-                    raise UnsupportedError(
-                        f"{layer.op} '{layer.name}': its {n} {attrs[n]} depends on dynamic dimensions; give the network static shapes first"
-                    )
-                inputs[i] = w.constant(np.array(attrs[n], np.int64), f"{layer.name}.{n}")
+                inputs[i] = w.dims(attrs[n], f"{layer.name}.{n}")
             attrs.pop(n, None)
         w.node(layer.op, inputs, [w.name(t) for t in layer.outputs], name=layer.name, **attrs)
 

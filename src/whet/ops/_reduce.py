@@ -71,6 +71,7 @@ def reduction(
         samples=[
             ([f"{kind}f32[2,3,4,5]", np.array([2, 3])], {}),
             ([f"{kind}f32[2,3,17]", np.array([-1])], {"keepdims": 0}),
+            ([f"{kind}f32[2,3,4,5]", np.array([1])], {"keepdims": 0}),
             ([f"{kind}f32[3,5]"], {}),
             ([f"{kind}f32[3,5]"], {"axes": (0,)}),
             ([f"{kind}f32[3,5]"], {"noop_with_empty_axes": 1}),

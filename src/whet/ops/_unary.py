@@ -50,7 +50,7 @@ def known_input(layer) -> list[tuple[Dim, ...] | None]:
 def sigmoid(x: np.ndarray) -> np.ndarray:
     """1 / (1 + e^-x) without overflow."""
     e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), np.where(np.isnan(x), x, e / (1 + e))).astype(x.dtype, copy=False)
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
 def softplus(x: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import Dim, Layer, TensorType, ceildiv, floordiv
+from whet.network import Dim, Layer, TensorType, ceildiv, floordiv, minimum
 from whet.ops._base import INTS, Couple, numeric_input
 
 
@@ -21,10 +21,12 @@ def out_size(size: Dim, kernel: int, stride: int, dilation: int, before: int, af
     span = size + before + after - (dilation * (kernel - 1) + 1)
     if isinstance(span, int) and span < 0:
         raise NetworkError(f"a window of {kernel} (dilation {dilation}) does not fit into {size} + padding {before} + {after}")
-    n = (ceildiv(span, stride) if ceil else floordiv(span, stride)) + 1
-    if ceil and isinstance(n, int) and isinstance(size, int) and (n - 1) * stride >= size + before:
-        n -= 1  # ONNX and PyTorch: the last window must start inside the input or its leading padding
-    return n
+    if not ceil:
+        return floordiv(span, stride) + 1
+    n = ceildiv(span, stride) + 1
+    if after <= dilation * (kernel - 1) + 1 - stride:
+        return n
+    return minimum(n, ceildiv(size + before, stride))  # the last window must start inside the input or its leading padding
 
 
 def same_pads(sizes: Sequence[Dim], kernel, strides, dilations, upper: bool) -> tuple[int, ...] | None:

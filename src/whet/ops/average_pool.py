@@ -44,5 +44,6 @@ op(
         (["f32[1,4,10]"], {"kernel_shape": (3,), "strides": (2,)}),
         (["f32[1,2,5,6,7]"], {"kernel_shape": (2, 3, 2), "strides": (1, 2, 2)}),
         (["extreme f32[1,16,4,4]"], {"kernel_shape": (2, 2), "strides": (2, 2)}),
+        (["f32[1,2,5,5]"], {"kernel_shape": (2, 2), "strides": (3, 3), "pads": (0, 0, 1, 1), "ceil_mode": 1}),
     ],
 )

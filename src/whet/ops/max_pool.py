@@ -32,5 +32,6 @@ op(
         (["f32[1,8,6,6]"], {"kernel_shape": (5, 5), "pads": (2, 2, 2, 2)}),
         (["extreme f32[1,16,4,4]"], {"kernel_shape": (2, 2), "strides": (2, 2)}),
         (["i8[1,3,4,4]"], {"kernel_shape": (2, 2)}),
+        (["f32[1,2,5,5]"], {"kernel_shape": (2, 2), "strides": (3, 3), "pads": (0, 0, 1, 1), "ceil_mode": 1}),
     ],
 )

@@ -20,8 +20,8 @@ def sizes(layer):
         return (*[each] * (count - 1), n - each * (count - 1))
     if all(isinstance(d, int) for d in (*parts, n)) and sum(parts) != n:
         raise NetworkError(f"Split '{layer.name}': sizes {list(parts)} do not add up to {n}")
-    if count and count != len(parts):
-        raise NetworkError(f"Split '{layer.name}' has {len(parts)} sizes and num_outputs={count}")
+    if count:
+        raise NetworkError(f"Split '{layer.name}' has sizes and num_outputs; give one of them")
     return parts
 
 
