@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from whet.errors import WhetError
+from whet.errors import UsageError, WhetError
 from whet.registry import nearest
 
 
@@ -17,7 +17,7 @@ class Folder(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         from pkgutil import iter_modules
 
-        return sorted(m.name for m in iter_modules(__path__) if not m.name.startswith("_"))
+        return sorted(m.name for m in iter_modules(__path__) if not m.name.startswith("_") and m.name != "__main__")
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         from importlib import import_module
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(130)
     except WhetError as e:
         click.echo(f"{type(e).__name__}: {e}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(e, UsageError) else 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

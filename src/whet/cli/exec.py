@@ -15,6 +15,7 @@ from whet.cli import _exec_values as values
 from whet.cli._exec_flags import FLAGS, help_text, parse
 from whet.cli._summary import Log
 from whet.errors import UsageError, WhetError
+from whet.registry import nearest
 
 
 class RawCommand(click.Command):
@@ -82,6 +83,7 @@ def _run(o: Options, log: Log) -> None:
         return
     if ("onnx" in o) == ("loadEngine" in o):
         raise UsageError("give either --onnx=FILE to build an engine or --loadEngine=FILE to run one")
+    _check_outputs(o)
     _print_options(o, log)
     engine = _load(o, log) if "loadEngine" in o else _build(o, log)
     if "timeDeserialize" in o:
@@ -92,6 +94,16 @@ def _run(o: Options, log: Log) -> None:
     from whet.cli._infer import infer
 
     infer(o, log, engine)
+
+
+def _check_outputs(o: Options) -> None:
+    """Refuses files that cannot be written before any work is done for them."""
+    for name in ("saveEngine", "saveLock", "exportTimes", "exportOutput", "exportProfile", "exportLayerInfo", "timingCacheFile"):
+        if name in o:
+            folder = Path(o.get(name)).resolve().parent
+            if not folder.is_dir() or not os.access(folder, os.W_OK):
+                why = "there is no folder" if not folder.is_dir() else "it may not be written in"
+                raise UsageError(f"--{name}={o.get(name)} cannot be written: {why} {folder}")
 
 
 def _print_options(o: Options, log: Log) -> None:
@@ -184,8 +196,8 @@ def build_config(o: Options, log: Log, net) -> Any:
         precisions=precisions,
         strict="strict" in o,
         precision_constraints=constraints,
-        layer_precisions=tuple(values.split_names(o.get("layerPrecisions"))) if "layerPrecisions" in o else (),
-        layer_output_types=tuple(values.split_names(o.get("layerOutputTypes"))) if "layerOutputTypes" in o else (),
+        layer_precisions=_layer_types(o, log, net, "layerPrecisions"),
+        layer_output_types=_layer_types(o, log, net, "layerOutputTypes"),
         sparsity=values.one_of(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force")),
         profiles=tuple(profiles),
         optimization_level=min(level, 5),
@@ -204,6 +216,21 @@ def build_config(o: Options, log: Log, net) -> Any:
             o.get("profilingVerbosity", "layer_names_only"), "profilingVerbosity", ("layer_names_only", "detailed", "none")
         ),
     )
+
+
+def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str], ...]:
+    """(name, precision) pairs of a flag; a name that matches no layer is an error under obey, else a warning."""
+    from fnmatch import fnmatchcase
+
+    pairs = values.split_names(o.get(flag)) if flag in o else []
+    known = {n for layer in net.layers for n in (layer.name, *layer.sources)}
+    for name, _ in pairs:
+        if not any(fnmatchcase(k, name) for k in known):
+            text = f"--{flag}: no layer or node of the model is called {name!r}.{nearest(name, known)} `*` stands for anything."
+            if o.get("precisionConstraints") == "obey":
+                raise UsageError(text)
+            log.warn(text)
+    return tuple(pairs)
 
 
 def _default_profile(o: Options, log: Log, net, profiles):

@@ -1,0 +1,143 @@
+"""`whet exec` as users of trtexec type it: exit codes, wording, exported files, errors that teach."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from whet import zoo
+
+WHET = [sys.executable, "-m", "whet.cli"]
+
+
+def whet(*args: str, cwd: Path, code: int = 0) -> str:
+    done = subprocess.run([*WHET, *args], cwd=cwd, capture_output=True, text=True, timeout=500, check=False, env=environment(cwd))
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def environment(cwd: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(cwd / "cache")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("exec")
+    zoo.save("lenet5", made / "lenet.onnx")
+    return made
+
+
+def test_the_command_that_trtexec_users_type(tmp_path):
+    zoo.save("resnet18", tmp_path / "resnet18-v1-7.onnx")
+    command = (
+        "--onnx=resnet18-v1-7.onnx --fp16 --int8 --sparsity=force --saveEngine=r.engine --exportProfile=p.txt --exportLayerInfo=l.json "
+        "--profilingVerbosity=detailed"
+    )
+    said = whet("exec", *command.split(), cwd=tmp_path)
+    assert "&&&& PASSED" in said
+    for wanted in ("--fp16 is permitted but used by 0 of", "eligible layers run dense: no tactic of backend 'cpu' computes with 2:4"):
+        assert wanted in said
+    for line in ("=== Performance summary ===", "Throughput: ", "Latency: min = ", "Engine built in", "images/s"):
+        assert line in said
+    info = json.loads((tmp_path / "l.json").read_text())
+    convolutions = [x for x in info["Layers"] if x["LayerType"] == "CaskConvolution"]
+    assert len(convolutions) == 20
+    assert sum(x["HasSparseWeights"] for x in convolutions) == 19  # the first has 3 input channels
+    stored = {t["Format/Datatype"] for x in convolutions for t in x["Outputs"]}
+    assert not [t for t in stored if "FP16" in t or "Half" in t or "Int8" in t]  # types show what ran
+    profile = json.loads((tmp_path / "p.txt").read_text())
+    assert list(profile[0]) == ["count"]
+    assert [r["name"] for r in profile[1:]] == [x["Name"] for x in info["Layers"]]
+
+
+def test_save_load_and_export(folder):
+    build = "--onnx=lenet.onnx --shapes=input:2x1x32x32 --saveEngine=a.engine --skipInference --builderOptimizationLevel=1"
+    whet("exec", *build.split(), cwd=folder)
+    run = "--loadEngine=a.engine --duration=0.1 --exportTimes=t.json --exportOutput=o.json --dumpProfile --exportLayerInfo=n.json"
+    said = whet("exec", *run.split(), cwd=folder)
+    times = json.loads((folder / "t.json").read_text())
+    assert len(times) >= 10
+    assert set(times[0]) == {
+        "startEnqMs", "endEnqMs", "startH2dMs", "endH2dMs", "startComputeMs", "endComputeMs", "startD2hMs", "endD2hMs",
+        "h2dMs", "computeMs", "d2hMs", "latencyMs",
+    }  # fmt: skip
+    output = json.loads((folder / "o.json").read_text())
+    assert output[0]["dimensions"] == "2x10"
+    assert len(output[0]["values"]) == 20
+    names = json.loads((folder / "n.json").read_text())
+    assert all(isinstance(x, str) for x in names["Layers"])
+    assert "--profilingVerbosity=detailed" in said  # the way to the rest is told
+    assert "Total" in said
+
+
+def test_dynamic_batch_through_profiles(folder):
+    shapes = [f"--{k}Shapes=input:{n}x1x32x32" for k, n in (("min", 1), ("opt", 2), ("max", 4))]
+    whet("exec", "--onnx=lenet.onnx", *shapes, "--saveEngine=d.engine", "--skipInference", "--builderOptimizationLevel=0", cwd=folder)
+    for n in (1, 3, 4):
+        assert f"(batch {n})" in whet("exec", "--loadEngine=d.engine", f"--shapes=input:{n}x1x32x32", "--duration=0.05", cwd=folder)
+    assert "profile 0 takes 1 to 4" in whet("exec", "--loadEngine=d.engine", "--shapes=input:5x1x32x32", cwd=folder, code=1)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"),
+    [
+        (["--onnx=nope.onnx"], 1, "cannot read nope.onnx"),
+        (["--onnx=lenet.onnx", "--memPoolSize=arena:1K"], 1, "the arena needs"),
+        (["--onnx=lenet.onnx", "--strict", "--fp16"], 1, "--fp16 cannot be used"),
+        (["--onnx=lenet.onnx", "--strict", "--useCudaGraph"], 2, "known but not available"),
+        (["--onnx=lenet.onnx", "--passes=-fuse_cnv"], 2, "Did you mean"),
+        (["--onnx=lenet.onnx", "--noFuse=/foo"], 2, "has no such node"),
+        (["--onnx=lenet.onnx", "--layerPrecisions=x:fp16", "--precisionConstraints=obey"], 2, "no layer or node"),
+        (["--onnx=lenet.onnx", "--saveEngine=no/where/x.engine"], 2, "there is no folder"),
+        (["--onnx=lenet.onnx", "--lock=nolock"], 1, "LockError"),
+        (["--loadEngine=lenet.onnx"], 1, "no engine of whet"),
+        (["--onnx=lenet.onnx", "--loadEngine=x"], 2, "either --onnx"),
+        (["--savEngine=x"], 2, "Did you mean 'saveEngine'"),
+    ],
+)
+def test_errors_say_what_why_and_what_next(folder, args, code, text):
+    assert text in whet("exec", *args, cwd=folder, code=code)
+
+
+def test_lock_gives_the_same_engine_bytes(folder):
+    build = ["exec", "--onnx=lenet.onnx", "--builderOptimizationLevel=1", "--skipInference"]
+    whet(*build, "--saveLock=l.lock", cwd=folder)
+    from whet.builder import plan_digest
+    from whet.engine import read_engine
+
+    for name in ("one", "two"):
+        whet(*build, "--lock=l.lock", f"--saveEngine={name}.engine", cwd=folder)
+    assert plan_digest(read_engine(folder / "one.engine")) == plan_digest(read_engine(folder / "two.engine"))
+
+
+def test_interrupt_keeps_what_was_timed(tmp_path):
+    zoo.save("squeezenet1_1", tmp_path / "s.onnx", batch=1)
+    command = [*WHET, "exec", "--onnx=s.onnx", "--timingCacheFile=t.cache", "--skipInference", "--avgTiming=64"]
+    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(tmp_path))
+    limit = time.monotonic() + 120
+    while time.monotonic() < limit and not _entries(tmp_path / "t.cache"):
+        time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=120)
+    assert child.returncode == 130, said
+    assert "kept" in said
+    assert _entries(tmp_path / "t.cache") > 0
+
+
+def _entries(path: Path) -> int:
+    import sqlite3
+
+    if not path.exists():
+        return 0
+    try:
+        with sqlite3.connect(path) as db:
+            first = "select name from sqlite_master where type = 'table' and name not like 'sqlite%' limit 1"
+            (table,) = db.execute(first).fetchone() or ("",)
+            return db.execute(f"select count(*) from {table}").fetchone()[0] if table else 0
+    except sqlite3.OperationalError:
+        return 0
