@@ -47,7 +47,9 @@ class ConvConfig:
     @property
     def registers(self) -> int:
         """An estimate of the registers a thread needs: accumulators and about 40 more."""
-        return self.mi * self.bn // 2 + 44 + (self.bn // 4 + self.mi * self.bn // 4 if self.direct else 0)
+        direct = self.sk > 1 or self.direct
+        chains = 4 if direct and self.mi * self.bn <= 32 and self.bk >= 64 else 2 if direct and self.mi * self.bn <= 64 and self.bk >= 32 else 1
+        return chains * self.mi * self.bn // 2 + 44 + (self.bn // 4 + self.mi * self.bn // 4 if self.direct else 0)
 
     @property
     def register_limit(self) -> int:

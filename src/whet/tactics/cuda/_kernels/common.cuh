@@ -44,6 +44,13 @@ template <int KIND> DEV float activate(float x, Act p) {
 DEV void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEV void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// ---- one lane of a warp, in a form that the compiler knows ----
+DEV bool elect() {
+    u32 yes;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(yes));
+    return yes;
+}
+
 // ---- shared memory, barriers ----
 DEV u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 DEV void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }

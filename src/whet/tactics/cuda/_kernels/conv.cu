@@ -18,6 +18,8 @@ constexpr int PITCH = BN + 8;                                              // fl
 constexpr int SLICE = BM / SK;                                             // rows that each block of a cluster finishes
 constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUT_BYTES;
 constexpr bool STAGED = SK == 1 && !DIRECT;
+// A product must wait for the one before on the same sums: small tiles keep several sets of sums.
+constexpr int CHAINS = !STAGED && MI * BN <= 32 && BK >= 64 ? 4 : !STAGED && MI * BN <= 64 && BK >= 32 ? 2 : 1;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO) && STAGED), "tile");
 
@@ -60,6 +62,28 @@ DEV int out_pixel(const Args& p, int tile, int m) {
     return y < p.rows && row < p.height && x < p.width ? (image * p.height + row) * p.width + x : -1;
 }
 
+struct Corner {  // where a tile reads its input
+    int m0, n0, image, h, w;
+    DEV Corner(const Args& p, int tile) {
+        const int mt = tile / p.tiles_n;
+        m0 = mt * BM;
+        n0 = (tile - mt * p.tiles_n) * BN;
+        image = h = w = 0;
+        if (IM2COL) {
+            image = m0 / p.pixels;
+            const int pixel = m0 - image * p.pixels, y = pixel / p.width;
+            h = y * p.stride_h - p.pad_h;
+            w = (pixel - y * p.width) * p.stride_w - p.pad_w;
+        }
+        if (HALO) {
+            const int per = (p.height + p.rows - 1) / p.rows;
+            image = mt / per;
+            h = (mt - image * per) * p.rows - p.pad_h;
+            w = -p.pad_w;
+        }
+    }
+};
+
 struct Walk {  // where K step k reads the input
     int c, s, r;
     DEV Walk(const Args& p, int k) { int tap = k / p.csteps; c = k - tap * p.csteps; r = tap / p.taps_w; s = tap - r * p.taps_w; }
@@ -75,7 +99,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8, a_full = res_full + WGS * 8, a_empty = a_full + HALO * 8;
     const u32 parts = a_empty + HALO * 8;
     const int taps = p.steps / p.csteps;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
+    const bool one = elect();
     const int rank = SK > 1 ? blockIdx.x % SK : 0;  // in the cluster
     const int first = SK > 1 ? blockIdx.x / SK : blockIdx.x, stride = SK > 1 ? p.tiles : gridDim.x;  // SK > 1: one tile a cluster
     const int k0 = SK > 1 ? p.steps * rank / SK : 0, k1 = SK > 1 ? p.steps * (rank + 1) / SK : p.steps;
@@ -95,71 +120,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     if (SK > 1) cluster_arrive();
     let_next_start();
 
-    if (warp == WGS * 4) {  // ---- input and weights
-        if (lane == 0) {
-            constexpr u32 STEP_BYTES = HALO ? BN * ROW : A_BYTES + BN * ROW;
-            auto column = [&](int k) { return HALO ? (k % taps * p.csteps + k / taps) * BK : k * BK; };
-            const int ahead = min(k1 - k0, STAGES);  // weights do not depend on the kernel in front: load them before waiting for it
-            for (int i = 0; i < ahead; ++i) {
+    if (warp == WGS * 4) {  // ---- input and weights: the whole warp walks, one lane asks (so that addresses stay uniform)
+        constexpr u32 STEP_BYTES = HALO ? BN * ROW : A_BYTES + BN * ROW;
+        const int ahead = min(k1 - k0, STAGES);  // weights do not depend on the kernel in front: load them before waiting for it
+        const int tap0 = HALO ? k0 % taps : 0, c0 = HALO ? k0 / taps : 0;
+        Corner at_tile(p, first);  // divisions before the wait, not after it
+        const Walk at_first(p, k0);
+        for (int i = 0, tap = tap0, c = c0; i < ahead; ++i) {
+            if (one) {
                 barrier_expect(full + 8 * i, STEP_BYTES);
-                load_box2(ring_b + i * B_BYTES, &p.b, full + 8 * i, column(k0 + i), first % p.tiles_n * BN);
+                load_box2(ring_b + i * B_BYTES, &p.b, full + 8 * i, (HALO ? tap * p.csteps + c : k0 + i) * BK, at_tile.n0);
             }
-            MARK(1)
-            wait_for_previous();
-            MARK(2)
-            int slot = 0, turn = 0, a_slot = 0, a_turn = 0;
-            for (int tile = first; tile < p.tiles; tile += stride) {
-                const int m0 = tile / p.tiles_n * BM, n0 = tile % p.tiles_n * BN;
-                Walk at(p, k0);
-                const int image = IM2COL ? m0 / p.pixels : 0, pixel = m0 - image * p.pixels;
-                const int y = IM2COL ? pixel / p.width : 0, x = pixel - y * p.width;
-                const int h = y * p.stride_h - p.pad_h, w = x * p.stride_w - p.pad_w;
-                for (int k = k0; k < k1; ++k) {
-                    const u32 bar = full + 8 * slot;
-                    if (HALO && (k == k0 || k % taps == 0)) {
-                        const int per = (p.height + p.rows - 1) / p.rows, mt = tile / p.tiles_n, n = mt / per;
-                        if (a_turn > 0) barrier_wait(a_empty + 8 * a_slot, (a_turn - 1) & 1);
+            if (HALO && ++tap == taps) { tap = 0; ++c; }
+        }
+        if (one) MARK(1)
+        wait_for_previous();
+        if (one) MARK(2)
+        int slot = 0, turn = 0, a_slot = 0, a_turn = 0;
+        for (int tile = first; tile < p.tiles; tile += stride) {
+            if (tile != first) at_tile = Corner(p, tile);
+            Walk at = at_first;
+            int tap = tap0, c = c0;
+            for (int k = k0; k < k1; ++k) {
+                const u32 bar = full + 8 * slot;
+                if (HALO && (k == k0 || tap == 0)) {
+                    if (a_turn > 0) barrier_wait(a_empty + 8 * a_slot, (a_turn - 1) & 1);
+                    if (one) {
                         barrier_expect(a_full + 8 * a_slot, p.box_bytes);
-                        load_box4(ring_a + a_slot * a_bytes, &p.a, a_full + 8 * a_slot, k / taps * BK, -p.pad_w, (mt - n * per) * p.rows - p.pad_h, n);
-                        if (++a_slot == HALO) { a_slot = 0; ++a_turn; }
+                        load_box4(ring_a + a_slot * a_bytes, &p.a, a_full + 8 * a_slot, c * BK, at_tile.w, at_tile.h, at_tile.image);
                     }
-                    if (turn > 0 || slot >= ahead) {
-                        if (turn > 0) barrier_wait(empty + 8 * slot, (turn - 1) & 1);
+                    if (++a_slot == HALO) { a_slot = 0; ++a_turn; }
+                }
+                const bool later = turn > 0 || slot >= ahead;
+                if (turn > 0) barrier_wait(empty + 8 * slot, (turn - 1) & 1);
+                if (one) {
+                    if (later) {
                         barrier_expect(bar, STEP_BYTES);
-                        load_box2(ring_b + slot * B_BYTES, &p.b, bar, column(k), n0);
+                        load_box2(ring_b + slot * B_BYTES, &p.b, bar, (HALO ? tap * p.csteps + c : k) * BK, at_tile.n0);
                     }
                     if (HALO) {
                     } else if (IM2COL) {
-                        load_window(ring_a + slot * A_BYTES, &p.a, bar, at.c * BK, w, h, image, at.s * p.dil_w, at.r * p.dil_h);
-                        at.next(p);
+                        load_window(ring_a + slot * A_BYTES, &p.a, bar, at.c * BK, at_tile.w, at_tile.h, at_tile.image, at.s * p.dil_w, at.r * p.dil_h);
                     } else {
-                        load_box2(ring_a + slot * A_BYTES, &p.a, bar, k * BK, m0);
+                        load_box2(ring_a + slot * A_BYTES, &p.a, bar, k * BK, at_tile.m0);
                     }
-                    if (++slot == STAGES) { slot = 0; ++turn; }
                 }
+                if (IM2COL) at.next(p);
+                if (HALO && ++tap == taps) { tap = 0; ++c; }
+                if (++slot == STAGES) { slot = 0; ++turn; }
             }
         }
     } else {  // ---- multiply, finish, store
-        const int group = __shfl_sync(~0u, warp / 4, 0), t = threadIdx.x % 128;  // the shuffle tells the compiler that it is uniform
+        const int group = warp / 4, t = threadIdx.x % 128;
         int slot = 0, phase = 0, turn = 0, a_slot = 0, a_phase = 0;
         constexpr int ITEMS = SK > 1 ? (SLICE * (BN / 8) + WORKERS - 1) / WORKERS : 1;
         uint4 residual[ITEMS];
         float4 bias[ITEMS][2];
+        int target[ITEMS];  // the pixel that an item is stored to, or -1
         if (SK > 1) {  // what finishes this block's rows, fetched before it is needed
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
                 const int item = threadIdx.x + i * WORKERS, col = first % p.tiles_n * BN + item % (BN / 8) * 8;
                 bias[i][0] = *reinterpret_cast<const float4*>(p.bias + col);
                 bias[i][1] = *reinterpret_cast<const float4*>(p.bias + col + 4);
+                const int line = item / (BN / 8);
+                target[i] = line < SLICE && col < p.n ? out_pixel(p, first / p.tiles_n, rank * SLICE + line) : -1;
             }
             wait_for_previous();
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
-                const int item = threadIdx.x + i * WORKERS, line = item / (BN / 8);
-                const int row = out_pixel(p, first / p.tiles_n, rank * SLICE + line), col = first % p.tiles_n * BN + item % (BN / 8) * 8;
+                const int col = first % p.tiles_n * BN + (threadIdx.x + i * WORKERS) % (BN / 8) * 8;
                 residual[i] = make_uint4(0, 0, 0, 0);
-                if (p.has_residual && line < SLICE && row >= 0 && col < p.n)
-                    residual[i] = *reinterpret_cast<const uint4*>(p.residual + ((long long)row * p.res_pitch + col) * 2);
+                if (p.has_residual && target[i] >= 0)
+                    residual[i] = *reinterpret_cast<const uint4*>(p.residual + ((long long)target[i] * p.res_pitch + col) * 2);
             }
         }
         for (int tile = first; tile < p.tiles; tile += stride, ++turn) {
@@ -167,23 +200,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             constexpr int BATCHES = DIRECT ? BN / 16 : 1;  // of four 8-channel items, one for each lane of a quad
             uint4 res_items[MI][BATCHES];
             float2 bias_pairs[DIRECT ? BN / 8 : 1];
+            int pixel[MI][2];
             if (DIRECT) {
 #pragma unroll
                 for (int j = 0; j < BN / 8; ++j) bias_pairs[j] = *reinterpret_cast<const float2*>(p.bias + n0 + j * 8 + lane % 4 * 2);
+#pragma unroll
+                for (int i = 0; i < MI; ++i)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        pixel[i][half] = out_pixel(p, tile / p.tiles_n, (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + half * 8);
                 if (tile == first) wait_for_previous();
 #pragma unroll
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
                     for (int b = 0; b < BATCHES; ++b) {
-                        const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8;
-                        const int row = out_pixel(p, tile / p.tiles_n, (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + item / (BN / 8) * 8);
+                        const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8, row = item / (BN / 8) ? pixel[i][1] : pixel[i][0];
                         res_items[i][b] = make_uint4(0, 0, 0, 0);
                         if (p.has_residual && row >= 0 && col < p.n)
                             res_items[i][b] = *reinterpret_cast<const uint4*>(p.residual + ((long long)row * p.res_pitch + col) * 2);
                     }
             }
             float bias_early[(BN + 127) / 128];
-            if (STAGED && p.has_residual && t == 0) {  // into the place of the result: the stores before have read it
+            if (STAGED && p.has_residual && warp % 4 == 0 && one) {  // into the place of the result: the stores before have read it
                 if (turn == 0) wait_for_previous();
                 barrier_expect(res_full + 8 * group, OUT_BYTES / WGS);
                 for (int i = group * MI; i < group * MI + MI; ++i)
@@ -192,7 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             if (STAGED)
 #pragma unroll
                 for (int i = 0; i < (BN + 127) / 128; ++i) bias_early[i] = t + i * 128 < BN ? p.bias[n0 + t + i * 128] : 0.f;
-            float acc[MI][BN / 2];
+            float chain[CHAINS][MI][BN / 2];
+            float(&acc)[MI][BN / 2] = chain[0];
             int previous = 0, left = -1;  // left: the input slot that the step before was the last to read
             int tap = HALO ? k0 % taps : 0, s = HALO ? tap % p.taps_w : 0, shift = HALO ? tap / p.taps_w * p.wide + s : 0;
             for (int k = k0; k < k1; ++k) {
@@ -204,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                 for (int i = 0; i < BK / 16; ++i)
 #pragma unroll
-                    for (int j = 0; j < MI; ++j) wgmma(acc[j], a + (j * 64 * ROW >> 4) + i * 2, b + i * 2, k > k0 || i > 0);
+                    for (int j = 0; j < MI; ++j) wgmma(chain[i % CHAINS][j], a + (j * 64 * ROW >> 4) + i * 2, b + i * 2, k > k0 || i >= CHAINS);
                 mma_commit();
                 mma_wait<1>();
                 if (k > k0 && t == 0) barrier_arrive(empty + 8 * previous);
@@ -223,6 +262,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 if (++slot == STAGES) { slot = 0; phase ^= 1; }
             }
             mma_wait<0>();
+#pragma unroll
+            for (int c = 1; c < CHAINS; ++c)
+#pragma unroll
+                for (int i = 0; i < MI; ++i)
+#pragma unroll
+                    for (int j = 0; j < BN / 2; ++j) acc[i][j] += chain[c][i][j];
             if (t == 0) barrier_arrive(empty + 8 * previous);
             if (HALO && t == 0) barrier_arrive(a_empty + 8 * left);
             if (threadIdx.x == 0) MARK(4)
@@ -232,8 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
                     for (int j = 0; j < BN / 4; ++j) {
-                        const int row = out_pixel(p, tile / p.tiles_n, (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + j % 2 * 8);
-                        const int col = n0 + j / 2 * 8 + lane % 4 * 2;
+                        const int row = pixel[i][j % 2], col = n0 + j / 2 * 8 + lane % 4 * 2;
                         const float2 v = make_float2(finish(p, acc[i][j * 2] + bias_pairs[j / 2].x, 0.f), finish(p, acc[i][j * 2 + 1] + bias_pairs[j / 2].y, 0.f));
                         if (row >= 0 && col < p.n) *reinterpret_cast<float2*>(p.out + ((long long)row * p.out_pitch + col) * 4) = v;
                     }
@@ -252,8 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                                         finish(p, acc[i][j * 4 + half * 2 + 1] + bias_pairs[j].y, r.y));
                         }
                         turn_quad(v, lane);
-                        const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8;
-                        const int row = out_pixel(p, tile / p.tiles_n, (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + item / (BN / 8) * 8);
+                        const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8, row = item / (BN / 8) ? pixel[i][1] : pixel[i][0];
                         if (row >= 0 && col < p.n)
                             *reinterpret_cast<uint4*>(p.out + ((long long)row * p.out_pitch + col) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
                     }
@@ -280,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     }
                 fence_async();
                 named_barrier(1 + group, 128);
-                if (t == 0) {
+                if (warp % 4 == 0 && one) {
                     if (turn == 0) wait_for_previous();  // nothing may be written while the kernel in front still reads it
 #pragma unroll
                     for (int i = 0; i < MI; ++i)
@@ -307,8 +350,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                 for (int i = 0; i < ITEMS; ++i) {
                     const int item = threadIdx.x + i * WORKERS, line = item / (BN / 8), column = item % (BN / 8) * 8;
-                    const int row = out_pixel(p, tile / p.tiles_n, rank * SLICE + line), col = n0 + column;
-                    if (line >= SLICE || row < 0 || col >= p.n) continue;
+                    const int row = target[i], col = n0 + column;
+                    if (row < 0) continue;
                     float4 u = bias[i][0], v = bias[i][1];
 #pragma unroll
                     for (int q = 0; q < SK; ++q) {
