@@ -72,7 +72,8 @@ class _Maker:
             self.block, self.block, self.block, self.conv, self.batch_norm, self.head, self.gemm, self.activation,
             self.activation, self.residual, self.concat, self.pool,
             self.pad_conv, self.transposes, self.chain, self.gemm, self.scale, self.silu, self.hard_swish, self.gelu, self.layer_norm,
-            self.attention, self.useless, self.double, self.dead, self.constants, self.mean, self.split, self.mish, self.slices, self.silent,
+            self.attention, self.useless, self.double, self.dead, self.constants, self.mean, self.split, self.mish, self.slices,
+            self.silent,
         ]  # fmt: skip
         while len(self.net.layers) < steps:
             made = self.pick(kinds)(self.values[-1] if self.rng.random() < 0.8 else self.pick(self.values[-5:]))
