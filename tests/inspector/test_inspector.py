@@ -5,13 +5,15 @@ import json
 
 import numpy as np
 import pytest
-from trex_rules import check_layers, check_profile
+from trex_rules import FORMATS, check_layers, check_profile
 
 from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
 from whet.engine import Candidate, LayerTimes
 from whet.errors import UsageError
 from whet.inspector import engine_information, explain, layer_facts, layer_lines, layer_rows, output_records, profile_records, times_records
 from whet.inspector.layers import two_of_four
+from whet.inspector.words import TYPE, format_words
+from whet.network import FORMATS as FORMATS_OF_WHET
 from whet.network import Network, parse_type
 from whet.runtime import Runtime
 
@@ -67,6 +69,41 @@ def signature(c):
 def test_readers_of_tensorrt_json_accept_it(make):
     info = json.loads(json.dumps(engine_information(reported(make_plan(make())), "detailed"), allow_nan=False))
     check_layers(info)
+
+
+def one_dimensional_net():
+    net = Network("audio", "lowered")
+    x = net.add_input("x", parse_type("f32[2,4,100]"))
+    a = net.add("Conv", x, net.constant(np.ones((8, 4, 5), "f4"), "w"), strides=(2,), pads=(2, 2), sources=["conv"], name="c")
+    net.mark_output(net.add("ConvTranspose", a, net.constant(np.ones((8, 4, 4), "f4"), "u"), strides=(2,), sources=["up"], name="u"), "y")
+    return net
+
+
+def test_one_dimension_is_shown_as_two():
+    info = engine_information(make_plan(one_dimensional_net()))
+    check_layers(info)
+    conv, up = info["Layers"]
+    assert (conv["Kernel"], conv["Stride"], conv["PrePadding"]) == ([5, 1], [2, 1], [2, 0])
+    assert conv["Outputs"][0]["Dimensions"] == [2, 8, 50, 1]
+    assert up["LayerType"] == "CaskDeconvolutionV2"
+
+
+def test_every_format_has_a_text_that_readers_know():
+    for dtype in TYPE:
+        for fmt in FORMATS_OF_WHET:
+            for channels in (3, 6, 8, 16):
+                if dtype != "i4":
+                    assert format_words(fmt, dtype, (1, channels, 4, 4)) in FORMATS, (fmt, dtype)
+
+
+def test_views_are_no_ops_without_parameters():
+    net = Network("views", "lowered")
+    net.mark_output(net.add("Flatten", net.add("Relu", net.add_input("x", parse_type("f32[2,3,4]")), name="r"), name="f"))
+    plan = make_plan(net)
+    plan.choices["f"] = dataclasses.replace(plan.choices["f"], inplace=((0, 0),))
+    info = engine_information(plan)
+    check_layers(info)
+    assert info["Layers"][1]["LayerType"] == "NoOp"
 
 
 def test_a_convolution_in_tensorrts_words():

@@ -1,15 +1,18 @@
 """What readers of TensorRT's layer JSON need (trt-engine-explorer 0.2 and the 11.1 analyser), as a validator."""
 
 TYPES_OF_WEIGHTS = {"Int8", "Half", "Float", "Int32", "FP16", "FP32"}
-FORMATS = {
+FORMATS = {  # what trt-engine-explorer's table has (of images; other texts count as unknown, of 0 bytes)
     "Row major linear FP32", "Row major linear FP16 format", "Row major Int8 format", "Row major linear Int32", "Row major linear BOOL",
-    "Row major linear BFloat16 format", "Row major linear FP8 format", "Channel major FP32 format",
+    "Row major linear BFloat16 format", "Row major linear FP8 format", "Row major linear Int64 format", "Row major linear UInt8 format",
+    "Channel major FP32 format", "Channel major FP16 format", "Channel major Int8 format", "Channel major UInt8 format",
     "Channel major FP32 format where channel % 4 == 0", "Channel major Int8 format where channel % 4 == 0",
-    "Channel major Int8 format where channel % 16 == 0", "Two wide channel vectorized row major FP16 format",
+    "Channel major INT8 format where channel % 16 == 0", "Two wide channel vectorized row major FP16 format",
     "Four wide channel vectorized row major Int8 format", "Thirty-two wide channel vectorized row major Int8 format",
+    "Sixteen wide channel vectorized row major FP16 format",
     *(f"Channel major FP16 format where channel % {n} == 0" for n in (2, 4, 8, 16)),
-    "Half", "Float", "BFloat16", "Int8", "Int32", "Int64", "FP8", "Bool",
-}  # fmt: skip
+    *(f"Channel major BFloat16 format where channel % {n} == 0" for n in (2, 4, 8)),
+    *"Half Float Double BFloat16 Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 FP8 Bool".split(),
+}
 NEEDED = {
     "Convolution": {
         "Kernel", "PaddingMode", "PrePadding", "PostPadding", "Stride", "Dilation", "OutMaps", "Groups", "Weights", "Bias", "HasBias",
@@ -44,6 +47,10 @@ def check_layers(info: dict) -> None:
             assert all(type(d) is int and d >= 0 for d in t["Dimensions"]), t
             assert t["Format/Datatype"].rstrip(".") in FORMATS, t
             assert t["Location"] in ("Device", "Host")
+        if layer["LayerType"] in ("NoOp", "Constant"):  # dropped by LayerType, but kept by ParameterType: one of both
+            assert "ParameterType" not in layer
+        if layer["LayerType"] == "NoOp":
+            assert len(layer["Inputs"]) == len(layer["Outputs"]) == 1
         for key in NEEDED.get(layer.get("ParameterType", ""), ()):
             assert key in layer, (layer["Name"], key)
         if layer.get("ParameterType") == "Convolution":

@@ -44,8 +44,9 @@ class LayerFacts:
 
     @property
     def refused(self) -> list[Candidate]:
-        """Those that were not timed, with their reasons."""
-        return [c for c in self.candidates if c.ms is None and c.reason and not _same(c, self.choice)]
+        """Those that were not timed, with their reasons; tactics that never come into question (no signature) last."""
+        found = [c for c in self.candidates if c.ms is None and c.reason and not _same(c, self.choice)]
+        return sorted(found, key=lambda c: not c.signature)
 
 
 def _same(c: Candidate, choice: Choice) -> bool:

@@ -23,13 +23,16 @@ _SEPARATOR = "\x1e"  # between source nodes in Metadata
 
 def layer_object(f: LayerFacts) -> dict[str, Any]:
     """The JSON object of a layer, detailed."""
+    ins = [_tensor(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None and (o or not t.is_constant)]
+    outs = [_tensor(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)]
+    if head_op(f.layer) in ("Conv", "ConvTranspose"):
+        for t in (*ins, *outs):
+            t["Dimensions"] += [1] * (len(t["Dimensions"]) == 3)
     made: dict[str, Any] = {
         "Name": f.name,
         "LayerType": layer_type(f.layer, f.choice),
-        "Inputs": [
-            _tensor(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None and (o or not t.is_constant)
-        ],
-        "Outputs": [_tensor(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)],
+        "Inputs": ins,
+        "Outputs": outs,
         **_parameters(f),
         "TacticName": f.choice.implementation or f.choice.tactic,
         "TacticValue": "0x" + hashlib.sha256(f"{f.choice.tactic} {f.choice.config}".encode()).hexdigest()[:16],
@@ -66,7 +69,7 @@ def _own(f: LayerFacts) -> dict[str, Any]:
         "RunnerUp": None if runner is None else _candidate(runner),
         "ChosenAloneMs": f.chosen.ms if f.chosen else None,
         "CandidatesTimed": sum(c.ms is not None for c in f.candidates),
-        "Refused": [{"Tactic": c.tactic, "Formats": c.signature, "Reason": c.reason} for c in f.refused],
+        "Refused": [{"Tactic": c.tactic, "Formats": c.signature, "Reason": c.reason} for c in f.refused if c.signature],
     }
 
 
@@ -76,12 +79,13 @@ def _candidate(c: Candidate) -> dict[str, Any]:
 
 def _parameters(f: LayerFacts) -> dict[str, Any]:
     """The keys of the layer's kind."""
-    op = head_op(f.layer)
+    op, kind = head_op(f.layer), layer_type(f.layer, f.choice)
+    if kind in ("NoOp", "Constant"):
+        return {}  # readers drop these by LayerType, and count them as kept when there is a ParameterType
     if op in ("Conv", "ConvTranspose"):
         return _convolution(f)
     if op in ("Gemm", "MatMul"):
         return _product(f)
-    kind = layer_type(f.layer, f.choice)
     if kind == "CaskPooling":
         return _pooling(anchor(f.layer))
     if kind == "Reformat":
@@ -89,7 +93,7 @@ def _parameters(f: LayerFacts) -> dict[str, Any]:
         return {"ParameterType": "Reformat", "Origin": "REFORMAT" if a["source_dtype"] == a["dtype"] else "CAST"}
     if kind == "PointWiseV2":
         return _pointwise(f.layer)
-    if kind in ("Shuffle", "NoOp"):
+    if kind == "Shuffle":
         return _shuffle(f.layer)
     if kind == "Resize":
         a = f.layer.attrs
@@ -108,6 +112,7 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
     a, w = head.attrs, head.inputs[1]
     assert w is not None
     r = w.type.rank - 2
+    flat = int(r == 1)  # TensorRT runs, and shows, convolutions of one axis as those of two
     kernel = [int(d) for d in w.shape[2:]]  # type: ignore[arg-type]
     pads = [int(p) for p in a.get("pads") or (0,) * 2 * r]
     out = head.op == "ConvTranspose"
@@ -117,13 +122,13 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
     activation, residual, dynamic = _epilogue_facts(f.layer)
     stored = type_word(_stored_type(f))
     return {
-        "ParameterType": "Convolution" if not out else "Deconvolution",
-        "Kernel": kernel,
+        "ParameterType": "Convolution",  # of ConvTranspose too: readers tell it by LayerType
+        "Kernel": kernel + [1] * flat,
         "PaddingMode": "kEXPLICIT_ROUND_DOWN",
-        "PrePadding": pads[:r],
-        "PostPadding": pads[r:],
-        "Stride": [int(s) for s in a.get("strides") or (1,) * r],
-        "Dilation": [int(d) for d in a.get("dilations") or (1,) * r],
+        "PrePadding": pads[:r] + [0] * flat,
+        "PostPadding": pads[r:] + [0] * flat,
+        "Stride": [int(s) for s in a.get("strides") or (1,) * r] + [1] * flat,
+        "Dilation": [int(d) for d in a.get("dilations") or (1,) * r] + [1] * flat,
         "OutMaps": maps,
         "Groups": int(a["group"]),
         "Weights": {"Type": stored, "Count": _count(w)},

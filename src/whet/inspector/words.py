@@ -9,12 +9,16 @@ from whet.tactics import anchor
 
 TYPE = {
     "f32": "Float", "f16": "Half", "bf16": "BFloat16", "f8e4m3": "FP8", "f8e5m2": "FP8", "i8": "Int8", "i32": "Int32", "i64": "Int64",
-    "bool": "Bool", "u8": "UInt8", "i4": "Int4", "f64": "Double",
+    "bool": "Bool", "u8": "UInt8", "i4": "Int4", "f64": "Double", "i16": "Int16", "u16": "UInt16", "u32": "UInt32", "u64": "UInt64",
 }  # fmt: skip
 _LINEAR = {
     "f32": "Row major linear FP32", "f16": "Row major linear FP16 format", "bf16": "Row major linear BFloat16 format",
-    "i8": "Row major Int8 format", "i32": "Row major linear Int32", "bool": "Row major linear BOOL",
-    "f8e4m3": "Row major linear FP8 format", "f8e5m2": "Row major linear FP8 format",
+    "i8": "Row major Int8 format", "i32": "Row major linear Int32", "i64": "Row major linear Int64 format", "bool": "Row major linear BOOL",
+    "u8": "Row major linear UInt8 format", "f8e4m3": "Row major linear FP8 format", "f8e5m2": "Row major linear FP8 format",
+}  # fmt: skip
+_CHANNEL_MAJOR = {  # type -> its word, the multiples that TensorRT names, whether it names the format without one
+    "f32": ("FP32", (4,), True), "f16": ("FP16", (8, 4, 2), True), "bf16": ("BFloat16", (8, 4, 2), False), "i8": ("Int8", (4,), True),
+    "u8": ("UInt8", (), True),
 }  # fmt: skip
 _POOLS = frozenset("MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool".split())
 _SHUFFLES = frozenset("Reshape Transpose Flatten Squeeze Unsqueeze DepthToSpace SpaceToDepth".split())
@@ -37,8 +41,9 @@ def head_op(layer: Layer) -> str:
 def layer_type(layer: Layer, choice: Choice | None = None) -> str:
     """TensorRT's LayerType. A layer whose kernel records nothing (a view) is a NoOp."""
     op = head_op(layer)
-    if choice is not None and choice.inplace and (op in _SHUFFLES or choice.tactic.endswith("_view")):
-        return "NoOp"
+    if choice is not None and choice.inplace and len(layer.outputs) == 1 and sum(o is not None for o in choice.inputs) == 1:
+        if op in _SHUFFLES or choice.tactic.endswith("_view"):
+            return "NoOp"  # its readers fold these away, so it has one input and one output
     if op == "Conv":
         inner = [x.op for x in layer.regions["body"].layers] if layer.op == "Fused" else []
         if any(o in _POOLS for o in inner):
@@ -61,16 +66,15 @@ def format_words(fmt: str, dtype: str, shape: tuple[int, ...]) -> str:
     if fmt == "linear":
         return _LINEAR.get(dtype, TYPE.get(dtype, dtype))
     channels = shape[1] if len(shape) > 1 else 1
-    if fmt == "nhwc" and dtype == "f32":
-        return "Channel major FP32 format where channel % 4 == 0" if channels % 4 == 0 else "Channel major FP32 format"
-    if fmt == "nhwc" and dtype == "f16":
-        for n in (8, 4, 2):
+    if fmt == "nhwc" and dtype in _CHANNEL_MAJOR and len(shape) == 4:
+        word, multiples, alone = _CHANNEL_MAJOR[dtype]
+        for n in multiples:
             if channels % n == 0:
-                return f"Channel major FP16 format where channel % {n} == 0"
-    if fmt == "nhwc" and dtype == "i8":
-        for n in (16, 4):
-            if channels % n == 0:
-                return f"Channel major Int8 format where channel % {n} == 0"
+                return f"Channel major {word} format where channel % {n} == 0"
+        if alone:
+            return f"Channel major {word} format"
+    if fmt == "nChw16c" and dtype == "f16":
+        return "Sixteen wide channel vectorized row major FP16 format"
     return TYPE.get(dtype, dtype)
 
 
