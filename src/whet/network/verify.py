@@ -42,9 +42,9 @@ def _verify(net: Network, outer: set[Tensor], types: bool) -> Network:
         if layer.name in layer_names:
             raise NetworkError(f"two layers are called '{layer.name}'")
         layer_names.add(layer.name)
-        for i, t in enumerate(layer.inputs):
-            if t is not None and t not in made:
-                raise NetworkError(f"{where} reads %{t.name} (input {i}), which nothing before it makes")
+        for i, x in enumerate(layer.inputs):
+            if x is not None and x not in made:
+                raise NetworkError(f"{where} reads %{x.name} (input {i}), which nothing before it makes")
         for region in layer.regions.values():
             _verify(region, made, types)
         if not layer.outputs:
