@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from whet.network import I64, Layer, TensorType
-from whet.ops._base import axis_of, op
+from whet.ops._base import op
 from whet.ops._reduce import kept_couples
+from whet.ops._types import axis_of
 
 
 def infer(layer: Layer) -> TensorType:

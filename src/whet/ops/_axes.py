@@ -9,7 +9,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Dim, Layer, Network, Tensor
-from whet.ops._base import Couple, axis_of, given_ints
+from whet.ops._base import Couple, given_ints
+from whet.ops._types import axis_of
 
 
 def axes_given(layer: Layer, rank: int, i: int = 1) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import F64, Dim, DType, Expr, Layer, Tensor, TensorType
+from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType
 from whet.registry import nearest
 
 
@@ -246,36 +246,7 @@ def _evaluated(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[Dim, 
     return [_whole(np.asarray(a)) for a in (got if isinstance(got, list | tuple) else [got])]
 
 
-# Helpers that many infer functions share.
-
-
-def same_as_input(layer: Layer) -> TensorType:
-    """The type of input 0."""
-    return layer.inputs[0].type  # type: ignore[union-attr]
-
-
-def broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Dim, ...]:
-    """NumPy broadcasting of two shapes with symbols. Raises NetworkError."""
-    n = max(len(a), len(b))
-    pa, pb = (1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b)
-    out: list[Dim] = []
-    for x, y in zip(pa, pb, strict=True):
-        if x == y or y == 1:
-            out.append(x)
-        elif x == 1:
-            out.append(y)
-        elif isinstance(x, int) and isinstance(y, int):
-            raise NetworkError(f"shapes {list(map(str, a))} and {list(map(str, b))} do not broadcast")
-        else:
-            out.append(y if isinstance(x, int) is False and isinstance(y, int) else x)
-    return tuple(out)
-
-
-def axis_of(axis: int, rank: int, what: str = "axis") -> int:
-    """`axis` counted from the front. Raises NetworkError when it is out of range."""
-    if not -rank <= axis < rank:
-        raise NetworkError(f"{what} {axis} is not one of a tensor of rank {rank}")
-    return axis % rank
+# What infer functions and references share about values that are inputs in ONNX and attributes in a lowered network.
 
 
 def known_ints(layer: Layer, i: int, what: str) -> tuple[Dim, ...]:
@@ -322,51 +293,3 @@ def regiven(layer: Layer, name: str, i: int, values: Sequence[Dim]) -> dict[str 
     if t is not None and t.is_constant and all(isinstance(v, int) for v in values):
         return {i: np.array(values, np.int64)}
     return {name: tuple(values)} if t is None else {name: tuple(values), i: None}
-
-
-def same_axes(x: Tensor, y: Tensor) -> list[Couple]:
-    """Every axis of x tied to the same axis of y (pointwise ops of equal shapes)."""
-    return [Couple(x, i, y, i) for i in range(x.type.rank)]
-
-
-def float_input(layer: Layer) -> TensorType:
-    """The type of input 0, which must be floating point."""
-    t = layer.inputs[0].type  # type: ignore[union-attr]
-    if not t.dtype.is_float:
-        raise NetworkError(f"{layer.op} '{layer.name}' takes floating point, not {t}; put a Cast before it")
-    return t
-
-
-def may_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes can be the same: of one rank, and different nowhere where both are numbers."""
-    return len(a) == len(b) and all(x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a, b, strict=True))
-
-
-def may_broadcast_to(shape: Sequence[Dim], small: Sequence[Dim]) -> bool:
-    """Whether `small` can broadcast to `shape` without making it larger."""
-    lead = len(shape) - len(small)
-    return lead >= 0 and all(d == 1 or may_equal((d,), (s,)) for d, s in zip(small, shape[lead:], strict=True))
-
-
-def one_float_type(layer: Layer, *places: int) -> DType:
-    """The type of input 0; inputs at `places` must be floating point too, and of one type (16 bits and float32 may meet)."""
-    first = float_input(layer).dtype
-    for t in (layer.input(i) for i in places):
-        if t is not None and (not t.dtype.is_float or (t.dtype != first and F64 in (t.dtype, first))):
-            raise NetworkError(f"{layer.op} '{layer.name}' takes tensors of one floating-point type, not {first} and {t}")
-    return first
-
-
-def numeric_input(layer: Layer) -> TensorType:
-    """The type of input 0, which must not be truth values or text."""
-    t = layer.inputs[0].type  # type: ignore[union-attr]
-    if t.dtype.kind in ("bool", "string"):
-        raise NetworkError(f"{layer.op} '{layer.name}' takes numbers, not {t}")
-    return t
-
-
-def unify(a: Dim, b: Dim, what: str) -> Dim:
-    """One dimension that two tensors must share: the static one of both. Raises NetworkError when they differ."""
-    if isinstance(a, int) and isinstance(b, int) and a != b:
-        raise NetworkError(f"{what}: {a} is not {b}")
-    return a if isinstance(a, int) else b

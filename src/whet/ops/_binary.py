@@ -9,7 +9,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import BOOL, DType, Layer, TensorType
-from whet.ops._base import Couple, broadcast, op
+from whet.ops._base import Couple, op
+from whet.ops._types import broadcast
 
 
 def infer_binary(layer: Layer) -> TensorType:

@@ -6,7 +6,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
-from whet.ops._base import Couple, may_equal, one_float_type
+from whet.ops._base import Couple
+from whet.ops._types import may_equal, one_float_type
 
 
 def infer_channels(layer: Layer, least: int = 2) -> TensorType:

@@ -32,9 +32,7 @@ def erf(x: np.ndarray) -> np.ndarray:
         d, s = a - c, c * c
         # derivatives of erf at c over its first one: -2c, 4c^2-2, ... (Hermite polynomials), each over n!
         series = 1 + d * (
-            -c
-            + d
-            * ((2 * s - 1) / 3 + d * (c * (3 - 2 * s) / 6 + d * ((4 * s * s - 12 * s + 3) / 30 + d * (c * (20 * s - 4 * s * s - 15) / 90))))
+            -c + d * ((2 * s - 1) / 3 + d * (c * (3 - 2 * s) / 6 + d * ((4 * s * s - 12 * s + 3) / 30 + d * (c * (20 * s - 4 * s * s - 15) / 90))))
         )
         out[start : start + _CHUNK] = np.copysign(values[k] + slopes[k] * d * series, part)
     return out.reshape(x.shape)

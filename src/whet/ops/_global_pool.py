@@ -7,7 +7,8 @@ from typing import Any
 
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
-from whet.ops._base import float_input, op
+from whet.ops._base import op
+from whet.ops._types import float_input
 from whet.ops._window import pool_couples
 
 

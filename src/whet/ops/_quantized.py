@@ -6,7 +6,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Layer, ceildiv
-from whet.ops._base import Couple, axis_of, may_equal
+from whet.ops._base import Couple
+from whet.ops._types import axis_of, may_equal
 
 
 def check_scale(layer: Layer) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import I32, Layer, TensorType
-from whet.ops._base import FLOAT, FLOATS, INT, STRINGS, may_equal, one_float_type, op
+from whet.ops._base import FLOAT, FLOATS, INT, STRINGS, op
+from whet.ops._types import may_equal, one_float_type
 from whet.ops._unary import sigmoid, softplus
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}

@@ -9,7 +9,8 @@ import numpy as np
 
 from whet.network import Layer, TensorType
 from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
-from whet.ops._base import INTS, Couple, numbers, numeric_input, op
+from whet.ops._base import INTS, Couple, numbers, op
+from whet.ops._types import numeric_input
 
 
 def reduced(layer: Layer) -> tuple[int, ...]:
@@ -41,9 +42,7 @@ def read(node, g):
     return node.add(g, node.op, *attributes_as_inputs(node, g, ["axes"]), **attrs)
 
 
-def reduction(
-    name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = False, positive: bool = False, logical: bool = False, **rest: Any
-):
+def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = False, positive: bool = False, logical: bool = False, **rest: Any):
     """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: a reduced axis may be cut, as zeros do not change the result.
     `positive`: samples are above 0. `logical`: takes truth values too."""
 

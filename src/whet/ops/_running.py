@@ -9,7 +9,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
-from whet.ops._base import axis_of, given_ints, numbers, numeric_input
+from whet.ops._base import given_ints, numbers
+from whet.ops._types import axis_of, numeric_input
 
 
 def running_axis(layer: Layer) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, TensorType, product
-from whet.ops._base import Couple, axis_of, float_input, op
+from whet.ops._base import Couple, op
+from whet.ops._types import axis_of, float_input
 
 
 def infer(layer: Layer) -> TensorType:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Dim
-from whet.ops._base import float_input, known_values, numeric_input, op, same_axes
+from whet.ops._base import known_values, op
+from whet.ops._types import float_input, numeric_input, same_axes
 
 Function = Callable[..., np.ndarray]
 

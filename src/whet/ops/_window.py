@@ -11,7 +11,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Dim, Layer, TensorType, ceildiv, floordiv, minimum
-from whet.ops._base import INTS, Couple, numeric_input
+from whet.ops._base import INTS, Couple
+from whet.ops._types import numeric_input
 
 
 def out_size(size: Dim, kernel: int, stride: int, dilation: int, before: int, after: int, ceil: bool = False) -> Dim:
@@ -53,9 +54,7 @@ def explicit_pads(node, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> dict[str
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         pads = same_pads(sizes, kernel, attrs.get("strides", one), attrs.get("dilations", one), auto == "SAME_UPPER")
         if pads is None:
-            raise node.unsupported(
-                f"auto_pad={auto} with a stride needs a static height and width; give shapes, or export with fixed H and W"
-            )
+            raise node.unsupported(f"auto_pad={auto} with a stride needs a static height and width; give shapes, or export with fixed H and W")
         attrs["pads"] = pads
     elif auto == "VALID":
         attrs.pop("pads", None)
@@ -91,8 +90,7 @@ class Pool:
         """Output sizes."""
         r = len(self.kernel)
         return [
-            out_size(n, self.kernel[i], self.strides[i], self.dilations[i], self.pads[i], self.pads[r + i], self.ceil)
-            for i, n in enumerate(spatial)
+            out_size(n, self.kernel[i], self.strides[i], self.dilations[i], self.pads[i], self.pads[r + i], self.ceil) for i, n in enumerate(spatial)
         ]
 
     def extra(self, spatial: Sequence[int]) -> list[int]:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from whet.ops._base import float_input, op
+from whet.ops._base import op
+from whet.ops._types import float_input
 from whet.ops._window import POOL_ATTRS, infer_pool, pool_couples, pool_of, read_pool
 
 

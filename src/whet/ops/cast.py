@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 
 from whet.network import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I32, I64
-from whet.ops._base import NEEDS_DTYPE, known_values, op, same_axes
+from whet.ops._base import NEEDS_DTYPE, known_values, op
+from whet.ops._types import same_axes
 
 
 def cast(x: np.ndarray, dtype: np.dtype, saturate: int = 1) -> np.ndarray:

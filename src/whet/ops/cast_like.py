@@ -1,6 +1,7 @@
 """CastLike: x in the element type of input 1. The reader turns it into Cast."""
 
-from whet.ops._base import op, same_axes
+from whet.ops._base import op
+from whet.ops._types import same_axes
 from whet.ops.cast import cast
 
 op(

@@ -4,7 +4,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import product
-from whet.ops._base import NEEDS_INT, Couple, axis_of, folded, op, unify
+from whet.ops._base import NEEDS_INT, Couple, folded, op
+from whet.ops._types import axis_of, unify
 
 
 def infer(layer):

@@ -7,7 +7,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
-from whet.ops._base import INTS, Couple, may_equal, one_float_type, op
+from whet.ops._base import INTS, Couple, op
+from whet.ops._types import may_equal, one_float_type
 from whet.ops._window import explicit_pads, out_size, windows
 
 

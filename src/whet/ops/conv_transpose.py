@@ -7,7 +7,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
-from whet.ops._base import INTS, Couple, may_equal, one_float_type, op
+from whet.ops._base import INTS, Couple, op
+from whet.ops._types import may_equal, one_float_type
 
 
 def attributes(layer: Layer):
@@ -35,9 +36,7 @@ def infer(layer: Layer) -> TensorType:
     if b is not None and not may_equal(b.shape, (w.shape[1] * group,)):
         raise NetworkError(f"ConvTranspose '{layer.name}': the bias is {b.type}, w makes {w.shape[1] * group} channels")
     if [len(v) for v in (strides, dilations, pads, more)] != [r, r, 2 * r, r] or min(*pads, *more) < 0 or min(*strides, *dilations) < 1:
-        raise NetworkError(
-            f"ConvTranspose '{layer.name}': strides {strides}, dilations {dilations}, pads {pads}, output_padding {more} do not fit"
-        )
+        raise NetworkError(f"ConvTranspose '{layer.name}': strides {strides}, dilations {dilations}, pads {pads}, output_padding {more} do not fit")
     out = []
     for i in range(r):
         n = (x.shape[2 + i] - 1) * strides[i] + dilations[i] * (w.shape[2 + i] - 1) + 1 + more[i] - pads[i] - pads[r + i]

@@ -3,7 +3,8 @@
 import numpy as np
 
 from whet.network import BOOL
-from whet.ops._base import known_values, op, same_as_input, same_axes
+from whet.ops._base import known_values, op
+from whet.ops._types import same_as_input, same_axes
 
 
 def read(node, g):

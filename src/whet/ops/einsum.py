@@ -4,7 +4,8 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import TensorType
-from whet.ops._base import NEEDS_STRING, Couple, broadcast, op, unify
+from whet.ops._base import NEEDS_STRING, Couple, op
+from whet.ops._types import broadcast, unify
 
 
 def subscripts(layer):

@@ -4,7 +4,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import INTS, Couple, broadcast, given, numbers, op, regiven
+from whet.ops._base import INTS, Couple, given, numbers, op, regiven
+from whet.ops._types import broadcast
 
 
 def infer(layer):

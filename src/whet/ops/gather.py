@@ -4,7 +4,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import mapped
-from whet.ops._base import axis_of, folded, op
+from whet.ops._base import folded, op
+from whet.ops._types import axis_of
 
 
 def infer(layer):

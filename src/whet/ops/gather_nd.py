@@ -3,7 +3,8 @@
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.ops._base import may_equal, op
+from whet.ops._base import op
+from whet.ops._types import may_equal
 
 
 def infer(layer):

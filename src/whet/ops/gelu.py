@@ -3,8 +3,8 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import float_input
 from whet.ops._erf import erf
+from whet.ops._types import float_input
 from whet.ops._unary import unary
 
 

@@ -4,7 +4,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import TensorType
-from whet.ops._base import Couple, may_broadcast_to, op, unify
+from whet.ops._base import Couple, op
+from whet.ops._types import may_broadcast_to, unify
 
 
 def infer(layer):

@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import Couple, may_equal, one_float_type, op
+from whet.ops._base import Couple, op
+from whet.ops._types import may_equal, one_float_type
 
 MODES, PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
 

@@ -12,9 +12,7 @@ def infer(layer):
     if layer.attrs["num_groups"] < 1:
         raise NetworkError(f"GroupNormalization '{layer.name}': num_groups is {layer.attrs['num_groups']}; it starts at 1")
     if isinstance(t.shape[1], int) and t.shape[1] % layer.attrs["num_groups"]:
-        raise NetworkError(
-            f"GroupNormalization '{layer.name}': {t.shape[1]} channels do not divide into {layer.attrs['num_groups']} groups"
-        )
+        raise NetworkError(f"GroupNormalization '{layer.name}': {t.shape[1]} channels do not divide into {layer.attrs['num_groups']} groups")
     return t
 
 

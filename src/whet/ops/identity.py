@@ -1,6 +1,7 @@
 """Identity: y = x."""
 
-from whet.ops._base import known_values, op, same_as_input, same_axes
+from whet.ops._base import known_values, op
+from whet.ops._types import same_as_input, same_axes
 
 op(
     "Identity",

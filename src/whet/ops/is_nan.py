@@ -3,7 +3,8 @@
 import numpy as np
 
 from whet.network import BOOL
-from whet.ops._base import float_input, op, same_axes
+from whet.ops._base import op
+from whet.ops._types import float_input, same_axes
 
 op(
     "IsNaN",

@@ -3,7 +3,8 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import Couple, axis_of, float_input, may_broadcast_to, one_float_type, op
+from whet.ops._base import Couple, op
+from whet.ops._types import axis_of, float_input, may_broadcast_to, one_float_type
 
 
 def infer(layer):

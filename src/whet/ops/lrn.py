@@ -3,7 +3,8 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import NEEDS_INT, Couple, float_input, op
+from whet.ops._base import NEEDS_INT, Couple, op
+from whet.ops._types import float_input
 
 
 def reference(layer, x):

@@ -4,7 +4,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import TensorType
-from whet.ops._base import Couple, broadcast, op, unify
+from whet.ops._base import Couple, op
+from whet.ops._types import broadcast, unify
 
 
 def infer(layer):

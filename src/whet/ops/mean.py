@@ -4,8 +4,9 @@ from functools import reduce
 
 import numpy as np
 
-from whet.ops._base import float_input, op
+from whet.ops._base import op
 from whet.ops._binary import FLOAT_SAMPLES, binary_couples, infer_variadic
+from whet.ops._types import float_input
 
 
 def infer(layer):

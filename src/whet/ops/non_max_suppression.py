@@ -4,6 +4,5 @@ from whet.ops._refused import refused
 
 refused(
     "NonMaxSuppression",
-    "how many boxes it keeps depends on the data, and an engine needs shapes before; end the model at boxes and scores, "
-    "and suppress in your program",
+    "how many boxes it keeps depends on the data, and an engine needs shapes before; end the model at boxes and scores, and suppress in your program",
 )

@@ -4,7 +4,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import BOOL
-from whet.ops._base import op, same_axes
+from whet.ops._base import op
+from whet.ops._types import same_axes
 
 
 def infer(layer):

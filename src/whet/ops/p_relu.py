@@ -3,8 +3,9 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import may_broadcast_to, op
+from whet.ops._base import op
 from whet.ops._binary import binary_couples
+from whet.ops._types import may_broadcast_to
 
 
 def infer(layer):

@@ -5,7 +5,8 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INTS, Couple, axis_of, given_ints, numbers, op, regiven
+from whet.ops._base import INTS, Couple, given_ints, numbers, op, regiven
+from whet.ops._types import axis_of
 
 MODES = ("constant", "reflect", "edge", "wrap")
 

@@ -3,8 +3,9 @@
 import numpy as np
 
 from whet.network import TensorType
-from whet.ops._base import broadcast, op
+from whet.ops._base import op
 from whet.ops._binary import FLOAT_SAMPLES, binary_couples
+from whet.ops._types import broadcast
 
 
 def infer(layer):

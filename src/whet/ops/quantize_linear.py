@@ -7,8 +7,9 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import F8E4M3, F8E5M2, U8
-from whet.ops._base import DTYPE, float_input, op
+from whet.ops._base import DTYPE, op
 from whet.ops._quantized import check_scale, scale_couples, spread
+from whet.ops._types import float_input
 
 LARGEST = {F8E4M3: 448.0, F8E5M2: 57344.0}
 

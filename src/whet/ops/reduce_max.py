@@ -2,6 +2,4 @@
 
 from whet.ops._reduce import least, reduction
 
-reduction(
-    "ReduceMax", lambda x, axes, keep: x.max(axis=axes, keepdims=keep, **({} if x.size else {"initial": least(x.dtype)})), logical=True
-)
+reduction("ReduceMax", lambda x, axes, keep: x.max(axis=axes, keepdims=keep, **({} if x.size else {"initial": least(x.dtype)})), logical=True)

@@ -1,6 +1,7 @@
 """Reformat: the same values in another memory format or storage type. Only lowered networks hold it; the builder puts it there."""
 
-from whet.ops._base import REQUIRED, op, same_as_input
+from whet.ops._base import REQUIRED, op
+from whet.ops._types import same_as_input
 
 op(
     "Reformat",

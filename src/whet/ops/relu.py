@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from whet.ops._base import op, same_as_input, same_axes
+from whet.ops._base import op
+from whet.ops._types import same_as_input, same_axes
 
 op(
     "Relu",

@@ -7,8 +7,9 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import floordiv
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import FLOATS, INTS, Couple, axis_of, float_input, given, known_values, numbers, numeric_input, op, regiven
+from whet.ops._base import FLOATS, INTS, Couple, given, known_values, numbers, op, regiven
 from whet.ops._resize import COORDINATES, MODES, ROUNDING, Resampling
+from whet.ops._types import axis_of, float_input, numeric_input
 
 
 def targets(layer):

@@ -3,7 +3,8 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import axis_of, may_equal, op
+from whet.ops._base import op
+from whet.ops._types import axis_of, may_equal
 
 
 def infer(layer):

@@ -3,8 +3,9 @@
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.ops._base import may_equal, op
+from whet.ops._base import op
 from whet.ops._scatter import check, scatter
+from whet.ops._types import may_equal
 
 
 def infer(layer):

@@ -5,7 +5,8 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Expr, ceildiv, maximum, minimum
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INTS, Couple, axis_of, folded, given, numbers, op, regiven
+from whet.ops._base import INTS, Couple, folded, given, numbers, op, regiven
+from whet.ops._types import axis_of
 
 FAR = 2**31 - 1  # ends at or beyond it mean "to the end"
 

@@ -5,7 +5,8 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import ceildiv
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INT, INTS, Couple, axis_of, folded, given, numbers, op, regiven
+from whet.ops._base import INT, INTS, Couple, folded, given, numbers, op, regiven
+from whet.ops._types import axis_of
 
 
 def sizes(layer):

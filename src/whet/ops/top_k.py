@@ -5,7 +5,8 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import I64
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INTS, Couple, axis_of, given, op
+from whet.ops._base import INTS, Couple, given, op
+from whet.ops._types import axis_of
 
 
 def infer(layer):

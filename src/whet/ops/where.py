@@ -4,8 +4,9 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import BOOL, TensorType
-from whet.ops._base import broadcast, folded, op
+from whet.ops._base import folded, op
 from whet.ops._binary import binary_couples
+from whet.ops._types import broadcast
 
 
 def infer(layer):

@@ -1,0 +1,86 @@
+"""What many infer functions share: checks of element types, broadcasting and equality of shapes with symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whet.errors import NetworkError
+from whet.network import F64, Dim, DType, Layer, Tensor, TensorType
+from whet.ops._base import Couple
+
+
+def same_as_input(layer: Layer) -> TensorType:
+    """The type of input 0."""
+    return layer.inputs[0].type  # type: ignore[union-attr]
+
+
+def float_input(layer: Layer) -> TensorType:
+    """The type of input 0, which must be floating point."""
+    t = layer.inputs[0].type  # type: ignore[union-attr]
+    if not t.dtype.is_float:
+        raise NetworkError(f"{layer.op} '{layer.name}' takes floating point, not {t}; put a Cast before it")
+    return t
+
+
+def numeric_input(layer: Layer) -> TensorType:
+    """The type of input 0, which must not be truth values or text."""
+    t = layer.inputs[0].type  # type: ignore[union-attr]
+    if t.dtype.kind in ("bool", "string"):
+        raise NetworkError(f"{layer.op} '{layer.name}' takes numbers, not {t}")
+    return t
+
+
+def one_float_type(layer: Layer, *places: int) -> DType:
+    """The type of input 0; inputs at `places` must be floating point too, and of one type (16 bits and float32 may meet)."""
+    first = float_input(layer).dtype
+    for t in (layer.input(i) for i in places):
+        if t is not None and (not t.dtype.is_float or (t.dtype != first and F64 in (t.dtype, first))):
+            raise NetworkError(f"{layer.op} '{layer.name}' takes tensors of one floating-point type, not {first} and {t}")
+    return first
+
+
+def axis_of(axis: int, rank: int, what: str = "axis") -> int:
+    """`axis` counted from the front. Raises NetworkError when it is out of range."""
+    if not -rank <= axis < rank:
+        raise NetworkError(f"{what} {axis} is not one of a tensor of rank {rank}")
+    return axis % rank
+
+
+def broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Dim, ...]:
+    """NumPy broadcasting of two shapes with symbols. Raises NetworkError."""
+    n = max(len(a), len(b))
+    pa, pb = (1,) * (n - len(a)) + tuple(a), (1,) * (n - len(b)) + tuple(b)
+    out: list[Dim] = []
+    for x, y in zip(pa, pb, strict=True):
+        if x == y or y == 1:
+            out.append(x)
+        elif x == 1:
+            out.append(y)
+        elif isinstance(x, int) and isinstance(y, int):
+            raise NetworkError(f"shapes {list(map(str, a))} and {list(map(str, b))} do not broadcast")
+        else:
+            out.append(y if isinstance(x, int) is False and isinstance(y, int) else x)
+    return tuple(out)
+
+
+def may_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes can be the same: of one rank, and different nowhere where both are numbers."""
+    return len(a) == len(b) and all(x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a, b, strict=True))
+
+
+def may_broadcast_to(shape: Sequence[Dim], small: Sequence[Dim]) -> bool:
+    """Whether `small` can broadcast to `shape` without making it larger."""
+    lead = len(shape) - len(small)
+    return lead >= 0 and all(d == 1 or may_equal((d,), (s,)) for d, s in zip(small, shape[lead:], strict=True))
+
+
+def unify(a: Dim, b: Dim, what: str) -> Dim:
+    """One dimension that two tensors must share: the static one of both. Raises NetworkError when they differ."""
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise NetworkError(f"{what}: {a} is not {b}")
+    return a if isinstance(a, int) else b
+
+
+def same_axes(x: Tensor, y: Tensor) -> list[Couple]:
+    """Every axis of x tied to the same axis of y (pointwise ops of equal shapes)."""
+    return [Couple(x, i, y, i) for i in range(x.type.rank)]
