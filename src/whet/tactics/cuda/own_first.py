@@ -40,7 +40,8 @@ class OwnFirst(FirstLayer):
         for th, tw in _TILES:
             for blocks in (1, 2, 3, 4):
                 threads = th * tw * 2
-                registers = _columns(s) * 3 // 4 + 56
+                pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) // threads) * s.c
+                registers = _columns(s) * 3 // 4 + pixels + 52
                 if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw) * blocks < 220 * 1024:
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
         return found
@@ -76,8 +77,8 @@ class OwnFirst(FirstLayer):
         def make(args: Args) -> list:
             kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(s, tile["th"], tile["tw"]))
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
-            sizes = (s.n, s.c, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            numbers = struct.pack("<3Q12i2f", args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:])  # type: ignore[index]
+            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
+            numbers = struct.pack("<3Q11i2f", args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:])  # type: ignore[index]
             blob = box + numbers
             grid = min(tiles, machine.multiprocessors * tile["blocks"])
             return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob + bytes(-len(blob) % 64), label=layer.name)]
@@ -90,6 +91,7 @@ class OwnFirst(FirstLayer):
 def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:
     """The macros of an instance."""
     return {
+        "C": s.c,
         "R": s.r,
         "TAPS": _taps(s),
         "STRIDE_H": s.stride[0],

@@ -1,7 +1,7 @@
 // A first convolution (few input channels) straight from the image: a block takes TH x TW output pixels, puts the piece of the image that
 // they need into shared memory (16-bit, channels filled to 4), and multiplies with the windows read as register fragments; the weights
-// stay in shared memory. K runs over filter rows, the TAPS of a row, the 4 channels.
-// Constants: R, TAPS (multiple of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS.
+// stay in shared memory. K runs over filter rows, the TAPS of a row, the 4 channels. The next tile's pixels are on their way meanwhile.
+// Constants: C (channels, at most 4), R, TAPS (multiple of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS.
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
@@ -9,7 +9,8 @@
 constexpr int GROUPS = TH * TW / 64, THREADS = GROUPS * 128;
 constexpr int ROWS = (TH - 1) * STRIDE_H + R, COLUMNS = (TW - 1) * STRIDE_W + TAPS;
 constexpr int STEPS = R * TAPS / 4, CHUNKS = (STEPS + 3) / 4;               // of 16 and of 64 elements of K
-constexpr int PATCH_BYTES = ROWS * COLUMNS * 8;
+constexpr int PIXELS = ROWS * COLUMNS, PATCH_BYTES = PIXELS * 8, EACH = (PIXELS + THREADS - 1) / THREADS;
+constexpr int DEEP = 2;                                                     // steps whose fragments are read at once
 static_assert(TH * TW % 64 == 0 && TW % 8 == 0 && TAPS % 4 == 0 && BN % 16 == 0, "tile");
 
 struct Args {
@@ -17,17 +18,33 @@ struct Args {
     const float* bias;
     const u8* in;
     u8* out;
-    int n, c, h, w, p, q, k, pad_h, pad_w;
+    int n, h, w, p, q, k, pad_h, pad_w;
     int tiles_h, tiles_w, tiles;
     Act act;
 };
 
 DEV u32 load_shared_u32(u32 a) { u32 v; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(a)); return v; }
 
+// This thread's pixels of the image under `tile`; zeros outside.
+DEV void fetch(const Args& a, int tile, float (&v)[EACH][C]) {
+    const int tx = tile % a.tiles_w, line = tile / a.tiles_w, n = line / a.tiles_h, ty = line - n * a.tiles_h;
+    const int y0 = ty * TH * STRIDE_H - a.pad_h, x0 = tx * TW * STRIDE_W - a.pad_w;
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) {
+        const int i = threadIdx.x + j * THREADS, r = i / COLUMNS, y = y0 + r, x = x0 + i - r * COLUMNS;
+        const bool inside = i < PIXELS && y >= 0 && y < a.h && x >= 0 && x < a.w;
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+            const long long at = NHWC ? ((long long)(n * a.h + y) * a.w + x) * C + c : ((long long)(n * C + c) * a.h + y) * a.w + x;
+            v[j][c] = inside ? load1<FROM>(a.in, at) : 0.f;
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u, patch = base + CHUNKS * BN * 128, bar = patch + (PATCH_BYTES + 15) / 16 * 16;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
     if (threadIdx.x == 0) {
         barrier_init(bar, 1);
         barrier_init_fence();
@@ -38,22 +55,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
     float2 bias[BN / 8];
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j) bias[j] = *reinterpret_cast<const float2*>(a.bias + j * 8 + lane % 4 * 2);
+    float pixels[EACH][C];
     wait_for_previous();
+    if (blockIdx.x < a.tiles) fetch(a, blockIdx.x, pixels);
     __syncthreads();
     bool fresh = true;
     for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        const int tx = tile % a.tiles_w, ty = tile / a.tiles_w % a.tiles_h, n = tile / a.tiles_w / a.tiles_h;
-        const int y0 = ty * TH * STRIDE_H - a.pad_h, x0 = tx * TW * STRIDE_W - a.pad_w;
-        for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
-            const int r = i / COLUMNS, y = y0 + r, x = x0 + i - r * COLUMNS;
-            float v[4] = {0.f, 0.f, 0.f, 0.f};
-            if (y >= 0 && y < a.h && x >= 0 && x < a.w)
+        const int tx = tile % a.tiles_w, line = tile / a.tiles_w, n = line / a.tiles_h, ty = line - n * a.tiles_h;
 #pragma unroll
-                for (int c = 0; c < 4; ++c)
-                    if (c < a.c) v[c] = load1<FROM>(a.in, NHWC ? ((long long)(n * a.h + y) * a.w + x) * a.c + c : ((long long)(n * a.c + c) * a.h + y) * a.w + x);
-            asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(patch + i * 8), "r"(pack(v[0], v[1])), "r"(pack(v[2], v[3])) : "memory");
+        for (int j = 0; j < EACH; ++j) {
+            const int i = threadIdx.x + j * THREADS;
+            const float* v = pixels[j];
+            const u32 low = pack(v[0], C > 1 ? v[1 % C] : 0.f), high = pack(C > 2 ? v[2 % C] : 0.f, C > 3 ? v[3 % C] : 0.f);
+            if (i < PIXELS) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(patch + i * 8), "r"(low), "r"(high) : "memory");
         }
         __syncthreads();
+        if (tile + gridDim.x < a.tiles) fetch(a, tile + gridDim.x, pixels);
         if (fresh) { barrier_wait(bar, 0); fresh = false; }
         const int row = warp % 4 * 16 + lane / 4 + warp / 4 * 64;  // of the block's pixels; the fragment's other half is 8 further
         u32 from[2];
@@ -63,17 +80,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
             from[half] = patch + ((m / TW * STRIDE_H) * COLUMNS + m % TW * STRIDE_W) * 8 + lane % 4 * 4;
         }
         float acc[BN / 2];
-        u32 f[2][4];
+        u32 f[2][DEEP][4];
 #pragma unroll
-        for (int s = 0; s < STEPS; ++s) {
-            const int at = (s * 4 / TAPS) * COLUMNS * 8 + (s * 4 % TAPS) * 8;  // four taps of four channels: 32 bytes
-            u32(&g)[4] = f[s % 2];
-            g[0] = load_shared_u32(from[0] + at);
-            g[1] = load_shared_u32(from[1] + at);
-            g[2] = load_shared_u32(from[0] + at + 16);
-            g[3] = load_shared_u32(from[1] + at + 16);
+        for (int s = 0; s < STEPS; s += DEEP) {
+            u32(&g)[DEEP][4] = f[s / DEEP % 2];
+#pragma unroll
+            for (int d = 0; d < DEEP && s + d < STEPS; ++d) {
+                const int at = ((s + d) * 4 / TAPS) * COLUMNS * 8 + ((s + d) * 4 % TAPS) * 8;  // four taps of four channels: 32 bytes
+                g[d][0] = load_shared_u32(from[0] + at);
+                g[d][1] = load_shared_u32(from[1] + at);
+                g[d][2] = load_shared_u32(from[0] + at + 16);
+                g[d][3] = load_shared_u32(from[1] + at + 16);
+            }
             mma_begin();
-            wgmma_registers(acc, g, operand<128>(base + s / 4 * BN * 128) + s % 4 * 2, s > 0);
+#pragma unroll
+            for (int d = 0; d < DEEP && s + d < STEPS; ++d)
+                wgmma_registers(acc, g[d], operand<128>(base + (s + d) / 4 * BN * 128) + (s + d) % 4 * 2, s + d > 0);
             mma_commit();
             mma_wait<1>();
         }
