@@ -8,8 +8,11 @@ import pytest
 from trex_rules import FORMATS, check_layers, check_profile
 
 from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
-from whet.engine import Candidate, LayerTimes
+from whet import zoo
+from whet.builder import BuildConfig, build
+from whet.engine import Candidate, LayerTimes, engine_bytes, read_engine
 from whet.errors import UsageError
+from whet.frontends import network_from_onnx
 from whet.inspector import engine_information, explain, layer_facts, layer_lines, layer_rows, output_records, profile_records, times_records
 from whet.inspector.layers import two_of_four
 from whet.inspector.words import TYPE, format_words
@@ -69,6 +72,24 @@ def signature(c):
 def test_readers_of_tensorrt_json_accept_it(make):
     info = json.loads(json.dumps(engine_information(reported(make_plan(make())), "detailed"), allow_nan=False))
     check_layers(info)
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1"])
+def test_engines_of_the_builder_are_accepted_too(name):
+    net = network_from_onnx(zoo.build(name))
+
+    def at(n):
+        return {t.name: (n, *t.shape[1:]) for t in net.inputs}
+
+    plan = build(net, BuildConfig(optimization_level=0, timing_cache="", verify=False, profiles=((at(1), at(2), at(4)),)))
+    plan = read_engine(engine_bytes(plan))
+    info = engine_information(plan)
+    check_layers(json.loads(json.dumps(info, allow_nan=False)))
+    assert info["Layers"][0]["Inputs"][0]["Dimensions"][0] == 2  # opt shapes
+    types = {layer["LayerType"] for layer in info["Layers"]}
+    assert "CaskConvolution" in types
+    assert "kgen" not in types
+    check_profile(profile_records(Runtime().load(plan).create_context().profile({"input": np.zeros((2, 3, 224, 224), "f4")}, 2)), info)
 
 
 def one_dimensional_net():
