@@ -171,3 +171,19 @@ def test_scalars_and_empty_arrays_keep_their_shape():
     )
     again = onnx_from_network(network_from_onnx(m))
     assert list(again.graph.initializer[0].dims) == []
+
+
+def test_symbolic_sizes_become_nodes():
+    """A lowered network says Reshape's target as an attribute of dims; in ONNX that is computed from the inputs' shapes."""
+    net = Network("symbolic")
+    x = net.add_input("x", parse_type("f32[N,6,H]"))
+    n, h = (d for d in x.shape if not isinstance(d, int))
+    flat = net.add("Reshape", x, shape=(n * 3, h * 2))
+    net.mark_output(net.add("Slice", flat, starts=(0,), ends=((n + 1) // 2,), axes=(0,)), "y")
+    model = onnx_from_network(net)
+    for shape in ((1, 6, 4), (4, 6, 3)):
+        feeds = {"x": RNG.standard_normal(shape).astype(np.float32)}
+        want = feeds["x"].reshape(shape[0] * 3, shape[2] * 2)[: (shape[0] + 1) // 2]
+        np.testing.assert_array_equal(run_network(net, feeds)["y"], want)
+        np.testing.assert_array_equal(in_ort(model, feeds)[0], want)
+        np.testing.assert_array_equal(run_network(network_from_onnx(model), feeds)["y"], want)

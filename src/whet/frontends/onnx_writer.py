@@ -14,7 +14,8 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends._onnx_attrs import kind_of
 from whet.frontends._onnx_tensors import ONNX_OF_DTYPE
-from whet.network import DType, Expr, Layer, Network, Tensor, TensorType
+from whet.network import Dim, DType, Expr, Layer, Network, Tensor, TensorType
+from whet.network.dims import lower
 from whet.ops import get_op
 
 OPSET = 21  # ONNX Runtime 1.31 loads up to 26, but has CPU kernels of every op only to about here
@@ -54,23 +55,28 @@ def save_onnx(net: Network, path: str | os.PathLike, opset: int = OPSET) -> Path
 
 
 class Writer:
-    """Writes one graph. An op's `to_onnx(layer, w)` uses `w.node`, `w.name`, `w.constant` and `w.opset`.
+    """Writes one graph. An op's `to_onnx(layer, w)` uses `w.node`, `w.name`, `w.constant`, `w.dims` and `w.opset`.
 
     `names` maps tensors to ONNX names, those of outer graphs included: a subgraph must not use a name twice.
     """
 
-    def __init__(self, opset: int, names: Mapping[Tensor, str], taken: set[str]):
+    def __init__(self, opset: int, names: Mapping[Tensor, str], taken: set[str], symbols: Mapping[str, tuple[str, int]] | None = None):
         self.opset = opset
         self.names: dict[Tensor, str] = dict(names)
         self.taken = taken
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
         self.node_names: set[str] = set()
+        self.symbols: dict[str, tuple[str, int]] = dict(symbols or {})  # symbol -> (ONNX name of an input, axis that has it)
+        self._sizes: dict[Dim, str] = {}
 
     def graph(self, net: Network, name: str) -> GraphProto:
         """`net` as a GraphProto."""
         for t in (*net.inputs, *net.outputs):  # what users feed and fetch keeps its name whatever else is called so
             self.names.setdefault(t, self.fresh(t.name))
+        for t in net.inputs:
+            for axis, d in enumerate(t.shape):
+                self.symbols.setdefault(str(d), (self.names[t], axis))
         made_here = {t for layer in net.layers for t in layer.outputs}
         for t in net.constants.values():
             self.names.setdefault(t, self.fresh(t.name))
@@ -144,6 +150,50 @@ class Writer:
         self.initializers.append(_tensor_proto(np.asarray(array), name))
         return name
 
+    def dims(self, values: Sequence[Dim], name: str = "shape") -> str:
+        """The name of an i64[n] tensor of sizes: an initializer, or computed from the shapes of inputs where one is symbolic."""
+        if all(isinstance(v, int) for v in values):
+            return self.constant(np.array(values, np.int64), name)
+        out = self.fresh(name)
+        self.node("Concat", [self._size(v) for v in values], [out], name=out, axis=0)
+        return out
+
+    def _size(self, d: Dim) -> str:
+        """The name of an i64[1] tensor holding `d`."""
+        if d not in self._sizes:
+            self._sizes[d] = self.constant(np.array([d], np.int64), f"size_{d}") if isinstance(d, int) else self._computed(d)
+        return self._sizes[d]
+
+    def _computed(self, d: Expr) -> str:
+        """Nodes for a symbolic size: a sum of products of symbols, quotients, minima and maxima. Sizes are not negative, so Div is //."""
+        total = ""
+        for factors, c in d.terms:
+            term = self._size(c) if c != 1 or not factors else ""
+            for atom, power in factors:
+                for _ in range(power):
+                    term = self._binary("Mul", term, self._atom(atom)) if term else self._atom(atom)
+            total = self._binary("Add", total, term) if total else term
+        return total
+
+    def _atom(self, atom: tuple) -> str:
+        if atom[0] != "sym":
+            op = {"floordiv": "Div", "min": "Min", "max": "Max"}[atom[0]]
+            return self._binary(op, self._size(lower(atom[1])), self._size(lower(atom[2])))
+        if atom[1] not in self.symbols:
+            raise UnsupportedError(
+                f"the size {atom[1]} is that of no input's axis, so ONNX cannot say it. Give the network static shapes first."
+            )
+        source, axis = self.symbols[atom[1]]
+        shape, out = self.fresh(f"{source}_shape"), self.fresh(f"size_{atom[1]}")
+        self.node("Shape", [source], [shape], name=shape)
+        self.node("Gather", [shape, self.constant(np.array([axis], np.int64), f"axis_{axis}")], [out], name=out, axis=0)
+        return out
+
+    def _binary(self, op: str, a: str, b: str) -> str:
+        out = self.fresh(f"size_{op.lower()}")
+        self.node(op, [a, b], [out], name=out)
+        return out
+
     def fresh(self, wish: str) -> str:
         """A value name near `wish` that nothing has yet."""
         name, i = wish, 0
@@ -155,7 +205,7 @@ class Writer:
 
     def subgraph(self, region: Network, name: str) -> GraphProto:
         """A region as a subgraph that may read this graph's values."""
-        return Writer(self.opset, self.names, self.taken).graph(region, name)
+        return Writer(self.opset, self.names, self.taken, self.symbols).graph(region, name)
 
     def _unfused(self, layer: Layer) -> None:
         """The body's layers in place of the fused layer: its inputs are the fused layer's, its outputs too."""

@@ -6,9 +6,10 @@ from whet.pruning.cut import cut, zeroed
 from whet.pruning.importance import choose, importance
 from whet.pruning.recipe import Recipe, apply_recipe, load_recipe, recipe_of, save_recipe
 from whet.pruning.recovery import RecoveryConfig, recover, reestimate_batch_norms
-from whet.pruning.unstructured import zero_smallest, zeros
+from whet.pruning.unstructured import matrices, zero_smallest, zeros
 
 __all__ = [
-    "Group", "Recipe", "RecoveryConfig", "apply_recipe", "choose", "count_flops", "count_params", "cut", "find_group", "groups", "importance",
-    "load_recipe", "recipe_of", "recover", "reestimate_batch_norms", "save_recipe", "zero_smallest", "zeroed", "zeros",
+    "Group", "Recipe", "RecoveryConfig", "apply_recipe", "choose", "count_flops", "count_params", "cut", "find_group", "groups",
+    "importance", "load_recipe", "matrices", "recipe_of", "recover", "reestimate_batch_norms", "save_recipe", "zero_smallest", "zeroed",
+    "zeros",
 ]  # fmt: skip

@@ -43,14 +43,14 @@ def conv_rows(layer: Layer, x: np.ndarray, w: np.ndarray, at: np.ndarray) -> np.
     group, r = layer.attrs["group"], w.ndim - 2
     v = windows(x, w.shape[2:], strides, dilations, pads, 0)  # [N, C, *out, *kernel]
     places = np.unravel_index(at, (v.shape[0], *v.shape[2 : 2 + r]))
-    picked = v[(places[0], slice(None), *places[1:])]  # [rows, C, *kernel]
+    picked = np.moveaxis(v, 1, 1 + r)[places]  # [rows, C, *kernel]
     return picked.reshape(len(at), group, -1).transpose(1, 0, 2).astype(np.float64)
 
 
 def conv_outputs(y: np.ndarray, group: int, at: np.ndarray) -> np.ndarray:
     """Outputs [N, K, *out] at the same positions: float64 [groups, rows, K/group]."""
     places = np.unravel_index(at, (y.shape[0], *y.shape[2:]))
-    picked = y[(places[0], slice(None), *places[1:])]
+    picked = np.moveaxis(y, 1, -1)[places]
     return picked.reshape(len(at), group, -1).transpose(1, 0, 2).astype(np.float64)
 
 

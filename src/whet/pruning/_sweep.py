@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -40,8 +42,10 @@ class Sweep:
             return run_regions(bind_layer(layer, self.env), arrays, outer=outer, env=self.env)
         x = arrays[0]
         if layer.op in _CHUNKED and x is not None and len(x) > _CHUNK and len(layer.outputs) == 1:
-            parts = [run_layer(layer, [x[i : i + _CHUNK], *arrays[1:]], self.env)[0] for i in range(0, len(x), _CHUNK)]
-            return [np.concatenate(parts)]
+            # NumPy lets go of the interpreter inside copies and products, so chunks run beside each other.
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) as pool:
+                parts = pool.map(lambda i: run_layer(layer, [x[i : i + _CHUNK], *arrays[1:]], self.env)[0], range(0, len(x), _CHUNK))
+                return [np.concatenate(list(parts))]
         return run_layer(layer, arrays, self.env)
 
     def step(self) -> Layer:

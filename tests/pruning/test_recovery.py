@@ -1,0 +1,177 @@
+"""Recovery: least squares is the best fit there is, statistics are those of the data, and a cut network gets its accuracy back."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from whet.errors import PruneError
+from whet.frontends import network_from_onnx
+from whet.network import parse_network
+from whet.ops import run_network
+from whet.pruning import RecoveryConfig, choose, cut, groups, importance, recover, reestimate_batch_norms
+from whet.pruning._least_squares import Problem, conv_matrix, conv_outputs, conv_rows, conv_weights, solve
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+RNG = np.random.default_rng(3)
+
+
+def test_solve_is_least_squares():
+    x, y = RNG.standard_normal((2, 300, 7)), RNG.standard_normal((2, 300, 5))
+    w, b = solve(Problem(x, y), np.zeros((2, 7, 5)), ridge=0.0, intercept=True)
+    for g in range(2):
+        ones = np.concatenate([x[g], np.ones((300, 1))], 1)
+        want = np.linalg.lstsq(ones, y[g], rcond=None)[0]
+        np.testing.assert_allclose(np.concatenate([w[g], b[g][None]]), want, atol=1e-8)
+
+
+def test_a_ridge_stays_near_the_weights_and_without_data_at_them():
+    x, y, start = RNG.standard_normal((1, 300, 7)), RNG.standard_normal((1, 300, 5)), RNG.standard_normal((1, 7, 5))
+    far, _ = solve(Problem(x, y), start, ridge=0.0, intercept=False)
+    near, _ = solve(Problem(x, y), start, ridge=100.0, intercept=False)
+    assert np.abs(near - start).max() < 0.05 < np.abs(far - start).max()
+    x[:, :, 3] = 0  # an input that the data never show
+    made, _ = solve(Problem(x, y), start, ridge=1e-3, intercept=False)
+    np.testing.assert_allclose(made[:, 3], start[:, 3])
+
+
+@pytest.mark.parametrize("text", ["Conv(%x, %w, pads=(1, 0, 0, 1), strides=(2, 1))", "Conv(%x, %w, group=2, dilations=(2, 1))"])
+def test_rows_times_matrix_is_the_convolution(text):
+    group = 2 if "group" in text else 1
+    net = parse_network(f"""network n source
+in %x: f32[N,4,9,8]
+const %w: f32[6,{4 // group},3,3] = seed(1)
+%y = {text}
+out %y
+""")
+    x, w = RNG.standard_normal((3, 4, 9, 8)).astype(np.float32), net.constants["w"].array()
+    y = run_network(net, {"x": x})["y"]
+    at = np.sort(RNG.choice(y.size // 6, 40, replace=False))
+    rows, matrix = conv_rows(net.layers[0], x, w, at), conv_matrix(w, group)
+    np.testing.assert_allclose(rows @ matrix, conv_outputs(y, group, at), atol=1e-4)
+    np.testing.assert_array_equal(conv_weights(matrix, w), w)
+
+
+REDUNDANT = """network n source
+in %x: f32[N,3,6,6]
+const %w1: f32[8,3,3,3] = seed(1)
+const %b1: f32[8] = seed(7)
+const %w2: f32[5,8,3,3] = seed(2)
+const %s: f32[5] = seed(3)
+const %b: f32[5] = seed(4)
+const %m: f32[5] = seed(5)
+const %v: f32[5] = [1, 2, 3, 4, 5]
+const %w3: f32[2,5] = seed(6)
+const %b3: f32[2] = seed(8)
+%c1: f32[N,8,4,4] = Conv(%x, %w1, %b1)
+%r: f32[N,8,4,4] = Relu(%c1)
+%c2: f32[N,5,2,2] = Conv(%r, %w2)
+%n: f32[N,5,2,2] = BatchNormalization(%c2, %s, %b, %m, %v)
+%p: f32[N,5,1,1] = GlobalAveragePool(%n)
+%f: f32[N,5] = Flatten(%p)
+%y: f32[N,2] = Gemm(%f, %w3, %b3, transB=1)
+out %y
+"""
+
+
+def redundant():
+    """A network whose channels 4..7 of the first conv are channels 0..3 shifted: what is cut can be made up for exactly."""
+    from whet.network import Weight
+
+    net = parse_network(REDUNDANT)
+    for name in ("w1", "b1"):
+        a = net.constants[name].array().copy()
+        a[4:] = a[:4]
+        net.constants[name].weight = Weight(a)
+    return net
+
+
+def test_what_is_redundant_is_recovered_exactly():
+    net = redundant()
+    kept = {"w1": [0, 1, 2, 3]}
+    small = cut(net, kept)
+    data = {"x": RNG.standard_normal((200, 3, 6, 6)).astype(np.float32)}
+    want = run_network(net, data)["y"]
+    before = np.abs(run_network(small, data)["y"] - want).max()
+    notes = []
+    made = recover(
+        small, net, kept, data, RecoveryConfig(batch_norms=False, ridge=0), lambda done, total, what: notes.append((done, total, what))
+    )
+    after = np.abs(run_network(made, data)["y"] - want).max()
+    assert after < 1e-4 < 0.1 < before
+    assert [n[:2] for n in notes] == [(k, 7) for k in range(1, 8)]
+    assert "c1: exact already" in notes[0][2]
+    assert "-> 0.000 of its output" in notes[2][2]
+
+
+def test_an_intercept_goes_into_the_batch_norm_and_the_bias():
+    net, kept = parse_network(REDUNDANT), {"w1": [0, 1, 2, 3, 4]}
+    small = cut(net, kept)
+    data = {"x": (RNG.standard_normal((300, 3, 6, 6)) + 1).astype(np.float32)}
+    made = recover(small, net, kept, data, RecoveryConfig(batch_norms=False))
+    assert not np.array_equal(made.constants["m"].array(), small.constants["m"].array())
+    assert not np.array_equal(made.constants["b3"].array(), small.constants["b3"].array())
+    want, got, raw = (run_network(n, data)["y"] for n in (net, made, small))
+    np.testing.assert_allclose(got.mean(0), want.mean(0), atol=1e-3)
+    assert np.linalg.norm(got - want) < 0.75 * np.linalg.norm(raw - want)
+    assert str(made.constants["w2"].weight.origin) == "w2", "recovered weights are source weights of the new network"
+
+
+def test_statistics_are_those_of_the_data():
+    net = parse_network(REDUNDANT)
+    data = {"x": RNG.standard_normal((100, 3, 6, 6)).astype(np.float32)}
+    made = reestimate_batch_norms(net, data)
+    seen = {}
+    run_network(net, data, watch=lambda t, a: seen.setdefault(t.name, a))
+    np.testing.assert_allclose(made.constants["m"].array(), seen["c2"].mean((0, 2, 3)), atol=1e-4)
+    np.testing.assert_allclose(made.constants["v"].array(), seen["c2"].var((0, 2, 3)), rtol=1e-4)
+    again = {}
+    run_network(made, data, watch=lambda t, a: again.setdefault(t.name, a))
+    scale, shift = net.constants["s"].array(), net.constants["b"].array()
+    np.testing.assert_allclose(again["n"].mean((0, 2, 3)), shift, atol=1e-3)
+    np.testing.assert_allclose(again["n"].std((0, 2, 3)), np.abs(scale), rtol=1e-2)
+
+
+def test_the_cut_network_is_left_alone_and_others_are_refused():
+    net, kept = parse_network(REDUNDANT), {"w1": [0, 1]}
+    small = cut(net, kept)
+    before = str(small)
+    data = {"x": np.ones((4, 3, 6, 6), np.float32)}
+    recover(small, net, kept, data)
+    assert str(small) == before
+    other = parse_network(REDUNDANT.replace("%p", "%q"))
+    with pytest.raises(PruneError, match="layers that the original has not"):
+        recover(small, other, kept, data)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    sys.path.insert(0, str(DIGITS))
+    try:
+        from data import load_heldback, load_train
+    finally:
+        sys.path.remove(str(DIGITS))
+    return load_train()[0], load_heldback()
+
+
+@pytest.mark.slow
+def test_digits_get_their_accuracy_back(digits):
+    """40 % of the channels of a trained network: most of it lost by the cut, no point lost after recovery without labels."""
+    training, (images, labels) = digits
+    net = network_from_onnx(DIGITS / "digits_resnet.onnx")
+    found = groups(net)
+    kept = choose(found, importance(found), 0.4, scope="global")
+    small = cut(net, kept, found)
+    data = {"input": training[:128]}
+
+    def accuracy(n):
+        got = [run_network(n, {"input": images[i : i + 16]})["logits"] for i in range(0, 320, 16)]
+        return float((np.concatenate(got).argmax(1) == labels[:320]).mean())
+
+    norms = accuracy(recover(small, net, kept, data, RecoveryConfig(least_squares=False)))
+    both = accuracy(recover(small, net, kept, data))
+    assert accuracy(net) > 0.985
+    assert accuracy(small) < 0.5
+    assert norms > 0.8
+    assert both >= accuracy(net) - 0.01
