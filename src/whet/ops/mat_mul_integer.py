@@ -1,0 +1,35 @@
+"""MatMulInteger: (A - a's zero point) (B - b's zero point) of 8-bit integers, in i32."""
+
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import I32, TensorType
+from whet.ops._base import op
+from whet.ops._integer import centred, check_operands, check_zero
+from whet.ops._types import broadcast, unify
+
+
+def infer(layer):
+    a, b = check_operands(layer)
+    if a.type.rank < 2 or b.type.rank < 2:
+        raise NetworkError(f"takes matrices, not {a.type} and {b.type}")
+    check_zero(layer, 2, a.shape[-2])
+    check_zero(layer, 3, b.shape[-1])
+    unify(a.shape[-1], b.shape[-2], f"{a.type} and {b.type} do not multiply")
+    return TensorType(I32, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
+
+
+def reference(layer, a, b, a_zero=None, b_zero=None):
+    return np.matmul(centred(a, a_zero, (-1, 1)), centred(b, b_zero, (1, -1))).astype(np.int64).astype(np.int32)
+
+
+op(
+    "MatMulInteger",
+    infer,
+    reference,
+    samples=[
+        (["extreme u8[3,17]", "extreme i8[17,5]", np.array(128, np.uint8)], {}),
+        (["i8[2,3,8]", "i8[8,4]", None, np.array([1, -2, 3, 0], np.int8)], {}),
+        (["u8[4,6]", "u8[6,4]"], {}),
+    ],
+)
