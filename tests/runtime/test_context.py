@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import whet.runtime.context as context_module
+import whet.runtime.steps as steps_module
 from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
 from whet.engine import make_probe
 from whet.errors import ContextError, EngineError, ShapeError
@@ -38,6 +39,28 @@ def test_run_takes_shapes_from_the_arrays(engine):
         np.testing.assert_allclose(y, expected(engine, x), rtol=1e-5)
     assert context.input_shapes() == {"x": (3, 3, 8, 8)}
     assert context.output_shapes() == {"y": (3, 4, 8, 8)}
+
+
+def test_kernels_are_planned_once_per_shape_and_for_all_contexts(engine, monkeypatch):
+    planned = []
+    plan_layer = steps_module.plan_layer
+    monkeypatch.setattr(steps_module, "plan_layer", lambda *a: (planned.append(a[0].name), plan_layer(*a))[1])
+    first, second = engine.create_context(), engine.create_context()
+    for context in (first, second, first):
+        context.run({"x": image(3)})
+        context.run({"x": image(2)})  # the opt shape: planned when the engine was loaded
+    assert planned == ["c1", "r1", "c2", "s"]
+
+
+def test_an_engine_forgets_the_shapes_that_were_used_longest_ago():
+    engine = Runtime(PlainBackend()).load(make_plan(conv_net(), high=64))
+    context = engine.create_context()
+    for n in range(1, 41):
+        context.run({"x": image(n)})
+    assert len(engine._shaped) == 16
+    assert len(context._bounds) == 4
+    x = image(1)
+    np.testing.assert_allclose(context.run({"x": x})["y"], expected(engine, x), rtol=1e-5)
 
 
 def test_a_returned_output_is_the_callers_own(engine):
@@ -349,6 +372,16 @@ def test_probe_runs_elsewhere_and_refuses_other_results():
 def test_wrong_backend_is_said():
     with pytest.raises(EngineError, match="built for the backend 'cpu', this runtime is on 'cuda'"):
         Runtime("cuda").load(make_plan(conv_net()))
+
+
+def test_many_layers_that_fall_back_make_one_warning():
+    plan = make_plan(conv_net())
+    plan.choices = {n: dataclasses.replace(c, tactic="cpu/none") for n, c in plan.choices.items()}
+    with pytest.warns(EngineWarning) as told:
+        engine = Runtime(PlainBackend()).load(plan)
+    assert len(told) == 1
+    assert "4 layers ('c1', 'r1', 'c2' and 1 more) run on cpu/numpy_reference instead of cpu/none" in str(told[0].message)
+    assert set(engine.describe()["fell_back"]) == {"c1", "r1", "c2", "s"}
 
 
 def test_static_engine_of_blocked_formats():

@@ -1,6 +1,7 @@
 """Real engines of the builder on the CPU backend: file and back, dynamic batch, users' buffers, threads, packed weights."""
 
 import gc
+import os
 import threading
 import warnings
 
@@ -146,10 +147,11 @@ def test_many_loads_give_their_memory_back(tmp_path, plan):
     for _ in range(10):
         once()
     gc.collect()
-    before = resident()
+    before, files = resident(), len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         once()
     gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files
     assert resident() - before < 50 * len((tmp_path / "e").read_bytes()) / 4  # a leak of the weights alone would be 50 times the file
 
 

@@ -186,12 +186,23 @@ class Engine:
             self._shaped[key] = found
             while len(self._shaped) > _SHAPES_KEPT:
                 self._shaped.popitem(last=False)
-        for layer, reason in found.fell_back:
-            if (layer, reason) not in self._told:
-                self._told.add((layer, reason))
-                step = next(s for s in found.steps if s.layer.name == layer)
-                self._warn(f"layer '{layer}' runs on {step.tactic} instead of {self.plan.choices[layer].tactic}: {reason}")
+        self._tell_fallbacks(found)
         return found
+
+    def _tell_fallbacks(self, shaped: Shaped) -> None:
+        """One warning for all layers that run on the same other tactic; none twice."""
+        groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for s in shaped.steps:
+            if s.fell_back and (s.layer.name, s.fell_back) not in self._told:
+                self._told.add((s.layer.name, s.fell_back))
+                groups.setdefault((s.tactic, self.plan.choices[s.layer.name].tactic), []).append((s.layer.name, s.fell_back))
+        for (now, wanted), members in groups.items():
+            names, reason = ", ".join(f"'{n}'" for n, _ in members[:3]), members[0][1]
+            if len(members) == 1:
+                self._warn(f"layer {names} runs on {now} instead of {wanted}: {reason}")
+            else:
+                more = f" and {len(members) - 3} more" if len(members) > 3 else ""
+                self._warn(f"{len(members)} layers ({names}{more}) run on {now} instead of {wanted}; the first because {reason}")
 
     def packed_weights(self) -> dict[str, np.ndarray]:
         """The packed weights of the kernels that are planned now: give them to `write_engine` so that loading here packs nothing."""
