@@ -18,7 +18,7 @@ from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError
 from whet.network import DType, TensorType
-from whet.runtime.kernels import libraries
+from whet.runtime.kernels import Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
 from whet.runtime.steps import Bound, Shaped, opt_shapes, shape_plan
 
@@ -190,14 +190,15 @@ class Engine:
         return found
 
     def _tell_fallbacks(self, shaped: Shaped) -> None:
-        """One warning for all layers that run on the same other tactic; none twice."""
-        groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        """One warning for all layers whose tactic cannot run; none twice."""
+        groups: dict[str, list[Planned]] = {}
         for s in shaped.steps:
             if s.fell_back and (s.layer.name, s.fell_back) not in self._told:
                 self._told.add((s.layer.name, s.fell_back))
-                groups.setdefault((s.tactic, self.plan.choices[s.layer.name].tactic), []).append((s.layer.name, s.fell_back))
-        for (now, wanted), members in groups.items():
-            names, reason = ", ".join(f"'{n}'" for n, _ in members[:3]), members[0][1]
+                groups.setdefault(self.plan.choices[s.layer.name].tactic, []).append(s)
+        for wanted, members in groups.items():
+            names, reason = ", ".join(f"'{s.layer.name}'" for s in members[:3]), members[0].fell_back
+            now = ", ".join(dict.fromkeys(s.tactic for s in members))
             if len(members) == 1:
                 self._warn(f"layer {names} runs on {now} instead of {wanted}: {reason}")
             else:
