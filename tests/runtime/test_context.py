@@ -378,6 +378,7 @@ def test_wrong_backend_is_said():
 def test_many_layers_that_fall_back_make_one_warning():
     plan = make_plan(conv_net())
     plan.choices = {n: dataclasses.replace(c, tactic="cpu/none") for n, c in plan.choices.items()}
+    plan.machine["libraries"] = {}
     with pytest.warns(EngineWarning) as told:
         engine = Runtime(PlainBackend()).load(plan)
     assert len(told) == 1
