@@ -27,21 +27,7 @@ from whet.builder import build
 from whet.cli._build_progress import BuildProgress
 from whet.inspector.information import layer_rows
 from whet.network import Network
-from whet.pruning import (
-    RecoveryConfig,
-    choose,
-    count_flops,
-    count_params,
-    cut,
-    groups,
-    importance,
-    matrices,
-    recipe_of,
-    recover,
-    save_recipe,
-    zero_smallest,
-    zeros,
-)
+from whet.pruning import PruneConfig, Pruned, count_flops, count_params, matrices, prune, save_recipe, zero_smallest, zeros
 from whet.runtime import Context, Engine
 
 HERE = Path(__file__).parent
@@ -80,10 +66,10 @@ def main() -> None:
     console.print(f"[bold]whet[/] on {HERE / 'digits_resnet.onnx'}: a residual network trained on scikit-learn's handwritten digits")
     original = Row("original", whet.network_from_onnx(HERE / "digits_resnet.onnx"))
     built(original, console, args)
-    pruned, recovered, share = prune(original.net, training[:CALIBRATION], out, console)
-    pruned_row, recovered_row = Row(f"{share:.0%} of channels cut", pruned), Row("  and recovered", recovered)
-    pruned_row.accuracy = accuracy_by_onnxruntime(pruned, images, digits)
-    check_onnx_file(recovered, images, digits, out, console)
+    made = cut_and_recovered(original.net, training[:CALIBRATION], out, console)
+    pruned_row, recovered_row = Row(f"{made.share:.0%} of channels cut", made.cut), Row("  and recovered", made.network)
+    pruned_row.accuracy = accuracy_by_onnxruntime(made.cut, images, digits)
+    check_onnx_file(made.network, images, digits, out, console)
     built(recovered_row, console, args)
     sparse = Row(f"{ZEROS:.0%} zeros, unstructured", zero_smallest(original.net, ZEROS))
     built(sparse, console, args)
@@ -132,31 +118,26 @@ def built(row: Row, console: Console, args: argparse.Namespace) -> None:
         console.print(f"  [yellow]{note}[/]")
 
 
-def prune(net: Network, calibration: np.ndarray, out: Path, console: Console) -> tuple[Network, Network, float]:
-    """The cut network, the same recovered on unlabelled images, and the share of channels cut; saves the recipe."""
-    found = groups(net)
-    channels = sum(g.size for g in found)
-    kept = choose(found, importance(found, "l1"), RATIO, scope="global")
-    lost = channels - sum(len(kept.get(g.name, range(g.size))) for g in found)
-    pruned = cut(net, kept, found)
-    about = {"importance": "l1", "ratio": RATIO, "scope": "global"}
-    save_recipe(recipe_of(net, kept, about=about, found=found), out / "digits_pruned.recipe.json")
-    console.print(f"cut {lost} of {channels} channels ({lost / channels:.0%}) in {len(kept)} coupled groups, by their L1 norms")
+def cut_and_recovered(net: Network, calibration: np.ndarray, out: Path, console: Console) -> Pruned:
+    """The network cut and recovered on unlabelled images; saves the recipe."""
     start = time.perf_counter()
     columns = (TextColumn("recovering    "), BarColumn(bar_width=30), TimeElapsedColumn(), TextColumn("[dim]{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=len(pruned.layers))
-        recovered = recover(
-            pruned,
+        task = bar.add_task("", total=len(net.layers))
+        made = prune(
             net,
-            kept,
+            PruneConfig(ratio=RATIO),
             {net.inputs[0].name: calibration},
-            RecoveryConfig(),
             lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
         )
+    before, after = made.channels
+    console.print(
+        f"cut {before - after} of {before} channels ({made.share:.0%}) in {len(made.recipe.groups)} coupled groups, by their L1 norms"
+    )
     took = time.perf_counter() - start
     console.print(f"recovered on {len(calibration)} training images without labels (least squares, batch norms) in {took:.1f} s")
-    return pruned, recovered, lost / channels
+    save_recipe(made.recipe, out / "digits_pruned.recipe.json")
+    return made
 
 
 def check_onnx_file(net: Network, images: np.ndarray, digits: np.ndarray, out: Path, console: Console) -> None:
@@ -255,9 +236,9 @@ def conclusions(original: Row, pruned: Row, sparse: Row, console: Console) -> No
     empty, total = sum(int((f == 0).sum()) for f in filters), sum(len(f) for f in filters)
     took = sparse.median / original.median
     console.print(
-        f"Unstructured: {zeros(sparse.net):.0%} of the weights are zero, yet the time is {took:.2f}x the original's: no gain. The zeros are "
-        f"scattered ({empty} of {total} filters are wholly zero), a dense kernel multiplies by a zero as by any other number, and no tactic "
-        "here skips single zeros: the parameters and FLOPs that the engine works through stay the same. "
+        f"Unstructured: {zeros(sparse.net):.0%} of the weights are zero, the time is {took:.2f}x the original's: no gain. The zeros are "
+        f"scattered ({empty} of {total} filters are wholly zero), a dense kernel multiplies by a zero as by any other number, and no "
+        "tactic here skips single zeros: the parameters and FLOPs that the engine works through stay the same. "
         "Only a reduction that the engine can see counts."
     )
 

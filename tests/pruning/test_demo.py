@@ -20,9 +20,8 @@ def demo(tmp_path_factory):
     """Its output and the folder it wrote to."""
     out = tmp_path_factory.mktemp("demo")
     env = {**os.environ, "PYTHONPATH": str(SRC)}
-    done = subprocess.run(
-        [sys.executable, DIGITS / "demo.py", "--out", out, "--rounds", "20"], capture_output=True, text=True, timeout=600, env=env, check=False
-    )
+    command = [sys.executable, DIGITS / "demo.py", "--out", out, "--rounds", "20"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout, out
 

@@ -10,7 +10,7 @@ from whet.errors import PruneError
 from whet.frontends import network_from_onnx
 from whet.network import parse_network
 from whet.ops import run_network
-from whet.pruning import RecoveryConfig, choose, cut, groups, importance, recover, reestimate_batch_norms
+from whet.pruning import PruneConfig, RecoveryConfig, apply_recipe, choose, cut, groups, importance, prune, recover, reestimate_batch_norms
 from whet.pruning._least_squares import Problem, conv_matrix, conv_outputs, conv_rows, conv_weights, solve
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -175,3 +175,25 @@ def test_digits_get_their_accuracy_back(digits):
     assert accuracy(small) < 0.5
     assert norms > 0.8
     assert both >= accuracy(net) - 0.01
+
+
+def test_prune_does_all_of_it():
+    net = parse_network(REDUNDANT)
+    data = {"x": RNG.standard_normal((100, 3, 6, 6)).astype(np.float32)}
+    made = prune(net, PruneConfig(ratio=0.5, multiple=2, skip=("w2",)), data)
+    assert made.channels == (8, 4)
+    assert made.share == 0.5
+    assert list(made.recipe.groups) == ["w1"]
+    assert made.recipe.about["ratio"] == 0.5
+    raw, want, got = (run_network(n, data)["y"] for n in (made.cut, net, made.network))
+    assert np.linalg.norm(got - want) < np.linalg.norm(raw - want)
+    assert str(apply_recipe(net, made.recipe)) == str(made.cut)
+    assert prune(net, PruneConfig(multiple=1)).network.constants["w2"].shape[0] < 5
+
+
+def test_what_cannot_be_pruned():
+    net = parse_network(REDUNDANT)
+    with pytest.raises(PruneError, match=r"no group 'w9' to leave whole; the groups are w1, w2"):
+        prune(net, PruneConfig(skip=("w9",)))
+    with pytest.raises(PruneError, match="no channels that can be cut"):
+        prune(net, PruneConfig(skip=("w1", "w2")))

@@ -16,7 +16,7 @@ def importance(found: Sequence[Group], kind: str = "l1", seed: int = 0) -> dict[
     """Scores float64 [size] of each group by name, normalised to a mean of one within the group.
 
     The score of a channel is the mean over the group's weights of two or more axes (the filters that make it, the columns that
-    read it) and its batch norms' scales, each normalised by its own mean: a wide layer does not outvote a narrow one.
+    read it), each normalised by its own mean: a wide layer does not outvote a narrow one.
     Raises PruneError for an unknown kind.
     """
     if kind not in KINDS:
