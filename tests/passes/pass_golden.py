@@ -24,6 +24,13 @@ from whet.network import Network, network_text, parse_network
 from whet.passes import PASSES, PassLog, lower
 
 FOLDER = Path(__file__).parents[1] / "golden" / "passes"
+#: Passes that change the order of floating point operations; all others keep every bit, NaN and infinities included.
+ROUNDS = {
+    "fold_batch_norm", "fold_quantized_batch_norm", "fold_scale_shift", "gemm_to_canonical", "move_scales", "recognize_gelu",
+    "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "remove_zero_channels",
+}  # fmt: skip
+#: Passes that hold for numbers: which integer a NaN becomes, no standard says.
+NO_NAN = {"move_quantize"}
 _LIMIT = 16  # the text form writes constants of up to so many elements out
 
 

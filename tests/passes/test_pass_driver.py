@@ -10,6 +10,7 @@ from whet.errors import BuildError, NetworkError, UsageError
 from whet.network import F32, Network, TensorType, parse_network, verify
 from whet.ops import OPS, run_network
 from whet.passes import PASSES, Did, Graph, Pass, Phase, Skip, _base, lower, ordered, run_passes, select
+from whet.passes.fold_shapes import SIZES
 
 RESIDUAL = """
 in %x: f32[N,4,8,8]
@@ -217,6 +218,11 @@ def test_passes_that_wait_for_each_other(monkeypatch):
 def test_two_passes_of_one_name(monkeypatch):
     with pytest.raises(BuildError, match="pass fuse_silu has two owners"):
         _base._register(Pass("fuse_silu", Phase.FUSE, None, None))
+
+
+def test_sizes_go_into_attributes_that_the_ops_have():
+    for op, places in SIZES.items():
+        assert set(places.values()) <= set(OPS[op].attrs), op
 
 
 # the graph that passes see

@@ -7,20 +7,13 @@ read the diff.
 import os
 
 import pytest
-from pass_golden import FOLDER, after_text, read, write
+from pass_golden import FOLDER, NO_NAN, ROUNDS, after_text, read, write
 from random_networks import feeds, same
 
 from whet.ops import run_network
 from whet.passes import PASSES, ordered
 
 UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
-#: Passes that change the order of floating point operations; all others keep every bit, NaN and infinities included.
-ROUNDS = {
-    "fold_batch_norm", "fold_quantized_batch_norm", "fold_scale_shift", "gemm_to_canonical", "move_scales", "recognize_gelu",
-    "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "remove_zero_channels",
-}  # fmt: skip
-#: Passes that hold for numbers: which integer a NaN becomes, no standard says.
-NO_NAN = {"move_quantize"}
 FILES = {p.stem: read(p) for p in sorted(FOLDER.glob("*.txt"))}
 CASES = [(name, i) for name, cases in FILES.items() for i in range(len(cases))]
 IDS = [f"{name}-{FILES[name][i].title.partition(':')[0]}" for name, i in CASES]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pass_golden import ROUNDS
 from random_networks import feeds, random_network, same
 
 from whet.network import verify
@@ -37,6 +38,20 @@ def test_all_passes(seed):
     after, _ = lower(net, switches=["all"], check=True)
     assert str(net) == text, "the source network is left alone"
     assert_same_answer(net, after)
+
+
+@SETTINGS
+@given(seeds)
+def test_passes_that_do_not_round_keep_every_bit(seed):
+    """In f32, with NaN, infinities and denormals among the inputs."""
+    net = random_network(seed, 20)
+    exact = ["+" + n for n in set(PASSES) - ROUNDS - QUANTIZED]
+    after, _ = lower(net, switches=["none", *exact], refuses=lambda layer: None, check=True)
+    for extreme in (False, True):
+        arrays = feeds(net, seed, extreme=extreme)
+        want, got = run_network(net, arrays), run_network(after, arrays)
+        for key, a in want.items():
+            same(a, got[key], 0)
 
 
 @SETTINGS

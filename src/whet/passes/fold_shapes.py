@@ -24,6 +24,7 @@ SIZES = {
     "Split": {1: "split"},
     "Squeeze": {1: "axes"},
     "Tile": {1: "repeats"},
+    "TopK": {1: "k"},
     "Unsqueeze": {1: "axes"},
     **{f"Reduce{kind}": {1: "axes"} for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
 }

@@ -1,6 +1,7 @@
 """Numbers that the operands of a MatMul are multiplied by are applied to its result once, or go into its constant operand.
 
-Exporters of attention scale queries and keys by themselves; the product can do it in passing.
+Exporters of attention scale queries and keys by themselves; the product can do it in passing. Not in 16 bits, where they do so
+because the product would overflow.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def move_scales(g: Graph, layer: Layer) -> Tensor | Skip | None:
         if reason := g.shared(t, layer):
             skip = Skip(reason)
             continue
+        if t.dtype.bits < 32:
+            return Skip(f"%{t.name} is {t.dtype}: the product might overflow before it is scaled")
         value, times = found
         factor, inputs[i] = factor * times, value
     if inputs == list(layer.inputs):
