@@ -11,9 +11,7 @@ def engine_text(plan: EnginePlan) -> str:
     for layer in plan.network.layers:
         c = plan.choices[layer.name]
         config = ",".join(f"{k}={v}" for k, v in c.config)
-        ins = ", ".join(
-            "-" if o is None else f"%{t.name} {o[1]}:{o[0]}" for t, o in zip(layer.inputs, c.inputs, strict=True) if t is not None
-        )
+        ins = ", ".join("-" if o is None else f"%{t.name} {o[1]}:{o[0]}" for t, o in zip(layer.inputs, c.inputs, strict=True) if t is not None)
         outs = ", ".join(f"%{t.name} {o[1]}:{o[0]}" for t, o in zip(layer.outputs, c.outputs, strict=True))
         inplace = "".join(f" in place {i}->{o}" for i, o in c.inplace)
         out.append(f"{c.tactic}({config}) {layer.op} {layer.name}\n    ({ins}) -> {outs}{inplace}")

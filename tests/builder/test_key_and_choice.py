@@ -14,6 +14,7 @@ from whet.builder.candidates import Option, list_candidates, macs
 from whet.builder.choice import inplace_refusal, links
 from whet.builder.key import layer_text, source_digest, timing_key, transitive_modules
 from whet.builder.precision import Permissions
+from whet.builder.reformats import Reformats, with_reformats
 from whet.builder.timing import Conditions, earliest_in_noise, fill, typical
 from whet.network import BF16, F32, I64, Network, Tensor, Weight, parse_network, parse_type
 from whet.network.weight import Origin
@@ -87,7 +88,16 @@ def test_every_part_of_the_key_changes_it():
         timing_key(tactic, "layer", s, (), "machine threads=1", "hot"),
         timing_key(tactic, "layer", s, (), "machine", "cold"),
     ]
-    assert len({base, *others}) == 7
+
+    class Newer(type(tactic)):
+        name = tactic.name
+
+        def library_version(self):
+            return "numpy 99"
+
+    Newer.__module__ = type(tactic).__module__
+    others.append(timing_key(Newer(), "layer", s, (), "machine", "hot"))
+    assert len({base, *others}) == 8
 
 
 def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_path, monkeypatch):
@@ -155,6 +165,38 @@ def test_in_place_pairs_need_bytes_that_nothing_else_reads():
     assert "is an output" in reason("g", (0, 0))
     assert "is constant" in reason("g", (1, 0))
     assert "is an output" in reason("h", (0, 0))
+
+
+def test_a_reformat_in_place_needs_the_old_bytes_to_be_dead():
+    tactics = tactics_of("cpu")
+    machine = get_backend("cpu")
+    net = parse_network(
+        """network n lowered
+        in %x: f32[2,8,1,1]
+        %a = Relu(%x)
+        %b = Sigmoid(%a)
+        %c = Tanh(%a)
+        out %b
+        out %c
+        """
+    )
+    linear, last = Operand("linear", F32), Operand("nhwc", F32)
+
+    def picked(*readers):
+        made = {"a": Option(get_tactic("cpu/numpy_reference"), Signature((linear,), (linear,)), (), None, 0)}
+        for name in ("b", "c"):
+            o = last if name in readers else linear
+            made[name] = Option(get_tactic("cpu/numpy_reference"), Signature((o,), (linear,)), (), None, 0)
+        return made
+
+    reformats = Reformats(tactics, machine, {}, None)
+    one, chosen = with_reformats(net, picked("b"), reformats)  # c still reads what a made
+    assert [x.op for x in one.layers] == ["Relu", "Reformat", "Sigmoid", "Tanh"]
+    assert not chosen["a_nhwc_f32"].signature.inplace
+    both, chosen = with_reformats(net, picked("b", "c"), reformats)  # one reformat for both readers, nothing else reads a
+    assert [x.op for x in both.layers] == ["Relu", "Reformat", "Sigmoid", "Tanh"]
+    assert chosen["a_nhwc_f32"].signature.inplace == ((0, 0),)
+    assert both.layers[2].inputs[0] is both.layers[3].inputs[0]
 
 
 def test_links_leave_constants_out_and_end_at_outputs():

@@ -85,9 +85,7 @@ def test_a_lock_that_cannot_be_kept_says_what_moved(built, tmp_path, change, mes
         locked(path)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": "whet tactic lock"}', '{"format": "whet tactic lock", "version": 1}', "[" * 100_000]
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "whet tactic lock"}', '{"format": "whet tactic lock", "version": 1}', "[" * 100_000])
 def test_damaged_files_are_refused(tmp_path, text):
     path = tmp_path / "lock.json"
     path.write_text(text)

@@ -29,7 +29,6 @@ def test_random_networks_build_and_answer_as_the_reference(seed, level):
     net = random_network(seed)
     plan = build(net, config_for(net, level))
     check_plan(plan)
-    assert plan.report["banned"] == []
     feed = feeds(net, seed + 1)
     bound = bind(plan, get_backend("cpu"), {k: v.shape for k, v in feed.items()})
     bound.feed(feed)

@@ -139,7 +139,8 @@ _BYTES_PER_MS, _OPS_PER_MS, _LAUNCH_MS = 10e6, 50e6, 0.002
 def estimate_ms(option: Option, layer: Layer) -> float:
     """A rough time from bytes and multiply-adds; the place in the listing breaks ties."""
     k = option.kernel
-    moved = sum(k.inputs) + sum(k.outputs) + sum(p.nbytes for p in k.packed)
+    shared = sum(k.outputs[o] for _, o in option.signature.inplace)
+    moved = sum(k.inputs) + sum(k.outputs) - shared + sum(p.nbytes for p in k.packed)
     ms = _LAUNCH_MS + moved / _BYTES_PER_MS + macs(layer) / _OPS_PER_MS
     if option.tactic.fallback:
         ms = 10 * ms + 0.1
