@@ -112,6 +112,10 @@ def test_an_intercept_goes_into_the_batch_norm_and_the_bias():
     made = recover(small, net, kept, data, RecoveryConfig(batch_norms=False))
     assert not np.array_equal(made.constants["m"].array(), small.constants["m"].array())
     assert not np.array_equal(made.constants["b3"].array(), small.constants["b3"].array())
+    norms = []
+    for n in (net, made):
+        run_network(n, data, watch=lambda t, a: norms.append(a.mean((0, 2, 3))) if t.name == "n" else None)
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-3, atol=1e-3)
     want, got, raw = (run_network(n, data)["y"] for n in (net, made, small))
     np.testing.assert_allclose(got.mean(0), want.mean(0), atol=1e-3)
     assert np.linalg.norm(got - want) < 0.75 * np.linalg.norm(raw - want)
