@@ -135,10 +135,14 @@ def no_tactic(layer: Layer, refused: list[Candidate], machine: Any) -> NoTacticE
 # Where nothing is timed, an estimate orders formats: bytes and operations at modest speeds; a fallback in Python costs far more.
 _BYTES_PER_MS, _OPS_PER_MS, _LAUNCH_MS = 10e6, 50e6, 0.002
 
+_MOVE_NOTHING = frozenset({"Reformat", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})  # in place
+
 
 def estimate_ms(option: Option, layer: Layer) -> float:
     """A rough time from bytes and multiply-adds; the place in the listing breaks ties."""
     k = option.kernel
+    if option.signature.inplace and layer.op in _MOVE_NOTHING:
+        return 1e-6 * (1 + option.rank)
     shared = sum(k.outputs[o] for _, o in option.signature.inplace)
     moved = sum(k.inputs) + sum(k.outputs) - shared + sum(p.nbytes for p in k.packed)
     ms = _LAUNCH_MS + moved / _BYTES_PER_MS + macs(layer) / _OPS_PER_MS
