@@ -55,7 +55,8 @@ def table(name: str) -> str:
     data = json.loads(path.read_text())
     how: Callable[[dict[str, Any]], str] = ratios if "ratio" in data["rows"][0] else plain
     versions = ", ".join(f"{k} {v}" for k, v in data.get("versions", {}).items())
-    where = f"{data.get('date', '')}, {data.get('device', '')}, commit {data.get('commit', '')[:9]}"
+    device = data.get("device") or data.get("machine", {}).get("model", "")
+    where = f"{data.get('date', '')[:10]}, {device}, commit {data.get('commit', '')[:9]}"
     return f"{how(data)}\n\n{where}; {versions}. `{data.get('command', '')}`\n"
 
 

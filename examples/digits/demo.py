@@ -11,7 +11,10 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # they would spin beside those that the engines run on
 
 import argparse
+import datetime
 import gc
+import json
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +89,8 @@ def main() -> None:
     assert recovered_row.engine is not None
     console.print(layers(recovered_row.engine))
     whet.write_engine(recovered_row.engine.plan, out / "digits_pruned.engine")
+    if args.save:
+        save(rows, Path(args.save), original.engine)
     console.print(
         f"\n{time.perf_counter() - started:.0f} s. Left in {out}/: digits_pruned.onnx, digits_pruned.recipe.json, digits_pruned.engine"
     )
@@ -97,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description="Engine, pruning, recovery and the table they give, on a model trained on real data.")
     p.add_argument("--out", default=".demo", help="folder for the files it leaves (default: .demo)")
     p.add_argument("--threads", type=int, default=0, help="CPU threads (default: all usable ones)")
+    p.add_argument("--save", help="also write the table as a benchmark result (JSON)")
     p.add_argument("--rounds", type=int, default=ROUNDS, help=f"measuring rounds of {EACH} runs (default: {ROUNDS})")
     return p
 
@@ -223,6 +229,32 @@ def table(rows: list[Row]) -> Table:
             cells += [f"{r.median:.3f}", f"{p99:.3f}", f"{rate:.0f}", f"{base / r.median:.2f}x", f"{peak:.1f}"]
         t.add_row(*cells, style="bold" if r.step.strip().startswith("and") else None)
     return t
+
+
+def record(r: Row, base: Row) -> dict[str, str]:
+    """One flat record of the table."""
+    cells = {"step": r.step.strip(), "parameters": f"{count_params(r.net):,}", "MFLOPs": f"{count_flops(r.net) / 1e6:.1f}"}
+    cells["accuracy %"] = f"{r.accuracy:.2f}"
+    if r.engine is None or r.times is None:
+        return cells | dict.fromkeys(("median ms", "p99 ms", "images/s", "speed", "peak MiB"), "-")
+    cells |= {"median ms": f"{r.median:.3f}", "p99 ms": f"{np.percentile(r.times, 99):.3f}", "images/s": f"{1e3 / r.times.mean():.0f}"}
+    return cells | {"speed": f"{base.median / r.median:.2f}x", "peak MiB": f"{r.engine.memory().peak / 2**20:.1f}"}
+
+
+def save(rows: list[Row], path: Path, engine: Engine | None) -> None:
+    """Writes the table with date, commit, machine and versions."""
+    from importlib.metadata import version
+
+    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=HERE)
+    result = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip(),
+        "command": "make demo",
+        "device": engine.plan.machine.get("model", "") if engine else "",
+        "versions": {n: version(n) for n in ("numpy", "onednn-cpu-gomp", "onnxruntime")},
+        "rows": [record(r, rows[0]) for r in rows],
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def conclusions(original: Row, pruned: Row, sparse: Row, console: Console) -> None:
