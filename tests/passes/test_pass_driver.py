@@ -10,6 +10,7 @@ from whet.errors import BuildError, NetworkError, UsageError
 from whet.network import F32, Network, TensorType, parse_network, verify
 from whet.ops import OPS, run_network
 from whet.passes import PASSES, Did, Graph, Pass, Phase, Skip, _base, lower, ordered, run_passes, select
+from whet.passes._fuse import ACTIVATIONS
 from whet.passes.fold_shapes import SIZES
 
 RESIDUAL = """
@@ -107,6 +108,31 @@ def test_every_pass_says_what_it_does_and_after_what():
     names = [p.name for p in ordered()]
     for p in ordered():
         assert all(names.index(a) < names.index(p.name) for a in p.after)
+
+
+PARAMETERS = {"Clip": ("%low", "%high"), "PRelu": ("%slopes",)}
+
+
+@pytest.mark.parametrize("anchor", ["Conv", "ConvTranspose", "Gemm", "MatMul"])
+@pytest.mark.parametrize("op", [*ACTIVATIONS, "SiLU"])
+def test_every_activation_fuses(op, anchor):
+    image = anchor.startswith("Conv")
+    act = "%s = Sigmoid(%c)\n%y = Mul(%c, %s)" if op == "SiLU" else f"%y = {op}({', '.join(('%c', *PARAMETERS.get(op, ())))})"
+    net = parse_network(f"""
+        in %x: f32[N,{"4,6,6" if image else "4"}]
+        const %w: f32[4,4{",3,3" if image else ""}] = seed(1)
+        const %low: f32[] = [0.0]
+        const %high: f32[] = [6.0]
+        const %slopes: f32[4{",1,1" if image else ""}] = [0.1, 0.2, 0.3, 0.4]
+        %c = {anchor}(%x, %w)
+        {act}
+        out %y
+    """)
+    low, _ = lower(net, check=True)
+    (layer,) = low.layers
+    assert layer.hint == anchor
+    arrays = feeds(net, extreme=True)
+    same(run_network(net, arrays)["y"], run_network(low, arrays)["y"], 0)
 
 
 # rules of our own
