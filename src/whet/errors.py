@@ -14,6 +14,7 @@ WhetError
 ├── BackendError          a machine or library is missing or failed
 ├── ContextError          an execution context was misused (used twice at once, closed)
 ├── CacheError            the timing cache cannot be read or written
+├── CalibrationError      calibration data or ranges are missing, constant or not finite
 ├── PruneError            a cut is impossible or would not be exact
 └── UsageError            the command line or an option is wrong
 
@@ -75,6 +76,10 @@ class ContextError(WhetError):
 
 class CacheError(WhetError):
     """The timing cache cannot be read or written."""
+
+
+class CalibrationError(WhetError):
+    """Calibration data or ranges are missing, constant or not finite; the text names the tensor."""
 
 
 class PruneError(WhetError):

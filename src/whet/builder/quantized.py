@@ -62,9 +62,7 @@ def prepared(net: Network, config: BuildConfig) -> Network:
     return made
 
 
-def calibrated_ranges(
-    net: Network, made: Network, calibration: Calibration, config: BuildConfig, note: Callable[[str], None]
-) -> Ranges:
+def calibrated_ranges(net: Network, made: Network, calibration: Calibration, config: BuildConfig, note: Callable[[str], None]) -> Ranges:
     """Ranges for `made` (prepared from `net`), from the cache, the samples, or invented with a loud note."""
     model = model_digest(net)
     if calibration.cache and os.path.exists(calibration.cache):
@@ -156,7 +154,7 @@ def build_int8(
         return full
     tried = [("floating point", build(net, plain, progress=progress, inputs=inputs), frozenset[str]()), ("int8", full, frozenset[str]())]
     for _ in range(_ROUNDS_OF_DROPPING):
-        what, last, skip = tried[-1]
+        _, last, skip = tried[-1]
         slow = slow_layers(tried[0][1], last, places.layers) - skip
         if not slow or len(slow | skip) >= len(places.layers):
             break

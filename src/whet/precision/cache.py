@@ -1,0 +1,112 @@
+"""Calibration caches: TensorRT's text (a scale a tensor, as hexadecimal f32) and a JSON of our own that knows its model."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from whet.errors import CalibrationError, UsageError
+from whet.network import Network
+from whet.precision.places import find_places, never_negative
+from whet.precision.ranges import Range, Ranges
+
+VERSION = 1
+_HEADER = "TRT-100100-EntropyCalibration2"
+
+
+def write_cache(path: str | os.PathLike[str], ranges: Ranges) -> None:
+    """Writes JSON for a name that ends in .json, TensorRT's text for any other. The file appears whole or not at all.
+
+    TensorRT's text holds one symmetric scale a tensor: largest magnitude / 127. Raises UsageError when it cannot be written.
+    """
+    text = _json(ranges) if str(path).endswith(".json") else _text(ranges)
+    target = Path(path)
+    try:
+        partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+        partial.write_text(text)
+        os.replace(partial, target)
+    except OSError as e:
+        raise UsageError(f"the calibration cache {path} cannot be written: {e.strerror}; choose another path") from e
+
+
+def read_cache(path: str | os.PathLike[str], net: Network, model: str = "") -> Ranges:
+    """Ranges for `net` from either kind of cache. `model` is the model's digest, which a JSON cache must have.
+
+    Raises CalibrationError for a file that is damaged, of another model, or lacks a tensor (which is named).
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise CalibrationError(f"the calibration cache {path} cannot be read: {e}") from e
+    found = _read_json(path, text, model) if text.lstrip().startswith("{") else _read_text(path, text, net)
+    missing = [n for n in find_places(net).names() if n not in found.tensors]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CalibrationError(f"{path} has no range for %{missing[0]}{more}: it is of another model. Calibrate again with --calibData.")
+    return found
+
+
+def _json(ranges: Ranges) -> str:
+    tensors = {
+        name: {"low": float(r.low).hex(), "high": float(r.high).hex(), "method": r.method, "error": r.error}
+        for name, r in ranges.tensors.items()
+    }
+    return json.dumps({"whet_calibration": VERSION, "model": ranges.model, "samples": ranges.samples, "tensors": tensors}, indent=1) + "\n"
+
+
+def _text(ranges: Ranges) -> str:
+    lines = [_HEADER]
+    for name, r in ranges.tensors.items():
+        lines.append(f"{name}: {struct.pack('>f', np.float32(max(-r.low, r.high) / 127)).hex()}")
+    return "\n".join(lines) + "\n"
+
+
+def _read_json(path: str | os.PathLike[str], text: str, model: str) -> Ranges:
+    try:
+        data = json.loads(text)
+        version, own, samples = data["whet_calibration"], str(data["model"]), int(data["samples"])
+        tensors = {
+            str(n): Range(float.fromhex(r["low"]), float.fromhex(r["high"]), str(r["method"]), None if r["error"] is None else float(r["error"]))
+            for n, r in data["tensors"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise CalibrationError(f"{path} is no calibration cache of whet, or damaged ({e}). Delete it and calibrate again.") from e
+    if version != VERSION:
+        raise CalibrationError(f"{path} is a calibration cache of version {version}, this whet reads {VERSION}. Calibrate again.")
+    if model and own != model:
+        raise CalibrationError(f"{path} was calibrated for another model ({own[:12]}..., this is {model[:12]}...). Calibrate again.")
+    for name, r in tensors.items():
+        _check(path, name, r)
+    return Ranges(tensors, own, samples)
+
+
+def _read_text(path: str | os.PathLike[str], text: str, net: Network) -> Ranges:
+    lines = text.splitlines()
+    if not lines or not lines[0].startswith("TRT-"):
+        raise CalibrationError(f"{path} is no calibration cache: its first line is not TensorRT's (TRT-...), and it is no JSON")
+    known = {t.name: t for t in net.tensors()}
+    tensors: dict[str, Range] = {}
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        name, colon, word = line.rpartition(":")
+        try:
+            (scale,) = struct.unpack(">f", bytes.fromhex(word.strip()))
+        except (ValueError, struct.error):
+            raise CalibrationError(f"{path}, line {number}: {line[:80]!r} is not 'tensor: 8 hexadecimal digits'") from None
+        if not colon or name not in known:
+            continue  # TensorRT lists tensors of its own, such as (Unnamed Layer* 5)_output
+        most = float(np.float32(scale)) * 127
+        r = Range(0.0 if never_negative(known[name]) else -most, most, "cache")
+        _check(path, name, r)
+        tensors[name] = r
+    return Ranges(tensors)
+
+
+def _check(path: str | os.PathLike[str], name: str, r: Range) -> None:
+    if not (np.isfinite(r.low) and np.isfinite(r.high) and r.low <= 0 < r.high and float(r.scale) > 0):
+        raise CalibrationError(f"{path}: the range of %{name} is {r.low:g} to {r.high:g}, which no integers tell apart. Calibrate again.")

@@ -1,0 +1,204 @@
+"""Ranges from real data: one pass that counts, candidates from the counts, and a choice by the error that the readers of a tensor make.
+
+Each sample runs alone, so neither batch size nor order changes a count; the samples that judge the candidates are those whose contents
+have the smallest digests. Two calibrations on one machine with the same libraries give the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from whet.errors import CalibrationError, UsageError
+from whet.network import Layer, Network, Tensor
+from whet.ops import run_layer, run_network
+from whet.precision.histogram import Histogram
+from whet.precision.insert import weight_axis, weight_scales
+from whet.precision.methods import LIMITS
+from whet.precision.places import Places, find_places
+from whet.precision.ranges import METHODS, Range, Ranges
+
+Feeds = Mapping[str, np.ndarray]
+Run = Callable[[Feeds], Mapping[str, np.ndarray]]
+"""One sample -> values by tensor name; it must give at least the tensors that calibration looks at."""
+
+JUDGES = 4  # samples that judge candidates
+_CROP = 28  # of large images the middle is judged, so many pixels high and wide
+_ROWS = 64  # of long sequences so many rows
+_NEAR = 0.01  # candidates that differ less are one
+
+
+def calibrate(
+    net: Network,
+    samples: Iterable[Feeds],
+    *,
+    run: Run | None = None,
+    method: str = "auto",
+    forced: Mapping[str, str] | None = None,
+    zero_points: bool = True,
+    model: str = "",
+    tell: Callable[[str], None] | None = None,
+) -> Ranges:
+    """Ranges of what `find_places(net)` names, over `samples` (each one's inputs by name, batch 1 where the batch is dynamic).
+
+    `run` computes a sample (default: the reference in NumPy); `method` is one of METHODS, or "auto": per tensor the one with the
+    least error; `forced` sets the method of single tensors. `zero_points` allows them for skewed values.
+    Raises CalibrationError for missing data, NaN or infinities, and constant tensors, naming the tensor; UsageError for a method
+    that there is not.
+    """
+    for m in (method, *(forced or {}).values()):
+        if m != "auto" and m not in METHODS:
+            raise UsageError(f"there is no calibration method {m!r}; there are auto, {', '.join(METHODS)}")
+    places = find_places(net)
+    if not places.roots:
+        raise CalibrationError(f"'{net.name}' has no layer that 8 bits could compute: no convolution or product with constant weights")
+    run = run or _reference(net, places.names())
+    histograms, judges, count = _count(places, samples, run, tell)
+    _check(histograms, count)
+    groups = places.groups()
+    merged = {name: _merged([histograms[t.name] for t in tensors]) for name, tensors in groups.items()}
+    values = [run(feeds) for feeds in judges]
+    found = Ranges(model=model, samples=count)
+    for name, tensors in groups.items():
+        wanted = (forced or {}).get(name, method)
+        candidates = _candidates(merged[name], LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
+        best = _judged(places, tensors, candidates, values) if len(candidates) > 1 else candidates[0]
+        for t in tensors:
+            found.tensors[t.name] = best
+        if tell is not None:
+            tell(name)
+    return found
+
+
+def _count(
+    places: Places, samples: Iterable[Feeds], run: Run, tell: Callable[[str], None] | None
+) -> tuple[dict[str, Histogram], list[Feeds], int]:
+    """Histograms of all tensors, the samples that judge (smallest digests first), and how many samples there were."""
+    histograms = {name: Histogram() for name in places.names()}
+    kept: list[tuple[str, Feeds]] = []
+    count = 0
+    for feeds in samples:
+        values = run(feeds)
+        for name, h in histograms.items():
+            h.add(values[name], name)
+        kept = sorted([*kept, (content_digest(feeds), feeds)], key=lambda e: e[0])[:JUDGES]
+        count += 1
+        if tell is not None:
+            tell(f"sample {count}")
+    return histograms, [feeds for _, feeds in kept], count
+
+
+def content_digest(feeds: Feeds) -> str:
+    """SHA-256 of a sample's names, types, shapes and bytes."""
+    h = hashlib.sha256()
+    for name in sorted(feeds):
+        a = np.ascontiguousarray(feeds[name])
+        h.update(f"{name}|{a.dtype}|{a.shape}|".encode())
+        h.update(a.reshape(-1).view(np.uint8))
+    return h.hexdigest()
+
+
+def _check(histograms: Mapping[str, Histogram], count: int) -> None:
+    if not count:
+        raise CalibrationError(
+            "there are no calibration samples: the folder, file or function gave none. "
+            f"%{next(iter(histograms))} and {len(histograms) - 1} more tensors need some."
+        )
+    for name, h in histograms.items():
+        if not h.total:
+            raise CalibrationError(f"%{name} is empty in every one of the {count} calibration samples: it has no range")
+        if h.low == h.high:
+            raise CalibrationError(
+                f"%{name} is {h.low:g} everywhere in the {count} calibration samples: no range follows from that. Are these real data, "
+                "preprocessed as in training? If the tensor is constant indeed, leave its layers in floating point (--layerPrecisions)."
+            )
+
+
+def _merged(parts: list[Histogram]) -> Histogram:
+    whole = Histogram()
+    for h in parts:
+        whole.merge(h)
+    return whole
+
+
+def _candidates(h: Histogram, limits: Mapping[str, Callable[[Histogram], float]], zero_points: bool) -> list[Range]:
+    """The different ranges that the methods give, in the order of METHODS."""
+    found: list[Range] = []
+    for name in METHODS:
+        if name not in limits:
+            continue
+        limit = limits[name](h)
+        for skewed in (False, True) if zero_points else (False,):
+            r = Range.within(h.low, h.high, limit, name, zero_points=skewed)
+            if all(abs(r.low - o.low) > _NEAR * o.high or abs(r.high - o.high) > _NEAR * o.high for o in found):
+                found.append(r)
+    return found
+
+
+def _judged(places: Places, tensors: list[Tensor], candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
+    """The candidate with the least error in what the readers of these tensors compute (or in the tensors, where none computes)."""
+    wrong, right = [0.0] * len(candidates), 0.0
+    for t in tensors:
+        readers: list[Layer | None] = [x for x in places.layers if x.inputs[0] is t] or [None]
+        x = np.concatenate([_middle(np.asarray(v[t.name], np.float32), readers[0]) for v in values])
+        for layer in readers:
+            want = (x if layer is None else _computed(layer, x, None)).astype(np.float64)
+            right += float(np.sum(want**2))
+            for k, r in enumerate(candidates):
+                got = r.fake(x) if layer is None else _computed(layer, x, r)
+                wrong[k] += float(np.sum((got - want) ** 2))
+    errors = [w / right if right else w for w in wrong]
+    at = int(np.argmin(errors))
+    best = candidates[at]
+    return Range(best.low, best.high, best.method, errors[at])
+
+
+def _middle(x: np.ndarray, layer: Layer | None) -> np.ndarray:
+    """The part of a large tensor that is judged: a layer's window sees the middle of an image as it sees the rest."""
+    if x.ndim == 4:
+        kernel = layer.inputs[1].shape[2:] if layer is not None and layer.op == "Conv" else (1, 1)  # type: ignore[union-attr]
+        cuts = []
+        for size, k in zip(x.shape[2:], kernel, strict=True):
+            most = max(_CROP, 2 * int(k))  # type: ignore[arg-type]
+            first = max(0, (size - most) // 2)
+            cuts.append(slice(first, first + most))
+        return x[:, :, cuts[0], cuts[1]]
+    if x.ndim >= 2 and x.shape[-2] > _ROWS:
+        return x[..., :_ROWS, :]
+    return x
+
+
+def _computed(layer: Layer, x: np.ndarray, range_: Range | None) -> np.ndarray:
+    """What the layer makes of `x`, in f32: as it is, or with input and weights quantized."""
+    w = layer.inputs[1].array()  # type: ignore[union-attr]
+    if range_ is not None:
+        x = range_.fake(x)
+        s = weight_scales(layer)
+        column = [1] * w.ndim
+        column[weight_axis(layer)] = -1
+        s = s.reshape(column)
+        w = (np.clip(np.rint(w / s), -128, 127) * s).astype(np.float32)
+    alone = Network("alone")
+    inputs = [alone.constant(x, "x"), alone.constant(w, "w")]
+    made = alone.add_layer(layer.op, inputs, layer.attrs)
+    return np.asarray(run_layer(made, [x, w])[0])
+
+
+def _reference(net: Network, names: list[str]) -> Run:
+    """The NumPy reference as a `run`."""
+    wanted = set(names)
+
+    def run(feeds: Feeds) -> Mapping[str, np.ndarray]:
+        values: dict[str, np.ndarray] = {t.name: np.asarray(feeds[t.name]) for t in net.inputs if t.name in wanted}
+
+        def watch(t: Tensor, a: np.ndarray) -> None:
+            if t.name in wanted:
+                values[t.name] = a
+
+        run_network(net, dict(feeds), watch=watch)
+        return values
+
+    return run
+

@@ -1,0 +1,203 @@
+"""Calibration data: arrays in files, images in a folder, or a function of the user's, as one sample's inputs after the other."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from whet.errors import CalibrationError, UsageError
+from whet.network import Network, Tensor
+
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How pixels become numbers: (pixel * scale - mean) / std a channel, after resizing; `order` rgb or bgr, `layout` nchw or nhwc.
+
+    `resize` is the shorter side before the middle is cut out (0: the image is stretched to the input's size).
+    """
+
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    order: str = "rgb"
+    layout: str = "nchw"
+    resize: int = 0
+
+    @staticmethod
+    def parse(text: str) -> Preprocessing:
+        """From `scale:1/255,mean:0.485/0.456/0.406,std:...,order:rgb,resize:256`, or from a file of such lines (`key: value`).
+
+        Raises UsageError.
+        """
+        if os.path.isfile(text):
+            lines = [line.split("#")[0].strip() for line in Path(text).read_text().splitlines()]
+            pairs = [line for line in lines if line]
+        else:
+            pairs = [p for p in text.split(",") if p]
+        found: dict[str, Any] = {}
+        for pair in pairs:
+            key, colon, value = (x.strip() for x in pair.partition(":"))
+            if not colon or key not in ("scale", "mean", "std", "order", "layout", "resize"):
+                raise UsageError(f"calibration preprocessing: {pair!r} is none of scale:, mean:, std:, order:, layout:, resize:")
+            try:
+                found[key] = _setting(key, value)
+            except (ValueError, ZeroDivisionError):
+                raise UsageError(f"calibration preprocessing: {value!r} is no value for {key}") from None
+        return Preprocessing(**found)
+
+
+def _setting(key: str, value: str) -> Any:
+    if key in ("order", "layout"):
+        if value not in {"order": ("rgb", "bgr"), "layout": ("nchw", "nhwc")}[key]:
+            raise ValueError(value)
+        return value
+    if key == "resize":
+        return int(value)
+    if key == "scale":
+        top, slash, bottom = value.partition("/")
+        return float(top) / float(bottom) if slash else float(value)
+    return tuple(float(v) for v in value.strip("[]").replace(",", "/").split("/"))
+
+
+def calibration_data(source: str, net: Network, preprocessing: Preprocessing | None = None) -> Iterator[dict[str, np.ndarray]]:
+    """Samples for `net` from a folder, an .npz or .npy file, or `python:module:function`.
+
+    Arrays hold samples along their first axis; a file of a folder holds some too, or is an image. A function gives an iterable of
+    samples: a dict by input name, or an array where there is one input. Raises CalibrationError for data that do not fit, UsageError
+    for a source that is not there.
+    """
+    if source.startswith("python:"):
+        yield from _from_function(source, net)
+        return
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.suffix.lower() in (*_IMAGES, ".npz", ".npy"))
+        if not files:
+            raise CalibrationError(f"{source} holds no .npz, .npy or image files ({', '.join(_IMAGES)})")
+        for p in files:
+            if p.suffix.lower() in _IMAGES:
+                yield _image(p, net, preprocessing or Preprocessing())
+            else:
+                yield from _file(p, net)
+        return
+    if not path.is_file():
+        raise UsageError(f"--calibData={source}: there is no such file or folder; it is DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION")
+    yield from _file(path, net)
+
+
+def _file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
+    try:
+        with path.open("rb") as f:
+            loaded = np.load(f, allow_pickle=False)
+            found = loaded if isinstance(loaded, np.ndarray) else {n: loaded[n] for n in loaded.files}
+    except (OSError, ValueError, EOFError, BadZipFile) as e:
+        raise CalibrationError(f"{path} cannot be read as NumPy arrays: {e}") from e
+    wanted = [t.name for t in net.inputs]
+    if isinstance(found, np.ndarray):
+        arrays = {_only_input(net, str(path)).name: found}
+    elif len(found) == 1 and len(wanted) == 1:
+        arrays = {wanted[0]: next(iter(found.values()))}
+    else:
+        missing = [n for n in wanted if n not in found]
+        if missing:
+            raise CalibrationError(f"{path} has no array for the input '{missing[0]}'; it has {', '.join(found)}")
+        arrays = {n: found[n] for n in wanted}
+    yield from split(arrays, net, str(path))
+
+
+def split(arrays: Mapping[str, np.ndarray], net: Network, where: str) -> Iterator[dict[str, np.ndarray]]:
+    """Arrays of several samples as one sample after the other: of the network's batch where it is fixed, else of batch 1."""
+    lengths = set()
+    for t in net.inputs:
+        if t.name not in arrays:
+            raise CalibrationError(f"{where}: there is no array for the input '{t.name}'")
+        a, batch = arrays[t.name], _batch(t)
+        if a.ndim == t.type.rank - 1:
+            arrays = {**arrays, t.name: a[None]}
+            a = arrays[t.name]
+        if a.ndim != t.type.rank:
+            raise CalibrationError(f"{where}: the array for '{t.name}' has shape {list(a.shape)}, the input is {t.type}")
+        lengths.add(len(a) // batch if a.ndim else 1)
+    if len(lengths) != 1:
+        raise CalibrationError(f"{where}: the arrays hold different numbers of samples ({', '.join(map(str, sorted(lengths)))})")
+    for i in range(lengths.pop()):
+        yield {t.name: _sample(arrays[t.name], t, i, where) for t in net.inputs}
+
+
+def _sample(a: np.ndarray, t: Tensor, i: int, where: str) -> np.ndarray:
+    batch = _batch(t)
+    part = a[i * batch : (i + 1) * batch] if a.ndim else a
+    for axis, (have, want) in enumerate(zip(part.shape, t.shape, strict=True)):
+        if isinstance(want, int) and have != want:
+            raise CalibrationError(f"{where}: '{t.name}' has {have} along axis {axis}, the input is {t.type}")
+    return np.ascontiguousarray(part.astype(t.dtype.numpy, copy=False))
+
+
+def _batch(t: Tensor) -> int:
+    """Samples that one run takes: a fixed first dimension, else 1."""
+    return t.shape[0] if t.type.rank and isinstance(t.shape[0], int) else 1
+
+
+def _only_input(net: Network, where: str) -> Tensor:
+    if len(net.inputs) != 1:
+        raise CalibrationError(f"{where} holds one array, the network takes {', '.join(t.name for t in net.inputs)}; give an .npz with all")
+    return net.inputs[0]
+
+
+def _from_function(source: str, net: Network) -> Iterator[dict[str, np.ndarray]]:
+    parts = source.split(":")
+    if len(parts) != 3 or not all(parts):
+        raise UsageError(f"--calibData={source} is not python:MODULE:FUNCTION")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(parts[1]), parts[2])
+    except (ImportError, AttributeError) as e:
+        raise UsageError(f"--calibData={source}: {e}") from e
+    made: Iterable[Any] = function()
+    for k, sample in enumerate(made):
+        arrays = sample if isinstance(sample, Mapping) else {_only_input(net, source).name: sample}
+        yield from split({n: np.asarray(a) for n, a in arrays.items()}, net, f"{source}, sample {k}")
+
+
+def _image(path: Path, net: Network, p: Preprocessing) -> dict[str, np.ndarray]:
+    """An image as the network's only input."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise CalibrationError("images are decoded with Pillow, which is not installed: pip install pillow, or give arrays (.npz)") from None
+    t = _only_input(net, str(path))
+    sizes = t.shape[2:4] if p.layout == "nchw" else t.shape[1:3]
+    if t.type.rank != 4 or not all(isinstance(d, int) for d in sizes):
+        raise CalibrationError(f"images need an input of rank 4 with fixed height and width; '{t.name}' is {t.type}")
+    height, width = (int(d) for d in sizes)  # type: ignore[arg-type]
+    channels = t.shape[1] if p.layout == "nchw" else t.shape[3]
+    try:
+        with Image.open(path) as opened:
+            image = opened.convert("L" if channels == 1 else "RGB")
+    except OSError as e:
+        raise CalibrationError(f"{path} cannot be decoded: {e}") from e
+    if p.resize:
+        factor = p.resize / min(image.size)
+        image = image.resize((max(width, round(image.width * factor)), max(height, round(image.height * factor))), Image.Resampling.BILINEAR)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+    else:
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image, np.float32).reshape(height, width, -1)
+    if p.order == "bgr":
+        pixels = pixels[:, :, ::-1]
+    numbers = (pixels * np.float32(p.scale) - np.asarray(p.mean, np.float32)) / np.asarray(p.std, np.float32)
+    if p.layout == "nchw":
+        numbers = numbers.transpose(2, 0, 1)
+    return {t.name: np.ascontiguousarray(numbers[None].astype(t.dtype.numpy))}

@@ -1,0 +1,90 @@
+"""Q/DQ into a network: activations by their ranges, weights by output channel, so that the passes make quantized layers of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from whet.errors import CalibrationError
+from whet.network import Layer, Network, Tensor
+from whet.ops._origin import express, literal
+from whet.precision.places import Places, find_places
+from whet.precision.ranges import Range, Ranges
+
+
+def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | Iterable[str] = ()) -> Network:
+    """A copy of `net` (source stage, batch norms folded) with Q/DQ where `find_places` wants them.
+
+    Tensors that share a range (a Concat's inputs) get the one that holds all of theirs. Raises CalibrationError naming the tensors
+    that have no range.
+    """
+    made = net.clone()
+    places = find_places(made, skip)
+    missing = [t.name for t in places.roots if t.name not in ranges.tensors]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CalibrationError(
+            f"there is no range for %{missing[0]}{more}: the calibration is of another model, or of another version of this one. "
+            "Calibrate again with --calibData, or name the layers that shall stay in floating point."
+        )
+    merged = shared_ranges(places, ranges)
+    for layer in places.layers:
+        _weights(made, layer)
+    users = made.users()
+    for t, readers in places.roots.items():
+        _activation(made, t, merged[places.shared[t]], [r for r, _ in users.get(t, []) if readers is None or r in readers])
+    made.sort()
+    made.prune_dead()
+    return made
+
+
+def shared_ranges(places: Places, ranges: Ranges) -> dict[str, Range]:
+    """The range of each group of tensors."""
+    merged: dict[str, Range] = {}
+    for group, tensors in places.groups().items():
+        found = ranges.tensors[tensors[0].name]
+        for t in tensors[1:]:
+            found = found.merge(ranges.tensors[t.name])
+        merged[group] = found
+    return merged
+
+
+def weight_scales(layer: Layer) -> np.ndarray:
+    """One scale an output channel (f32): the largest magnitude is 127; a channel of zeros has scale 1."""
+    w = layer.inputs[1].array()  # type: ignore[union-attr]
+    axis = weight_axis(layer)
+    top = np.abs(w).max(axis=tuple(i for i in range(w.ndim) if i != axis)).astype(np.float32)
+    if not np.isfinite(top).all():
+        raise CalibrationError(f"the weights %{layer.inputs[1].name} of '{layer.name}' are not finite")  # type: ignore[union-attr]
+    return np.where(top > 0, top / np.float32(127), np.float32(1)).astype(np.float32)
+
+
+def weight_axis(layer: Layer) -> int:
+    """The axis of the weights that the output channels lie along."""
+    if layer.op == "Conv":
+        return 0
+    return 0 if layer.op == "Gemm" and layer.attrs["transB"] else 1
+
+
+def _weights(net: Network, layer: Layer) -> None:
+    w = layer.inputs[1]
+    assert w is not None
+    assert w.weight is not None
+    axis = weight_axis(layer)
+    scale = literal(weight_scales(layer))
+    integers = express("QuantizeLinear", w.weight, scale, literal(np.zeros(scale.array.size, np.int8)), axis=axis)
+    at = net.layers.index(layer)
+    q = net.constant(integers, f"{w.name}.i8")
+    y = net.add("DequantizeLinear", q, net.constant(scale, f"{w.name}.scale"), name=f"{w.name}.dequantized", axis=axis, at=at)
+    layer.inputs = tuple(y if t is w and i == 1 else t for i, t in enumerate(layer.inputs))
+
+
+def _activation(net: Network, t: Tensor, range_: Range, readers: list[Layer]) -> None:
+    scale = net.constant(literal(np.asarray(range_.scale)), f"{t.name}.scale")
+    zero = net.constant(literal(np.asarray(range_.zero, range_.dtype.numpy)), f"{t.name}.zero")
+    at = 0 if t.maker is None else net.layers.index(t.maker) + 1
+    q = net.add("QuantizeLinear", t, scale, zero, name=f"{t.name}.quantize", at=at)
+    y = net.add("DequantizeLinear", q, scale, zero, name=f"{t.name}.dequantize", at=at + 1)
+    for r in readers:
+        r.inputs = tuple(y if x is t else x for x in r.inputs)

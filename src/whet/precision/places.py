@@ -1,0 +1,190 @@
+"""Where a network is quantized: which layers, which tensors need a range, and which of them must share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from whet.network import F32, Layer, Network, Tensor
+
+WEIGHTED = ("Conv", "Gemm", "MatMul")
+POOLS = ("AveragePool", "GlobalAveragePool")
+#: Layers that only move or select numbers: the integers before and behind them have one scale.
+MOVES = ("Concat", "DepthToSpace", "Flatten", "MaxPool", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
+UNARY = (
+    "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Sigmoid", "Softplus", "Swish", "Tanh",
+)  # fmt: skip
+_NOT_NEGATIVE = ("Relu", "Sigmoid", "Softplus", "HardSigmoid", "Exp", "Abs", "Softmax")
+
+
+@dataclass
+class Places:
+    """`layers` compute in integers; `roots` are the tensors that get Q/DQ, each with the readers that take the quantized value
+    (None: all of them); `shared` gives for each the name of the range that it has with others."""
+
+    layers: list[Layer] = field(default_factory=list)
+    roots: dict[Tensor, set[Layer] | None] = field(default_factory=dict)
+    shared: dict[Tensor, str] = field(default_factory=dict)
+    consumers: dict[Tensor, list[Layer]] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        """Tensors whose values calibration looks at."""
+        return [t.name for t in self.roots]
+
+    def groups(self) -> dict[str, list[Tensor]]:
+        """Tensors by the range that they share."""
+        made: dict[str, list[Tensor]] = {}
+        for t in self.roots:
+            made.setdefault(self.shared[t], []).append(t)
+        return made
+
+
+def find_places(net: Network, skip: Callable[[Layer], bool] | Iterable[str] = ()) -> Places:
+    """What of `net` (batch norms folded) can be quantized. `skip` names layers, or says of one, that stay in floating point."""
+    names = set() if callable(skip) else set(skip)
+    skips: Callable[[Layer], bool] = skip if callable(skip) else lambda x: x.name in names or bool(names & set(x.sources))
+    return _Finder(net, skips).find()
+
+
+class _Finder:
+    def __init__(self, net: Network, skips: Callable[[Layer], bool]):
+        self.net, self.users = net, net.users()
+        self.own = {layer for layer in net.layers if _weighted(layer) and not skips(layer)}
+        self.skips = skips
+        self.places = Places(layers=[x for x in net.layers if x in self.own])
+        self.parent: dict[Tensor, Tensor] = {}
+
+    def find(self) -> Places:
+        for layer in self.places.layers:
+            x = layer.inputs[0]
+            assert x is not None
+            self.require(x, layer)
+            self.places.consumers.setdefault(x, []).append(layer)
+        grown = True
+        while grown:  # what a quantized sum or average reads is quantized too, up the network
+            before = len(self.places.roots), sum(len(r) for r in self.places.roots.values() if r)
+            for layer in self.net.layers:
+                if layer.op == "Add" and not self.skips(layer):
+                    self.residual(layer)
+                elif layer.op in POOLS and not self.skips(layer) and self.quantized_result(layer.output):
+                    x = layer.inputs[0]
+                    assert x is not None
+                    if self.fusable(x):
+                        self.require(x, layer)
+            grown = before != (len(self.places.roots), sum(len(r) for r in self.places.roots.values() if r))
+        for t in self.places.roots:
+            if self.fusable(t) and not any(t is o for o in self.net.outputs):
+                self.places.roots[t] = None
+            self.places.shared[t] = self.root(t).name
+        order = {t: i for i, t in enumerate(self.net.tensors())}
+        self.places.roots = dict(sorted(self.places.roots.items(), key=lambda item: order[item[0]]))
+        # The name that a group goes by is its first tensor's, whatever order it grew in.
+        first: dict[str, str] = {}
+        for t in self.places.roots:
+            first.setdefault(self.places.shared[t], t.name)
+        self.places.shared = {t: first[self.places.shared[t]] for t in self.places.roots}
+        return self.places
+
+    def require(self, t: Tensor, reader: Layer) -> list[Tensor]:
+        """`reader` reads `t` as integers: Q/DQ goes to what makes them, above all layers that only move them."""
+        maker = t.maker
+        if maker is not None and maker.op in MOVES and len(maker.outputs) == 1 and not any(t is o for o in self.net.outputs):
+            data = [x for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]) if x is not None]
+            if data and not any(x.is_constant for x in data):
+                found = [s for x in data for s in self.require(x, maker)]
+                for other in found[1:]:
+                    self.join(found[0], other)
+                return found
+        if t.is_constant or t.dtype != F32:
+            return []
+        readers = self.places.roots.setdefault(t, set())
+        if readers is not None:
+            readers.add(reader)
+        self.parent.setdefault(t, t)
+        return [t]
+
+    def residual(self, layer: Layer) -> None:
+        """A sum that a convolution takes over: its other summand is quantized when the sum is, or when it is anyway."""
+        a, b = layer.inputs[:2]
+        if a is None or b is None or a.type != b.type or a is b or a.is_constant or b.is_constant:
+            return
+        heads = [t for t in (a, b) if self.takes_sum(t)]
+        if not heads:
+            if self.quantized_result(layer.output) and self.fusable(a) and self.fusable(b):
+                self.require(a, layer)
+                self.require(b, layer)
+            return
+        place = {t: self.net.layers.index(t.maker) if t.maker in self.net.layers else -1 for t in (a, b)}  # type: ignore[arg-type]
+        own = max(heads, key=lambda t: place[t])
+        other = b if own is a else a
+        if other in self.places.roots or (self.quantized_result(layer.output) and self.fusable(other)):
+            self.require(other, layer)
+
+    def quantized_result(self, t: Tensor) -> bool:
+        """Whether `t`, or what an activation makes of it, is quantized."""
+        if t in self.places.roots:
+            return True
+        readers = [r for r, _ in self.users.get(t, [])]
+        if len(readers) == 1 and readers[0].op in (*UNARY, *MOVES) and len(readers[0].outputs) == 1:
+            return self.quantized_result(readers[0].output)
+        return False
+
+    def takes_sum(self, t: Tensor) -> bool:
+        """Whether a quantized convolution or product makes `t`, for the sum alone."""
+        if len(self.users.get(t, [])) != 1:
+            return False
+        maker = t.maker
+        return maker is not None and (maker in self.own or (maker.op in UNARY and self.takes_sum(maker.inputs[0])))  # type: ignore[arg-type]
+
+    def fusable(self, t: Tensor) -> bool:
+        """Whether the layer that makes `t` can store integers: quantized, or a sum, activation or average behind one that is."""
+        maker = t.maker
+        if maker is None:
+            return False
+        if maker in self.own:
+            return True
+        if maker.op in UNARY:
+            return self.fusable(maker.inputs[0])  # type: ignore[arg-type]
+        if maker.op in ("Add", "Mul"):
+            return any(x is not None and self.fusable(x) for x in maker.inputs)
+        return maker.op in (*POOLS, *MOVES) and self.fusable(maker.inputs[0])  # type: ignore[arg-type]
+
+    def root(self, t: Tensor) -> Tensor:
+        while self.parent[t] is not t:
+            t = self.parent[t]
+        return t
+
+    def join(self, a: Tensor, b: Tensor) -> None:
+        self.parent[self.root(b)] = self.root(a)
+
+
+def _weighted(layer: Layer) -> bool:
+    """A Conv, Gemm or product with constant float weights, as quantized layers take them."""
+    if layer.op not in WEIGHTED:
+        return False
+    x, w, b = layer.inputs[0], layer.inputs[1], layer.input(2)
+    if x is None or w is None or x.is_constant or not w.is_constant or w.dtype != F32 or x.dtype != F32:
+        return False
+    if b is not None and not b.is_constant:
+        return False
+    if layer.op == "Conv":
+        return True
+    if layer.op == "Gemm":
+        return not layer.attrs["transA"] and layer.attrs["alpha"] == 1 and layer.attrs["beta"] == 1
+    return w.type.rank == 2 and x.type.rank >= 2
+
+
+def never_negative(t: Tensor) -> bool:
+    """Whether the layers before say that `t` has no value below 0."""
+    maker = t.maker
+    if maker is None:
+        return False
+    if maker.op in _NOT_NEGATIVE:
+        return True
+    if maker.op == "Clip":
+        low = maker.input(1)
+        return low is not None and low.is_constant and float(low.array().reshape(-1)[0]) >= 0
+    if maker.op in (*MOVES, *POOLS) or maker.op in ("Add", "Mul"):
+        data = maker.inputs if maker.op in ("Concat", "Add", "Mul") else maker.inputs[:1]
+        return all(x is not None and never_negative(x) for x in data)
+    return False

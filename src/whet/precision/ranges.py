@@ -1,0 +1,71 @@
+"""Ranges of tensors and the integers that they give: scale, zero point, type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from whet.network import I8, U8, DType
+
+METHODS = ("minmax", "entropy", "percentile", "mse")
+#: One side this many times larger than the other: a zero point is worth its price.
+SKEWED = 3.0
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values of a tensor that integers shall tell apart; what lies outside saturates. `method` and `error` say how it was chosen."""
+
+    low: float
+    high: float
+    method: str = ""
+    error: float | None = None
+
+    @staticmethod
+    def within(low: float, high: float, limit: float, method: str = "", *, zero_points: bool = True) -> Range:
+        """The range of values from `low` to `high` cut at magnitude `limit`: from 0 on, or about 0, or (`zero_points`) skewed."""
+        low, high = max(low, -limit), min(high, limit)
+        if low >= 0:
+            return Range(0.0, high, method)
+        if zero_points and high > 0 and (high > SKEWED * -low or -low > SKEWED * high):
+            return Range(low, high, method)
+        most = max(-low, high)
+        return Range(-most, most, method)
+
+    @property
+    def dtype(self) -> DType:
+        return I8 if self.low == -self.high else U8
+
+    @property
+    def scale(self) -> np.float32:
+        if self.dtype == I8:
+            return np.float32(self.high / 127)
+        return np.float32((self.high - self.low) / 255)
+
+    @property
+    def zero(self) -> int:
+        return 0 if self.dtype == I8 or self.low == 0 else int(np.rint(-self.low / float(self.scale)))
+
+    def merge(self, other: Range) -> Range:
+        """The range that holds both."""
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        if I8 in (self.dtype, other.dtype):
+            most = max(-low, high)
+            low, high = -most, most
+        return Range(low, high, self.method if self.method == other.method else f"{self.method}, {other.method}")
+
+    def fake(self, a: np.ndarray) -> np.ndarray:
+        """`a` (f32) quantized and dequantized."""
+        lowest, top = (-128, 127) if self.dtype == I8 else (0, 255)
+        q = np.clip(np.rint(a / self.scale) + np.float32(self.zero), lowest, top)
+        return ((q - np.float32(self.zero)) * self.scale).astype(np.float32)
+
+
+@dataclass
+class Ranges:
+    """Ranges by tensor name, and what they hold for: the model's digest and how many samples were seen."""
+
+    tensors: dict[str, Range] = field(default_factory=dict)
+    model: str = ""
+    samples: int = 0

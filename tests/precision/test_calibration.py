@@ -1,0 +1,289 @@
+"""Calibration: order and batch change nothing, two calibrations are one, every fault names its tensor, caches come back as they went."""
+
+import json
+
+import numpy as np
+import pytest
+
+from whet.builder.quantized import EngineRun
+from whet.errors import CalibrationError, UsageError
+from whet.network import Network, parse_type
+from whet.ops import run_network
+from whet.precision import Histogram, Preprocessing, calibrate, calibration_data, find_places, quantize, read_cache, write_cache
+from whet.precision.methods import LIMITS
+from whet.precision.ranges import Range
+
+
+def small_network():
+    """Two convolutions with a residual, a pool, a SiLU, and a product."""
+    rng = np.random.default_rng(1)
+    net = Network("small")
+
+    def w(*shape):
+        return net.constant((rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32), "w")
+
+    x = net.add_input("x", parse_type("f32[N,3,12,12]"))
+    a = net.add("Relu", net.add("Conv", x, w(16, 3, 3, 3), w(16), pads=(1,) * 4), name="a")
+    p = net.add("MaxPool", a, kernel_shape=(2, 2), strides=(2, 2), name="p")
+    c = net.add("Conv", p, w(16, 16, 3, 3), pads=(1,) * 4, name="c")
+    r = net.add("Relu", net.add("Add", c, p), name="r")
+    d = net.add("Conv", r, w(16, 16, 1, 1), name="d")
+    s = net.add("Mul", d, net.add("Sigmoid", d), name="s")
+    e = net.add("Conv", s, w(8, 16, 1, 1), name="e")
+    g = net.add("Flatten", net.add("GlobalAveragePool", e), name="g")
+    net.mark_output(net.add("Gemm", g, w(8, 5), name="y"))
+    return net
+
+
+def samples(n=12, seed=3):
+    rng = np.random.default_rng(seed)
+    return [{"x": rng.standard_normal((1, 3, 12, 12)).astype(np.float32)} for _ in range(n)]
+
+
+def bits(ranges):
+    return {n: (float(r.low).hex(), float(r.high).hex(), r.method) for n, r in ranges.tensors.items()}
+
+
+def test_order_changes_nothing():
+    net, data = small_network(), samples()
+    forward = calibrate(net, data)
+    assert bits(calibrate(net, data[::-1])) == bits(forward)
+    shuffled = [data[i] for i in np.random.default_rng(0).permutation(len(data))]
+    assert bits(calibrate(net, shuffled)) == bits(forward)
+
+
+def test_batch_changes_nothing(tmp_path):
+    """However the data are cut into files, each sample runs alone."""
+    net, data = small_network(), samples(8)
+    whole = np.concatenate([f["x"] for f in data])
+    np.savez(tmp_path / "all.npz", x=whole)
+    (tmp_path / "parts").mkdir()
+    for k, part in enumerate(np.split(whole, [1, 3, 6])):
+        np.save(tmp_path / "parts" / f"{3 - k}.npy", part)
+    one = calibrate(net, calibration_data(str(tmp_path / "all.npz"), net))
+    parts = calibrate(net, calibration_data(str(tmp_path / "parts"), net))
+    assert bits(one) == bits(parts) == bits(calibrate(net, data))
+
+
+def test_engines_give_the_same_bits_twice_and_write_the_same_cache(tmp_path):
+    net, data = small_network(), samples(6)
+    names = find_places(net).names()
+    for k in range(2):
+        write_cache(tmp_path / f"{k}.json", calibrate(net, data, run=EngineRun(net, names), model="m"))
+        write_cache(tmp_path / f"{k}.cache", calibrate(net, data, run=EngineRun(net, names)))
+    assert (tmp_path / "0.json").read_bytes() == (tmp_path / "1.json").read_bytes()
+    assert (tmp_path / "0.cache").read_bytes() == (tmp_path / "1.cache").read_bytes()
+
+
+def test_an_engine_sees_what_the_reference_sees():
+    net, data = small_network(), samples(1)
+    values = {}
+    run_network(net, data[0], watch=lambda t, a: values.setdefault(t.name, a))
+    got = EngineRun(net, find_places(net).names())(data[0])
+    for name in got:
+        if name != "x":
+            np.testing.assert_allclose(got[name], values[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("split", [1, 5, 500])
+def test_histograms_merge(split):
+    a = np.random.default_rng(2).standard_normal(1000).astype(np.float32)
+    whole, parts = Histogram(), Histogram()
+    whole.add(a)
+    for piece in np.array_split(a, split)[::-1]:
+        h = Histogram()
+        h.add(piece)
+        parts.merge(h)
+    assert np.array_equal(whole.counts, parts.counts)
+    assert (whole.low, whole.high) == (parts.low, parts.high) == (a.min(), a.max())
+    assert whole.total == 1000
+
+
+def test_methods_cut_what_outliers_stretch():
+    a = np.abs(np.random.default_rng(4).standard_normal(200_000)).astype(np.float32)
+    a[:3] = 500
+    h = Histogram()
+    h.add(a)
+    limits = {name: f(h) for name, f in LIMITS.items()}
+    assert limits["minmax"] == 500
+    assert 3.5 < limits["percentile"] < 5
+    assert limits["mse"] < 500
+    assert limits["entropy"] < 100
+
+
+def test_the_range_with_the_least_error_of_the_reader_is_taken():
+    net = Network("outlier")
+    x = net.add_input("x", parse_type("f32[1,64]"))
+    w = np.eye(64, dtype=np.float32)
+    w[0, 0] = 0.0  # the outlier's column is multiplied by zero: cutting it off costs nothing
+    net.mark_output(net.add("Gemm", x, net.constant(w, "w")))
+    rng = np.random.default_rng(5)
+    data = [{"x": rng.standard_normal((1, 64)).astype(np.float32)} for _ in range(400)]
+    for f in data[:2]:
+        f["x"][0, 0] = 1e4
+    found = calibrate(net, data)
+    assert found.tensors["x"].method != "minmax"
+    forced = calibrate(net, data, forced={"x": "minmax"})
+    assert forced.tensors["x"].high == 1e4
+
+
+FAULTS = {
+    "nan": (lambda f: f["x"].__setitem__((0, 0, 3, 3), np.nan), "%x holds NaN"),
+    "infinite": (lambda f: f["x"].__setitem__((0, 0, 3, 3), np.inf), "%x holds infinite"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_values_that_are_no_numbers_name_the_tensor(name):
+    spoil, words = FAULTS[name]
+    data = samples(3)
+    spoil(data[1])
+    with pytest.raises(CalibrationError, match=words):
+        calibrate(small_network(), data)
+
+
+def test_constant_and_missing_data_name_the_tensor():
+    with pytest.raises(CalibrationError, match="%x is 0 everywhere in the 2 calibration samples"):
+        calibrate(small_network(), [{"x": np.zeros((1, 3, 12, 12), np.float32)}] * 2)
+    with pytest.raises(CalibrationError, match=r"no calibration samples.*%x"):
+        calibrate(small_network(), [])
+    with pytest.raises(UsageError, match="no calibration method 'median'"):
+        calibrate(small_network(), samples(1), method="median")
+
+
+def test_caches_come_back(tmp_path):
+    net = small_network()
+    found = calibrate(net, samples(4), model="abc")
+    write_cache(tmp_path / "c.json", found)
+    again = read_cache(tmp_path / "c.json", net, "abc")
+    assert again.tensors == found.tensors
+    write_cache(tmp_path / "c.cache", found)
+    text = (tmp_path / "c.cache").read_text().splitlines()
+    assert text[0].startswith("TRT-")
+    assert all(len(line.rpartition(": ")[2]) == 8 for line in text[1:])
+    rough = read_cache(tmp_path / "c.cache", net)
+    for name, r in rough.tensors.items():
+        assert r.high == pytest.approx(max(-found.tensors[name].low, found.tensors[name].high), rel=1e-6)
+    assert rough.tensors["a"].low == 0.0  # behind a Relu
+    assert rough.tensors["x"].low == -rough.tensors["x"].high
+
+
+def test_tensorrts_own_text_is_read(tmp_path):
+    net = small_network()
+    names = find_places(net).names()
+    path = tmp_path / "trt.cache"
+    path.write_text("TRT-8601-EntropyCalibration2\n" + "".join(f"{n}: 3c010a14\n" for n in names) + "(Unnamed Layer* 5)_output: 3c010a14\n")
+    found = read_cache(path, net)
+    assert found.tensors["x"].scale == np.uint32(0x3C010A14).view(np.float32)
+
+
+BAD_CACHES = {
+    "other model": (lambda p, r: write_cache(p, r), "x.json", "calibrated for another model"),
+    "empty": (lambda p, r: p.write_text(""), "x.cache", "first line is not TensorRT's"),
+    "damaged": (lambda p, r: p.write_text('{"whet_calibration": 1, "tensors"'), "x.json", "damaged"),
+    "deep": (lambda p, r: p.write_text('{"a":' + "[" * 100_000), "x.json", "damaged"),
+    "line": (lambda p, r: p.write_text("TRT-1\nx: nothex\n"), "x.cache", "line 2"),
+    "missing": (lambda p, r: p.write_text("TRT-1\nx: 3c010a14\n"), "x.cache", "no range for %a"),
+    "zero": (lambda p, r: p.write_text("TRT-1\nx: 00000000\n"), "x.cache", "range of %x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_CACHES)
+def test_bad_caches_say_what_is_wrong(name, tmp_path):
+    write, file, words = BAD_CACHES[name]
+    net = small_network()
+    write(tmp_path / file, calibrate(net, samples(2), model="other"))
+    with pytest.raises(CalibrationError, match=words):
+        read_cache(tmp_path / file, net, "this one")
+
+
+def test_quantized_network_is_near_and_gets_nearer_with_real_ranges():
+    net, data = small_network(), samples(16)
+    made = quantize(net, calibrate(net, data))
+    x = {"x": np.concatenate([f["x"] for f in samples(8, seed=9)])}
+    want, got = run_network(net, x)["y"], run_network(made, x)["y"]
+    error = np.linalg.norm(got - want) / np.linalg.norm(want)
+    assert error < 0.03
+    wild = calibrate(net, data)
+    wild.tensors = {n: Range(r.low * 40, r.high * 40) for n, r in wild.tensors.items()}
+    assert np.linalg.norm(run_network(quantize(net, wild), x)["y"] - want) / np.linalg.norm(want) > 5 * error
+
+
+def test_skewed_tensors_get_zero_points_where_allowed():
+    net = small_network()
+    r = calibrate(net, samples(), method="minmax").tensors["s"]  # a SiLU: -0.28 and up
+    assert r.zero > 0 or r.low == -r.high
+    h = Range.within(-0.28, 5.0, 5.0)
+    assert (h.low, h.zero) == (-0.28, round(0.28 / (5.28 / 255)))
+    assert h.fake(np.float32([0.0])) == 0  # zero stays zero: padding is exact
+    plain = calibrate(net, samples(), zero_points=False)
+    assert all(r.zero == 0 for r in plain.tensors.values())
+
+
+def test_missing_ranges_name_the_tensor():
+    found = calibrate(small_network(), samples(2))
+    del found.tensors["a"]
+    with pytest.raises(CalibrationError, match="no range for %a"):
+        quantize(small_network(), found)
+
+
+def test_layers_can_stay_in_floating_point():
+    net = small_network()
+    found = calibrate(net, samples(2))
+    made = quantize(net, found, skip=["d", "y"])
+    assert {x.op for x in made.layers if x.name in ("d", "y")} == {"Conv", "Gemm"}
+    assert next(x for x in made.layers if x.name == "d").inputs[1].is_constant
+    assert not next(x for x in made.layers if x.name == "c").inputs[1].is_constant
+
+
+# data
+
+
+def test_data_of_a_function(tmp_path, monkeypatch):
+    code = "import numpy as np\ndef make():\n    for k in range(3):\n        yield np.full((3, 12, 12), k, np.float32)\n"
+    (tmp_path / "mydata.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    got = list(calibration_data("python:mydata:make", small_network()))
+    assert [f["x"].shape for f in got] == [(1, 3, 12, 12)] * 3
+    with pytest.raises(UsageError, match="has no attribute 'nothing'"):
+        list(calibration_data("python:mydata:nothing", small_network()))
+    with pytest.raises(UsageError, match="not python:MODULE:FUNCTION"):
+        list(calibration_data("python:mydata", small_network()))
+
+
+def test_images_are_decoded_and_prepared(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    image.fromarray(pixels).save(tmp_path / "a.png")
+    p = Preprocessing.parse("scale:1/255,mean:0.5/0.25/0,std:0.5/1/2,order:bgr")
+    (got,) = calibration_data(str(tmp_path), small_network(), p)
+    want = (pixels[:, :, ::-1].astype(np.float32) / 255 - np.float32([0.5, 0.25, 0])) / np.float32([0.5, 1, 2])
+    np.testing.assert_allclose(got["x"][0], want.transpose(2, 0, 1), rtol=1e-6, atol=1e-6)
+    (tmp_path / "p.yaml").write_text("scale: 1/255   # to 0..1\nmean: [0.5, 0.25, 0]\nstd: 0.5/1/2\norder: bgr\n")
+    assert Preprocessing.parse(str(tmp_path / "p.yaml")) == p
+
+
+BAD_DATA = {
+    "shape": (lambda p: np.save(p / "d.npy", np.zeros((2, 4, 12, 12), np.float32)), "d.npy", "has 4 along axis 1"),
+    "rank": (lambda p: np.save(p / "d.npy", np.zeros(3, np.float32)), "d.npy", "has shape"),
+    "no file": (lambda p: None, "none.npz", "no such file"),
+    "empty folder": (lambda p: None, "", "holds no"),
+    "garbage": (lambda p: (p / "d.npz").write_bytes(b"PK\x03\x04 nothing"), "d.npz", "cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_bad_data_say_what_is_wrong(name, tmp_path):
+    make, file, words = BAD_DATA[name]
+    make(tmp_path)
+    with pytest.raises((CalibrationError, UsageError), match=words):
+        list(calibration_data(str(tmp_path / file), small_network()))
+
+
+def test_cache_json_knows_its_model(tmp_path):
+    write_cache(tmp_path / "c.json", calibrate(small_network(), samples(2), model="m1"))
+    data = json.loads((tmp_path / "c.json").read_text())
+    assert data["model"] == "m1"
+    assert data["samples"] == 2
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_cache(tmp_path / "no" / "c.json", calibrate(small_network(), samples(2)))
