@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -26,7 +27,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for command in COMMANDS:
             argv = shlex.split(command)
-            done = subprocess.run([str(whet), *argv[1:]], cwd=folder, capture_output=True, text=True, check=False)
+            wide = {**os.environ, "COLUMNS": "148"}
+            done = subprocess.run([str(whet), *argv[1:]], cwd=folder, env=wide, capture_output=True, text=True, check=False)
             if done.returncode:
                 sys.exit(f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
             console.print(Text(f"$ {command}", style="bold green"))

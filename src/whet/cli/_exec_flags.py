@@ -81,6 +81,11 @@ def _flags() -> list[Flag]:
         ("int8", "", "allow INT8"),
         ("fp8", "", "allow FP8"),
         ("best", "", "allow every precision"),
+        ("calib", "FILE", "INT8 calibration cache: read if it exists, else written; .json is whet's own, any other name TensorRT's text"),
+        ("calibData", "SOURCE", "calibration data: DIR of images or arrays, FILE.npz, FILE.npy, python:MODULE:FUNCTION"),
+        ("calibPreprocess", "SPEC|FILE", "images to numbers: scale:1/255,mean:0.485/0.456/0.406,std:...,order:rgb,resize:256"),
+        ("calibMethod", "NAME", "auto|minmax|entropy|percentile|mse: how ranges are chosen (auto: by the error of what reads them)"),
+        ("calibZeroPoints", "on|off", "zero points for skewed activations (on)"),
         ("noTF32", "", "forbid TF32 (GPU)"),
         ("precisionConstraints", "none|prefer|obey", "what --layerPrecisions means (none)"),
         ("layerPrecisions", "SPEC", "name:fp16,... (one * wildcard a name)"),
@@ -88,7 +93,8 @@ def _flags() -> list[Flag]:
         ("stronglyTyped", "", "types exactly as in the model: no precision flag is allowed beside it"),
     ])  # fmt: skip
     missing("Precision (permissions beside FP32, as in TensorRT 10)", "int4", "no INT4 kernels yet")
-    missing("Precision (permissions beside FP32, as in TensorRT 10)", "calib calibProfile minShapesCalib optShapesCalib maxShapesCalib calibData accuracy", "calibration comes with the precision work; models with Q/DQ nodes carry their own scales", "FILE")
+    missing("Precision (permissions beside FP32, as in TensorRT 10)", "calibProfile minShapesCalib optShapesCalib maxShapesCalib", "calibration runs each sample in the shape that it has", "SPEC")
+    missing("Precision (permissions beside FP32, as in TensorRT 10)", "accuracy", "no search for a budget yet; --layerPrecisions keeps layers in FP32", "SPEC")
     add("Sparsity", [("sparsity", "disable|enable|force", "2:4 weights: consider where present (enable), or write them (force) (disable)")])
     add("Timing cache", [
         ("timingCacheFile", "FILE", "timing cache to use (default: the user's cache folder)"),

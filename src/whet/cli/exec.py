@@ -119,7 +119,8 @@ def _print_options(o: Options, log: Log) -> None:
 
 
 def _build(o: Options, log: Log):
-    from whet.builder import build, save_lock
+    from whet.builder import save_lock
+    from whet.cli._calibration import build_from
     from whet.cli._build_progress import BuildProgress
     from whet.engine import write_engine
     from whet.frontends import network_from_onnx
@@ -131,7 +132,7 @@ def _build(o: Options, log: Log):
     net = _sparsity(o, log, net)
     config = build_config(o, log, net)
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
-        plan = build(net, config, progress=progress)
+        plan = build_from(o, net, config, progress)
     for note in plan.report.get("notes", []):
         log.warn(note)
     passes = plan.report.get("passes", {})

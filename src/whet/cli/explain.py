@@ -27,9 +27,9 @@ def command(engine: str, layer: str | None, top: int, layers: bool, as_json: boo
     if as_json:
         click.echo(json.dumps({**data, "layer_table": layer_rows(plan)} if layers else data, indent=1, default=str))
         return
-    from rich.console import Console
+    from whet.cli._console import console as make_console
 
-    console = Console(soft_wrap=False)
+    console = make_console()
     if layer is not None:
         _layer(console, data, top)
     else:

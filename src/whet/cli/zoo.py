@@ -38,8 +38,9 @@ def _list(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([{**dataclasses.asdict(r), "gflops": r.gflops} for r in rows], indent=1))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from whet.cli._console import console
 
     table = Table(box=None, header_style="bold")
     table.add_column("name")
@@ -50,4 +51,4 @@ def _list(as_json: bool) -> None:
     for r in rows:
         inputs = ", ".join(f"{n}:{'x'.join(map(str, shape))}" for n, (_, shape) in r.inputs.items())
         table.add_row(r.name, f"{r.parameters:,}", f"{r.gflops:.2f}", inputs, r.about)
-    Console().print(table)
+    console().print(table)
