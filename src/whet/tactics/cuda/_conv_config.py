@@ -49,7 +49,7 @@ class ConvConfig:
         """An estimate of the registers a thread needs: accumulators and about 40 more."""
         direct = self.sk > 1 or self.direct
         chains = 4 if direct and self.mi * self.bn <= 32 and self.bk >= 64 else 2 if direct and self.mi * self.bn <= 64 and self.bk >= 32 else 1
-        return chains * self.mi * self.bn // 2 + 44 + (self.bn // 4 + self.mi * self.bn // 4 if self.direct else 0)
+        return chains * self.mi * self.bn // 2 + (44 if direct else 38) + (self.bn // 4 + self.mi * self.bn // 4 if self.direct else 0)
 
     @property
     def register_limit(self) -> int:

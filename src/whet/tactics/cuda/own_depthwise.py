@@ -40,16 +40,25 @@ class OwnDepthwise(Tactic):
             return made
         if s.c % 8:
             return f"{s.c} channels are no multiple of 8"
+        if s.m * s.c // 8 >= 2**31:
+            return "more than 2**31 groups of eight values"
         return "kernels above 7 x 7" if max(s.r, s.s) > 7 else None
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        return [(("wide", w),) for w in (1, 2, 4)]
+        s = conv_shape(layer)
+        found: list[Config] = []
+        for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (4, 4), (2, 8), (1, 16)):
+            threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
+            if tall == 1 or threads >= 256 * machine.multiprocessors:
+                found.append((("wide", wide), ("tall", tall)))
+        return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         made = ending(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
         s, head, wide = conv_shape(layer), anchor(layer), int(dict(config)["wide"])
+        tall = int(dict(config)["tall"])
         x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
         weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
         assert weights is not None
@@ -60,6 +69,7 @@ class OwnDepthwise(Tactic):
             "S": s.s,
             "STRIDE": s.stride[1],
             "WIDE": wide,
+            "TALL": tall,
             "ACT": ACTIVATIONS[kind],
         }
         packed = (
@@ -70,7 +80,7 @@ class OwnDepthwise(Tactic):
             ),
             packed_bias(made, own, s.c),
         )
-        grid = (blocks_of(s.n * s.p * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
+        grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
 
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
@@ -78,4 +88,4 @@ class OwnDepthwise(Tactic):
             sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, made.finish.residual)
             return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2f", *addresses, *sizes, low, high)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own depthwise x{wide}", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"own depthwise {tall}x{wide}", packed=packed)

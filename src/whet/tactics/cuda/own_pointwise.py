@@ -35,7 +35,7 @@ class OwnPointwise(Tactic):
         if isinstance(chain, str):
             return []
         tensors = [layer.inputs[i] for i in chain.inputs]
-        if any(t.dtype != layer.outputs[0].dtype for t in tensors) or not layer.outputs[0].dtype.is_float:  # type: ignore[union-attr]
+        if any(t.dtype != layer.outputs[0].dtype for t in tensors) or layer.outputs[0].dtype.name not in TYPE:  # type: ignore[union-attr]
             return []
         kinds = (F16, BF16, F32) if layer.outputs[0].dtype == F32 else (layer.outputs[0].dtype,)
         rank = layer.outputs[0].type.rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from whet.network import Layer, static_shape
@@ -41,6 +42,8 @@ class OwnPool(Tactic):
         channels = layer.inputs[0].shape[1]  # type: ignore[union-attr]
         if channels % 8:  # type: ignore[operator]
             return f"{channels} channels are no multiple of 8"
+        if prod(static_shape(layer.outputs[0].shape)) // 8 >= 2**31:
+            return "more than 2**31 groups of eight values"
         return "ceil_mode's own padding is not counted as the window's" if not _whole(layer) and _grown(layer) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:

@@ -108,7 +108,7 @@ class OwnStem(FirstLayer):
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
         s = Wide.of(conv_shape(layer)).shape
-        return [as_config(c) for c in configs_for(s.m, s.k, s.c, s.r, machine.multiprocessors) if c.sk == 1][:MAX_CONFIGS]
+        return [as_config(c) for c in configs_for(s.m, s.k, s.c, s.r, machine.multiprocessors)[:MAX_CONFIGS]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         made = ending(layer, epilogue(layer))

@@ -25,19 +25,26 @@ struct Args {
 
 DEV u32 load_shared_u32(u32 a) { u32 v; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(a)); return v; }
 
-// This thread's pixels of the image under `tile`; zeros outside.
-DEV void fetch(const Args& a, int tile, float (&v)[EACH][C]) {
-    const int tx = tile % a.tiles_w, line = tile / a.tiles_w, n = line / a.tiles_h, ty = line - n * a.tiles_h;
-    const int y0 = ty * TH * STRIDE_H - a.pad_h, x0 = tx * TW * STRIDE_W - a.pad_w;
+struct Tile {  // which output pixels; steps to the block's next tile by addition
+    int tx, ty, n;
+    DEV Tile(const Args& a, int tile) { const int line = tile / a.tiles_w; tx = tile - line * a.tiles_w; n = line / a.tiles_h; ty = line - n * a.tiles_h; }
+    DEV void add(const Args& a, const Tile& step) {
+        tx += step.tx; ty += step.ty; n += step.n;
+        if (tx >= a.tiles_w) { tx -= a.tiles_w; ++ty; }
+        if (ty >= a.tiles_h) { ty -= a.tiles_h; ++n; }
+    }
+};
+
+// This thread's pixels of the image under a tile; zeros outside.
+DEV void fetch(const Args& a, const Tile& t, float (&v)[EACH][C]) {
+    const int y0 = t.ty * TH * STRIDE_H - a.pad_h, x0 = t.tx * TW * STRIDE_W - a.pad_w, plane = a.h * a.w;
+    const u8* image = a.in + (long long)t.n * plane * C * Element<FROM>::BYTES;
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
-        const int i = threadIdx.x + j * THREADS, r = i / COLUMNS, y = y0 + r, x = x0 + i - r * COLUMNS;
-        const bool inside = i < PIXELS && y >= 0 && y < a.h && x >= 0 && x < a.w;
+        const int i = threadIdx.x + j * THREADS, r = i / COLUMNS, y = y0 + r, x = x0 + i - r * COLUMNS, at = y * a.w + x;
+        const bool inside = (j + 1 < EACH || i < PIXELS) && (u32)y < (u32)a.h && (u32)x < (u32)a.w;
 #pragma unroll
-        for (int c = 0; c < C; ++c) {
-            const long long at = NHWC ? ((long long)(n * a.h + y) * a.w + x) * C + c : ((long long)(n * C + c) * a.h + y) * a.w + x;
-            v[j][c] = inside ? load1<FROM>(a.in, at) : 0.f;
-        }
+        for (int c = 0; c < C; ++c) v[j][c] = inside ? load1<FROM>(image, NHWC ? at * C + c : c * plane + at) : 0.f;
     }
 }
 
@@ -56,12 +63,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j) bias[j] = *reinterpret_cast<const float2*>(a.bias + j * 8 + lane % 4 * 2);
     float pixels[EACH][C];
+    Tile here(a, blockIdx.x), next = here;
+    const Tile step(a, gridDim.x);
     wait_for_previous();
-    if (blockIdx.x < a.tiles) fetch(a, blockIdx.x, pixels);
+    if (blockIdx.x < a.tiles) fetch(a, here, pixels);
     __syncthreads();
     bool fresh = true;
     for (int tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        const int tx = tile % a.tiles_w, line = tile / a.tiles_w, n = line / a.tiles_h, ty = line - n * a.tiles_h;
 #pragma unroll
         for (int j = 0; j < EACH; ++j) {
             const int i = threadIdx.x + j * THREADS;
@@ -70,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
             if (i < PIXELS) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(patch + i * 8), "r"(low), "r"(high) : "memory");
         }
         __syncthreads();
-        if (tile + gridDim.x < a.tiles) fetch(a, tile + gridDim.x, pixels);
+        next.add(a, step);
+        if (tile + gridDim.x < a.tiles) fetch(a, next, pixels);
         if (fresh) { barrier_wait(bar, 0); fresh = false; }
         const int row = warp % 4 * 16 + lane / 4 + warp / 4 * 64;  // of the block's pixels; the fragment's other half is 8 further
         u32 from[2];
@@ -111,10 +120,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
             }
             turn_quad(v, lane);
             const int item = b * 4 + lane % 4, col = item % (BN / 8) * 8, m = row + item / (BN / 8) * 8;
-            const int p = ty * TH + m / TW, q = tx * TW + m % TW;
+            const int p = here.ty * TH + m / TW, q = here.tx * TW + m % TW;
             if (p < a.p && q < a.q && col < a.k)
-                *reinterpret_cast<uint4*>(a.out + (((long long)n * a.p + p) * a.q + q) * a.k * 2 + col * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+                *reinterpret_cast<uint4*>(a.out + (((long long)here.n * a.p + p) * a.q + q) * a.k * 2 + col * 2) = make_uint4(v[0], v[1], v[2], v[3]);
         }
+        here = next;
     }
     if (fresh) barrier_wait(bar, 0);  // the weights are still on their way into this block's memory
 }

@@ -41,5 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) pointwise(const __grid_constan
     Vec8 x = operand(p, 0, at, length);
     STEPS
     if (length == 8) store8<TYPE>(p.out, at, x);
-    else for (int e = 0; e < length; ++e) store1<TYPE>(p.out, at + e, x.v[e]);
+    else
+#pragma unroll
+        for (int e = 0; e < 8; ++e) if (e < length) store1<TYPE>(p.out, at + e, x.v[e]);  // no run-time index: it would move x to memory
 }

@@ -1,0 +1,148 @@
+"""CUDA tactics against the contract: on any machine what they list and pack, on a GPU every sample against the op's reference."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.backends.cuda import driver
+from whet.network import from_stored, static_shape, stored_shape, to_stored
+from whet.ops import OPS, run_layer, run_regions
+from whet.ops import sample_layer as layer_of
+from whet.tactics import Args, tactics_of
+
+HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+TACTICS = tactics_of("cuda")
+SAMPLES = [(op, i) for op in sorted(OPS) for i in range(len(OPS[op].samples))]
+MOST = 6  # configs of a signature that are run
+
+
+def sample_layer(op, i):
+    """The layer of a sample and its arrays; the layer keeps its network alive through its tensors."""
+    _, layer, arrays = layer_of(op, OPS[op].samples[i])
+    return layer, arrays
+
+
+def planned(layer, machine):
+    """(tactic, signature, config, kernel) of all that the tactics offer for a layer."""
+    for t in TACTICS:
+        if t.why_not(layer):
+            continue
+        for signature in t.signatures(layer, machine):
+            if t.refuses(layer, signature, machine):
+                continue
+            for config in t.configs(layer, signature, machine)[:MOST]:
+                yield t, signature, config, t.plan(layer, signature, config, machine)
+
+
+@pytest.mark.parametrize(("op", "i"), SAMPLES)
+def test_plans_give_exact_sizes(op, i):
+    layer, _ = sample_layer(op, i)
+    for _, signature, _, kernel in planned(layer, HOPPER):
+        assert len(kernel.inputs) == len(layer.inputs)
+        for t, o, n in zip(layer.outputs, signature.outputs, kernel.outputs, strict=True):
+            assert n == np.prod(stored_shape(o.format, static_shape(t.shape)), dtype=int) * o.dtype.numpy.itemsize
+        for p in kernel.packed:
+            made = p.make()
+            assert (made.nbytes, made.dtype) == (p.nbytes, np.uint8)
+        assert kernel.rtol < 0.03
+
+
+def test_every_tactic_takes_some_sample():
+    taken = {t.name for op, i in SAMPLES for t, *_ in planned(sample_layer(op, i)[0], HOPPER)}
+    assert {t.name for t in TACTICS} - taken <= {"cuda/own_reformat"}, "reformats have no samples"
+
+
+def test_without_tensor_cores_the_convolution_says_so():
+    layer, _ = sample_layer("Conv", 1)
+    old = SimpleNamespace(**{**vars(HOPPER), "features": frozenset({"sm_80"})})
+    conv = next(t for t in TACTICS if t.name == "cuda/own_conv")
+    signature = conv.signatures(layer, old)[0]
+    assert "Hopper" in conv.refuses(layer, signature, old)
+
+
+# On a GPU
+
+
+def reference(layer, arrays):
+    with np.errstate(all="ignore"):
+        return run_regions(layer, arrays) if layer.regions else run_layer(layer, arrays)
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    if driver.available():
+        pytest.skip(driver.available())
+    from whet.backends import get_backend
+
+    return get_backend("cuda")
+
+
+def compute(gpu, layer, arrays, signature, kernel):
+    """Outputs as logical arrays, and the inputs as they were fed (rounded to their storage types)."""
+    buffers, fed = [], []
+    narrow = next((o.dtype for o in (*signature.inputs, *signature.outputs) if o is not None and o.dtype.bits == 16), None)
+    for t, o, a in zip(layer.inputs, signature.inputs, arrays, strict=True):
+        if t is None or o is None:
+            wide = a is not None and t.dtype.is_float and np.squeeze(a).ndim > 1 and narrow is not None
+            fed.append(a.astype(narrow.numpy).astype(a.dtype) if wide else a)
+            buffers.append(None)
+            continue
+        stored = to_stored(a.astype(o.dtype.numpy), o.format)
+        buffers.append(gpu.allocate(max(stored.nbytes, 1)))
+        gpu.write(buffers[-1], 0, stored.reshape(-1).view(np.uint8))
+        fed.append(a.astype(o.dtype.numpy).astype(a.dtype))
+    outputs = []
+    for n in kernel.outputs:
+        outputs.append(gpu.allocate(max(n, 1)))
+        gpu.write(outputs[-1], 0, np.full(n, 0xFF, np.uint8))  # NaN: what is not written shows
+    for i, o in signature.inplace:
+        outputs[o] = buffers[i]
+    packed = []
+    for p in kernel.packed:
+        packed.append(gpu.allocate(p.nbytes))
+        gpu.write(packed[-1], 0, p.make())
+    scratch = gpu.allocate(max(kernel.scratch, 1))
+    stream = gpu.stream()
+    kernel.enqueue(
+        Args(
+            tuple(0 if b is None else b.address for b in buffers),
+            tuple(b.address for b in outputs),
+            tuple(p.address for p in packed),
+            scratch.address if kernel.scratch else 0,
+        ),
+        stream,
+    )
+    stream.finish().run()
+    got = []
+    for t, o, b, n in zip(layer.outputs, signature.outputs, outputs, kernel.outputs, strict=True):
+        shape = static_shape(t.shape)
+        stored = gpu.read(b, 0, n).view(o.dtype.numpy).reshape(stored_shape(o.format, shape))
+        got.append(np.array(from_stored(stored, o.format, shape)).astype(t.dtype.numpy))
+    return got, fed
+
+
+def judge(got, want, rtol, dtype, where):
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    limit = {"f16": 65504.0, "bf16": 3.3e38}.get(dtype.name, np.inf)
+    ordinary = np.isfinite(want) & (np.abs(want) < limit)
+    assert np.array_equal(np.isnan(got), np.isnan(want)), where
+    got, want = got[ordinary], want[ordinary]
+    if want.size:
+        scale = max(np.abs(want).max(), 1e-30)
+        assert np.abs(got - want).max() / scale <= rtol, where
+        assert np.linalg.norm((got - want) / scale) <= rtol * max(np.linalg.norm(want / scale), 1e-30), where
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "i"), SAMPLES)
+def test_samples_match_the_reference(gpu, op, i):
+    layer, arrays = sample_layer(op, i)
+    for t, signature, config, kernel in planned(layer, gpu):
+        got, fed = compute(gpu, layer, arrays, signature, kernel)
+        for g, w, o in zip(got, reference(layer, fed), signature.outputs, strict=True):
+            if w.dtype.kind != "f":
+                assert np.array_equal(g, w)
+            else:
+                judge(g, w, max(kernel.rtol, 0.0), o.dtype, f"{t.name} {signature} {config}")
