@@ -11,7 +11,7 @@ from whet.errors import FrontendError, UnsupportedError
 from whet.frontends import network_from_onnx, onnx_from_network
 from whet.ops import run_network
 
-FLOOR = 1100  # cases that ran when this was written; fewer means that an op or a form of one was lost
+FLOOR = 1250  # cases that ran when this was written; fewer means that an op or a form of one was lost
 
 # Cases that whet refuses or computes otherwise on purpose, by the start of their name, with the reason.
 OTHERWISE: dict[str, str] = {
@@ -57,7 +57,10 @@ def run(net, case):
 @pytest.mark.slow
 def test_onnx_node_cases():
     ran, skipped, wrong = 0, {}, []
-    for case in cases():
+    found = cases()
+    if not found:
+        pytest.skip(f"onnx {onnx.__version__} does not ship its node cases")
+    for case in found:
         if any(case.name.startswith(start) for start in OTHERWISE):
             continue
         try:

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends import network_from_onnx, onnx_from_network, save_onnx
-from whet.network import F16, Network, parse_type, verify
+from whet.network import DTYPES, F16, Network, parse_type, verify
 from whet.ops import run_network
 
 RNG = np.random.default_rng(1)
@@ -187,3 +187,44 @@ def test_symbolic_sizes_become_nodes():
         np.testing.assert_array_equal(run_network(net, feeds)["y"], want)
         np.testing.assert_array_equal(in_ort(model, feeds)[0], want)
         np.testing.assert_array_equal(run_network(network_from_onnx(model), feeds)["y"], want)
+
+
+@pytest.mark.parametrize("dtype", [t for t in DTYPES.values() if t.name != "string"], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5), (), (0, 2)])
+def test_every_type_keeps_its_values(dtype, shape):
+    values = RNG.integers(0, 2, shape) if dtype.kind in ("bool", "uint") else RNG.integers(-3, 4, shape)
+    a = np.asarray(values).astype(dtype.numpy)
+    net = Network("types")
+    net.mark_output(net.add("Identity", net.add_input("x", parse_type("f32[2]"))), "y")
+    net.mark_output(net.constant(a, "w"), "w_out")
+    got = network_from_onnx(onnx_from_network(net))
+    w = next(t for t in got.constants.values())
+    assert w.array().dtype == a.dtype
+    np.testing.assert_array_equal(w.array().astype(np.float64), a.astype(np.float64))
+    assert w.shape == shape
+
+
+CODES = {
+    "f32": "FLOAT",
+    "f64": "DOUBLE",
+    "f16": "FLOAT16",
+    "bf16": "BFLOAT16",
+    "f8e4m3": "FLOAT8E4M3FN",
+    "f8e5m2": "FLOAT8E5M2",
+    "bool": "BOOL",
+}
+
+
+@pytest.mark.parametrize("dtype", [t for t in DTYPES.values() if t.name != "string"], ids=str)
+def test_every_type_is_read_from_typed_fields_too(dtype):
+    """make_tensor without raw=True puts numbers into float_data, int32_data and so on."""
+    code = TensorProto.DataType.Value(CODES.get(dtype.name, dtype.name.upper().replace("I", "INT").replace("U", "UINT")))
+    values = [0, 1, 1] if dtype.kind in ("bool", "uint") else [-2, 0, 3]
+    t = helper.make_tensor("w", code, [3], values)
+    assert not t.HasField("raw_data")
+    outputs = [helper.make_tensor_value_info("y", code, [3])]
+    graph = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "g", [], outputs, [t])
+    net = network_from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    got = run_network(net, {})["y"]
+    assert got.dtype == dtype.numpy
+    np.testing.assert_array_equal(got.astype(np.float64), np.array(values, np.float64))

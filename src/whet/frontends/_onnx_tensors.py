@@ -6,8 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends._onnx_advice import DAMAGED
@@ -33,7 +32,7 @@ def dtype_of_onnx(code: int, what: str) -> DType:
     )
 
 
-def array_of(t: onnx.TensorProto, folder: Path | None, what: str) -> np.ndarray:
+def array_of(t: TensorProto, folder: Path | None, what: str) -> np.ndarray:
     """The tensor's values. Raises FrontendError (damaged, or data outside `folder`) or UnsupportedError (type)."""
     dtype = dtype_of_onnx(t.data_type, what)
     if dtype is STRING:
@@ -44,23 +43,51 @@ def array_of(t: onnx.TensorProto, folder: Path | None, what: str) -> np.ndarray:
         raise UnsupportedError(
             f"{what} is stored in segments, which nothing writes any more. Load and save it with the onnx package of its time."
         )
-    if t.data_location == TensorProto.EXTERNAL:
-        raw = _external_bytes(t, folder, what, _nbytes(t, dtype))
-        t = TensorProto(dims=t.dims, data_type=t.data_type, raw_data=raw)
-    elif t.HasField("raw_data") and len(t.raw_data) != _nbytes(t, dtype):
-        raise FrontendError(f"{what} has {len(t.raw_data)} bytes, its type {dtype}{list(t.dims)} needs {_nbytes(t, dtype)}. {DAMAGED}")
+    shape = tuple(t.dims)
     try:
-        a = np.asarray(numpy_helper.to_array(t))
-        return a if a.dtype == dtype.numpy else a.astype(dtype.numpy)
+        if t.data_location == TensorProto.EXTERNAL:
+            return _from_raw(_external_bytes(t, folder, what, _nbytes(t, dtype)), dtype, shape)
+        if not t.HasField("raw_data"):
+            return _from_numbers(t, dtype).reshape(shape)
+        if len(t.raw_data) != _nbytes(t, dtype):
+            raise FrontendError(f"{what} has {len(t.raw_data)} bytes, its type {dtype}{list(shape)} needs {_nbytes(t, dtype)}. {DAMAGED}")
+        return _from_raw(t.raw_data, dtype, shape)
     except (ValueError, TypeError, OverflowError, MemoryError) as e:
-        raise FrontendError(f"{what} cannot be read as {dtype}{list(t.dims)}: {e}. {DAMAGED}") from e
+        raise FrontendError(f"{what} cannot be read as {dtype}{list(shape)}: {e}. {DAMAGED}") from e
 
 
-def _nbytes(t: onnx.TensorProto, dtype: DType) -> int:
+def _from_raw(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """Little-endian bytes; 4-bit numbers stand two to a byte, the first in the lower half."""
+    if dtype.bits == 4:
+        return _nibbles(np.frombuffer(raw, np.uint8), dtype, math.prod(shape)).reshape(shape)
+    return np.frombuffer(raw, dtype.numpy).reshape(shape)
+
+
+def _from_numbers(t: TensorProto, dtype: DType) -> np.ndarray:
+    """Values in the typed fields; types narrower than 32 bits share one, floats among them as their bits."""
+    match dtype.name:
+        case "f32" | "f64" | "i64":
+            return np.array({"f32": t.float_data, "f64": t.double_data, "i64": t.int64_data}[dtype.name], dtype.numpy)
+        case "u64" | "u32":
+            return np.array(t.uint64_data, np.uint64).astype(dtype.numpy)
+    numbers = np.array(t.int32_data, np.int32)
+    if dtype.bits == 4:
+        return _nibbles(numbers.astype(np.uint8), dtype, math.prod(t.dims))
+    if dtype.is_float:
+        return numbers.astype(np.uint16 if dtype.bits == 16 else np.uint8).view(dtype.numpy)
+    return numbers.astype(dtype.numpy)
+
+
+def _nibbles(packed: np.ndarray, dtype: DType, count: int) -> np.ndarray:
+    both = np.stack([packed & 0xF, packed >> 4], -1).reshape(-1)[:count].astype(np.int8)
+    return (both - 16 * (both > 7) if dtype.kind == "int" else both).astype(dtype.numpy)
+
+
+def _nbytes(t: TensorProto, dtype: DType) -> int:
     return math.ceil(math.prod(t.dims) * dtype.bits / 8)
 
 
-def _external_bytes(t: onnx.TensorProto, folder: Path | None, what: str, nbytes: int) -> bytes:
+def _external_bytes(t: TensorProto, folder: Path | None, what: str, nbytes: int) -> bytes:
     keys = {e.key: e.value for e in t.external_data}
     location = keys.get("location", "")
     if folder is None:

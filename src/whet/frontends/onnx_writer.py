@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends._onnx_attrs import kind_of
 from whet.frontends._onnx_tensors import ONNX_OF_DTYPE
-from whet.network import Dim, DType, Expr, Layer, Network, Tensor, TensorType
+from whet.network import Dim, DType, Expr, Layer, Network, Tensor, TensorType, dtype_of
 from whet.network.dims import lower
 from whet.ops import get_op
 
@@ -239,7 +239,15 @@ def _value_info(name: str, t: TensorType) -> onnx.ValueInfoProto:
 
 
 def _tensor_proto(a: np.ndarray, name: str) -> TensorProto:
-    return numpy_helper.from_array(np.ascontiguousarray(a).reshape(a.shape), name)
+    """The array as raw little-endian bytes; 4-bit numbers two to a byte, the first in the lower half."""
+    dtype = dtype_of(a)
+    if dtype.bits == 4:
+        nibbles = a.astype(np.int8).reshape(-1).view(np.uint8) & 0xF
+        nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
+        raw = (nibbles[0::2] | (nibbles[1::2] << 4)).astype(np.uint8).tobytes()
+    else:
+        raw = np.ascontiguousarray(a).tobytes()
+    return TensorProto(name=name, dims=a.shape, data_type=ONNX_OF_DTYPE[dtype], raw_data=raw)
 
 
 def _attribute(key: str, v: Any, op: str, name: str) -> onnx.AttributeProto:
@@ -263,7 +271,7 @@ def _attribute(key: str, v: Any, op: str, name: str) -> onnx.AttributeProto:
                 values = [float(x) for x in values]
             return helper.make_attribute(key, values, attr_type=kind if not values else None)
         case np.ndarray():
-            return helper.make_attribute(key, numpy_helper.from_array(v, key))
+            return helper.make_attribute(key, _tensor_proto(v, key))
         case int() if kind == onnx.AttributeProto.FLOAT:
             return helper.make_attribute(key, float(v))
         case _:
