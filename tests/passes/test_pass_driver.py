@@ -293,6 +293,24 @@ def test_layers_with_nearly_equal_weights_are_not_merged():
     assert log.fired == []
 
 
+def test_sizes_that_only_a_loop_knows_stay_computed():
+    """Dims of a body's own inputs change from turn to turn: no attribute can hold them."""
+    text = """
+        in %x: f32[K,4]
+        %s = Shape(%x)
+        const %f: i64[1] = [-1]
+        %r = Reshape(%x, %f)
+        %y = Reshape(%r, %s)
+        out %y
+    """
+    body, outer = parse_network(text), parse_network("in %z: f32[N]\nout %z")
+    for net, folded in ((body, True), (outer, False)):
+        g = Graph(body, root=net)
+        reshape = body.layers[2]
+        assert (PASSES["fold_shapes"].run(g, reshape) is not None) == folded
+        assert g.is_sized(body.inputs[0].shape) == folded
+
+
 IF = """
 in %x: f32[2,4]
 in %p: bool[]

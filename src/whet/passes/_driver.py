@@ -69,7 +69,7 @@ def run_passes(
     chosen = list(passes) if passes is not None else select()
     log = PassLog(order=[p.name for p in chosen])
     for part in (*_regions(net), net):
-        _Run(part, log, net if check else None, keep, refuses).all(chosen)
+        _Run(part, net, log, check, keep, refuses).all(chosen)
     return log
 
 
@@ -81,8 +81,9 @@ def _regions(net: Network) -> list[Network]:
 class _Run:
     """One network's way through the passes. `check` is what is verified after a firing: the whole that the network belongs to."""
 
-    def __init__(self, net: Network, log: PassLog, check: Network | None, keep: Keep | None, refuses: Keep | None):
-        self.graph, self.log, self.check = Graph(net), log, check
+    def __init__(self, net: Network, root: Network, log: PassLog, check: bool, keep: Keep | None, refuses: Keep | None):
+        self.graph, self.log = Graph(net, root), log
+        self.check = root if check else None
         self.keep, self.refuses = keep, refuses
         self.skips: dict[tuple[str, Layer | str], str] = {}
 

@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from whet.network import Layer, Network, Tensor, Weight
+from whet.network import Dim, Layer, Network, Tensor, Weight, symbols
 
 
 class Graph:
-    """A network being rewritten. Rules may `add` and `constant`; the driver and whole-network passes also `replace` and `bury`."""
+    """A network being rewritten. Rules may `add` and `constant`; the driver and whole-network passes also `replace` and `bury`.
 
-    def __init__(self, net: Network):
+    `root` is the network whose region `net` is (default: `net` itself): its inputs give symbols their values.
+    """
+
+    def __init__(self, net: Network, root: Network | None = None):
         self.net = net
+        self.root = root if root is not None else net
         self._readers: dict[Tensor, dict[Layer, None]] = {}
         self._place: dict[Layer, float] = {}
         self._added: list[Layer] = []  # since the last settle()
@@ -65,6 +69,10 @@ class Graph:
         if any(t not in x.inputs for x in by):
             return f"%{t.name} is read inside a region"
         return None
+
+    def is_sized(self, dims: Iterable[Dim]) -> bool:
+        """Whether the inputs' shapes give all symbols in `dims` (not so for what a Loop carries, or sizes that depend on data)."""
+        return set().union(*(symbols(d) for d in dims)) <= self.root.symbols()
 
     # adding
 
@@ -157,7 +165,7 @@ class Graph:
 
     def renew(self) -> None:
         """Reads the network again, after something else changed it."""
-        self.__init__(self.net)  # type: ignore[misc]
+        self.__init__(self.net, self.root)  # type: ignore[misc]
 
     def _enter(self, layer: Layer) -> None:
         for t in self.reads(layer):

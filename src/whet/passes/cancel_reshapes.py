@@ -24,6 +24,6 @@ def cancel_reshapes(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return inner
     if any(d == 0 for d in y.shape):
         return Skip(f"a dimension of {y.type} is 0, which Reshape would read as a copy")
-    if sum(not isinstance(d, int) for d in y.shape) > 1 and layer.op == "Reshape" and layer.input(1) is not None:
-        return Skip("its shape is computed at run time")
+    if not g.is_sized(y.shape):
+        return Skip(f"the shape of %{y.name}: {y.type} depends on data")
     return g.add("Reshape", inner, shape=y.shape)

@@ -54,7 +54,7 @@ def _attributes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:
     for i, name in SIZES[layer.op].items():
         t = layer.input(i)
         values = known_values(t)
-        if t is not None and values is not None and name in OPS[layer.op].attrs and t.dtype.kind == "int":
+        if t is not None and values is not None and name in OPS[layer.op].attrs and t.dtype.kind == "int" and g.is_sized(values):
             inputs[i], attrs[name] = None, values
     if inputs == list(layer.inputs):
         return None
