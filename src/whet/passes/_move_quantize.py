@@ -10,7 +10,7 @@ from whet.passes._graph import Graph
 MOVES = ("DepthToSpace", "Flatten", "MaxPool", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
 
 
-def again(g: Graph, layer: Layer, *values: Tensor) -> Any:
+def again(g: Graph, layer: Layer, *values: Tensor | None) -> Any:
     """The layer once more, on integers: `values` in place of the inputs that carry data; shapes and axes stay."""
     rest = () if layer.op == "Concat" else layer.inputs[1:]
     return g.add(layer.op, *values, *rest, **layer.attrs)
