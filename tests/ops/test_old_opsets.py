@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 from whet.errors import UnsupportedError
 from whet.frontends import network_from_onnx, onnx_from_network
 from whet.network import verify
-from whet.ops import run_network
+from whet.ops import OPS, run_network, sample_layer
 
 F = np.random.default_rng(7)
 
@@ -24,19 +24,14 @@ def i(*values):
 def model(op, opset, inputs, outputs=1, fed=1, **attrs):
     """A model of one node: the first `fed` inputs are fed, the others are weights; None is absent."""
     names = ["" if a is None else f"in{k}" for k, a in enumerate(inputs)]
-    infos = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for n, a in zip(names[:fed], inputs, strict=False)
-    ]
+    infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in zip(names[:fed], inputs, strict=False)]
     weights = [numpy_helper.from_array(a, n) for n, a in zip(names[fed:], inputs[fed:], strict=True) if a is not None]
     outs = [f"out{k}" for k in range(outputs)]
     node = helper.make_node(op, names, outs, name="node", **attrs)
     graph = helper.make_graph([node], "g", infos, [helper.make_tensor_value_info(o, TensorProto.UNDEFINED, None) for o in outs], weights)
     for o in graph.output:
         o.ClearField("type")
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7), dict(
-        zip(names[:fed], inputs, strict=False)
-    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7), dict(zip(names[:fed], inputs, strict=False))
 
 
 X4 = (1, 3, 6, 8)
@@ -181,3 +176,26 @@ def test_if(known):
     np.testing.assert_array_equal(run_network(net, {"x": v} if known else {"x": v, "c": np.array(True)})["y"], -v)
     if not known:
         np.testing.assert_array_equal(run_network(net, {"x": v, "c": np.array(False)})["y"], np.abs(v))
+
+
+@pytest.mark.parametrize("name", ["ReduceMean", "ReduceMax", "ReduceSum", "Split", "Softmax", "Clip", "Pad", "Resize", "Squeeze", "TopK"])
+@pytest.mark.parametrize("opset", [13, 17])
+def test_written_in_an_older_opset(name, opset):
+    """The writer's older forms: ONNX Runtime computes the same from them, or they are refused with the newer opset named."""
+    ran = 0
+    for sample in OPS[name].samples:
+        net, layer, arrays = sample_layer(name, sample)
+        if any(t.dtype.name not in ("f32", "i64") for t in net.inputs):
+            continue
+        try:
+            proto = onnx_from_network(net, opset)
+        except UnsupportedError as e:
+            refused = str(e)
+            assert "newer" in refused
+            continue
+        feed = {t.name: a for t, a in zip(layer.inputs, arrays, strict=True) if t in net.inputs}
+        want = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)
+        for a, b in zip(run_network(net, feed).values(), want, strict=True):
+            np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), rtol=2e-5, atol=2e-6)
+        ran += 1
+    assert ran > 2

@@ -7,9 +7,9 @@ from math import gcd
 
 import numpy as np
 
-from whet.errors import NetworkError
+from whet.errors import NetworkError, UnsupportedError
 from whet.network import Dim, Layer, Network, Tensor
-from whet.ops._base import Couple, given_ints
+from whet.ops._base import Couple, get_op, given_ints
 from whet.ops._types import axis_of
 
 
@@ -45,7 +45,8 @@ def inputs_of_attributes(*names: str, first: int = 1):
 
     def to_onnx(layer: Layer, w) -> None:
         inputs = [w.name(t) for t in layer.inputs]
-        attrs = dict(layer.attrs)
+        defaults = get_op(layer.op).attrs
+        attrs = {k: v for k, v in layer.attrs.items() if v != defaults[k]}
         for i, n in enumerate(names, first):
             if attrs.get(n) is not None:
                 inputs += [""] * (i + 1 - len(inputs))
@@ -54,6 +55,12 @@ def inputs_of_attributes(*names: str, first: int = 1):
         w.node(layer.op, inputs, [w.name(t) for t in layer.outputs], name=layer.name, **attrs)
 
     return to_onnx
+
+
+def needs_opset(layer: Layer, w, opset: int, what: str) -> None:
+    """For `to_onnx`: raises UnsupportedError when the opset that is written is older."""
+    if w.opset < opset:
+        raise UnsupportedError(f"{layer.op} '{layer.name}': {what} is not in opset {w.opset}; write opset {opset} or newer")
 
 
 def block_couples(x: Tensor, y: Tensor) -> list[Couple]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, TensorType
-from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
+from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped, needs_opset
 from whet.ops._base import INTS, Couple, numbers, op
 from whet.ops._types import numeric_input
 
@@ -42,6 +42,17 @@ def read(node, g):
     return node.add(g, node.op, *attributes_as_inputs(node, g, ["axes"]), **attrs)
 
 
+def to_onnx(layer: Layer, w) -> None:
+    """Axes are an attribute before opset 18 (ReduceSum: 13)."""
+    if w.opset >= 18 or layer.op == "ReduceSum":
+        inputs_of_attributes("axes")(layer, w)
+        return
+    axes, keep = reduced(layer), layer.attrs["keepdims"]
+    if not axes:
+        needs_opset(layer, w, 18, "a reduction over no axes")
+    w.node(layer.op, [w.name(layer.inputs[0])], [w.name(layer.output)], name=layer.name, axes=axes, keepdims=keep)
+
+
 def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = False, positive: bool = False, logical: bool = False, **rest: Any):
     """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: a reduced axis may be cut, as zeros do not change the result.
     `positive`: samples are above 0. `logical`: takes truth values too."""
@@ -66,7 +77,7 @@ def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = Fal
         attrs={"keepdims": 1, "noop_with_empty_axes": 0, "axes": INTS},
         couples=couples,
         onnx=read,
-        to_onnx=inputs_of_attributes("axes"),
+        to_onnx=to_onnx,
         samples=[
             ([f"{kind}f32[2,3,4,5]", np.array([2, 3])], {}),
             ([f"{kind}f32[2,3,17]", np.array([-1])], {"keepdims": 0}),

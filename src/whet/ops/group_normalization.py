@@ -3,6 +3,7 @@
 import numpy as np
 
 from whet.errors import NetworkError
+from whet.ops._axes import needs_opset
 from whet.ops._base import NEEDS_INT, Couple, op
 from whet.ops._channels import infer_channels, per_channel
 
@@ -49,6 +50,11 @@ def read(node, g):
     return node.add(g, "GroupNormalization", x, *rest, **attrs)
 
 
+def to_onnx(layer, w):
+    needs_opset(layer, w, 21, "a scale per channel")
+    w.node(layer.op, [w.name(t) for t in layer.inputs], [w.name(layer.output)], name=layer.name, **layer.attrs)
+
+
 op(
     "GroupNormalization",
     infer,
@@ -57,6 +63,7 @@ op(
     couples=couples,
     recut=recut,
     onnx=read,
+    to_onnx=to_onnx,
     samples=[
         (["f32[2,12,5,5]", "const f32[12]", "const f32[12]"], {"num_groups": 3}),
         (["f32[2,6,4]", "const f32[6]", "const f32[6]"], {"num_groups": 6}),

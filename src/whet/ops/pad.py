@@ -4,7 +4,7 @@ the axes of input 3 (all without it); negative ones cut off."""
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
+from whet.ops._axes import attributes_as_inputs, inputs_of_attributes, needs_opset
 from whet.ops._base import INTS, Couple, given_ints, numbers, op, regiven
 from whet.ops._types import axis_of
 
@@ -95,6 +95,19 @@ def read(node, g):
     return node.add(g, "Pad", *inputs, mode=mode)
 
 
+def to_onnx(layer, w):
+    """Before opset 18 pads are of all axes."""
+    if layer.attrs["mode"] == "wrap":
+        needs_opset(layer, w, 19, "mode wrap")
+    if w.opset >= 18 or given_ints(layer, "axes", 3) is None:
+        inputs_of_attributes("pads", "value", "axes")(layer, w)
+        return
+    both = amounts(layer)
+    pads = w.constant(np.array([*(a for a, _ in both), *(b for _, b in both)], np.int64), f"{layer.name}.pads")
+    inputs = [w.name(layer.inputs[0]), pads, w.name(layer.input(2))]
+    w.node("Pad", inputs, [w.name(layer.output)], name=layer.name, mode=layer.attrs["mode"])
+
+
 op(
     "Pad",
     infer,
@@ -103,7 +116,7 @@ op(
     couples=couples,
     recut=recut,
     onnx=read,
-    to_onnx=inputs_of_attributes("pads", "value", "axes"),
+    to_onnx=to_onnx,
     samples=[
         (["f32[2,3,4,5]", np.array([0, 0, 1, 2, 0, 0, 3, 0])], {}),
         (["f32[2,4,3]", np.array([0, 2, 0, 0, 3, 0]), np.array(1.5, np.float32)], {}),

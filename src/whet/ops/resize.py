@@ -6,8 +6,8 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import floordiv
-from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import FLOATS, INTS, Couple, given, known_values, numbers, op, regiven
+from whet.ops._axes import inputs_of_attributes, needs_opset
+from whet.ops._base import FLOATS, INTS, Couple, get_op, given, known_values, numbers, op, regiven
 from whet.ops._resize import COORDINATES, MODES, ROUNDING, Resampling
 from whet.ops._types import axis_of, float_input, numeric_input
 
@@ -192,16 +192,21 @@ def known_scales(node, t):
 
 def to_onnx(layer, w):
     """Scales are float32 there, and stand before sizes."""
+    for key, default in (("antialias", 0), ("axes", None), ("keep_aspect_ratio_policy", "stretch")):
+        if layer.attrs.get(key, default) != default:
+            needs_opset(layer, w, 18, key)
+    if layer.attrs["coordinate_transformation_mode"] == "half_pixel_symmetric":
+        needs_opset(layer, w, 19, "half_pixel_symmetric")
     scales = layer.attrs.get("scales")
     if scales is None:
-        write(layer, w)
+        inputs_of_attributes("sizes", first=3)(layer, w)
         return
-    attrs = {k: v for k, v in layer.attrs.items() if k != "scales"}
+    defaults = get_op("Resize").attrs
+    attrs = {k: v for k, v in layer.attrs.items() if k != "scales" and v != defaults[k]}
     inputs = [w.name(layer.inputs[0]), "", w.constant(np.array(scales, np.float32), f"{layer.name}.scales")]
     w.node("Resize", inputs, [w.name(layer.output)], name=layer.name, **attrs)
 
 
-write = inputs_of_attributes("sizes", first=3)
 UP = np.array([1, 1, 2, 2], np.float32)
 
 op(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.errors import NetworkError
+from whet.errors import NetworkError, UnsupportedError
 from whet.network import ceildiv
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
 from whet.ops._base import INT, INTS, Couple, folded, given, numbers, op, regiven
@@ -78,6 +78,20 @@ def read(node, g):
     return node.add(g, "Split", *inputs, **attrs)
 
 
+def to_onnx(layer, w):
+    """Before opset 18 equal parts go by the number of outputs; uneven ones need sizes."""
+    if w.opset >= 18 or layer.attrs.get("num_outputs") is None:
+        inputs_of_attributes("split")(layer, w)
+        return
+    parts = sizes(layer)
+    inputs = [w.name(layer.inputs[0])]
+    if len(set(parts)) > 1:
+        if not all(isinstance(p, int) for p in parts):
+            raise UnsupportedError(f"Split '{layer.name}' in {len(parts)} uneven parts of a dynamic size needs opset 18 or newer")
+        inputs.append(w.constant(np.array(parts, np.int64), f"{layer.name}.split"))
+    w.node("Split", inputs, [w.name(t) for t in layer.outputs], name=layer.name, axis=layer.attrs["axis"])
+
+
 op(
     "Split",
     infer,
@@ -87,7 +101,7 @@ op(
     recut=recut,
     onnx=read,
     shape_value=lambda layer: folded(layer) * (len(sizes(layer)) if folded(layer) == [None] else 1),
-    to_onnx=inputs_of_attributes("split"),
+    to_onnx=to_onnx,
     samples=[
         (["f32[2,12,4]", np.array([3, 4, 5])], {"axis": 1}),
         (["f32[2,3,12]"], {"axis": -1, "num_outputs": 3}),
