@@ -212,3 +212,21 @@ def test_layer_precisions_bind_when_obeyed():
     plan = build(net, config)
     layer = next(x for x in plan.network.layers if "conv2" in x.sources)
     assert plan.choices[layer.name].inputs[0][1] == "bf16"
+    others = [c for n, c in plan.choices.items() if n != layer.name and "reformat" not in c.tactic and "view" not in c.tactic]
+    assert all(d == "f32" for c in others for _, d in c.outputs)
+
+
+@pytest.mark.parametrize("constraints", ["none", "prefer", "obey"])
+def test_output_types_and_preferences(constraints):
+    if "avx512_bf16" not in get_backend("cpu").features:
+        pytest.skip("no BF16 kernels here")
+    net = residual(channels=32, size=16)
+    config = dataclasses.replace(QUICK, precision_constraints=constraints, layer_output_types=(("relu2", "bf16"), ("flatten", "fp16")))
+    if constraints == "obey":
+        with pytest.raises(NoTacticError, match="--layerOutputTypes demands f16 of 'flatten'"):
+            build(net, config)
+        config = dataclasses.replace(config, layer_output_types=(("relu2", "bf16"),))
+    plan = build(net, config)
+    layer = next(x for x in plan.network.layers if "conv2" in x.sources)
+    assert (plan.choices[layer.name].outputs[0][1] == "bf16") == (constraints != "none")
+    assert any("'flatten'" in n and "prefers" in n for n in plan.report["notes"]) == (constraints == "prefer")

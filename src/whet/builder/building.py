@@ -124,9 +124,7 @@ def _searched(
 def _finish(plan: EnginePlan, report: dict[str, Any], log: PassLog, config: BuildConfig, tell: Noting, started: float) -> None:
     """Options, probe and report of a finished plan."""
     plan.options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _SEARCH_ONLY}
-    signatures = {
-        layer.name: (layer, signature_of(plan.choices[layer.name], layer)) for layer in plan.network.layers if layer.op != "Reformat"
-    }
+    signatures = {layer.name: (layer, signature_of(plan.choices[layer.name], layer)) for layer in plan.network.layers if layer.op != "Reformat"}
     report["precisions"] = report_precisions(config, signatures)
     for name, entry in report["precisions"].items():
         if entry["reason"]:

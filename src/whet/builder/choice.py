@@ -100,9 +100,7 @@ def choose(net: Network, options: Mapping[str, list[Option]], reformat: Reformat
             costs = [_price(w, own, o.signature.inputs[w.slot], reformat) for o in options[w.reader or ""]]
             problem.nodes[w.reader] = problem.nodes[w.reader] + costs
         elif w.reader is None:
-            problem.nodes[w.maker] = problem.nodes[w.maker] + [
-                _price(w, o.signature.outputs[w.index], own, reformat) for o in options[w.maker]
-            ]
+            problem.nodes[w.maker] = problem.nodes[w.maker] + [_price(w, o.signature.outputs[w.index], own, reformat) for o in options[w.maker]]
         else:
             rows = [o.signature.outputs[w.index] for o in options[w.maker]]
             columns = [o.signature.inputs[w.slot] for o in options[w.reader]]

@@ -13,9 +13,7 @@ class BuildConfig:
 
     backend: str = "cpu"  # cpu | cuda | null
     threads: int = 0  # CPU threads; 0: all usable ones
-    precisions: tuple[
-        str, ...
-    ] = ()  # storage types allowed beside f32: "fp16", "bf16", "int8", "fp8", "best" (permissions, as in TensorRT 10)
+    precisions: tuple[str, ...] = ()  # storage types allowed beside f32: "fp16", "bf16", "int8", "fp8", "best" (permissions, as in TensorRT 10)
     strict: bool = False  # refuse the build when a permission cannot be used at all
     precision_constraints: str = "none"  # none | prefer | obey
     layer_precisions: tuple[tuple[str, str], ...] = ()  # (layer or source node name, precision); `*` as a wildcard

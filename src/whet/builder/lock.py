@@ -98,9 +98,7 @@ def read_lock(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise LockError(f"{path} is no tactic lock. Write one with --saveLock.")
     if found.get("version") != VERSION:
-        raise LockError(
-            f"the lock {path} is of version {found.get('version')}, this whet reads version {VERSION}. Write it again with --saveLock."
-        )
+        raise LockError(f"the lock {path} is of version {found.get('version')}, this whet reads version {VERSION}. Write it again with --saveLock.")
     for key, kind in _FIELDS.items():
         if not isinstance(found.get(key), kind):
             raise LockError(f"the lock {path} is damaged: '{key}' is missing or no {kind.__name__}. Write it again with --saveLock.")

@@ -39,9 +39,7 @@ class Use:
     scratch: int = 0
 
 
-def plan_memory(
-    uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequence[str], *, limits: Mapping[str, int] | None = None
-) -> ArenaPlan:
+def plan_memory(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequence[str], *, limits: Mapping[str, int] | None = None) -> ArenaPlan:
     """Offsets for all tensors of one run; `inputs` are the network's (name -> bytes), `outputs` its outputs' names.
 
     Raises MemoryLimitError when the arena or the scratch exceeds `limits["arena"]` / `limits["workspace"]`.

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from whet.builder.config import BuildConfig
 from whet.errors import BuildError, UsageError
 from whet.network import BF16, F16, F32, DType, Layer
-from whet.tactics import Signature
+from whet.tactics import Signature, is_quantized
 
 #: flag -> storage types that it permits for what the network computes in f32. int8 and fp8 come with Q/DQ in the network or calibration.
 _PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
@@ -41,30 +41,52 @@ class Permissions:
 
     def refuses(self, layer: Layer, signature: Signature) -> str | None:
         """Why a signature's storage types may not be used for a layer, or None."""
-        demanded = self.demanded(layer)
+        demanded, output = self.demanded(layer), self.demanded_output(layer)
         pairs = [*zip(layer.inputs, signature.inputs, strict=True), *zip(layer.outputs, signature.outputs, strict=True)]
         for t, o in pairs:
             if t is None or o is None or o.dtype == t.dtype:
                 continue
             if t.dtype != F32 or o.dtype not in _FLAG:
                 return f"stores {t.dtype} %{t.name} as {o.dtype}, which no flag permits"
-            if o.dtype not in self.allowed and o.dtype != demanded:
+            if o.dtype not in self.allowed and o.dtype not in (demanded, output):
                 return f"{o.dtype} storage is not permitted ({_FLAG[o.dtype]})"
         if demanded is not None and self.obey and runs_in(layer, signature) not in (None, demanded):
             return f"--layerPrecisions demands {demanded} for '{layer.name}'"
+        if self.obey and not self._gives(layer, signature, output):
+            return f"--layerOutputTypes demands {output} of '{layer.name}'"
         return None
+
+    def meets(self, layer: Layer, signature: Signature) -> bool:
+        """Whether a signature is what --layerPrecisions and --layerOutputTypes ask for the layer, where they ask at all."""
+        demanded = self.demanded(layer)
+        computes = demanded is None or runs_in(layer, signature) in (None, demanded)
+        return computes and self._gives(layer, signature, self.demanded_output(layer))
+
+    @staticmethod
+    def _gives(layer: Layer, signature: Signature, output: DType | None) -> bool:
+        """Whether all float outputs are stored as `output` (None: any way)."""
+        floats = [o.dtype for t, o in zip(layer.outputs, signature.outputs, strict=True) if t.dtype.is_float]
+        return output is None or all(d == output for d in floats)
 
     def demanded(self, layer: Layer) -> DType | None:
         """The storage type that --layerPrecisions gives a layer, by its name or a source node's; the last match holds."""
-        found = None
-        for pattern, dtype in self.demands:
-            if any(fnmatchcase(name, pattern) for name in (layer.name, *layer.sources)):
-                found = dtype
-        return found
+        return _last_match(self.demands, layer)
+
+    def demanded_output(self, layer: Layer) -> DType | None:
+        """The storage type that --layerOutputTypes gives a layer's outputs."""
+        return _last_match(self.outputs, layer)
 
     def key(self, layer: Layer) -> str:
         """What of the permissions distinguishes layers of equal text."""
-        return str(self.demanded(layer))
+        return f"{self.demanded(layer)} {self.demanded_output(layer)}"
+
+
+def _last_match(demands: tuple[tuple[str, DType], ...], layer: Layer) -> DType | None:
+    found = None
+    for pattern, dtype in demands:
+        if any(fnmatchcase(name, pattern) for name in (layer.name, *layer.sources)):
+            found = dtype
+    return found
 
 
 def runs_in(layer: Layer, signature: Signature) -> DType | None:
@@ -88,10 +110,12 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
     for p in dict.fromkeys(config.precisions):
         kinds = _PERMITS[p]
         used = sum(1 for d in ran if d is not None and d in kinds)
+        if p in ("int8", "best"):
+            used += sum(1 for layer, _ in signatures.values() if is_quantized(layer))
         reason = ""
         if not used:
             reason = {
-                "int8": "INT8 needs Q/DQ nodes in the network or calibration; no tactic quantizes by itself",
+                "int8": "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)",
                 "fp8": "no tactic of this backend computes in FP8",
                 "fp32": "",
             }.get(p, f"no tactic with {' or '.join(k.name for k in kinds)} storage ran or won on this machine")

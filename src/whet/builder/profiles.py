@@ -26,28 +26,20 @@ def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], 
     for given in config.profiles or (({}, {}, {}),):
         for name in (n for shapes in given for n in shapes):
             if name not in known:
-                raise UsageError(
-                    f"the profile names an input {name!r}, which the network has not.{nearest(name, known)} Inputs: {', '.join(known)}"
-                )
+                raise UsageError(f"the profile names an input {name!r}, which the network has not.{nearest(name, known)} Inputs: {', '.join(known)}")
         full: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {}
         for name, t in known.items():
             shapes = [s.get(name) for s in given]
             filled = next((s for s in (shapes[OPT], shapes[MAX], shapes[MIN]) if s is not None), None)
             if filled is None and not t.type.static:
                 filled = static_shape(tuple(substitute(d, dict.fromkeys(t.type.symbols(), 1)) for d in t.shape))
-                notes.append(
-                    f"input '{name}' is {t.type}, and no profile gives its shape: it is built for {list(filled)}. Use --optShapes."
-                )
+                notes.append(f"input '{name}' is {t.type}, and no profile gives its shape: it is built for {list(filled)}. Use --optShapes.")
             filled = filled if filled is not None else static_shape(t.shape)
             low, opt, high = (tuple(int(d) for d in (s if s is not None else filled)) for s in shapes)
             if not len(low) == len(opt) == len(high) == t.type.rank:
-                raise ShapeError(
-                    f"input '{name}' is {t.type}; the profile's shapes {list(low)}, {list(opt)}, {list(high)} have another rank"
-                )
+                raise ShapeError(f"input '{name}' is {t.type}; the profile's shapes {list(low)}, {list(opt)}, {list(high)} have another rank")
             if not all(a <= b <= c for a, b, c in zip(low, opt, high, strict=True)):
-                raise UsageError(
-                    f"input '{name}': the profile needs min <= opt <= max in every axis, not {list(low)}, {list(opt)}, {list(high)}"
-                )
+                raise UsageError(f"input '{name}': the profile needs min <= opt <= max in every axis, not {list(low)}, {list(opt)}, {list(high)}")
             full[name] = (low, opt, high)
         made = Profile(full)
         for which in (MIN, OPT, MAX):

@@ -58,9 +58,7 @@ class Search:
             self.timer = Timer(machine, self.cache, conditions, config.avg_timing, config.error_on_cache_miss)
         reformat_timer = None
         if self.timer is not None:
-            reformat_timer = Timer(
-                machine, self.cache, self.timer.conditions, min(_REFORMAT_ROUNDS, config.avg_timing), config.error_on_cache_miss
-            )
+            reformat_timer = Timer(machine, self.cache, self.timer.conditions, min(_REFORMAT_ROUNDS, config.avg_timing), config.error_on_cache_miss)
         self.reformats = Reformats(tactics, machine, self.env, reformat_timer)
 
     def __enter__(self) -> Search:
@@ -193,8 +191,11 @@ class Search:
         if not options:
             refused = [*self.kinds[kind].refused, *(o.candidate(self.why_not(layer, o) or "") for o in self.kinds[kind].options)]
             raise no_tactic(layer, refused, self.machine)
+        wanted = [o for o in options if self.permissions.meets(self.layers[layer.name], o.signature)]
+        if not wanted:
+            self.tell.note(f"'{layer.name}': no tactic computes it in the precision that --layerPrecisions or --layerOutputTypes prefers")
         groups: dict[object, list[Option]] = {}
-        for o in options:
+        for o in wanted or options:
             groups.setdefault(o.signature, []).append(o)
         return sorted((earliest_in_noise(g) for g in groups.values()), key=lambda o: o.rank)
 

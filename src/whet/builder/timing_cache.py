@@ -95,8 +95,7 @@ class TimingCache:
 
     def _unusable(self, why: str) -> CacheError:
         return CacheError(
-            f"the timing cache {self.path} cannot be used: {why}. Delete it, name another with --timingCacheFile, or build with "
-            "--noBuilderCache."
+            f"the timing cache {self.path} cannot be used: {why}. Delete it, name another with --timingCacheFile, or build with --noBuilderCache."
         )
 
     def __len__(self) -> int:

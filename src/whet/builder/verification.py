@@ -201,9 +201,7 @@ def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
     return max(float(np.linalg.norm(e) / np.linalg.norm(b)), top / largest), ""
 
 
-def _check_network(
-    plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], found: Checked
-) -> None:
+def _check_network(plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], found: Checked) -> None:
     """The outputs against the source network in float64.
 
     FP32 is judged by the source network's own error in FP32, which no pass can touch. Where the engine stores smaller types, the

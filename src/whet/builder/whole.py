@@ -214,9 +214,7 @@ def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore
     for layer in search.net.layers:
         mine = base.chosen[layer.name]
         same = [o for o in search.kinds[search.kind_of[layer.name]].options if o.signature == mine.signature and o.ms is not None]
-        same = [
-            o for o in same if o is not mine and o.ident != mine.ident and search.why_not(layer, o) is None and o.cost <= _CLOSE * mine.cost
-        ]
+        same = [o for o in same if o is not mine and o.ident != mine.ident and search.why_not(layer, o) is None and o.cost <= _CLOSE * mine.cost]
         if same:
             others[layer.name] = min(same, key=lambda o: o.cost)
     if not others:
