@@ -110,3 +110,13 @@ def test_large_tensors_are_not_followed():
     assert known_values(net.add("Neg", big)) is None
     assert known_values(net.add("ConstantOfShape", net.constant(np.array([64])), value=2, dtype=I64)) == (2,) * 64
     assert net.add("ConstantOfShape", net.constant(np.array([64])), value=0.5, dtype=F32).shape_value is None
+
+
+def test_small_constants_cut_by_a_symbol_are_not_known():
+    """Position indexes of a short model: the end is a symbol, so the values are not known, and that is no error."""
+    text = "in %x: f32[N,S]\nconst %at: i64[1,8] = [0, 1, 2, 3, 4, 5, 6, 7]\nconst %z: i64[1] = [0]\nconst %one: i64[1] = [1]\n"
+    text += "%s = Shape(%x, start=1)\n%y = Slice(%at, %z, %s, %one)\n%g = Gather(%at, %s, axis=1)\nout %y\nout %g\n"
+    net = parse_network(text)
+    assert str(net.outputs[0].type) == "i64[1,min(8,S)]"
+    assert net.outputs[0].shape_value is None
+    assert net.outputs[1].shape_value is None

@@ -209,10 +209,15 @@ def known_array(t: Tensor | None) -> np.ndarray | None:
     return a.reshape([d if isinstance(d, int) else -1 for d in t.shape])
 
 
-def folded(layer: Layer) -> list[tuple[Dim, ...] | None]:
-    """`shape_value` of an op whose reference works on arrays of dims too (it moves, adds or multiplies): runs it on them."""
+def folded(layer: Layer, data: int = 2**31) -> list[tuple[Dim, ...] | None]:
+    """`shape_value` of an op whose reference works on arrays of dims too (it moves, adds or multiplies): runs it on them.
+
+    Only its first `data` inputs may hold symbols; the others say where and must be numbers.
+    """
     arrays = [known_array(t) for t in layer.inputs]
     if any(a is None and t is not None for a, t in zip(arrays, layer.inputs, strict=True)):
+        return [None]
+    if any(a is not None and a.dtype == object for a in arrays[data:]):
         return [None]
     if any(a is not None and a.dtype == object for a in arrays):  # dims meet whole numbers only
         for i, a in enumerate(arrays):
@@ -224,6 +229,11 @@ def folded(layer: Layer) -> list[tuple[Dim, ...] | None]:
     got = get_op(layer.op).reference(layer, *arrays)
     outs = [np.asarray(a) for a in (got if isinstance(got, list | tuple) else [got])]
     return [tuple(a.reshape(-1)) if a.dtype == object else _whole(a) for a in outs]
+
+
+def unchanged(layer: Layer) -> list[tuple[Dim, ...] | None]:
+    """`shape_value` of an op that leaves the elements and their order as they are."""
+    return [known_values(layer.inputs[0])]
 
 
 def _whole(a: np.ndarray) -> tuple[int, ...] | None:

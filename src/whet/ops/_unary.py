@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.network import Dim
-from whet.ops._base import known_values, op
+from whet.ops._base import op
 from whet.ops._types import float_input, numeric_input, same_axes
 
 Function = Callable[..., np.ndarray]
@@ -41,11 +40,6 @@ def unary(
         pointwise=True,
         **rest,
     )
-
-
-def known_input(layer) -> list[tuple[Dim, ...] | None]:
-    """`shape_value` of an op that changes no whole number."""
-    return [known_values(layer.inputs[0])]
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

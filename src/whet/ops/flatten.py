@@ -3,7 +3,7 @@
 from whet.errors import NetworkError
 from whet.network import product
 from whet.ops._axes import block_couples
-from whet.ops._base import op
+from whet.ops._base import op, unchanged
 
 
 def split_axis(layer):
@@ -31,6 +31,7 @@ op(
     infer,
     reference,
     attrs={"axis": 1},
+    shape_value=unchanged,
     couples=lambda layer: block_couples(layer.inputs[0], layer.output),
     samples=[
         (["f32[2,3,4,5]"], {}),

@@ -32,7 +32,7 @@ op(
     lambda layer, x, at: np.take(x, at, axis=layer.attrs["axis"]),
     attrs={"axis": 0},
     couples=couples,
-    shape_value=folded,
+    shape_value=lambda layer: folded(layer, 1),
     samples=[
         (["f32[7,4]", np.array([[0, 6], [-1, 3]])], {}),
         (["const f32[11,5]", np.array([1, 10, 0, 2], np.int32)], {}),

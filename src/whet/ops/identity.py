@@ -1,6 +1,6 @@
 """Identity: y = x."""
 
-from whet.ops._base import known_values, op
+from whet.ops._base import op, unchanged
 from whet.ops._types import same_as_input, same_axes
 
 op(
@@ -9,6 +9,6 @@ op(
     lambda layer, x: x,
     samples=[(["f32[2,3]"], {}), (["extreme f32[16]"], {}), (["i64[4]"], {}), (["f16[3,5]"], {})],
     couples=lambda layer: same_axes(layer.inputs[0], layer.output),
-    shape_value=lambda layer: [known_values(layer.inputs[0])],
+    shape_value=unchanged,
     pointwise=True,
 )

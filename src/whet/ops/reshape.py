@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import I64, product
 from whet.ops._axes import block_couples, inputs_of_attributes
-from whet.ops._base import INTS, folded, given, numbers, op, regiven
+from whet.ops._base import INTS, given, numbers, op, regiven, unchanged
 
 
 def infer(layer):
@@ -62,7 +62,7 @@ op(
     attrs={"allowzero": 0, "shape": INTS},
     couples=lambda layer: block_couples(layer.inputs[0], layer.output),
     recut=recut,
-    shape_value=lambda layer: folded(layer) if layer.attrs.get("shape") is None else [None],
+    shape_value=unchanged,
     to_onnx=inputs_of_attributes("shape"),
     samples=[
         (["f32[2,6,4]", np.array([2, -1])], {}),

@@ -117,7 +117,7 @@ op(
     attrs={"starts": INTS, "ends": INTS, "axes": INTS, "steps": INTS},
     couples=couples,
     recut=recut,
-    shape_value=folded,
+    shape_value=lambda layer: folded(layer, 1),
     onnx=lambda node, g: node.add(g, "Slice", *attributes_as_inputs(node, g, ["starts", "ends", "axes"])),
     to_onnx=inputs_of_attributes("starts", "ends", "axes", "steps"),
     samples=[

@@ -69,6 +69,11 @@ def recut(layer, kept):
     return regiven(layer, "split", 1, parts)
 
 
+def shape_value(layer):
+    got = folded(layer, 1)
+    return got if got != [None] else got * len(sizes(layer))
+
+
 def read(node, g):
     """Sizes were an attribute before opset 13; without sizes the number of outputs says how many parts."""
     inputs = attributes_as_inputs(node, g, ["split"])
@@ -100,7 +105,7 @@ op(
     couples=couples,
     recut=recut,
     onnx=read,
-    shape_value=lambda layer: folded(layer) * (len(sizes(layer)) if folded(layer) == [None] else 1),
+    shape_value=shape_value,
     to_onnx=to_onnx,
     samples=[
         (["f32[2,12,4]", np.array([3, 4, 5])], {"axis": 1}),

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Expr
 from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
-from whet.ops._base import INTS, folded, op
+from whet.ops._base import INTS, op, unchanged
 
 
 def gone(layer):
@@ -50,7 +50,7 @@ op(
     attrs={"axes": INTS},
     couples=couples,
     recut=recut,
-    shape_value=folded,
+    shape_value=unchanged,
     onnx=lambda node, g: node.add(g, "Squeeze", *attributes_as_inputs(node, g, ["axes"])),
     to_onnx=inputs_of_attributes("axes"),
     samples=[

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, mapped
-from whet.ops._base import INTS, folded, given_ints, op
+from whet.ops._base import INTS, given_ints, op, unchanged
 
 
 def places(layer):
@@ -37,7 +37,7 @@ op(
     reference,
     attrs={"axes": INTS},
     couples=couples,
-    shape_value=folded,
+    shape_value=unchanged,
     onnx=lambda node, g: node.add(g, "Unsqueeze", *attributes_as_inputs(node, g, ["axes"])),
     to_onnx=inputs_of_attributes("axes"),
     samples=[
