@@ -42,9 +42,7 @@ CASES = [
     (ConvShape(1, 1, 1, 2048, 1000), ConvConfig(1, 1, 16, stages=6, sk=8), False),
 ]
 CASES += [
-    (shape, replace(config, direct=1), with_residual)
-    for shape, config, with_residual in CASES
-    if config.sk == config.mi == 1 and config.bn <= 128
+    (shape, replace(config, direct=1), with_residual) for shape, config, with_residual in CASES if config.sk == config.mi == 1 and config.bn <= 128
 ]
 CASES += [
     (ConvShape(1, 14, 14, 256, 256, 3, 3, pad=PAD1), ConvConfig(1, 1, 32, stages=9, sk=4, halo=1), True),
@@ -83,9 +81,7 @@ def run(number: int) -> dict:
     device(0)
     stream = Stream()
     pitch = shape.k + 16  # the output sits 8 channels into a wider tensor
-    bx, bw, bb, br = (
-        DeviceBuffer.of(a) for a in (x, pack_weights(weights, config.bk, np.dtype(np.float16)), pack_bias(bias, shape.k), residual)
-    )
+    bx, bw, bb, br = (DeviceBuffer.of(a) for a in (x, pack_weights(weights, config.bk, np.dtype(np.float16)), pack_bias(bias, shape.k), residual))
     out = DeviceBuffer(shape.m * pitch * 2)
     out.fill(0xFF)  # NaN
     launch = conv_launch(

@@ -47,6 +47,11 @@ def timed(graph: Graph, stream: Stream, count: int, repeats: int) -> float:
     return statistics.median(times[1:])
 
 
+def summary(batch: int, rows: list[dict]) -> str:
+    cold, warm = (sum(r[key] * r["count"] for r in rows) for key in ("cold", "warm"))
+    return f"batch {batch}: {sum(r['count'] for r in rows)} convolutions of {len(rows)} kinds, sum cold {cold:.1f} us, warm {warm:.1f} us"
+
+
 class Sets:
     """L sets of operands of one layer in device memory, filled with random numbers."""
 
@@ -136,10 +141,7 @@ def own(batches: list[int], seconds: float) -> None:
                 flush=True,
             )
         mine = [r for r in rows if r["batch"] == batch]
-        print(
-            f"own batch {batch}: {len(mine)} layers, sum over {sum(r['count'] for r in mine)} convolutions: cold {sum(r['cold'] * r['count'] for r in mine):.1f} us, warm {sum(r['warm'] * r['count'] for r in mine):.1f} us",
-            flush=True,
-        )
+        print("own", summary(batch, mine), flush=True)
         with open(os.environ.get("OUT", ".") + f"/own_{batch}.json", "w") as out:
             json.dump(mine, out, indent=0)
 
@@ -161,14 +163,11 @@ def cudnn(batches: list[int], seconds: float) -> None:
             def make(*size):
                 return (torch.randn(*size, device="cuda", dtype=torch.half) / 16).to(memory_format=torch.channels_last)
 
-            sets = [
-                (make(s.n, s.c, s.h, s.w), make(s.k, s.c, s.r, s.s), make(s.n, s.k, s.p, s.q) if layer.residual else None)
-                for _ in range(count)
-            ]
+            sets = [(make(s.n, s.c, s.h, s.w), make(s.k, s.c, s.r, s.s), make(s.n, s.k, s.p, s.q) if layer.residual else None) for _ in range(count)]
             bias = torch.randn(s.k, device="cuda", dtype=torch.half)
             args = (bias, list(s.stride), list(s.pad[:2]), [1, 1], 1)
 
-            def one(x, w, z):
+            def one(x, w, z, args=args):
                 if z is None:
                     return torch.cudnn_convolution_relu(x, w, *args)
                 return torch.cudnn_convolution_add_relu(x, w, z, 1.0, *args)
@@ -200,10 +199,7 @@ def cudnn(batches: list[int], seconds: float) -> None:
             del sets
             torch.cuda.empty_cache()
         mine = [r for r in rows if r["batch"] == batch]
-        print(
-            f"cudnn batch {batch}: {len(mine)} layers, sum: cold {sum(r['cold'] * r['count'] for r in mine):.1f} us, warm {sum(r['warm'] * r['count'] for r in mine):.1f} us",
-            flush=True,
-        )
+        print("cudnn", summary(batch, mine), flush=True)
         with open(os.environ.get("OUT", ".") + f"/cudnn_{batch}.json", "w") as out:
             json.dump(mine, out, indent=0)
 

@@ -66,7 +66,9 @@ if __name__ == "__main__":
         for i in range(n):
             args = bytearray(base.args + bytes(64))
             args[640:648] = (traces.address + i * blocks * 128).to_bytes(8, "little")
-            launches.append(Launch(kernel, base.grid, base.block, bytes(args), cluster=base.cluster, shared=base.shared if config.halo else config.shared))
+            launches.append(
+                Launch(kernel, base.grid, base.block, bytes(args), cluster=base.cluster, shared=base.shared if config.halo else config.shared)
+            )
         graph = Graph(launches, stream)
         for _ in range(3):
             graph.run(stream)

@@ -38,7 +38,8 @@ CONVS = [
     (ConvConfig(1, 1, 16, bk=16, stages=4, direct=1), True, "clip", False, False),
 ]
 OTHERS = [
-    ("first.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 8, "TW": 16, "BLOCKS": 2, "BN": 64, "FROM": 0, "NHWC": 0, "ACT": 0, "BF16": 0}),
+    ("first.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 8, "TW": 16, "BLOCKS": 2, "BN": 64, "FROM": 0, "NHWC": 0, "ACT": 0,
+                  "BF16": 0}),
     ("depthwise.cu", {"TYPE": 1, "R": 3, "S": 3, "STRIDE": 2, "WIDE": 2, "TALL": 4, "ACT": 0}),
     ("depthwise.cu", {"TYPE": 0, "R": 5, "S": 5, "STRIDE": 1, "WIDE": 1, "TALL": 1, "ACT": 1}),
     ("pool.cu", {"TYPE": 1, "MAX": 1}),

@@ -140,7 +140,8 @@ def judge(got, want, rtol, dtype, where):
 def test_samples_match_the_reference(gpu, op, i):
     layer, arrays = sample_layer(op, i)
     for t, signature, config, kernel in planned(layer, gpu):
-        got, fed = compute(gpu, layer, arrays, signature, kernel)
+        with np.errstate(all="ignore"):  # extremes of f32 overflow 16-bit types
+            got, fed = compute(gpu, layer, arrays, signature, kernel)
         for g, w, o in zip(got, reference(layer, fed), signature.outputs, strict=True):
             if w.dtype.kind != "f":
                 assert np.array_equal(g, w)

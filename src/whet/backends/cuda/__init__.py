@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from whet.backends._base import Buffer, backend
 from whet.backends.cuda import driver, nvml
-from whet.backends.cuda.compile import nvrtc_version
+from whet.backends.cuda.compile import compile_ahead, nvrtc_version
 from whet.backends.cuda.executor import GpuExecutable, GpuStream
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.errors import BackendError
@@ -28,9 +29,7 @@ class CudaBackend:
         self.threads = threads or 1  # launches come from one thread; kept for the shared contract
         major, minor = self.device.capability
         if major < 8:
-            raise BackendError(
-                f"{self.device.name} has compute capability {major}.{minor}; whet's kernels need 8.0 or newer. Use --backend=cpu."
-            )
+            raise BackendError(f"{self.device.name} has compute capability {major}.{minor}; whet's kernels need 8.0 or newer. Use --backend=cpu.")
         self.features = frozenset({f"sm_{major}{minor}", *(("wgmma", "tma") if (major, minor) == (9, 0) else ())})
         self.multiprocessors = self.device.multiprocessors
 
@@ -41,9 +40,7 @@ class CudaBackend:
     def allocate(self, nbytes: int, alignment: int = 64) -> Buffer:
         """Zeroed device memory, 256-byte aligned; the host reads and writes it through `read` and `write`."""
         if alignment > 256:
-            raise BackendError(
-                f"device memory is aligned to 256 bytes, {alignment} were asked for. This is a mistake in whet: please report it."
-            )
+            raise BackendError(f"device memory is aligned to 256 bytes, {alignment} were asked for. This is a mistake in whet: please report it.")
         self.activate()
         memory = DeviceBuffer(nbytes)
         memory.fill(0)
@@ -58,6 +55,10 @@ class CudaBackend:
         """Copies bytes to the device; returns when they are there."""
         self.activate()
         buffer.owner.write(data, offset)
+
+    def compile_ahead(self, sources: Iterable[str]) -> None:
+        """Starts compiling kernels that will be timed soon, on all CPUs."""
+        compile_ahead(sources)
 
     def stream(self) -> GpuStream:
         """A new recording stream."""

@@ -7,11 +7,17 @@ import hashlib
 import os
 import stat
 import tempfile
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from whet.errors import BackendError
 
+_lock = threading.Lock()
+_ahead: dict[str, Future[bytes]] = {}  # by cache key: what compile_ahead started
+_pool: ThreadPoolExecutor | None = None
 FLAGS = ("--std=c++17", "-default-device", "--use_fast_math", "--extra-device-vectorization")
 
 
@@ -23,9 +29,7 @@ def nvrtc() -> Any:
 
         module.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
-        raise BackendError(
-            f"NVRTC cannot be loaded ({error}). Install the extra with `pip install whet[cuda]`, or use --backend=cpu."
-        ) from error
+        raise BackendError(f"NVRTC cannot be loaded ({error}). Install the extra with `pip install whet[cuda]`, or use --backend=cpu.") from error
     return module
 
 
@@ -61,13 +65,31 @@ def cache_key(source: str, arch: str, flags: tuple[str, ...] = FLAGS) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compile_cubin(
-    source: str, *, name: str = "kernel.cu", arch: str = "sm_90a", flags: tuple[str, ...] = FLAGS, cached: bool = True
-) -> bytes:
+def compile_cubin(source: str, *, name: str = "kernel.cu", arch: str = "sm_90a", flags: tuple[str, ...] = FLAGS, cached: bool = True) -> bytes:
     """Machine code of `source` for `arch`. BackendError with the compiler's log when it does not compile."""
     if not cached:
         return _compile(source, name, arch, flags)
-    path = cache_folder() / f"{cache_key(source, arch, flags)}.cubin"
+    key = cache_key(source, arch, flags)
+    running = _ahead.get(key)
+    if running is not None:
+        return running.result()
+    return _cached(key, source, name, arch, flags)
+
+
+def compile_ahead(sources: Iterable[str]) -> None:
+    """Starts compiling in the background what will be asked for soon; compile_cubin waits for it. The compiler lets go of Python's lock."""
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), thread_name_prefix="nvrtc")
+        for source in sources:
+            key = cache_key(source, "sm_90a", FLAGS)
+            if key not in _ahead:
+                _ahead[key] = _pool.submit(_cached, key, source, "kernel.cu", "sm_90a", FLAGS)
+
+
+def _cached(key: str, source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
+    path = cache_folder() / f"{key}.cubin"
     try:
         info = path.stat()
         if info.st_uid == os.getuid() and info.st_size:

@@ -93,9 +93,7 @@ class Device:
         driver = cu()
         count = ok(driver.cuDeviceGetCount())
         if not 0 <= ordinal < count:
-            raise BackendError(
-                f"There is no GPU number {ordinal}: this machine shows {count} (0 to {count - 1}). Choose one with --device=N."
-            )
+            raise BackendError(f"There is no GPU number {ordinal}: this machine shows {count} (0 to {count - 1}). Choose one with --device=N.")
         self.ordinal = ordinal
         self.handle = ok(driver.cuDeviceGet(ordinal))
         self.context = ok(driver.cuDevicePrimaryCtxRetain(self.handle))

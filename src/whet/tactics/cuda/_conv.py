@@ -184,7 +184,7 @@ def _halo_configs(shape: ConvShape, multiprocessors: int) -> list[ConvConfig]:
                 if isinstance(halo, str) or sk > steps or (sk > 1 and (wgs * bn > 128 or mi > 1)):
                     continue
                 blocks = shape.n * -(-shape.p // halo.rows) * -(-shape.k // bn) * sk
-                if (sk > 1 and blocks > 2 * multiprocessors) or (blocks * 6 < multiprocessors and sk < min(steps, 16)) or base.bm // sk < 4:
+                if (sk > 1 and blocks > 2 * multiprocessors) or (blocks * 6 < multiprocessors and 2 * sk <= min(steps, 16)) or base.bm // sk < 4:
                     continue
                 each = -(-steps // sk)
                 slots = min(2, -(-each // taps) + (steps % sk != 0 or each % taps != 0))

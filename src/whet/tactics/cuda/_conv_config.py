@@ -68,7 +68,11 @@ class ConvConfig:
         return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32)}
 
     def __str__(self) -> str:
-        return f"{self.bm}x{self.bn}x{self.bk}_w{self.wgs}_s{self.stages}_k{self.sk}_b{self.blocks}" + "d" * self.direct + (f"h{self.halo}" if self.halo else "")
+        return (
+            f"{self.bm}x{self.bn}x{self.bk}_w{self.wgs}_s{self.stages}_k{self.sk}_b{self.blocks}"
+            + "d" * self.direct
+            + (f"h{self.halo}" if self.halo else "")
+        )
 
 
 def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132) -> list[ConvConfig]:
@@ -80,16 +84,11 @@ def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
                 continue
             for sk in (1, 2, 4, 8, 16):
                 blocks = -(-m // (64 * wgs)) * -(-k // bn) * sk
-                if (
-                    sk > max(steps, 1)
-                    or (sk > 1 and blocks > 2 * multiprocessors)
-                    or 64 * wgs // sk < 8 // wgs
-                    or blocks > 12 * multiprocessors
-                ):
+                if sk > max(steps, 1) or (sk > 1 and blocks > 2 * multiprocessors) or 64 * wgs // sk < 8 // wgs or blocks > 12 * multiprocessors:
                     continue
                 if sk > 1 and wgs * bn > 128:
                     continue  # the parts would cost registers and time between the blocks
-                if blocks * 6 < multiprocessors and sk < min(steps, 16):
+                if blocks * 6 < multiprocessors and 2 * sk <= min(steps, 16):
                     continue  # a larger split exists and keeps more multiprocessors busy
                 each = -(-steps // sk)
                 stages = next((s for s in (2, 4, 6, 8) if s >= each), 8)

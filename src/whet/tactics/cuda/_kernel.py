@@ -57,6 +57,13 @@ def machine_has(machine: Any, feature: str) -> bool:
     return feature in getattr(machine, "features", ())
 
 
+def ahead(machine: Any, sources: Sequence[str]) -> None:
+    """Lets a real GPU's backend compile candidates in the background while the list is still being made."""
+    start = getattr(machine, "compile_ahead", None)
+    if start is not None:
+        start(sources)
+
+
 @functools.cache
 def loaded(name: str, entry: str, constants: tuple[tuple[str, Any], ...], shared: int = 0) -> Kernel:
     """Function `entry` of `_kernels/<name>` with these constants and dynamic shared memory, compiled and loaded once a process."""

@@ -10,9 +10,9 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
-from whet.tactics.cuda._conv import ConvShape, View, bias_count, conv_configs, conv_launch, fits, pack_bias, pack_weights, refuses
+from whet.tactics.cuda._conv import ConvShape, View, bias_count, conv_configs, conv_launch, conv_source, fits, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import ConvConfig
-from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, all_static, ending, float_types, machine_has, packed_array, same
+from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 
 MAX_CONFIGS = 20
 
@@ -48,7 +48,12 @@ class OwnConv(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
         shape = conv_shape(layer)
-        return [as_config(c) for c in conv_configs(shape, machine.multiprocessors)[:MAX_CONFIGS]]
+        found = conv_configs(shape, machine.multiprocessors)[:MAX_CONFIGS]
+        made = ending(layer, epilogue(layer))
+        if not isinstance(made, str):
+            bf16 = signature.outputs[0].dtype.name == "bf16"
+            ahead(machine, [conv_source(c, not shape.plain and not c.halo, made.finish.activation[0], bf16) for c in found])
+        return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         made = ending(layer, epilogue(layer))
@@ -126,9 +131,7 @@ def conv_shape(layer: Layer) -> ConvShape:
 def packed_bias(made: Ending, own: Any, channels: int) -> Any:
     """The packed bias of a layer: zeros when it has none."""
     digest = own.weight.digest if own is not None else ""
-    return packed_array(
-        f"bias {digest} {made.key} {channels}", bias_count(channels) * 4, lambda: pack_bias(made.bias(own, channels), channels)
-    )
+    return packed_array(f"bias {digest} {made.key} {channels}", bias_count(channels) * 4, lambda: pack_bias(made.bias(own, channels), channels))
 
 
 def as_config(c: ConvConfig) -> Config:

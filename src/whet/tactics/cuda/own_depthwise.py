@@ -47,7 +47,7 @@ class OwnDepthwise(Tactic):
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
         s = conv_shape(layer)
         found: list[Config] = []
-        for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (4, 4), (2, 8), (1, 16)):
+        for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
             if tall == 1 or threads >= 256 * machine.multiprocessors:
                 found.append((("wide", wide), ("tall", tall)))

@@ -13,7 +13,8 @@ from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, anchor, epilogue, outer_input, tactic
 from whet.tactics.cuda._conv import ConvShape
-from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, TYPE, GpuKernel, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, TYPE, GpuKernel, ahead, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._source import source as text
 from whet.tactics.cuda.own_conv import conv_shape, packed_bias
 from whet.tactics.cuda.own_stem import FirstLayer
 
@@ -44,6 +45,11 @@ class OwnFirst(FirstLayer):
                 registers = _columns(s) * 3 // 4 + pixels + 52
                 if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw) * blocks < 220 * 1024:
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
+        made = ending(layer, epilogue(layer))
+        source = signature.inputs[outer_input(layer, anchor(layer).inputs[0])]  # type: ignore[index]
+        if not isinstance(made, str):
+            kind, dtype = made.finish.activation[0], signature.outputs[0].dtype.name
+            ahead(machine, [text("first.cu", first_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:

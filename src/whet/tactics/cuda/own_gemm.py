@@ -11,9 +11,9 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
-from whet.tactics.cuda._conv import ConvShape, View, conv_launch, pack_weights, refuses
+from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for
-from whet.tactics.cuda._kernel import HALF, GpuKernel, all_static, ending, float_types, machine_has, packed_array, same
+from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 from whet.tactics.cuda.own_conv import as_config, from_config, packed_bias
 
 MAX_CONFIGS = 16
@@ -41,12 +41,7 @@ class OwnGemm(Tactic):
         b = head.input(2)
         if b is not None:
             j = outer_input(layer, b)
-            if (
-                head.attrs.get("beta", 1.0) != 1.0
-                or j is None
-                or not layer.inputs[j].is_constant
-                or prod(static_shape(b.shape)) != _columns(head)
-            ):  # type: ignore[union-attr]
+            if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.inputs[j].is_constant or prod(static_shape(b.shape)) != _columns(head):  # type: ignore[union-attr]
                 return "C is no constant row, or beta is not 1"
         return None if epilogue(layer) is not None else "what is fused to it is not a chain"
 
@@ -74,7 +69,13 @@ class OwnGemm(Tactic):
         found = configs_for(s.m, s.k, s.c, 1, machine.multiprocessors)
         if signature.outputs[0].dtype == F32:
             found = [c for c in found if c.sk > 1 or c.direct]
-        return [as_config(c) for c in found[:MAX_CONFIGS]]
+        found = found[:MAX_CONFIGS]
+        made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        kind = signature.inputs[outer_input(layer, anchor(layer).inputs[0])].dtype.name  # type: ignore[index,union-attr]
+        if not isinstance(made, str):
+            f32 = signature.outputs[0].dtype == F32
+            ahead(machine, [conv_source(c, False, made.finish.activation[0], kind == "bf16", f32) for c in found])
+        return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)

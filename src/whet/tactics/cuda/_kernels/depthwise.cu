@@ -14,7 +14,7 @@ struct Args {
     Act act;
 };
 
-constexpr bool KEEP = R * S <= 9;
+constexpr bool KEEP = TALL > 1 && R * S <= 9;  // for one row it costs more (registers, so threads in flight) than it saves
 constexpr int SPAN = (WIDE - 1) * STRIDE + S;  // input pixels of a strip, without dilation
 
 DEV Vec8 weights_at(const Args& a, int tap, int channel) {
