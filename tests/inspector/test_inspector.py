@@ -168,6 +168,20 @@ def test_sparse_weights_are_two_of_four_along_channels():
     assert layer["HasSparseWeights"] == 1
 
 
+def test_all_profiles_are_listed_under_names_of_their_own():
+    plan, wide = make_plan(conv_net()), make_plan(conv_net(), 5, 6, 8)
+    plan.profiles += wide.profiles
+    plan.arenas += wide.arenas
+    info = engine_information(plan)
+    assert [o["Name"] for o in info["Layers"]][3:5] == ["/add/Add", "/conv1/Conv [profile 1]"]
+    assert [o["Outputs"][0]["Dimensions"][0] for o in info["Layers"]] == [2] * 4 + [6] * 4
+    assert info["Bindings"] == ["x", "y", "x [profile 1]", "y [profile 1]"]
+    assert engine_information(plan, "layer_names_only", profile=1)["Layers"][0] == "/conv1/Conv [profile 1]"
+    check_layers(engine_information(plan, profile=0))
+    rows = Runtime(PlainBackend()).load(plan).create_context(1).profile({"x": np.ones((6, 3, 8, 8), "f4")}, iterations=2)
+    assert [r.name for r in rows] == [o["Name"] for o in info["Layers"][4:]]
+
+
 def test_names_only_and_none():
     plan = make_plan(conv_net())
     assert engine_information(plan, "layer_names_only") == {

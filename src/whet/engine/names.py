@@ -20,6 +20,11 @@ def display_names(net: Network) -> dict[str, str]:
     return found
 
 
+def profile_suffix(profile: int) -> str:
+    """What follows a layer's name in lists of profile `profile`, as in TensorRT: nothing for the first."""
+    return f" [profile {profile}]" if profile else ""
+
+
 def _wish(layer: Layer) -> str:
     if layer.op == "Reformat":
         return f"Reformat {layer.inputs[0].name if layer.inputs[0] else ''} to {layer.attrs.get('dtype')}:{layer.attrs.get('format')}"

@@ -5,33 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from whet.engine import EnginePlan, display_names
+from whet.engine import EnginePlan, display_names, profile_suffix
 from whet.errors import UsageError
-from whet.inspector.facts import LayerFacts, layer_facts
+from whet.inspector.facts import LayerFacts, layer_facts, opt_shapes
 from whet.inspector.layers import layer_object
 
 VERBOSITIES = ("layer_names_only", "detailed", "none")
 
 
 def engine_information(
-    plan: EnginePlan, verbosity: str = "detailed", *, shapes: Mapping[str, tuple[int, ...]] | None = None, profile: int = 0
+    plan: EnginePlan, verbosity: str = "detailed", *, shapes: Mapping[str, tuple[int, ...]] | None = None, profile: int | None = None
 ) -> dict[str, Any]:
-    """What `--exportLayerInfo` writes: names only, every key, or none. Shapes default to the opt shapes of profile 0.
+    """What `--exportLayerInfo` writes: names only, every key, or none; of one profile, or of all as TensorRT lists them.
 
+    `shapes` are those of the first profile listed (default: its opt shapes). Names of profile N > 0 end in ` [profile N]`.
     Raises UsageError for another verbosity.
     """
     if verbosity not in VERBOSITIES:
         raise UsageError(f"profiling verbosity {verbosity!r} is none of {', '.join(VERBOSITIES)}")
-    bindings = [t.name for t in (*plan.network.inputs, *plan.network.outputs)]
-    suffix = f" [profile {profile}]" if profile else ""
-    if verbosity == "none":
-        return {"Layers": [], "Bindings": bindings}
-    if verbosity == "layer_names_only":
-        return {"Layers": [n + suffix for n in display_names(plan.network).values()], "Bindings": bindings}
-    objects = [layer_object(f) for f in layer_facts(plan, shapes)]
-    for o in objects:
-        o["Name"] += suffix
-    return {"Layers": objects, "Bindings": bindings}
+    layers: list[Any] = []
+    bindings: list[str] = []
+    for k in range(max(len(plan.profiles), 1)) if profile is None else [profile]:
+        bindings += [t.name + profile_suffix(k) for t in (*plan.network.inputs, *plan.network.outputs)]
+        if verbosity == "layer_names_only":
+            layers += [n + profile_suffix(k) for n in display_names(plan.network).values()]
+        elif verbosity == "detailed":
+            objects = [layer_object(f) for f in layer_facts(plan, (shapes if not layers else None) or opt_shapes(plan, k))]
+            for o in objects:
+                o["Name"] += profile_suffix(k)
+            layers += objects
+    return {"Layers": layers, "Bindings": bindings}
 
 
 def layer_lines(plan: EnginePlan, verbosity: str = "detailed") -> list[str]:

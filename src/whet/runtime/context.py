@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.engine import LayerTimes, display_names
+from whet.engine import LayerTimes, display_names, profile_suffix
 from whet.errors import ContextError, ShapeError
 from whet.network import Expr, evaluate, static_shape
 from whet.registry import nearest
@@ -148,9 +148,9 @@ class Context:
             for _ in range(max(iterations, 1)):
                 bound.feed(arrays)
                 rounds.append(bound.run_timed())
-        names = display_names(self.engine.plan.network)
+        names, suffix = display_names(self.engine.plan.network), profile_suffix(self.profile_index)
         return [
-            LayerTimes(names[layer.name], layer.name, tuple(1e3 * r[i] for r in rounds))
+            LayerTimes(names[layer.name] + suffix, layer.name, tuple(1e3 * r[i] for r in rounds))
             for i, layer in enumerate(self.engine.plan.network.layers)
         ]
 
