@@ -18,6 +18,7 @@ from whet.network import DType, Layer
 from whet.runtime.memory import write_bytes
 from whet.tactics import Args, Packed
 
+_METHOD = 2  # of timing; raise it when times of another kind come out, so that old ones are not compared with new ones
 _HOPELESS = (4.0, 4.0, 1.5, 1.2)  # after each round: a candidate this much slower than the best is not timed again; the last one stays
 _HOT_SAMPLE_MS = 0.05  # in hot caches, short kernels are repeated within one sample up to this
 _PATIENCE = 6  # disturbed measurements that are repeated in one build; on a machine that never rests more would not help
@@ -64,7 +65,8 @@ class Timer:
         return len(self.disturbed) <= _PATIENCE
 
     def key(self, option: Option, text: str) -> str:
-        return timing_key(option.tactic, text, option.signature, option.config, self._machine_key, self.conditions.state)
+        state = f"{self.conditions.state}, method {_METHOD}"
+        return timing_key(option.tactic, text, option.signature, option.config, self._machine_key, state)
 
     def recall(self, options: Sequence[Option], text: str) -> list[Option]:
         """Fills in what the cache knows; returns the options that it does not."""
