@@ -12,7 +12,7 @@ FORMATS = {  # what trt-engine-explorer's table has (of images; other texts coun
     *(f"Channel major FP16 format where channel % {n} == 0" for n in (2, 4, 8, 16)),
     *(f"Channel major BFloat16 format where channel % {n} == 0" for n in (2, 4, 8)),
     *"Half Float Double BFloat16 Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 FP8 Bool".split(),
-}
+}  # fmt: skip
 NEEDED = {
     "Convolution": {
         "Kernel", "PaddingMode", "PrePadding", "PostPadding", "Stride", "Dilation", "OutMaps", "Groups", "Weights", "Bias", "HasBias",

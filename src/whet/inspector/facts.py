@@ -62,8 +62,7 @@ def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]
     """The shapes a profile is tuned for."""
     given = plan.profiles[profile].shapes if plan.profiles else {}
     return {
-        t.name: tuple(given[t.name][1]) if t.name in given else tuple(d if isinstance(d, int) else 1 for d in t.shape)
-        for t in plan.network.inputs
+        t.name: tuple(given[t.name][1]) if t.name in given else tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in plan.network.inputs
     }
 
 

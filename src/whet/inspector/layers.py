@@ -11,7 +11,7 @@ from whet.engine import Candidate
 from whet.inspector.facts import LayerFacts
 from whet.inspector.words import format_words, head_op, layer_type, type_word
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics import anchor, epilogue, outer_input
+from whet.tactics import anchor, epilogue, is_quantized, outer_input, unquantized
 
 _ACTIVATIONS = {
     "Relu": "RELU", "Silu": "SWISH", "Swish": "SWISH", "Clip": "CLIP", "LeakyRelu": "LEAKY_RELU", "Sigmoid": "SIGMOID", "Tanh": "TANH",
@@ -108,7 +108,8 @@ def _parameters(f: LayerFacts) -> dict[str, Any]:
 
 
 def _convolution(f: LayerFacts) -> dict[str, Any]:
-    head = anchor(f.layer)
+    layer = _in_floats(f.layer)
+    head = anchor(layer)
     a, w = head.attrs, head.inputs[1]
     assert w is not None
     r = w.type.rank - 2
@@ -117,9 +118,9 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
     pads = [int(p) for p in a.get("pads") or (0,) * 2 * r]
     out = head.op == "ConvTranspose"
     maps = int(w.shape[1]) * a["group"] if out else int(w.shape[0])  # type: ignore[arg-type]
-    weight = _outer_constant(f.layer, w)
+    weight = _outer_constant(layer, w)
     bias = head.input(2)
-    activation, residual, dynamic = _epilogue_facts(f.layer)
+    activation, residual, dynamic = _epilogue_facts(layer)
     stored = type_word(_stored_type(f))
     return {
         "ParameterType": "Convolution",  # of ConvTranspose too: readers tell it by LayerType
@@ -137,7 +138,7 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
         "HasReLU": int(activation == "RELU"),
         "HasSparseWeights": int(weight is not None and two_of_four(weight.array(), 0 if out else 1)),
         "HasDynamicFilter": int(weight is None),
-        "HasDynamicBias": int(bias is not None and _outer_constant(f.layer, bias) is None),
+        "HasDynamicBias": int(bias is not None and _outer_constant(layer, bias) is None),
         "HasResidual": int(residual is not None),
         "ConvXAsActInputIdx": -1,
         "BiasAsActInputIdx": -1,
@@ -148,12 +149,13 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
 
 
 def _product(f: LayerFacts) -> dict[str, Any]:
-    head = anchor(f.layer)
+    layer = _in_floats(f.layer)
+    head = anchor(layer)
     a, b = head.inputs[0], head.inputs[1]
     assert a is not None
     assert b is not None
-    weight = _outer_constant(f.layer, b)
-    activation, residual, extra = _epilogue_facts(f.layer)
+    weight = _outer_constant(layer, b)
+    activation, residual, extra = _epilogue_facts(layer)
     c = head.input(2)
     turned = bool(head.attrs.get("transB"))
     made: dict[str, Any] = {
@@ -238,6 +240,12 @@ def _shuffle(layer: Layer) -> dict[str, Any]:
 def _scales(layer: Layer) -> list[float]:
     x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)  # type: ignore[union-attr]
     return [b / a if a else 0.0 for a, b in zip(x, y, strict=True)]
+
+
+def _in_floats(layer: Layer) -> Layer:
+    """A quantized layer as what it computes on real numbers; any other as it is."""
+    found = unquantized(layer) if is_quantized(layer) else layer
+    return layer if isinstance(found, str | Layer) else found.layer
 
 
 def _epilogue_facts(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:

@@ -25,8 +25,8 @@ _BOUND_KEPT = 4  # sets of shapes whose recorded launches a context remembers
 class Context:
     """Runs an engine. Made by `Engine.create_context`; use one per thread: two threads in one context raise ContextError.
 
-        context.run({"x": array}) -> {"y": array}           copies in and out; takes NumPy arrays and DLPack objects
-        context.bind("x", array); context.execute()         reads and writes the user's own buffers, without copies where it can
+    context.run({"x": array}) -> {"y": array}           copies in and out; takes NumPy arrays and DLPack objects
+    context.bind("x", array); context.execute()         reads and writes the user's own buffers, without copies where it can
     """
 
     def __init__(self, engine: Engine, profile: int = 0):

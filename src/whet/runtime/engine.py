@@ -243,8 +243,7 @@ class Engine:
         different = probe_differs(probe, bound.fetch())
         if different:
             raise EngineError(
-                f"{self._where} gives other results here than where it was verified: {different}. Do not use it on this machine; "
-                "build it again here."
+                f"{self._where} gives other results here than where it was verified: {different}. Do not use it on this machine; build it again here."
             )
 
 

@@ -108,9 +108,7 @@ def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Back
         except WhetError:
             continue
     if backend.name != "cpu":
-        raise BackendError(
-            f"no tactic of {backend.name} computes layer '{layer.name}' as the engine stores it: {why}. Build the engine again here."
-        )
+        raise BackendError(f"no tactic of {backend.name} computes layer '{layer.name}' as the engine stores it: {why}. Build the engine again here.")
     return Planned(layer, signature, SafeKernel(layer, signature), "safe reference", why)
 
 
