@@ -49,7 +49,7 @@ def test_the_command_that_trtexec_users_type(tmp_path):
     assert len(convolutions) == 20
     assert sum(x["HasSparseWeights"] for x in convolutions) == 19  # the first has 3 input channels
     stored = {t["Format/Datatype"] for x in convolutions for t in x["Outputs"]}
-    assert not [t for t in stored if "FP16" in t or "Half" in t or "Int8" in t]  # types show what ran
+    assert not [t for t in stored if "FP16" in t or "Half" in t]  # types show what ran: no FP16 here, INT8 where it paid
     profile = json.loads((tmp_path / "p.txt").read_text())
     assert list(profile[0]) == ["count"]
     assert [r["name"] for r in profile[1:]] == [x["Name"] for x in info["Layers"]]

@@ -120,8 +120,8 @@ def _print_options(o: Options, log: Log) -> None:
 
 def _build(o: Options, log: Log):
     from whet.builder import save_lock
-    from whet.cli._calibration import build_from
     from whet.cli._build_progress import BuildProgress
+    from whet.cli._calibration import build_from
     from whet.engine import write_engine
     from whet.frontends import network_from_onnx
     from whet.runtime import Runtime

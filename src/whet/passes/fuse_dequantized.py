@@ -9,7 +9,7 @@ from whet.passes._graph import Graph
 from whet.passes._quantize import WEIGHTED, quantized_members
 
 
-@rule(*WEIGHTED, "Fused", phase=Phase.FINAL)
+@rule(*WEIGHTED, "Fused", phase=Phase.FINAL, level=0)
 def fuse_dequantized(g: Graph, layer: Layer) -> Tensor | Skip | None:
     found = quantized_members(g, layer)
     if found is None:

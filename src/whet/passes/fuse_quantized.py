@@ -16,6 +16,7 @@ _CLIPS = ("Relu", "Clip")
     "QuantizeLinear",
     phase=Phase.FUSE,
     after=["fuse_conv_activation", "fuse_gemm_activation", "fuse_gemm_scale", "fuse_matmul_bias", "fuse_silu"],
+    level=0,
 )
 def fuse_quantized(g: Graph, layer: Layer) -> Tensor | Skip | None:
     value = layer.inputs[0]

@@ -42,12 +42,14 @@ def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
         inner = next((x for x in body.layers if x.op == layer.hint), None)
         place = {t: i for i, t in enumerate(body.inputs)}
         weight = inner.input(1) if inner is not None else None
+        if weight is not None and weight.maker is not None and weight.maker.op == "DequantizeLinear":
+            weight = weight.maker.inputs[0]  # a zero is the integer 0
         if inner is None or weight not in place:
             return None
         w, layer = layer.inputs[place[weight]], inner
     else:
         w = layer.input(1)
-    if layer.op not in ("Conv", "Gemm", "MatMul") or w is None or w.weight is None or not w.dtype.is_float or w.type.rank < 2:
+    if layer.op not in ("Conv", "Gemm", "MatMul") or w is None or w.weight is None or not (w.dtype.is_float or w.dtype.bits == 8) or w.type.rank < 2:
         return None
     if layer.op == "Conv":
         return w, 1

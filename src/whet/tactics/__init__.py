@@ -24,11 +24,13 @@ from whet.tactics._base import (
     operand_bytes,
     outer_input,
     tactic,
+    unquantized,
 )
 
 __all__ = [
     "TACTICS", "Args", "Call", "Config", "Kernel", "Machine", "Operand", "Packed", "PlanRefused", "Post", "Signature", "Stream", "Tactic",
     "anchor", "epilogue", "get_tactic", "is_quantized", "load_tactics", "operand_bytes", "outer_input", "tactic", "tactics_of",
+    "unquantized",
 ]  # fmt: skip
 
 

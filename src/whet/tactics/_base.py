@@ -223,6 +223,50 @@ def is_quantized(layer: Layer) -> bool:
 
 
 @dataclass(frozen=True)
+class Unquantized:
+    """A quantized fused layer without its Q and DQ layers: `layer` has the same inputs at the same places, integers as floats of their
+    real type (constants keep their integers); `dequantize` has the DQ layer by input place, `quantize` the Q layer at the end."""
+
+    layer: Layer
+    dequantize: dict[int, Layer]
+    quantize: Layer | None
+
+
+def unquantized(layer: Layer) -> Unquantized | str:
+    """Takes a fused layer's Q and DQ away, or says why they are not where a quantized layer has them."""
+    body = layer.regions["body"]
+    inner, outer = list(body.inputs), list(layer.inputs)
+    place = {t: i for i, t in enumerate(inner)}
+    seen: dict[Tensor, Tensor] = {t: t for t in inner}
+    made = Network("body", "lowered")
+    found: dict[int, Layer] = {}
+    last: Layer | None = None
+    for x in body.layers:
+        if x.op == "QuantizeLinear":
+            if x is not body.layers[-1]:
+                return "an integer is stored before the end"
+            last, seen[x.output] = x, seen[x.inputs[0]]  # type: ignore[index]
+        elif x.op == "DequantizeLinear":
+            i = place.get(x.inputs[0])  # type: ignore[arg-type]
+            if i is None or i in found:
+                return "one value is dequantized twice"
+            t = outer[i]
+            assert t is not None
+            found[i] = x
+            seen[x.output] = inner[i] = Tensor(t.name, x.output.type)
+            outer[i] = Tensor(t.name, t.type.with_dtype(x.output.dtype), weight=t.weight)
+        else:
+            copy = Layer(x.op, x.name, [None if t is None else seen[t] for t in x.inputs], x.attrs, x.regions, x.sources)
+            copy.outputs = tuple(Tensor(t.name, t.type, copy, t.index) for t in x.outputs)
+            seen.update(zip(x.outputs, copy.outputs, strict=True))
+            made.layers.append(copy)
+    made.inputs, made.outputs = inner, [seen[t] for t in body.outputs]
+    view = Layer("Fused", layer.name, outer, layer.attrs, {"body": made}, layer.sources)
+    view.outputs = tuple(Tensor(t.name, made.outputs[0].type, view) for t in layer.outputs)
+    return Unquantized(view, found, last)
+
+
+@dataclass(frozen=True)
 class Post:
     """One step of an epilogue: an op applied to the running value; `other` is its second operand as an input index of the fused layer."""
 

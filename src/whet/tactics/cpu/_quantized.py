@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whet.network import BF16, F32, DType, Layer, Network, Tensor, static_shape
-from whet.tactics._base import Operand, Post, Signature, anchor, epilogue
+from whet.network import BF16, F32, DType, Layer, Tensor, static_shape
+from whet.tactics._base import Operand, Post, Signature, anchor, epilogue, unquantized
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, Shaper, chain, same_places
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe
@@ -65,43 +65,21 @@ class OneDnnQuantized(OneDnnTactic):
 
 def take_apart(layer: Layer) -> Parts | str:
     """The parts of a quantized layer, or why oneDNN cannot compute it."""
-    body = layer.regions["body"]
-    inner, outer = list(body.inputs), list(layer.inputs)
-    place = {t: i for i, t in enumerate(inner)}
-    reads: dict[int, Scale] = {}
-    stores: Scale | None = None
-    seen: dict[Tensor, Tensor] = {t: t for t in inner}
-    made = Network("body", "lowered")
-    for x in body.layers:
-        if x.op not in ("DequantizeLinear", "QuantizeLinear"):
-            copy = Layer(x.op, x.name, [None if t is None else seen[t] for t in x.inputs], x.attrs, x.regions, x.sources)
-            copy.outputs = tuple(Tensor(t.name, t.type, copy, t.index) for t in x.outputs)
-            seen.update(zip(x.outputs, copy.outputs, strict=True))
-            made.layers.append(copy)
-            continue
-        found = _scale(x, [None if t is None or t not in place else outer[place[t]] for t in x.inputs[1:]])
-        if isinstance(found, str):
-            return found
-        if x.op == "QuantizeLinear":
-            if x is not body.layers[-1]:
-                return "an integer is stored before the end"
-            stores, seen[x.output] = found, seen[x.inputs[0]]  # type: ignore[index]
-            continue
-        i = place.get(x.inputs[0])  # type: ignore[arg-type]
-        if i is None or i in reads:
-            return "one value is dequantized twice"
-        t = outer[i]
-        assert t is not None
-        reads[i] = found
-        seen[x.output] = inner[i] = Tensor(t.name, x.output.type)
-        outer[i] = Tensor(t.name, t.type.with_dtype(x.output.dtype), weight=t.weight)
-    made.inputs, made.outputs = inner, [seen[t] for t in body.outputs]
-    view = Layer("Fused", layer.name, outer, layer.attrs, {"body": made}, layer.sources)
-    view.outputs = tuple(Tensor(t.name, made.outputs[0].type, view) for t in layer.outputs)
+    found = unquantized(layer)
+    if isinstance(found, str):
+        return found
+    place = {t: i for i, t in enumerate(layer.regions["body"].inputs)}
+    scales: dict[int | None, Scale] = {}
+    for i, x in [*found.dequantize.items(), *([(None, found.quantize)] if found.quantize else [])]:
+        got = _scale(x, [None if t is None or t not in place else layer.inputs[place[t]] for t in x.inputs[1:]])
+        if isinstance(got, str):
+            return got
+        scales[i] = got
+    view, stores = found.layer, scales.pop(None, None)
     head, posts = anchor(view), epilogue(view)
     if posts is None or head is view:
         return "what is fused to it is not a chain"
-    return Parts(view, head, posts, reads, stores)
+    return Parts(view, head, posts, {i: s for i, s in scales.items() if i is not None}, stores)
 
 
 def _scale(layer: Layer, given: Sequence[Tensor | None]) -> Scale | str:
