@@ -10,8 +10,8 @@ from whet.backends._base import Buffer, backend
 from whet.backends.cpu import info
 from whet.backends.cpu import threads as _threads
 from whet.backends.cpu.launch import LaunchExecutable, LaunchList
-from whet.backends.cpu.memory import allocate
 from whet.backends.cpu.load import Load, watch
+from whet.backends.cpu.memory import allocate
 from whet.errors import BackendError
 
 
