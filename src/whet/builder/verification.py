@@ -15,6 +15,7 @@ import numpy as np
 
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Noting
+from whet.builder.ties import has_ties, nudged_outputs
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError
@@ -223,6 +224,10 @@ def _check_network(plan: EnginePlan, source: Network, inputs: Mapping[str, np.nd
         if _worst(lowered, truth) <= found.network_bound:
             found.emulation_error = _worst(emulate(plan, inputs).values(), lowered)
             found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
+    if found.network_error > found.network_bound and has_ties(source):
+        ties = max(_worst(outputs, truth) for outputs in nudged_outputs(source, inputs))
+        found.emulation_error = max(found.emulation_error, ties)
+        found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
     if found.network_error > found.network_bound:
         worst = max(errors, key=lambda n: errors[n])
         what = (

@@ -1,0 +1,36 @@
+"""How far a quantized network may be off because its numbers stand near the middle between two integers.
+
+A kernel adds in another order than float64 does; where that moves a number over the middle, it becomes the neighbouring integer, and
+the layers behind see a step of a whole scale. That is no error of the kernel (an integer in a tie may differ by one), so the network is
+judged against itself with every scale a millionth larger, and a millionth smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from whet.network import Network, Tensor, Weight
+from whet.ops import run_network
+
+NUDGE = 2.0**-20
+
+
+def has_ties(net: Network) -> bool:
+    """Whether numbers become integers at run time."""
+    return any(x.op == "QuantizeLinear" and not x.inputs[0].is_constant for x in net.layers)  # type: ignore[union-attr]
+
+
+def nudged_outputs(net: Network, inputs: Mapping[str, np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """The outputs in float64 with the scales of all QuantizeLinear layers nudged up, then down."""
+    for factor in (1 + NUDGE, 1 - NUDGE):
+        made = net.clone()
+        for layer in made.layers:
+            if layer.op != "QuantizeLinear" or layer.inputs[0].is_constant or layer.inputs[1].weight is None:  # type: ignore[union-attr]
+                continue
+            scale = layer.inputs[1]
+            assert scale is not None
+            moved = Tensor(f"{scale.name} nudged", scale.type, weight=Weight(np.asarray(scale.array(), np.float64) * factor))
+            layer.inputs = (layer.inputs[0], moved, *layer.inputs[2:])
+        yield list(run_network(made, inputs, widen=True).values())

@@ -1,0 +1,112 @@
+"""Quantized engines: built, verified, chosen by time; ties are allowed for, wrong scales are not."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("passes", "precision")]
+from test_calibration import samples, small_network
+from test_pass_quantize import residual_network
+
+from whet.builder import build
+from whet.builder.config import BuildConfig
+from whet.builder.quantized import Calibration, build_int8, invented_ranges, prepared, slow_layers
+from whet.builder.ties import has_ties, nudged_outputs
+from whet.network import Network, parse_type
+from whet.ops import run_network
+from whet.precision import calibrate, find_places, quantize
+from whet.runtime import Runtime
+from whet.tactics import is_quantized, load_tactics
+from whet.tactics.cpu import _onednn as dnn
+
+QUICK = {"timing_cache": "", "threads": 1, "avg_timing": 1, "optimization_level": 1, "whole_engines": 1}
+VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
+load_tactics("cpu")
+
+
+def profile(n, h):
+    shape = {"x": (n, 3, h, h)}
+    return ((shape, shape, shape),)
+
+
+@VNNI
+def test_an_explicit_network_runs_in_integers():
+    net = residual_network()
+    plan = build(net, BuildConfig(profiles=profile(2, 16), **QUICK))
+    quantized = [x for x in plan.network.layers if is_quantized(x)]
+    assert len(quantized) == 6
+    assert all(plan.choices[x.name].tactic.startswith("cpu/onednn_q") for x in quantized)
+    x = {"x": np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype(np.float32)}
+    want, got = run_network(net, x)["y"], Runtime().load(plan).create_context().run(x)["y"]
+    assert np.abs(got - want).max() < 0.02 * np.abs(want).max()
+
+
+@VNNI
+def test_the_fastest_of_three_is_kept_and_said():
+    config = BuildConfig(profiles=profile(1, 12), precisions=("int8",), **QUICK)
+    plan = build_int8(small_network(), config, Calibration(samples=lambda: samples(6)))
+    choice = plan.report["precision_choice"]
+    assert [c["what"] for c in choice[:2]] == ["floating point", "int8"]
+    (kept,) = [c for c in choice if c["kept"]]
+    assert plan.report["latency_ms"] == kept["ms"]
+    # within the noise the engine with fewer integers is kept; beyond it, the fastest
+    assert kept["ms"] <= 1.02 * min(c["ms"] for c in choice) + 1e-9
+    floats = kept["what"] == "floating point"
+    assert any(is_quantized(x) for x in plan.network.layers) != floats
+    assert any(("INT8 pays" in n) != floats for n in plan.report["notes"] if "pay" in n)
+
+
+def test_without_data_ranges_are_invented_and_it_is_said():
+    config = BuildConfig(backend="null", profiles=profile(1, 12), precisions=("int8",), timing_cache="")
+    plan = build_int8(small_network(), config, Calibration())
+    assert any("INVENTED" in n for n in plan.report["notes"])
+    made = prepared(small_network(), config)
+    found = invented_ranges(made)
+    assert found.tensors["a"].low == 0.0  # behind a Relu
+    assert found.tensors["x"].low == -4.0
+
+
+def test_a_network_without_weights_says_so():
+    net = Network("plain")
+    net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[1,3,12,12]"))), "y")
+    plan = build_int8(net, BuildConfig(precisions=("int8",), **QUICK), Calibration())
+    assert any("no convolution or product" in n for n in plan.report["notes"])
+
+
+def test_layers_that_took_longer_are_found():
+    net = small_network()
+    config = BuildConfig(profiles=profile(1, 12), **QUICK)
+    made = prepared(net, config)
+    layers = find_places(made).layers
+    floats, integers = build(net, config), build(quantize(made, calibrate(made, samples(2))), config)
+    for plan, ms in ((floats, 1.0), (integers, 0.5)):
+        plan.report["layer_ms"] = {x.name: ms for x in plan.network.layers}
+    reformats = sum(x.op == "Reformat" for x in integers.network.layers)
+    fine = slow_layers(floats, integers, layers)
+    slow_one = next(x.name for x in integers.network.layers if is_quantized(x) and x.name.startswith("e"))
+    integers.report["layer_ms"][slow_one] = 9.0
+    assert slow_layers(floats, integers, layers) - fine == {"e"}, reformats
+
+
+def test_ties_are_found_and_are_small():
+    net = quantize(small_network(), calibrate(small_network(), samples(4)))
+    assert has_ties(net)
+    assert not has_ties(small_network())
+    x = samples(1)[0]
+    truth = run_network(net, x, widen=True)["y"]
+    for (moved,) in nudged_outputs(net, x):
+        assert moved.shape == truth.shape
+        assert np.abs(moved - truth).max() <= 0.05 * np.abs(truth).max()
+
+
+def test_a_tie_shows_in_the_nudged_network():
+    """All numbers stand in the middle between two integers: nudged, each becomes another one."""
+    net = Network("ties")
+    x = net.add_input("x", parse_type("f32[1,8]"))
+    s, z = net.constant(np.float32(1), "s"), net.constant(np.int8(0), "z")
+    net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", x, s, z), s, z), "y")
+    feed = {"x": np.arange(8, dtype=np.float32)[None] * 2 + np.float32(1.5)}  # rounds up to even: 2, 4, 6, ...
+    (up,), (down,) = nudged_outputs(net, feed)
+    assert np.array_equal(down[0] - up[0], np.ones(8))
