@@ -54,8 +54,9 @@ def test_kernels_win_over_the_reference_and_the_report_says_why():
     assert any("NumPy" in r.reason for r in rows)
 
 
-def test_a_level_0_build_times_nothing():
-    plan = build(residual(), dataclasses.replace(QUICK, optimization_level=0))
+def test_a_level_0_build_times_nothing_and_opens_no_cache(tmp_path):
+    plan = build(residual(), dataclasses.replace(QUICK, optimization_level=0, timing_cache=str(tmp_path / "t.sqlite")))
+    assert not (tmp_path / "t.sqlite").exists()
     assert plan.report["timing"]["timed"] == 0
     assert all(c.ms is None for rows in plan.report["candidates"].values() for c in rows)
 

@@ -49,9 +49,9 @@ class Search:
         self.unfused: list[tuple[str, str]] = []
         self.banned: list[tuple[str, str, str]] = []  # (layer, option, reason)
         self._bans: dict[tuple[str, Ident], str] = {}
-        self.cache = TimingCache(config.timing_cache)
         level = min(max(config.optimization_level, 0), 5)
         self.cap = config.max_tactics if config.max_tactics >= 0 else _TIMED[level]
+        self.cache = TimingCache("" if self.cap == 0 else config.timing_cache)
         self.timer: Timer | None = None
         if self.cap != 0:
             conditions = Conditions.of(machine, self._footprint())
