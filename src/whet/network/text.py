@@ -315,7 +315,11 @@ class _Scanner:
         if ch == "<":
             return parse_dim(self.match(r"<[^>]*>", "a dimension")[1:-1])
         if ch in ("'", '"'):
-            return ast.literal_eval(self.match(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "a string"))
+            raw = self.match(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "a string")
+            try:
+                return ast.literal_eval(raw)
+            except (SyntaxError, ValueError):  # a null byte, an escape that there is not
+                raise self.fail("a string") from None
         if self.maybe("float('"):
             v = float(self.match(r"-?\w+", "inf or nan"))
             self.take("')")
