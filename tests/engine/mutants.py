@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import random
@@ -149,7 +150,7 @@ def _edit(rng: random.Random, tree: Any) -> None:
     holder, key = rng.choice(places)
     match rng.randrange(7):
         case 0 | 1 | 2:
-            holder[key] = rng.choice(VALUES)
+            holder[key] = _value(rng)
         case 3:
             if isinstance(holder[key], int) and not isinstance(holder[key], bool):
                 holder[key] += rng.choice([-65, -64, -1, 1, 2, 64, 4096])
@@ -159,13 +160,17 @@ def _edit(rng: random.Random, tree: Any) -> None:
             del holder[key]
         case 5:
             if isinstance(holder, list):
-                holder.insert(rng.randrange(len(holder) + 1), rng.choice(VALUES))
+                holder.insert(rng.randrange(len(holder) + 1), _value(rng))
             else:
-                holder[rng.choice(["extra", "x", key + "_"])] = rng.choice(VALUES)
+                holder[rng.choice(["extra", "x", key + "_"])] = _value(rng)
         case 6:
             other, k = rng.choice(places)
             if not isinstance(holder, list) or key < len(holder):
                 holder[key], other[k] = json.loads(json.dumps(other[k])), json.loads(json.dumps(holder[key]))
+
+
+def _value(rng: random.Random) -> Any:
+    return copy.deepcopy(rng.choice(VALUES))  # a copy: later edits of this file must not change the next one
 
 
 def _places(tree: Any):

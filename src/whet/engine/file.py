@@ -106,7 +106,7 @@ def read_engine(source: Source) -> EnginePlan:
         return _read(opened.data)
     except EngineError as e:
         raise EngineError(f"{opened.name}: {e}") from e
-    except (WhetError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError, RecursionError) as e:
+    except (WhetError, ValueError, TypeError, KeyError, IndexError, OverflowError, SyntaxError, MemoryError, RecursionError) as e:
         raise EngineError(f"{opened.name}: it cannot be read: {type(e).__name__}: {str(e)[:300]}") from e
 
 

@@ -18,7 +18,7 @@ _DEEPEST = 8  # regions in regions
 _CONSTANT = re.compile(r'const %(?:"(?:[^"\\]|\\.)*"|[\w./:$#+-]+): \w+\[[0-9,]*\] = (?:\[|sha256:[0-9a-f]{64}$)')
 _NUMBER = re.compile(r"[0-9]{20}")
 _NAMES = re.compile(r'"(?:[^"\\]|\\.)*"|%[\w./:$#+-]+|named [\w./:$#+-]+|[0-9]*\.[0-9e+-]+')
-_BREAKS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, ZeroDivisionError, AssertionError)
+_BREAKS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, ZeroDivisionError, AssertionError, SyntaxError)
 
 
 def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: dict[str, str]) -> Network:
