@@ -124,6 +124,8 @@ def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str
         return fused
     if fused.places or fused.constants:
         return "only activations are fused to a batch normalization"
+    if target.format == "linear" and len(shape) > 2 and set(shape[2:]) == {1} and shape[0] > 1:
+        return "oneDNN 3.2's kernel takes the shift of the wrong channel where height and width are 1 and the batch is not; nhwc has the same bytes"
     layout = describe(layer.outputs[0], target)
     vector = dnn.describe((1, shape[1], *(1,) * (len(shape) - 2)), "f32")
     first = dnn.binary("mul", layout, vector, layout, dnn.Attributes((dnn.Binary("add", vector), *fused.post_ops)))
