@@ -134,7 +134,12 @@ class _Finder:
         if len(self.users.get(t, [])) != 1:
             return False
         maker = t.maker
-        return maker is not None and (maker in self.own or (maker.op in UNARY and self.takes_sum(maker.inputs[0])))  # type: ignore[arg-type]
+        if maker is None:
+            return False
+        if maker.op == "Mul":  # SiLU spelled out
+            gates = [(x, y) for x, y in (maker.inputs, maker.inputs[::-1]) if y is not None and y.maker is not None and y.maker.op == "Sigmoid"]
+            return any(x is not None and y.maker.inputs[0] is x and x.maker in self.own for x, y in gates)  # type: ignore[union-attr]
+        return maker in self.own or (maker.op in UNARY and self.takes_sum(maker.inputs[0]))  # type: ignore[arg-type]
 
     def fusable(self, t: Tensor) -> bool:
         """Whether the layer that makes `t` can store integers: quantized, or a sum, activation or average behind one that is."""
