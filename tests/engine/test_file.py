@@ -23,7 +23,7 @@ from whet.engine import (
 )
 from whet.engine.check import check_plan
 from whet.errors import EngineError
-from whet.network import BF16, I4, Network, Origin, Weight, network_text, parse_type
+from whet.network import BF16, F32, I4, Network, Origin, Weight, network_text, parse_type
 from whet.ops import run_network
 from whet.runtime import Runtime
 
@@ -89,6 +89,22 @@ def test_an_expression_that_gives_other_bytes_is_stored_by_value():
     plan.source_weights["bn1.weight"] = plan.source_weights["bn1.weight"] + np.float32(1)
     again = read_engine(engine_bytes(plan))
     np.testing.assert_array_equal(again.network.constants["w1"].array(), plan.network.constants["w1"].array())
+
+
+def test_origins_come_back_whole():
+    net = Network("origins", "lowered")
+    w = np.random.default_rng(0).standard_normal((4, 4)).astype("f4")
+    plain = Origin("source", "w", assumes=("equal to v", "channels 1, 2 are zero"))
+    turned = Origin("Transpose", args=(plain,), attrs=(("perm", (1, 0)),), assumes=("square",))
+    odd = Origin("MatMul", args=(turned, Origin("literal", attrs=(("dtype", F32), ("shape", (1,)), ("values", (2.0,))))))
+    x = net.add_input("x", parse_type("f32[4,4]"))
+    for o, a in ((plain, w), (turned, np.ascontiguousarray(w.T)), (odd, w @ w)):
+        x = net.add("Add", x, net.constant(Weight(a, o), "c"))
+    net.mark_output(x, "y")
+    plan = make_plan(net)
+    again = read_engine(engine_bytes(plan))
+    assert [t.weight.origin for t in again.network.constants.values()] == [plain, turned, odd]
+    assert engine_digest(again) == engine_digest(plan)
 
 
 def test_equal_weights_are_stored_once():

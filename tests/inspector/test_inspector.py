@@ -92,6 +92,25 @@ def test_engines_of_the_builder_are_accepted_too(name):
     check_profile(profile_records(Runtime().load(plan).create_context().profile({"input": np.zeros((2, 3, 224, 224), "f4")}, 2)), info)
 
 
+def test_quantized_layers_show_integer_weights():
+    net = Network("q", "lowered")
+    x = net.add_input("x", parse_type("u8[1,4,8,8]"))
+    w, b = net.constant(np.ones((8, 4, 3, 3), "i1"), "w"), net.constant(np.ones(8, "f4"), "b")
+    s, z = net.constant(np.float32(0.5), "s"), net.constant(np.uint8(0), "z")
+    sw, zw = net.constant(np.float32(0.5), "sw"), net.constant(np.int8(0), "zw")
+    body = Network("body", "lowered")
+    bx, bs, bz, bw, bsw, bzw, bb = (body.add_input(t.name, t.type) for t in (x, s, z, w, sw, zw, b))
+    y = body.add("Conv", body.add("DequantizeLinear", bx, bs, bz), body.add("DequantizeLinear", bw, bsw, bzw), bb, pads=(1, 1, 1, 1))
+    body.mark_output(body.add("QuantizeLinear", body.add("Relu", y), bs, bz))
+    net.mark_output(net.add("Fused", x, s, z, w, sw, zw, b, hint="Conv", regions={"body": body}, sources=["conv", "relu"], name="f"), "y")
+    info = engine_information(make_plan(net))
+    check_layers(info)
+    (conv,) = info["Layers"]
+    assert (conv["Weights"], conv["Bias"]) == ({"Type": "Int8", "Count": 288}, {"Type": "Float", "Count": 8})
+    assert (conv["HasReLU"], conv["HasDynamicFilter"], conv["HasSparseWeights"]) == (1, 0, 0)
+    assert conv["Inputs"][0]["Format/Datatype"] == "Row major linear UInt8 format"
+
+
 def one_dimensional_net():
     net = Network("audio", "lowered")
     x = net.add_input("x", parse_type("f32[2,4,100]"))

@@ -46,6 +46,7 @@ def test_file_and_back(tmp_path, network, plan):
         warnings.simplefilter("error")
         engine = whet.Runtime().load(tmp_path / "e")
     assert engine_digest(engine.plan) == engine_digest(plan)
+    assert engine_bytes(engine.plan) == (tmp_path / "e").read_bytes()
     context = engine.create_context()
     for n in (4, 1, 8, 3):
         same(network, images(n), context.run({"input": images(n)})["output"])

@@ -217,7 +217,7 @@ def report_to_data(report: Mapping[str, Any]) -> dict[str, Any]:
     data = plain({k: v for k, v in report.items() if k != "candidates"})
     if "candidates" in report:
         rows: dict[Candidate, int] = {}
-        layers = {name: [rows.setdefault(c, len(rows)) for c in found] for name, found in report["candidates"].items()}
+        layers = {name: [rows.setdefault(c, len(rows)) for c in found] for name, found in sorted(report["candidates"].items())}
         data["candidates"] = {"layers": layers, "rows": [plain(c) for c in rows]}
     return data
 

@@ -265,7 +265,7 @@ def _read_nodes(rows: Reader) -> list[tuple[Origin, list[int | None], str, int]]
         numbers = [None if a.value is None else a.integer(0, k - 1) for a in args.rows()]
         if op.text(100) == "source":
             digest = attrs.text(64)
-            found.append((Origin("source", name.text(10000)), [], digest, 0))
+            found.append((Origin("source", name.text(10000), assumes=_assumptions(rest)), [], digest, 0))
             continue
         pairs = []
         for key, text in (p.rows(2) for p in attrs.rows()):
@@ -275,10 +275,13 @@ def _read_nodes(rows: Reader) -> list[tuple[Origin, list[int | None], str, int]]
                 raise text.fail("an attribute's value") from e
         parents = [None if n is None else found[n][0] for n in numbers]
         cost = 1 + sum(found[n][3] for n in numbers if n is not None)
-        assumes = tuple(a.text(10000) for a in rest.rows())
-        origin = Origin(op.value, name.text(10000), tuple(parents), tuple(pairs), output.integer(0, 10**6), assumes)
+        origin = Origin(op.value, name.text(10000), tuple(parents), tuple(pairs), output.integer(0, 10**6), _assumptions(rest))
         found.append((origin, numbers, "", cost))
     return found
+
+
+def _assumptions(r: Reader) -> tuple[str, ...]:
+    return tuple(a.text(10000) for a in r.rows())
 
 
 def _stored(r: Reader, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -87,7 +87,7 @@ def _parameters(f: LayerFacts) -> dict[str, Any]:
     if op in ("Gemm", "MatMul"):
         return _product(f)
     if kind == "CaskPooling":
-        return _pooling(anchor(f.layer))
+        return _pooling(anchor(_in_floats(f.layer)))
     if kind == "Reformat":
         a = f.layer.attrs
         return {"ParameterType": "Reformat", "Origin": "REFORMAT" if a["source_dtype"] == a["dtype"] else "CAST"}
@@ -121,7 +121,7 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
     weight = _outer_constant(layer, w)
     bias = head.input(2)
     activation, residual, dynamic = _epilogue_facts(layer)
-    stored = type_word(_stored_type(f))
+    stored = _stored_type(f)
     return {
         "ParameterType": "Convolution",  # of ConvTranspose too: readers tell it by LayerType
         "Kernel": kernel + [1] * flat,
@@ -132,8 +132,8 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
         "Dilation": [int(d) for d in a.get("dilations") or (1,) * r] + [1] * flat,
         "OutMaps": maps,
         "Groups": int(a["group"]),
-        "Weights": {"Type": stored, "Count": _count(w)},
-        "Bias": {"Type": stored, "Count": _count(bias) if bias is not None else 0},
+        "Weights": {"Type": _weight_type(weight, stored), "Count": _count(w)},
+        "Bias": {"Type": _weight_type(_outer_constant(layer, bias) if bias is not None else None, stored), "Count": _count(bias)},
         "HasBias": int(bias is not None),
         "HasReLU": int(activation == "RELU"),
         "HasSparseWeights": int(weight is not None and two_of_four(weight.array(), 0 if out else 1)),
@@ -172,9 +172,9 @@ def _product(f: LayerFacts) -> dict[str, Any]:
         **extra,
     }
     if weight is not None:
-        made["Weights"] = {"Type": type_word(_stored_type(f)), "Count": _count(b)}
+        made["Weights"] = {"Type": _weight_type(weight, _stored_type(f)), "Count": _count(b)}
     if c is not None:
-        made["Bias"] = {"Type": type_word(_stored_type(f)), "Count": _count(c)}
+        made["Bias"] = {"Type": _weight_type(_outer_constant(layer, c), _stored_type(f)), "Count": _count(c)}
     return made
 
 
@@ -257,6 +257,13 @@ def _epilogue_facts(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:
     residual = added[0].other if added else None
     acts = [_ACTIVATIONS.get(s.op, s.op.upper()) for s in steps if s.op in _ACTIVATIONS or (s.other is None and s.op not in _ARITHMETIC)]
     return (acts[-1] if acts else "NONE"), residual, {"Epilogue": [s.op for s in steps]}
+
+
+def _weight_type(t: Tensor | None, computed: str) -> str:
+    """Integers as they are; floating point in the type that the kernel computes in, which a quantized layer does in float."""
+    if t is not None and t.weight is not None and not t.weight.type.dtype.is_float:
+        return type_word(t.weight.type.dtype.name)
+    return type_word(computed if computed in ("f32", "f16", "bf16", "f64") else "f32")
 
 
 def _stored_type(f: LayerFacts) -> str:
