@@ -62,7 +62,8 @@ def compile_all(wanted: list[tuple[str, int]]) -> None:
     print(len(texts), "kernels", round(total / 1e6, 1), "MB")
 
 
-def run(wanted: list[tuple[str, int]]) -> None:
+def engines(wanted: list[tuple[str, int]]) -> list[dict]:
+    """A row of numbers for each network; verified against the reference at batch 1."""
     machine, rows = get_backend("cuda"), []
     for name, batch in wanted:
         net, begun = network(name, batch), time.perf_counter()
@@ -96,8 +97,9 @@ def run(wanted: list[tuple[str, int]]) -> None:
         print({k: v for k, v in rows[-1].items() if k not in ("layers", "state")}, flush=True)
         with open(os.environ.get("OUT", ".") + "/engines.json", "w") as out:
             json.dump(rows, out, indent=0)
+    return rows
 
 
 if __name__ == "__main__":
     asked = [(name, int(batch)) for name, batch in (word.split(":") for word in sys.argv[2:])]
-    {"compile": compile_all, "run": run}[sys.argv[1]](asked)
+    {"compile": compile_all, "run": engines}[sys.argv[1]](asked)

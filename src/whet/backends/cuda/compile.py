@@ -18,7 +18,7 @@ from whet.errors import BackendError
 _lock = threading.Lock()
 _ahead: dict[str, Future[bytes]] = {}  # by cache key: what compile_ahead started
 _pool: ThreadPoolExecutor | None = None
-FLAGS = ("--std=c++17", "-default-device", "--use_fast_math", "--extra-device-vectorization")
+FLAGS = ("--std=c++17", "-default-device", "--prec-div=false", "--prec-sqrt=false", "--extra-device-vectorization")
 
 
 @functools.cache

@@ -49,7 +49,8 @@ class OwnDepthwise(Tactic):
         found: list[Config] = []
         for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
-            if tall == 1 or threads >= 256 * machine.multiprocessors:
+            large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
+            if not large and (tall == 1 or threads >= 256 * machine.multiprocessors):
                 found.append((("wide", wide), ("tall", tall)))
         return found
 

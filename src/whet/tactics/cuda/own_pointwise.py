@@ -14,7 +14,7 @@ from whet.tactics.cuda._kernel import ACTIVATIONS, TYPE, GpuKernel, activation_o
 
 _BINARY = {"Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)"}
 _UNARY = {
-    "Exp": "__expf(a)", "Log": "__logf(a)", "Sqrt": "sqrtf(a)", "Abs": "fabsf(a)", "Neg": "-a", "Softplus": "a > 20.f ? a : log1pf(__expf(a))",
+    "Exp": "__expf(a)", "Log": "logf(a)", "Sqrt": "sqrtf(a)", "Abs": "fabsf(a)", "Neg": "-a", "Softplus": "a > 20.f ? a : log1pf(__expf(a))",
     "Erf": "erff(a)", "Reciprocal": "1.f / a", "Floor": "floorf(a)", "Ceil": "ceilf(a)", "Round": "rintf(a)",
 }  # fmt: skip
 _OPERANDS = 4

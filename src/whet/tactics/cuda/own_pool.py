@@ -48,7 +48,7 @@ class OwnPool(Tactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         n, c, h, w = static_shape(layer.inputs[0].shape)  # type: ignore[union-attr]
-        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "MAX": int(layer.op == "MaxPool")}
+        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "MAX": int(layer.op == "MaxPool"), "R": 0, "S": 0}
         fields = "<2Q17i4x"
         if _whole(layer):
             sizes = (n, h, w, c, 1, 1, *(1,) * 8, 0, h, w)
@@ -60,6 +60,7 @@ class OwnPool(Tactic):
             pads, dilations = a.get("pads") or (0, 0, 0, 0), a.get("dilations") or (1, 1)
             whole = int(bool(a.get("count_include_pad")))
             sizes = (n, h, w, c, p, q, *kernel, *strides, pads[0], pads[1], *dilations, whole, h + pads[2], w + pads[3])
+            constants |= {"R": int(kernel[0]), "S": int(kernel[1])} if kernel[0] * kernel[1] <= 25 else {}
             entry, grid = "pool", (blocks_of(n * p * q * (c // 8), 256), 1, 1)
 
         def make(args: Args) -> list:

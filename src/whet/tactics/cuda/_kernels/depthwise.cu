@@ -44,33 +44,44 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(const __grid_constan
         Vec8 sum[WIDE];
 #pragma unroll
         for (int k = 0; k < WIDE; ++k) sum[k] = bias;
+        if (a.dil_w == 1) {  // all pixels are asked for before the first is used; outside of the image they are zero
+            Raw<TYPE> raw[R][SPAN];
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                const int y = row * a.stride_h - a.pad_h + r * a.dil_h;
+                const long long start = (((long long)n * a.h + y) * a.w) * a.c + channel;
+#pragma unroll
+                for (int j = 0; j < SPAN; ++j) {
+                    const int x = q0 * STRIDE - a.pad_w + j;
+                    raw[r][j] = load_raw<TYPE>(a.in, start + x * a.c, (u32)y < (u32)a.h && (u32)x < (u32)a.w);
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                Vec8 weight[S];
+#pragma unroll
+                for (int s = 0; s < S; ++s) weight[s] = KEEP ? kept[KEEP ? r * S + s : 0] : weights_at(a, r * S + s, channel);
+#pragma unroll
+                for (int j = 0; j < SPAN; ++j) {
+                    const Vec8 v = unpack_raw<TYPE>(raw[r][j]);
+#pragma unroll
+                    for (int k = 0; k < WIDE; ++k)
+                        if (j - k * STRIDE >= 0 && j - k * STRIDE < S) accumulate(sum[k], v, weight[j - k * STRIDE]);
+                }
+            }
+        } else
 #pragma unroll
         for (int r = 0; r < R; ++r) {
             const int y = row * a.stride_h - a.pad_h + r * a.dil_h;
             if (y < 0 || y >= a.h) continue;
             const u8* start = a.in + (((long long)n * a.h + y) * a.w * a.c + channel) * Element<TYPE>::BYTES;
-            Vec8 weight[S];
 #pragma unroll
-            for (int s = 0; s < S; ++s) weight[s] = KEEP ? kept[KEEP ? r * S + s : 0] : weights_at(a, r * S + s, channel);
-            if (a.dil_w == 1) {
+            for (int k = 0; k < WIDE; ++k)
 #pragma unroll
-                for (int j = 0; j < SPAN; ++j) {
-                    const int x = q0 * STRIDE - a.pad_w + j;
-                    if (x < 0 || x >= a.w) continue;
-                    const Vec8 v = load8<TYPE>(start, x * a.c);
-#pragma unroll
-                    for (int k = 0; k < WIDE; ++k)
-                        if (j - k * STRIDE >= 0 && j - k * STRIDE < S) accumulate(sum[k], v, weight[j - k * STRIDE]);
+                for (int s = 0; s < S; ++s) {
+                    const int x = (q0 + k) * STRIDE - a.pad_w + s * a.dil_w;
+                    if (x >= 0 && x < a.w) accumulate(sum[k], load8<TYPE>(start, x * a.c), weights_at(a, r * S + s, channel));
                 }
-            } else {
-#pragma unroll
-                for (int k = 0; k < WIDE; ++k)
-#pragma unroll
-                    for (int s = 0; s < S; ++s) {
-                        const int x = (q0 + k) * STRIDE - a.pad_w + s * a.dil_w;
-                        if (x >= 0 && x < a.w) accumulate(sum[k], load8<TYPE>(start, x * a.c), weight[s]);
-                    }
-            }
         }
 #pragma unroll
         for (int k = 0; k < WIDE; ++k) {

@@ -1,4 +1,4 @@
-// Pooling of NHWC tensors, eight channels a thread. Constants: TYPE, MAX (else average).
+// Pooling of NHWC tensors, eight channels a thread. Constants: TYPE, MAX (else average), R and S (the window, or 0).
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -24,15 +24,37 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
 #pragma unroll
     for (int k = 0; k < 8; ++k) sum.v[k] = MAX ? -__int_as_float(0x7f800000) : 0.f;
     int count = 0;
-    for (int r = 0; r < a.r; ++r) {
-        const int y = y0 + r * a.dil_h;
-        for (int s = 0; s < a.s; ++s) {
-            const int x = x0 + s * a.dil_w;
-            if (y < 0 || x < 0 || y >= a.h || x >= a.w) { count += a.whole && y < a.end_h && x < a.end_w; continue; }
-            const Vec8 v = load8<TYPE>(a.in, (((long long)n * a.h + y) * a.w + x) * a.c + g * 8);
-            ++count;
+    const u32 fill = !MAX ? 0 : TYPE == 0 ? 0xff800000u : TYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;  // minus infinity
+    if (R * S > 0 && R * S <= 25) {  // a known window: all of it is asked for before the first value is used
+        Raw<TYPE> raw[R > 0 ? R : 1][S > 0 ? S : 1];
 #pragma unroll
-            for (int k = 0; k < 8; ++k) sum.v[k] = MAX ? max_nan(sum.v[k], v.v[k]) : sum.v[k] + v.v[k];
+        for (int r = 0; r < R; ++r)
+#pragma unroll
+            for (int s = 0; s < S; ++s) {
+                const int y = y0 + r * a.dil_h, x = x0 + s * a.dil_w;
+                const bool inside = (u32)y < (u32)a.h && (u32)x < (u32)a.w;
+                raw[r][s] = load_raw<TYPE>(a.in, (((long long)n * a.h + y) * a.w + x) * a.c + g * 8, inside, fill);
+                count += inside || (a.whole && y < a.end_h && x < a.end_w);
+            }
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+#pragma unroll
+            for (int s = 0; s < S; ++s) {
+                const Vec8 v = unpack_raw<TYPE>(raw[r][s]);
+#pragma unroll
+                for (int k = 0; k < 8; ++k) sum.v[k] = MAX ? max_nan(sum.v[k], v.v[k]) : sum.v[k] + v.v[k];
+            }
+    } else {
+        for (int r = 0; r < a.r; ++r) {
+            const int y = y0 + r * a.dil_h;
+            for (int s = 0; s < a.s; ++s) {
+                const int x = x0 + s * a.dil_w;
+                if (y < 0 || x < 0 || y >= a.h || x >= a.w) { count += a.whole && y < a.end_h && x < a.end_w; continue; }
+                const Vec8 v = load8<TYPE>(a.in, (((long long)n * a.h + y) * a.w + x) * a.c + g * 8);
+                ++count;
+#pragma unroll
+                for (int k = 0; k < 8; ++k) sum.v[k] = MAX ? max_nan(sum.v[k], v.v[k]) : sum.v[k] + v.v[k];
+            }
         }
     }
     if (!MAX)

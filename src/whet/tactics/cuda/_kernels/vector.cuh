@@ -30,6 +30,25 @@ template <int KIND> DEV Vec8 load8(const u8* base, long long element) {
     }
     return r;
 }
+// Eight elements as they lie, or `fill` in every 32-bit word: several loads can be on their way before the first is unpacked.
+template <int KIND> struct Raw { uint4 a, b; };
+template <int KIND> DEV Raw<KIND> load_raw(const u8* base, long long element, bool inside, u32 fill = 0) {
+    Raw<KIND> r;
+    const uint4* p = reinterpret_cast<const uint4*>(base + element * Element<KIND>::BYTES);
+    r.a = r.b = make_uint4(fill, fill, fill, fill);
+    if (inside) { r.a = p[0]; if (KIND == 0) r.b = p[1]; }
+    return r;
+}
+template <int KIND> DEV Vec8 unpack_raw(const Raw<KIND>& raw) {
+    Vec8 r;
+    const u32 w[8] = {raw.a.x, raw.a.y, raw.a.z, raw.a.w, raw.b.x, raw.b.y, raw.b.z, raw.b.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        if (KIND == 0) r.v[i] = __uint_as_float(w[i]);
+        else if (i < 4) { const float2 f = unpack_as<KIND>(w[i]); r.v[2 * i] = f.x; r.v[2 * i + 1] = f.y; }
+    }
+    return r;
+}
 template <int KIND> DEV void store8(u8* base, long long element, const Vec8& r) {
     uint4* p = reinterpret_cast<uint4*>(base + element * Element<KIND>::BYTES);
     if (KIND == 0) {
