@@ -41,7 +41,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/python examples/digits/demo.py
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile  # NumPy threads of two workers would fight for two cores
 
 check: lint types test
 
