@@ -65,7 +65,7 @@ def engines(model: realdata.RealModel, images: np.ndarray, method: str, batch: i
     name = net.inputs[0].name
     one, many = ({name: (n, *images.shape[1:])} for n in (1, batch))
     dynamic = not net.inputs[0].type.static
-    config = BuildConfig(profiles=((one, many, many),) if dynamic else (), optimization_level=1, whole_engines=0, avg_timing=1)
+    config = BuildConfig(profiles=((one, many, many),) if dynamic else (), optimization_level=1, whole_engines=0, avg_timing=1, verify=False)
     made = prepared(net, config)
     start = time.perf_counter()
     samples = Calibration(samples=lambda: ({name: images[i : i + 1]} for i in range(len(images))), method=method)
@@ -133,11 +133,14 @@ def main() -> int:
 
 
 def write(path: Path, rows: list[dict], args) -> None:
-    """The table so far; the file appears whole."""
+    """The table so far, with what the file holds of other models; the file appears whole."""
     from whet.backends import get_backend
 
     machine = get_backend("cpu").describe()
-    data = {"what": __doc__.splitlines()[0], "machine": machine.get("model"), "calibration": CALIBRATION, "limit": args.limit, "rows": rows}
+    kept = json.loads(path.read_text())["rows"] if path.exists() else []
+    names = {r["model"] for r in rows}
+    rows = sorted([*rows, *(r for r in kept if r["model"] not in names)], key=lambda r: MODELS.index(r["model"]))
+    data = {"what": __doc__.splitlines()[0], "machine": machine.get("model"), "limit": args.limit, "rows": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.part")
     partial.write_text(json.dumps(data, indent=1) + "\n")

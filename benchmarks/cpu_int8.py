@@ -45,7 +45,7 @@ def ort_quantized(model: Path, shapes: dict[str, list[int]]) -> Path:
             return next(self.left, None)
 
     prepared, made = model.with_suffix(".prepared.onnx"), model.with_suffix(".qdq.onnx")
-    quant_pre_process(str(model), str(prepared))
+    quant_pre_process(str(model), str(prepared), skip_symbolic_shape=True)
     quantize_static(str(prepared), str(made), Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)  # fmt: skip
     return made

@@ -96,7 +96,7 @@ def content_digest(feeds: Feeds) -> str:
     for name in sorted(feeds):
         a = np.ascontiguousarray(feeds[name])
         h.update(f"{name}|{a.dtype}|{a.shape}|".encode())
-        h.update(a.reshape(-1).view(np.uint8))
+        h.update(a.tobytes())
     return h.hexdigest()
 
 

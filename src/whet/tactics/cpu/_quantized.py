@@ -68,13 +68,16 @@ def take_apart(layer: Layer) -> Parts | str:
     found = unquantized(layer)
     if isinstance(found, str):
         return found
-    place = {t: i for i, t in enumerate(layer.regions["body"].inputs)}
+    place = {t: k for k, t in enumerate(layer.regions["body"].inputs)}
     scales: dict[int | None, Scale] = {}
-    for i, x in [*found.dequantize.items(), *([(None, found.quantize)] if found.quantize else [])]:
+    layers: list[tuple[int | None, Layer]] = list(found.dequantize.items())
+    if found.quantize is not None:
+        layers.append((None, found.quantize))
+    for at, x in layers:
         got = _scale(x, [None if t is None or t not in place else layer.inputs[place[t]] for t in x.inputs[1:]])
         if isinstance(got, str):
             return got
-        scales[i] = got
+        scales[at] = got
     view, stores = found.layer, scales.pop(None, None)
     head, posts = anchor(view), epilogue(view)
     if posts is None or head is view:
@@ -125,11 +128,11 @@ def signatures(parts: Parts, fmt: str, machine) -> list[Signature]:
         out = Operand(fmt, parts.stores.dtype if parts.stores else real)
         own = {parts.place(t) for t in parts.head.inputs}
         for p in parts.posts:
-            i = p.other
-            if p.op != "Add" or i is None or i in own or inputs[i] is None:
+            z = p.other
+            if p.op != "Add" or z is None or z in own or inputs[z] is None:
                 continue
-            if parts.view.inputs[i].shape == parts.view.outputs[0].shape and inputs[i].dtype.bits == out.dtype.bits:  # type: ignore[union-attr]
-                made.append(Signature(tuple(inputs), (out,), ((i, 0),)))
+            if parts.view.inputs[z].shape == parts.view.outputs[0].shape and inputs[z].dtype.bits == out.dtype.bits:  # type: ignore[union-attr]
+                made.append(Signature(tuple(inputs), (out,), ((z, 0),)))
         made.append(Signature(tuple(inputs), (out,)))
     return made
 
