@@ -1,0 +1,31 @@
+"""Does GPU memory grow? Builds and loads one network again and again in one process and reads what the GPU says is free.
+
+Usage: python3 benchmarks/gpu_memory.py [network] [rounds]
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from gpu_engines import CONFIG, network
+
+from whet.backends import get_backend
+from whet.builder import build
+from whet.runtime import Runtime
+
+if __name__ == "__main__":
+    name, rounds = (sys.argv[1] if len(sys.argv) > 1 else "resnet18"), int(sys.argv[2]) if len(sys.argv) > 2 else 20
+    machine, net = get_backend("cuda"), network(name, 1)
+    free = []
+    for _ in range(rounds):
+        engine = Runtime(machine).load(build(net, CONFIG))
+        context = engine.create_context()
+        context.run({n: context.input_array(n) for n in context.input_names})
+        context.close()
+        engine.close()
+        del engine, context
+        gc.collect()
+        free.append(machine.device.free_memory()[0])
+    grown = (free[1] - free[-1]) / 2**20 / max(1, len(free) - 2)
+    print(f"{name}: after {rounds} builds and loads, {grown:.3f} MiB a round since the second; free {free[0] >> 20} .. {free[-1] >> 20} MiB")
