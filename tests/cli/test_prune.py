@@ -1,0 +1,38 @@
+"""`whet prune` on the digits network: a smaller ONNX that ONNX Runtime runs, and a recipe that gives the same cut again."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from click.testing import CliRunner
+
+from whet.cli.prune import command
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+
+
+def run(path: Path, x: np.ndarray) -> np.ndarray:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: x})[0]
+
+
+def test_cut_recover_and_recipe(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DIGITS))
+    data = __import__("data")
+    training, _ = data.load_train()
+    images, labels = data.load_heldback()
+    np.save(tmp_path / "train.npy", training[:128])
+    small, recipe = tmp_path / "small.onnx", tmp_path / "r.json"
+    args = [str(DIGITS / "digits_resnet.onnx"), "-o", str(small), "--recipe", str(recipe), "--calibData", str(tmp_path / "train.npy")]
+    done = CliRunner().invoke(command, [*args, "--samples", "128"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "of 656 channels" in done.output
+    assert small.stat().st_size < 0.6 * (DIGITS / "digits_resnet.onnx").stat().st_size
+    assert (run(small, images).argmax(1) == labels).mean() > 0.98
+    again = CliRunner().invoke(command, [str(DIGITS / "digits_resnet.onnx"), "-o", str(tmp_path / "again.onnx"), "--applyRecipe", str(recipe)])
+    assert again.exit_code == 0, again.output
+    bare = CliRunner().invoke(command, [str(DIGITS / "digits_resnet.onnx"), "-o", str(tmp_path / "bare.onnx")], catch_exceptions=False)
+    assert "nothing was recovered" in bare.output
+    np.testing.assert_array_equal(run(tmp_path / "again.onnx", images[:8]), run(tmp_path / "bare.onnx", images[:8]))
+    sys.modules.pop("data", None)
