@@ -57,7 +57,7 @@ class OneDnnQAdd(OneDnnTactic):
         steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.stores.number, float(parts.stores.zero)))
         sides = [describe(parts.view.inputs[i], signature.inputs[i]) for i in places]  # type: ignore[arg-type]
         made = dnn.Attributes(tuple(steps.post_ops), scales=(("src", 0, 1), ("src1", 0, 1)))
-        first = dnn.binary("add", *sides, describe(parts.view.outputs[0], signature.outputs[0]), made)
+        first = dnn.binary("add", sides[0], sides[1], describe(parts.view.outputs[0], signature.outputs[0]), made)
         recipe = Recipe(first, {"dst": ("output", 0)}, 0.0)
         for name, i in zip(("src", "src1"), places, strict=True):
             recipe.places[name] = ("input", i)
