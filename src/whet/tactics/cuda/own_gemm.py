@@ -29,21 +29,7 @@ class OwnGemm(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        head = anchor(layer)
-        x, w = head.inputs[0], head.inputs[1]
-        i = outer_input(layer, w)
-        if i is None or not layer.inputs[i].is_constant or w.type.rank != 2:  # type: ignore[union-attr]
-            return "the second matrix is computed at run time, or is a stack of matrices"
-        if head.attrs.get("transA") or x.type.rank < 2:  # type: ignore[union-attr]
-            return "the first matrix is transposed, or is a vector"
-        if head.op == "Gemm" and head.attrs.get("alpha", 1.0) != 1.0:
-            return "alpha is not 1"
-        b = head.input(2)
-        if b is not None:
-            j = outer_input(layer, b)
-            if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.inputs[j].is_constant or prod(static_shape(b.shape)) != _columns(head):  # type: ignore[union-attr]
-                return "C is no constant row, or beta is not 1"
-        return None if epilogue(layer) is not None else "what is fused to it is not a chain"
+        return gemm_reason(layer)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
@@ -62,10 +48,10 @@ class OwnGemm(Tactic):
         if not machine_has(machine, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
-        return made if isinstance(made, str) else refuses(_shape(layer))
+        return made if isinstance(made, str) else refuses(gemm_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
-        s = _shape(layer)
+        s = gemm_shape(layer)
         found = configs_for(s.m, s.k, s.c, 1, machine.multiprocessors)
         if signature.outputs[0].dtype == F32:
             found = [c for c in found if c.sk > 1 or c.direct]
@@ -81,7 +67,7 @@ class OwnGemm(Tactic):
         made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             raise PlanRefused(made)
-        head, shape, tile = anchor(layer), _shape(layer), from_config(config)
+        head, shape, tile = anchor(layer), gemm_shape(layer), from_config(config)
         out_f32 = signature.outputs[0].dtype == F32
         if out_f32 and tile.sk == 1 and not tile.direct:
             raise PlanRefused("f32 results need a split or direct configuration")
@@ -123,12 +109,31 @@ class OwnGemm(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
 
 
+def gemm_reason(layer: Layer) -> str | None:
+    """Why a Gemm or MatMul is no product with a constant matrix on the right, or None."""
+    head = anchor(layer)
+    x, w = head.inputs[0], head.inputs[1]
+    i = outer_input(layer, w)
+    if i is None or not layer.inputs[i].is_constant or w.type.rank != 2:  # type: ignore[union-attr]
+        return "the second matrix is computed at run time, or is a stack of matrices"
+    if head.attrs.get("transA") or x.type.rank < 2:  # type: ignore[union-attr]
+        return "the first matrix is transposed, or is a vector"
+    if head.op == "Gemm" and head.attrs.get("alpha", 1.0) != 1.0:
+        return "alpha is not 1"
+    b = head.input(2)
+    if b is not None:
+        j = outer_input(layer, b)
+        if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.inputs[j].is_constant or prod(static_shape(b.shape)) != _columns(head):  # type: ignore[union-attr]
+            return "C is no constant row, or beta is not 1"
+    return None if epilogue(layer) is not None else "what is fused to it is not a chain"
+
+
 def _columns(head: Layer) -> int:
     """Columns of the result."""
     return static_shape(head.outputs[0].shape)[-1]
 
 
-def _shape(layer: Layer) -> ConvShape:
+def gemm_shape(layer: Layer) -> ConvShape:
     """The product as a 1x1 convolution over a row of pixels."""
     head = anchor(layer)
     *rows, inner = static_shape(head.inputs[0].shape)  # type: ignore[union-attr]

@@ -1,0 +1,42 @@
+// Any convolution of two spatial axes (and any product with constant weights) without tensor cores: a thread makes one value, neighbours
+// make neighbouring channels of a pixel. Weights [R][S][channels of a group][k] as f32. Constants: TYPE, ACT.
+#include "common.cuh"
+#include "vector.cuh"
+
+struct Args {
+    const u8* in;
+    const float* weights;
+    const float* bias;
+    const u8* residual;
+    u8* out;
+    long long count;     // n * p * q * k
+    int h, w, c, p, q, k, r, s, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, group_c, group_k;
+    int has_residual;    // 1: added before the activation, 2: after it
+    Act act;
+};
+
+extern "C" __global__ void __launch_bounds__(256) direct(const __grid_constant__ Args a) {
+    let_next_start();
+    const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
+    wait_for_previous();
+    if (i >= a.count) return;
+    const long long pixel = i / a.k, line = pixel / a.q;
+    const int k = (int)(i - pixel * a.k), q = (int)(pixel - line * a.q), n = (int)(line / a.p), p = (int)(line - (long long)n * a.p);
+    const int c0 = k / a.group_k * a.group_c;
+    float sum = a.bias[k];
+    for (int r = 0; r < a.r; ++r) {
+        const int y = p * a.stride_h - a.pad_h + r * a.dil_h;
+        if (y < 0 || y >= a.h) continue;
+        for (int s = 0; s < a.s; ++s) {
+            const int x = q * a.stride_w - a.pad_w + s * a.dil_w;
+            if (x < 0 || x >= a.w) continue;
+            const long long from = (((long long)n * a.h + y) * a.w + x) * a.c + c0;
+            const float* weight = a.weights + (long long)(r * a.s + s) * a.group_c * a.k + k;
+#pragma unroll 4
+            for (int c = 0; c < a.group_c; ++c) sum += load1<TYPE>(a.in, from + c) * weight[(long long)c * a.k];
+        }
+    }
+    const float extra = a.has_residual ? load1<TYPE>(a.residual, i) : 0.f;
+    const float v = activate<ACT>(a.has_residual == 1 ? sum + extra : sum, a.act);
+    store1<TYPE>(a.out, i, a.has_residual == 2 ? v + extra : v);
+}

@@ -1,0 +1,107 @@
+"""Convolutions and products that no tensor-core kernel takes (f32, groups, odd channel counts): one thread a value. Slow, always there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16, F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics.cuda._conv import refuses
+from whet.tactics.cuda._kernel import (
+    ACTIVATIONS,
+    HALF,
+    TYPE,
+    GpuKernel,
+    all_static,
+    blocks_of,
+    ending,
+    float_types,
+    launch,
+    machine_has,
+    packed_array,
+    same,
+)
+from whet.tactics.cuda.own_conv import constant_weights, conv_shape, packed_bias
+from whet.tactics.cuda.own_gemm import gemm_reason, gemm_shape
+
+
+@tactic
+class OwnDirect(Tactic):
+    """Conv of two spatial axes with any groups; Gemm and MatMul with a constant matrix."""
+
+    ops = ("Conv", "Gemm", "MatMul")
+    fallback = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        if head.op != "Conv":
+            return gemm_reason(layer)
+        if head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+            return "the kernel takes images of two spatial axes"
+        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer) or self.why_not(layer):
+            return []
+        head, posts = anchor(layer), epilogue(layer)
+        x, form = outer_input(layer, head.inputs[0]), "nhwc" if head.op == "Conv" else "linear"
+        found = []
+        for dtype in float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32)):
+            others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]  # type: ignore[union-attr]
+            if any(layer.inputs[i].type.rank != layer.outputs[0].type.rank for i in others):  # type: ignore[union-attr]
+                continue
+            found.append(same(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))  # type: ignore[misc]
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        head = anchor(layer)
+        made = ending(layer, epilogue(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
+        if isinstance(made, str):
+            return made
+        shape = conv_shape(layer) if head.op == "Conv" else gemm_shape(layer)
+        tensor_cores = machine_has(machine, "wgmma") and signature.outputs[0].dtype in HALF
+        if tensor_cores and (head.op != "Conv" or head.attrs["group"] == 1) and refuses(shape) is None:
+            return "a tensor-core kernel takes this"
+        return None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        head = anchor(layer)
+        conv = head.op == "Conv"
+        made = ending(layer, epilogue(layer), 1 if conv else layer.outputs[0].type.rank - 1)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        s = conv_shape(layer) if conv else gemm_shape(layer)
+        group = head.attrs["group"] if conv else 1
+        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        assert weights is not None
+        turned = not conv and (head.op == "MatMul" or not head.attrs.get("transB"))
+
+        def filters() -> np.ndarray:
+            given = np.asarray(weights.array(), np.float32)
+            if not conv:
+                given = (given.T if turned else given)[:, :, None, None]
+            return given.transpose(2, 3, 1, 0)  # [r, s, c of a group, k]
+
+        size = int(np.prod(static_shape(weights.shape))) * 4
+        packed = (
+            packed_array(f"{weights.weight.digest}|direct {turned} f32", size, filters),  # type: ignore[union-attr]
+            packed_bias(made, own, s.k),
+        )
+        kind, low, high = made.finish.activation
+        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "ACT": ACTIVATIONS[kind]}
+        count = s.m * s.k
+
+        def make(args: Args) -> list:
+            residual = 0 if made.residual is None else args.inputs[made.residual]
+            sizes = (s.h, s.w, s.c, s.p, s.q, s.k, s.r, s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, s.c // group, s.k // group)
+            values = (args.inputs[x], *args.packed, residual, args.outputs[0], count, *sizes, made.finish.residual, low, high)  # type: ignore[index]
+            return [launch("direct.cu", "direct", constants, (blocks_of(count, 256), 1, 1), 256, "<5Qq17i2f4x", *values)]
+
+        return GpuKernel(layer, signature, make, implementation="own direct", packed=packed)
