@@ -16,7 +16,7 @@ import click
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.pruned.onnx).")
 @click.option("--ratio", type=click.FloatRange(0, 1, max_open=True), default=0.4, show_default=True, help="Share of all channels to cut.")
 @click.option("--importance", type=click.Choice(["l1", "l2", "random"]), default="l1", show_default=True)
-@click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Least important of all, or of each group.")
+@click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Least important of all, or of each.")
 @click.option("--multiple", type=click.IntRange(1), default=8, show_default=True, help="Kept channels of a group are a multiple of this.")
 @click.option("--skip", multiple=True, help="Group that stays whole (repeatable; the recipe names the groups).")
 @click.option("--calibData", "data", help="Data to recover on, no labels: DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION.")
@@ -91,7 +91,9 @@ class _Bar:
     """A progress bar on standard error; `tell(done, total, what)` moves it."""
 
     def __init__(self, enabled: bool):
-        self.enabled, self._bar, self._task = enabled, None, None
+        self.enabled = enabled
+        self._bar: Any = None
+        self._task: Any = None
 
     def __enter__(self) -> _Bar:
         if self.enabled:

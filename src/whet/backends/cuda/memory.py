@@ -76,7 +76,7 @@ class PinnedBuffer:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = int(nbytes)
         self.address = int(ok(cu().cuMemHostAlloc(max(self.nbytes, 1), 0)))
-        self.array = np.frombuffer((ctypes.c_char * self.nbytes).from_address(self.address), np.uint8)
+        self.array = np.frombuffer(memoryview((ctypes.c_char * self.nbytes).from_address(self.address)), np.uint8)
 
     def close(self) -> None:
         """Free it; `.array` must not be used afterwards."""

@@ -32,7 +32,7 @@ class OwnPool(Tactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        outs = ("nhwc",)
+        outs: tuple[str, ...] = ("nhwc",)
         if _whole(layer):  # one value a channel: both formats are the same bytes
             outs = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
         types = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
