@@ -11,6 +11,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # they would spin beside those that the engines run on
 
 import argparse
+import dataclasses
 import datetime
 import gc
 import json
@@ -27,6 +28,7 @@ from rich.table import Table
 
 import whet
 from whet.builder import build
+from whet.builder.quantized import Calibration, build_int8
 from whet.cli._build_progress import BuildProgress
 from whet.inspector.information import layer_rows
 from whet.network import Network
@@ -35,6 +37,7 @@ from whet.runtime import Context, Engine
 
 HERE = Path(__file__).parent
 RATIO, ZEROS, CALIBRATION = 0.4, 0.5, 256  # channels cut; weights zeroed in the counter-example; training images (no labels) to recover on
+IN_INT8 = 64  # training images (no labels) that the INT8 ranges are calibrated on
 ROUNDS, EACH = 40, 25  # engines take turns: so many rounds of so many runs each
 
 
@@ -74,10 +77,12 @@ def main() -> None:
     pruned_row.accuracy = accuracy_by_onnxruntime(made.cut, images, digits)
     check_onnx_file(made.network, images, digits, out, console)
     built(recovered_row, console, args)
+    int8_row = Row("  and in INT8", made.network)
+    built(int8_row, console, args, training[:IN_INT8])
     sparse = Row(f"{ZEROS:.0%} zeros, unstructured", zero_smallest(original.net, ZEROS))
     built(sparse, console, args)
 
-    rows = [original, pruned_row, recovered_row, sparse]
+    rows = [original, pruned_row, recovered_row, int8_row, sparse]
     timed = [r for r in rows if r.engine is not None]
     for r in timed:
         r.accuracy = accuracy(r, images, digits)
@@ -107,14 +112,19 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def built(row: Row, console: Console, args: argparse.Namespace) -> None:
-    """Builds, verifies and opens the row's engine, for single images."""
+def built(row: Row, console: Console, args: argparse.Namespace, calibration: np.ndarray | None = None) -> None:
+    """Builds, verifies and opens the row's engine, for single images; in INT8 where that pays, when images to calibrate on are given."""
     start = time.perf_counter()
     (x,) = row.net.inputs
     one = {x.name: (1, 1, 32, 32)}
     config = whet.BuildConfig(threads=args.threads, profiles=((one, one, one),), profiling_verbosity="detailed")
     with BuildProgress(console.is_terminal) as progress:
-        plan = build(row.net, config, progress=progress)
+        if calibration is None:
+            plan = build(row.net, config, progress=progress)
+        else:
+            samples = [{x.name: calibration[i : i + 1]} for i in range(len(calibration))]
+            int8 = dataclasses.replace(config, precisions=("int8",))
+            plan = build_int8(row.net, int8, Calibration(samples=lambda: samples), progress=progress)
     row.engine = whet.Runtime(threads=args.threads).load(plan)
     took = time.perf_counter() - start
     console.print(
@@ -227,7 +237,7 @@ def table(rows: list[Row]) -> Table:
             peak = r.engine.memory().peak / 2**20
             rate, p99 = 1e3 / r.times.mean(), np.percentile(r.times, 99)
             cells += [f"{r.median:.3f}", f"{p99:.3f}", f"{rate:.0f}", f"{base / r.median:.2f}x", f"{peak:.1f}"]
-        t.add_row(*cells, style="bold" if r.step.strip().startswith("and") else None)
+        t.add_row(*cells, style="bold" if r.step.strip().startswith("and rec") else None)
     return t
 
 
