@@ -44,19 +44,26 @@ def _verdict(r: dict[str, Any]) -> str:
 
 
 def plain(data: dict[str, Any]) -> str:
-    """Any flat rows, columns as they stand."""
-    keys = list(data["rows"][0])
-    return markdown(keys, [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in (r[k] for k in keys)] for r in data["rows"]])
+    """Any flat rows, their numbers and words as columns; what is nested stays in the file."""
+    keys = list(dict.fromkeys(k for r in data["rows"] for k, v in r.items() if isinstance(v, int | float | str | None)))
+    return markdown(keys, [[_cell(r.get(k)) for k in keys] for r in data["rows"]])
+
+
+def _cell(v: Any) -> str:
+    return "" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v)
 
 
 def table(name: str) -> str:
     """The table of benchmarks/results/<name>.json, with a line that says date, commit, device and versions."""
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
-    data = json.loads(path.read_text())
+    found = json.loads(path.read_text())
+    data = found if isinstance(found, dict) else {"rows": found}
     how: Callable[[dict[str, Any]], str] = ratios if "ratio" in data["rows"][0] else plain
     versions = ", ".join(f"{k} {v}" for k, v in data.get("versions", {}).items())
     device = data.get("device") or data.get("machine", {}).get("model", "")
     where = f"{data.get('date', '')[:10]}, {device}, commit {data.get('commit', '')[:9]}"
+    if "date" not in data:
+        return f"{how(data)}\n"
     return f"{how(data)}\n\n{where}; {versions}. `{data.get('command', '')}`\n"
 
 
