@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from whet.network import Layer, Tensor, static_shape
+from whet.network import Layer, Tensor, static_shape, to_stored
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Post, Signature, Tactic, anchor, epilogue, outer_input, tactic
 from whet.tactics.cuda._kernel import ACTIVATIONS, TYPE, GpuKernel, activation_of, all_static, blocks_of, launch, packed_array
 
-_BINARY = {"Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)"}
+_BINARY = {"Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)"}
 _UNARY = {
     "Exp": "__expf(a)", "Log": "logf(a)", "Sqrt": "sqrtf(a)", "Abs": "fabsf(a)", "Neg": "-a", "Softplus": "a > 20.f ? a : log1pf(__expf(a))",
     "Erf": "erff(a)", "Reciprocal": "1.f / a", "Floor": "floorf(a)", "Ceil": "ceilf(a)", "Round": "rintf(a)",
@@ -71,7 +71,7 @@ class OwnPointwise(Tactic):
             assert t is not None
             if t.is_constant:
                 places.append(("packed", len(packed), kind))
-                packed.append(_constant(t, kind, shape, last))
+                packed.append(_constant(t, kind, shape, out))
             else:
                 places.append(("input", where, kind))
         constants = {"TYPE": TYPE[out.dtype.name], "LAST": int(last), "STEPS": chain.text}
@@ -128,7 +128,8 @@ def _chain(layer: Layer) -> _Chain | str:
             return 2
         if len(out) >= 2 and len(full) == len(out) and full[1] == out[1] and all(d == 1 for d in full[2:]):
             return 1 if full[0] == 1 else 3 if full[0] == out[0] else None
-        return None
+        spread = len(full) == len(out) and all(f in (1, o) for f, o in zip(full, out, strict=True))
+        return 0 if spread and layer.inputs[i].is_constant else None  # type: ignore[union-attr]
 
     def step(op: str, attrs: Any, other: int | None, swapped: bool) -> str | None:
         if other is None:
@@ -173,10 +174,13 @@ def _number(value: float) -> str:
     return f"__int_as_float(0x{int(np.float32(value).view(np.uint32)):08x})"
 
 
-def _constant(t: Tensor, kind: int, shape: tuple[int, ...], last: bool) -> Packed:
-    """A constant operand as f32: as many values as its kind wants (a full one lies as the result does)."""
+def _constant(t: Tensor, kind: int, shape: tuple[int, ...], out: Operand) -> Packed:
+    """A constant operand: f32, as many values as its kind wants; a full one is spread out and lies as the result does."""
     assert t.weight is not None
     if kind == 0:
-        raise PlanRefused("a constant of the result's full shape is not packed yet by this kernel: give it as one value a channel")
-    count = {1: shape[1] if len(shape) > 1 else 1, 2: 1, 3: shape[0] * shape[1]}[kind]
+        size = int(np.prod(shape)) * out.dtype.numpy.itemsize
+        key = f"{t.weight.digest}|pointwise {shape} {out}"
+        return packed_array(key, size, lambda: to_stored(np.broadcast_to(np.asarray(t.array()), shape).astype(out.dtype.numpy), out.format))
+    channels = shape[1] if len(shape) > 1 else 1
+    count = {1: channels, 2: 1, 3: shape[0] * channels if shape else 1}[kind]
     return packed_array(f"{t.weight.digest}|pointwise f32 {kind}", count * 4, lambda: np.asarray(t.array(), np.float32).reshape(-1))
