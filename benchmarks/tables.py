@@ -60,7 +60,8 @@ def table(name: str) -> str:
     data = found if isinstance(found, dict) else {"rows": found}
     how: Callable[[dict[str, Any]], str] = ratios if "ratio" in data["rows"][0] else plain
     versions = ", ".join(f"{k} {v}" for k, v in data.get("versions", {}).items())
-    device = data.get("device") or data.get("machine", {}).get("model", "")
+    machine = data.get("machine", "")
+    device = data.get("device") or (machine if isinstance(machine, str) else machine.get("model", ""))
     where = f"{data.get('date', '')[:10]}, {device}, commit {data.get('commit', '')[:9]}"
     if "date" not in data:
         return f"{how(data)}\n"
