@@ -83,9 +83,9 @@ class Finish:
     residual: int = 0
 
 
-def refuses(shape: ConvShape) -> str | None:
-    """Why the kernel cannot take the shape, or None."""
-    if shape.c % 8 or shape.k % 8:
+def refuses(shape: ConvShape, odd: bool = False) -> str | None:
+    """Why the kernel cannot take the shape, or None. `odd`: output channels need not come in eights (then no residual and no split)."""
+    if shape.c % 8 or (shape.k % 8 and not odd):
         return f"{shape.c} input and {shape.k} output channels: both must be multiples of 8 (16 bytes)"
     if max(*shape.pad, (shape.r - 1) * shape.dilation[0], (shape.s - 1) * shape.dilation[1]) > 127:
         return "padding or filter extent above 127 pixels, which the copy engine cannot express"
@@ -115,15 +115,15 @@ def pack_bias(bias: np.ndarray | None, k: int) -> np.ndarray:
     return out
 
 
-def conv_source(config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False) -> str:
+def conv_source(config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False, odd: bool = False) -> str:
     """The kernel's complete text."""
-    return source("conv.cu", config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16, out_f32=out_f32))
+    return source("conv.cu", config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16, out_f32=out_f32, odd=odd))
 
 
 @functools.cache
-def conv_kernel(config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False) -> Kernel:
+def conv_kernel(config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False, odd: bool = False) -> Kernel:
     """The loaded kernel; compiled on first use, then kept."""
-    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32), name=f"conv_{config}.cu")
+    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd), name=f"conv_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED if config.halo else config.shared)
 
 
@@ -306,6 +306,8 @@ def conv_launch(
     )
     args = a + b + d + r + numbers
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
-    kernel = conv_kernel(config, not config.halo and (input_map is not None or not shape.plain), finish.activation[0], bf16, out_f32)
+    kernel = conv_kernel(
+        config, not config.halo and (input_map is not None or not shape.plain), finish.activation[0], bf16, out_f32, shape.k % 8 != 0
+    )
     shared = config.shared_with(halo.slot) if config.halo else -1
     return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)

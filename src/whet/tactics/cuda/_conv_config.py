@@ -62,10 +62,10 @@ class ConvConfig:
         fits = self.blocks * (self.shared + 1024) <= SHARED_LIMIT + 1024
         return fits and self.registers <= self.register_limit and self.bm <= 256 and self.bm % self.sk == 0
 
-    def constants(self, *, im2col: bool, act: int, bf16: bool, out_f32: bool = False) -> dict[str, int]:
+    def constants(self, *, im2col: bool, act: int, bf16: bool, out_f32: bool = False, odd: bool = False) -> dict[str, int]:
         """The macros that make the instance."""
         names = {key.upper(): value for key, value in asdict(self).items()}
-        return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32)}
+        return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32), "ODD": int(odd)}
 
     def __str__(self) -> str:
         return (

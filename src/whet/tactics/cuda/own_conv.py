@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,21 +45,26 @@ class OwnConv(Tactic):
         if not machine_has(machine, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made = ending(layer, epilogue(layer))
-        return made if isinstance(made, str) else refuses(conv_shape(layer))
+        return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
         shape = conv_shape(layer)
-        found = conv_configs(shape, machine.multiprocessors)[:MAX_CONFIGS]
+        odd = shape.k % 8 != 0
+        found = conv_configs(shape, machine.multiprocessors)
+        if odd:  # only results that go straight from registers to memory may lie anywhere
+            plain = (replace(c, direct=1) for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128)
+            found = list(dict.fromkeys(c for c in plain if c.valid() and fits(c, shape) is None))
+        found = found[:MAX_CONFIGS]
         made = ending(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
-            ahead(machine, [conv_source(c, not shape.plain and not c.halo, made.finish.activation[0], bf16) for c in found])
+            ahead(machine, [conv_source(c, not shape.plain and not c.halo, made.finish.activation[0], bf16, False, odd) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         made = ending(layer, epilogue(layer))
         shape, tile = conv_shape(layer), from_config(config)
-        reason = made if isinstance(made, str) else refuses(shape) or fits(tile, shape)
+        reason = made if isinstance(made, str) else refuses(shape, made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
         head = anchor(layer)

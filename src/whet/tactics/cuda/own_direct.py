@@ -66,7 +66,7 @@ class OwnDirect(Tactic):
             return made
         shape = conv_shape(layer) if head.op == "Conv" else gemm_shape(layer)
         tensor_cores = machine_has(machine, "wgmma") and signature.outputs[0].dtype in HALF
-        if tensor_cores and (head.op != "Conv" or head.attrs["group"] == 1) and refuses(shape) is None:
+        if tensor_cores and (head.op != "Conv" or head.attrs["group"] == 1) and refuses(shape, head.op == "Conv" and made.residual is None) is None:
             return "a tensor-core kernel takes this"
         return None
 

@@ -6,7 +6,7 @@
 // With HALO (stride 1, SK > 1 or DIRECT) a tile is some rows of one image, each `wide` = width + taps_w - 1 long: the input pixels of all
 // filter taps are loaded once a channel step, and a tap is the same matrix shifted by r * wide + s rows; the ends of rows are not stored.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
-// OUT_F32 (f32 results; SK > 1 or DIRECT only), HALO (0, or slots for input tiles).
+// OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles).
 #include "common.cuh"
 #include "wgmma"
 
@@ -21,7 +21,7 @@ constexpr bool STAGED = SK == 1 && !DIRECT;
 // A product must wait for the one before on the same sums: small tiles keep several sets of sums.
 constexpr int CHAINS = !STAGED && MI * BN <= 32 && BK >= 64 ? 4 : !STAGED && MI * BN <= 64 && BK >= 32 ? 2 : 1;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
-static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO) && STAGED), "tile");
+static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 
 struct Args {
     TensorMap a, b, d, r;      // input, weights, output, residual
@@ -272,14 +272,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             if (HALO && t == 0) barrier_arrive(a_empty + 8 * left);
             if (threadIdx.x == 0) MARK(4)
 
-            if (DIRECT && OUT_F32) {  // no residual
+            if (DIRECT && (OUT_F32 || ODD)) {  // no residual
 #pragma unroll
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
                     for (int j = 0; j < BN / 4; ++j) {
                         const int row = pixel[i][j % 2], col = n0 + j / 2 * 8 + lane % 4 * 2;
                         const float2 v = make_float2(finish(p, acc[i][j * 2] + bias_pairs[j / 2].x, 0.f), finish(p, acc[i][j * 2 + 1] + bias_pairs[j / 2].y, 0.f));
-                        if (row >= 0 && col < p.n) *reinterpret_cast<float2*>(p.out + ((long long)row * p.out_pitch + col) * 4) = v;
+                        const long long to = (long long)row * p.out_pitch + col;
+                        if (ODD && row >= 0) {  // channels in no eights: rows begin anywhere
+                            u16* out = reinterpret_cast<u16*>(p.out) + to;
+                            if (col < p.n) out[0] = (u16)pack(v.x, 0.f);
+                            if (col + 1 < p.n) out[1] = (u16)pack(v.y, 0.f);
+                        }
+                        if (!ODD && row >= 0 && col < p.n) *reinterpret_cast<float2*>(p.out + to * 4) = v;
                     }
             } else if (DIRECT) {
 #pragma unroll
