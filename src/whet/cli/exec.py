@@ -162,7 +162,7 @@ def _load(o: Options, log: Log):
 
     path = o.get("loadEngine")
     start = time.perf_counter()
-    engine = Runtime(backend=o.get("backend", "cpu"), threads=o.number("numThreads", 0, int, 0)).load(
+    engine = Runtime(backend=o.get("backend") or None, threads=o.number("numThreads", 0, int, 0)).load(
         path, require_same_hardware="requireSameHardware" in o
     )
     log.info(f"Engine loaded in {time.perf_counter() - start:.4g} sec.")
