@@ -14,7 +14,7 @@ import click
 from whet.cli import _exec_values as values
 from whet.cli._exec_flags import FLAGS, help_text, parse
 from whet.cli._summary import Log
-from whet.errors import UsageError, WhetError
+from whet.errors import UnsupportedError, UsageError, WhetError
 from whet.registry import nearest
 
 
@@ -127,7 +127,13 @@ def _build(o: Options, log: Log):
     from whet.runtime import Runtime
 
     start = time.perf_counter()
-    net = network_from_onnx(o.get("onnx"))
+    try:
+        net = network_from_onnx(o.get("onnx"))
+    except UnsupportedError:
+        if "shapes" not in o:
+            raise
+        net = network_from_onnx(o.get("onnx"), shapes=values.shapes(o.get("shapes"), "shapes"))  # fixed shapes decide what symbols left open
+        log.info("The model can be built for fixed shapes only: those of --shapes.")
     log.info(f"Read {o.get('onnx')}: {len(net.layers)} layers, {len(net.constants)} weights in {time.perf_counter() - start:.2f} s")
     net = _sparsity(o, log, net)
     config = build_config(o, log, net)
