@@ -35,7 +35,7 @@ def ratios(data: dict[str, Any]) -> str:
         interval = f"{r['ratio']:.3f} ({r['ratio_low']:.3f}-{r['ratio_high']:.3f})"
         verdict = "" if r.get("bar") is None else _verdict(r)
         rows.append([r["case"], str(r["batch"]), r["precision"], _ms(r["whet_ms"]), *(_ms(r[f"{p}_ms"]) for p in peers), interval, verdict])
-    return markdown(["network", "batch", "type", "whet ms", *(f"{p} ms" for p in peers), "best peer / whet (95 %)", "bar"], rows)
+    return markdown(["network", "batch", "type", "whet ms", *(f"{p} ms" for p in peers), "best peer / whet (lowest-highest process)", "bar"], rows)
 
 
 def _verdict(r: dict[str, Any]) -> str:
@@ -63,9 +63,10 @@ def table(name: str) -> str:
     machine = data.get("machine", "")
     device = data.get("device") or (machine if isinstance(machine, str) else machine.get("model", ""))
     where = f"{data.get('date', '')[:10]}, {device}, commit {data.get('commit', '')[:9]}"
+    said = f"\n\n{data['note']}" if "note" in data else ""
     if "date" not in data:
-        return f"{how(data)}\n"
-    return f"{how(data)}\n\n{where}; {versions}. `{data.get('command', '')}`\n"
+        return f"{how(data)}{said}\n"
+    return f"{how(data)}\n\n{where}; {versions}. `{data.get('command', '')}`{said}\n"
 
 
 def main() -> None:

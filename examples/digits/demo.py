@@ -16,6 +16,7 @@ import datetime
 import gc
 import json
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,7 +260,7 @@ def save(rows: list[Row], path: Path, engine: Engine | None) -> None:
     result = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit.stdout.strip(),
-        "command": "make demo",
+        "command": " ".join(["python", "examples/digits/demo.py", *sys.argv[1:]]),
         "device": engine.plan.machine.get("model", "") if engine else "",
         "versions": {n: version(n) for n in ("numpy", "onednn-cpu-gomp", "onnxruntime")},
         "rows": [record(r, rows[0]) for r in rows],
