@@ -9,17 +9,16 @@ dictionaries from name to array. Needs the shared data folder (../shared/data or
 """
 
 import argparse
-import datetime
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from _record import provenance
 
 from support import datasets, realdata
 
@@ -75,11 +74,8 @@ def main() -> int:
         make = getattr(import_module(module), function or "make")
     rows = table(make, realdata.models(args.models), limit=args.limit, batch=args.batch)
     if args.out:
-        commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
-        versions = {n: version(n) for n in ("whet", "numpy", "onnxruntime", "onednn-cpu-gomp")}
-        command = " ".join(["python", "benchmarks/accuracy_real.py", *sys.argv[1:]])
-        head = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit.stdout.strip(), "command": command}
-        Path(args.out).write_text(json.dumps({**head, "versions": versions, "rows": rows}, indent=1) + "\n")
+        head = provenance(("whet", "numpy", "onnxruntime", "onednn-cpu-gomp"))
+        Path(args.out).write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
     return 1 if any(r["verdict"] == "DIFFERS" for r in rows) else 0
 
 

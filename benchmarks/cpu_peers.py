@@ -6,11 +6,10 @@ whet's engine is built once and saved; each process loads it beside the peers' s
 of threads, checks that the outputs agree, and times blocks of inferences in turns, forwards and backwards (a peer's threads may spin
 after a run, so each block starts with a pause and two runs that do not count). Half of the processes start with whet, half with the
 last peer. `ratio` is the better peer's time over whet's (above 1: whet is faster), the median over processes; `ratio_low` and
-`ratio_high` are the lowest and highest process. `others_cpus` is what other programs took of the machine meanwhile.
+`ratio_high` are its 95 % interval (order statistics). `others_cpus` is what other programs took of the machine meanwhile.
 """
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from _record import median_interval, provenance
 
 BAR = 0.97
 SEED = 11
@@ -142,10 +142,10 @@ def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> di
         if done.returncode:
             raise SystemExit(done.stderr[-2000:])
         runs.append(json.loads(done.stdout.strip().splitlines()[-1]))
-    ratios = sorted(min(r["ms"][p]["median"] for p in ("ort", "openvino")) / r["ms"]["whet"]["median"] for r in runs)
+    ratio, low, high = median_interval([min(r["ms"][p]["median"] for p in ("ort", "openvino")) / r["ms"]["whet"]["median"] for r in runs])
     row = {"case": name, "batch": batch, "precision": "fp32"}
     row |= {f"{n}_ms": round(median(r["ms"][n]["median"] for r in runs), 4) for n in RUNNERS}
-    row |= {"ratio": round(median(ratios), 4), "ratio_low": round(ratios[0], 4), "ratio_high": round(ratios[-1], 4), "bar": BAR}
+    row |= {"ratio": round(ratio, 4), "ratio_low": round(low, 4), "ratio_high": round(high, 4), "bar": BAR}
     row |= {"threads": args.threads, "others_cpus": max(r["others_cpus"] for r in runs), "error_against_ort": max(r["error"]["whet"] for r in runs)}
     row |= {"build_seconds": round(plan.report["build_seconds"], 2), "build_disturbed": len(plan.report["timing"].get("disturbed_cpus", []))}
     row |= {"processes": [{n: r["ms"][n] for n in RUNNERS} | {"first": r["first"], "others_cpus": r["others_cpus"]} for r in runs]}
@@ -160,7 +160,7 @@ def main() -> None:
     p.add_argument("--models", default="resnet18,resnet50")
     p.add_argument("--batches", default="1,8")
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--processes", type=int, default=6, help="at least 5 for a result to be committed")
+    p.add_argument("--processes", type=int, default=9, help="six at least: fewer hold no 95 %% interval")
     p.add_argument("--rounds", type=int, default=8)
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
     p.add_argument("--out", default=str(Path(__file__).parent / "results" / "cpu" / "peers.json"))
@@ -170,18 +170,12 @@ def main() -> None:
     if args.worker is not None:
         worker(args)
         return
-    from importlib.metadata import version
-
     from whet.backends import get_backend
 
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(n, int(b), args, Path(folder)) for n in args.models.split(",") for b in args.batches.split(",")]
-    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     result = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
-        "command": " ".join(["python", "benchmarks/cpu_peers.py", *sys.argv[1:]]),
-        "versions": {n: version(n) for n in ("numpy", "onnxruntime", "openvino", "onednn-cpu-gomp")} | {"python": sys.version.split()[0]},
+        **provenance(("numpy", "onnxruntime", "openvino", "onednn-cpu-gomp")),
         "machine": {k: v for k, v in get_backend("cpu", threads=args.threads).describe().items() if k in ("model", "cpus", "caches", "loop")},
         "rows": rows,
     }

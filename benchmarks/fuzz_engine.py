@@ -20,6 +20,8 @@ import sys
 import time
 from pathlib import Path
 
+from _record import provenance
+
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "engine")]
 
@@ -119,7 +121,8 @@ def main() -> int:
     print(json.dumps(summary, indent=1))
     if options.files >= 1000:
         Path(options.output).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.output).write_text(json.dumps(summary, indent=1) + "\n")
+        result = {**provenance(("numpy", "onednn-cpu-gomp")), "workers": options.workers, **summary}
+        Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
     return 1 if summary["bad"] else 0
 
 

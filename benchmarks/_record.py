@@ -1,0 +1,46 @@
+"""What every result file says of itself: date, commit, command, versions; and the interval of a median."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+def provenance(packages: Iterable[str]) -> dict[str, Any]:
+    """Date (UTC), commit (with `+changes` if tracked files differ from it), command and versions, as keys of a result file."""
+    here = Path(__file__).parent
+    changed = _git(here, "status", "--porcelain", "--untracked-files=no", "../src")
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _git(here, "rev-parse", "--short=12", "HEAD") + ("+changes" if changed else ""),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "versions": {n: version(n) for n in packages} | {"python": sys.version.split()[0]},
+    }
+
+
+def _git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=False, cwd=folder).stdout.strip()
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+    """(median, low, high): the narrowest pair of order statistics that holds the median with at least `confidence`.
+
+    Free of assumptions about the distribution: the number of samples below the median is binomial with one half (David and
+    Nagaraja, Order Statistics, 7.1). Raises ValueError for fewer than six samples at 95 %, since no pair holds it then.
+    """
+    ordered, n = sorted(values), len(values)
+    best = None
+    for k in range(n // 2):  # low = the k-th smallest, high = the k-th largest (from 0)
+        outside = 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+        if 1 - outside >= confidence:
+            best = k
+    if best is None:
+        raise ValueError(f"{n} samples hold no {confidence:.0%} interval of the median: take more processes (six are enough for 95 %)")
+    return median(ordered), ordered[best], ordered[n - 1 - best]
