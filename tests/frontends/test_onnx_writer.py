@@ -86,6 +86,19 @@ def test_a_fused_body_that_gives_out_its_input():
     np.testing.assert_array_equal(got[1], feeds["x"])
 
 
+def test_an_output_that_is_a_constant_keeps_its_name():
+    """Folding can leave one: users still fetch it by the name they know."""
+    net = Network("constant")
+    x = net.add_input("x", parse_type("f32[3]"))
+    k = net.constant(np.array([1, 2], np.float32), "anchors")
+    net.mark_output(net.add("Relu", x, outputs=["y"]), "y")
+    net.mark_output(k)
+    model = onnx_from_network(net)
+    assert [o.name for o in model.graph.output] == ["y", "anchors"]
+    np.testing.assert_array_equal(in_ort(model, {"x": np.ones(3, np.float32)})[1], [1, 2])
+    assert [t.name for t in network_from_onnx(model).outputs] == ["y", "anchors"]
+
+
 @pytest.mark.parametrize("go", [True, False])
 def test_regions_become_subgraphs(go):
     net = Network("branches")

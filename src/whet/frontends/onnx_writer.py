@@ -72,8 +72,13 @@ class Writer:
 
     def graph(self, net: Network, name: str) -> GraphProto:
         """`net` as a GraphProto."""
+        constants = set(net.constants.values())
+        answers: dict[Tensor, str] = {}  # a constant that is an output gives its name to what the users fetch, and lies under another
         for t in (*net.inputs, *net.outputs):  # what users feed and fetch keeps its name whatever else is called so
-            self.names.setdefault(t, self.fresh(t.name))
+            if t not in constants:
+                self.names.setdefault(t, self.fresh(t.name))
+            elif t not in answers:
+                answers[t] = self.fresh(t.name)
         for t in net.inputs:
             for axis, d in enumerate(t.shape):
                 self.symbols.setdefault(str(d), (self.names[t], axis))
@@ -87,7 +92,7 @@ class Writer:
         for t in net.outputs:
             made = self.names[t]
             if t not in made_here:  # an input, a constant or a captured value: ONNX wants a node between
-                made = self.fresh(f"{t.name}_out")
+                made = answers.pop(t, "") or self.fresh(f"{t.name}_out")
                 self.node("Identity", [self.names[t]], [made])
             outputs.append(_value_info(made, t.type))
         inputs = [_value_info(self.names[t], t.type) for t in net.inputs]
