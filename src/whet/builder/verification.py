@@ -7,24 +7,27 @@ most 4 times the error of the same network in FP32, or of an emulation that roun
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from whet.builder.config import BuildConfig
+from whet.builder.images import MOST, Images, NotPerImage, Places, batch_of, image_places, network_on_images, on_images
+from whet.builder.positions import turned_differences
 from whet.builder.progress import Noting
 from whet.builder.ties import has_ties, nudged_outputs
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError
-from whet.network import BF16, F16, F64, DType, Layer, Network
+from whet.network import BF16, F16, F64, DType, Layer, Network, Tensor
 from whet.ops import run_layer, run_network, run_regions
-from whet.runtime import bind
+from whet.runtime import Bound, WeightStore, bind
 
 FLOOR = 1e-5  # network error that is always allowed
 FACTOR = 4.0  # times the emulation's error
+NOWHERE = Places({}, {}, frozenset())
 _UNIT = {F16.name: 2.0**-11, BF16.name: 2.0**-8}  # relative error of one rounding
 
 
@@ -52,6 +55,8 @@ class Checked:
     network_error: float = 0.0
     network_bound: float = FLOOR
     emulation_error: float | None = None
+    images: tuple[int, ...] | None = None  # of the batch, compared with the reference; None: all
+    turned: float = 0.0  # largest difference between an image's results at two places of the batch
     probe_outputs: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -67,49 +72,132 @@ class Checked:
             "network_bound": self.network_bound,
             "emulation_error": self.emulation_error,
             "failures": [str(f) for f in self.failures],
+            "images": None if self.images is None else list(self.images),
+            "turned_error": self.turned,
         }
 
 
 def verify_engine(
     plan: EnginePlan, source: Network, machine: Any, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig, tell: Noting
 ) -> Checked:
-    """Runs both checks at the first profile's opt shapes. The network is not judged when a layer fails."""
+    """Runs both checks at the first profile's opt shapes. The network is not judged when a layer fails.
+
+    Of a batch of more than a few images, where each layer keeps them apart, some are compared with the reference and all with
+    themselves at other places of the batch: see builder/images.py and builder/positions.py.
+    """
     tell.stage("verification", len(plan.network.layers) + 2)
     shapes = probe_shapes(plan)
     probe = probe_inputs(plan.network, config.seed, shapes)
     data = verification_inputs(plan, inputs, config)
-    bound = bind(plan, machine, {k: v.shape for k, v in data.items()})
+    given = {k: v.shape for k, v in data.items()}
+    store = WeightStore(machine)
+    bound = bind(plan, machine, given, store=store)
     bound.feed(data)
     found = Checked()
+    images, places = _few(plan, source, given, config, tell)
+    found.images = None if images is None else images.at
     with np.errstate(all="ignore"):
         try:
-            for layer, ins, outs in bound.walk():
+            for layer, ins, outs in bound.walk(None if images is None else _reader(bound, places, images)):
                 tell.step(layer.name)
-                failure = check_layer(layer, plan.choices[layer.name], ins, outs, found)
+                judged = images.all if images is not None and layer.name in places.fixed else images
+                failure = check_layer(layer, plan.choices[layer.name], ins, outs, found, judged, places)
                 if failure is not None:
                     found.failures.append(failure)
+            if images is not None and not found.failures:
+                _check_positions(plan, machine, bound, data, places, images, store, found, config, tell)
         except BackendError as e:
-            name = plan.network.layers[found.layers].name
+            name = plan.network.layers[min(found.layers, len(plan.network.layers) - 1)].name
             c = plan.choices[name]
             found.failures.append(Failure(name, c.tactic, np.inf, 0.0, f"'{name}' by {c.tactic} {c.implementation} fails at run time: {e}"))
         if not found.failures:
             tell.step("network")
-            _check_network(plan, source, data, bound.fetch(), found)
+            bound.feed(data)
+            bound.run()
+            got = bound.fetch()
+            if images is not None:
+                got = {n: images.take(a, places.axis[n]) if n in places.axis else a for n, a in got.items()}
+            _check_network(plan, source, data, got, found, images)
     if not found.failures:
-        if {k: v.shape for k, v in data.items()} != shapes:
-            bound = bind(plan, machine)
+        if given != shapes:
+            bound = bind(plan, machine, store=store)
         bound.feed(probe)
         bound.run()
         found.probe_outputs = bound.fetch()
     return found
 
 
-def check_layer(layer: Layer, choice: Choice, ins: list, outs: list[np.ndarray], found: Checked) -> Failure | None:
-    """Compares one layer's outputs with the reference on its actual inputs (`ins` as stored)."""
+def _few(
+    plan: EnginePlan, source: Network, shapes: Mapping[str, tuple[int, ...]], config: BuildConfig, tell: Noting
+) -> tuple[Images | None, Places]:
+    """Which images of a large batch are judged, and where they stand in the engine's tensors; None: all of them."""
+    batch = batch_of(shapes)
+    if batch <= MOST:
+        return None, NOWHERE
+    try:
+        image_places(source, shapes, batch)
+        places = image_places(plan.network, shapes, batch)
+    except NotPerImage as e:
+        tell.note(f"verification compares all {batch} images with the reference, which takes its time: {e}")
+        return None, NOWHERE
+    return Images.of(batch, config.seed), places
+
+
+def _reader(bound: Bound, places: Places, images: Images) -> Callable[[Layer, str], np.ndarray]:
+    """Reads the judged images of a layer's tensor, or all of one that has no image axis."""
+
+    def read(layer: Layer, name: str) -> np.ndarray:
+        axis = places.axis.get(name)
+        if axis is None or layer.name in places.fixed:
+            return bound.value(name)
+        return bound.images(name, images.at) if axis == 0 else images.take(bound.value(name), axis)
+
+    return read
+
+
+def _check_positions(
+    plan: EnginePlan,
+    machine: Any,
+    bound: Bound,
+    data: Mapping[str, np.ndarray],
+    places: Places,
+    images: Images,
+    store: WeightStore,
+    found: Checked,
+    config: BuildConfig,
+    tell: Noting,
+) -> None:
+    """Every layer must give an image the same result wherever it stands in the batch, up to the layer's own bound."""
+    try:
+        other = bind(plan, machine, {k: v.shape for k, v in data.items()}, store=store)
+    except BackendError as e:
+        tell.note(f"only images {', '.join(map(str, images.at))} of {images.batch} were verified: there is no memory for a second run ({e})")
+        return
+    for layer, error in turned_differences(bound, other, data, places, images.batch, config.seed):
+        c = plan.choices[layer.name]
+        allowed = max((_layer_bound(layer, c, d) for t, (_, d) in zip(layer.outputs, c.outputs, strict=True) if t.dtype.is_float), default=0.0)
+        found.turned = max(found.turned, error)
+        if error > allowed:
+            nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""
+            what = f"{layer.op} '{layer.name}'{nodes} by {c.tactic} {c.implementation}: an image's result depends on its place in the batch "
+            what += f"of {images.batch} (error {error:.2g}, allowed is {allowed:.2g})"
+            found.failures.append(Failure(layer.name, c.tactic, error, allowed, what))
+
+
+def check_layer(
+    layer: Layer,
+    choice: Choice,
+    ins: list,
+    outs: list[np.ndarray],
+    found: Checked,
+    images: Images | None = None,
+    places: Places = NOWHERE,
+) -> Failure | None:
+    """Compares one layer's outputs with the reference on its actual inputs (`ins` as stored; of some images where those are given)."""
     found.layers += 1
     if choice.tactic.rpartition("/")[2] == "numpy_reference":
         return None  # it is the reference itself
-    want = reference_outputs(layer, choice, ins)
+    want = reference_outputs(layer, choice, ins, images, places)
     for t, (_, dtype), got, ref in zip(layer.outputs, choice.outputs, outs, want, strict=True):
         error, why = _difference(got, ref, t.dtype)
         bound = 0.0 if not t.dtype.is_float else _layer_bound(layer, choice, dtype)
@@ -130,7 +218,9 @@ def _layer_bound(layer: Layer, choice: Choice, dtype: str) -> float:
     return max(choice.rtol, 2 * _UNIT.get(dtype, 0.0))
 
 
-def reference_outputs(layer: Layer, choice: Choice, ins: list) -> list[np.ndarray]:
+def reference_outputs(
+    layer: Layer, choice: Choice, ins: list, images: Images | None = None, places: Places = NOWHERE
+) -> list[np.ndarray]:
     """The layer's outputs in float64 from inputs as stored; weights are rounded where the layer computes in a smaller type."""
     small = computing_type(layer, choice)
     arrays = []
@@ -142,6 +232,8 @@ def reference_outputs(layer: Layer, choice: Choice, ins: list) -> list[np.ndarra
         arrays.append(a)
     if layer.op == "Reformat":
         return arrays
+    if images is not None:
+        return on_images(layer, arrays, {t: places.axis[t.name] for t in layer.inputs if t is not None and t.name in places.axis}, images)
     if layer.regions:
         return run_regions(layer, arrays, widen=True)
     return run_layer(_wide(layer), arrays)
@@ -202,30 +294,40 @@ def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
     return max(float(np.linalg.norm(e) / np.linalg.norm(b)), top / largest), ""
 
 
-def _check_network(plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], found: Checked) -> None:
+def _check_network(
+    plan: EnginePlan,
+    source: Network,
+    inputs: Mapping[str, np.ndarray],
+    got: Mapping[str, np.ndarray],
+    found: Checked,
+    images: Images | None = None,
+) -> None:
     """The outputs against the source network in float64.
 
     FP32 is judged by the source network's own error in FP32, which no pass can touch. Where the engine stores smaller types, the
     lowered network must first pass that same test in float64; then the emulation's own roundings are allowed for on top.
     """
-    truth = list(run_network(source, inputs, widen=True).values())
+    truth = list(_reference(source, inputs, images, widen=True).values())
     # By place: an output that is an input has another name in the engine.
     names = [t.name for t in plan.network.outputs]
     errors = dict(zip(names, (_network_error(got[n], t) for n, t in zip(names, truth, strict=True)), strict=True))
     found.network_error = max(errors.values(), default=0.0)
     if found.network_error <= FLOOR:
         return
-    found.emulation_error = _worst(run_network(source, inputs).values(), truth)
+    found.emulation_error = _worst(_reference(source, inputs, images).values(), truth)
     found.network_bound = max(FLOOR, FACTOR * found.emulation_error)
     if found.network_error <= found.network_bound:
         return
     if any(d in _UNIT for c in plan.choices.values() for _, d in c.outputs):
-        lowered = list(run_network(plan.network, inputs, widen=True).values())
+        lowered = list(_reference(plan.network, inputs, images, widen=True).values())
         if _worst(lowered, truth) <= found.network_bound:
-            found.emulation_error = _worst(emulate(plan, inputs).values(), lowered)
+            found.emulation_error = _worst(emulate(plan, inputs, images).values(), lowered)
             found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
     if found.network_error > found.network_bound and has_ties(source):
-        ties = max(_worst(outputs, truth) for outputs in nudged_outputs(source, inputs))
+        def run(net: Network) -> dict[str, np.ndarray]:
+            return _reference(net, inputs, images, widen=True)
+
+        ties = max(_worst(outputs, truth) for outputs in nudged_outputs(source, inputs, run))
         found.emulation_error = max(found.emulation_error, ties)
         found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
     if found.network_error > found.network_bound:
@@ -238,6 +340,11 @@ def _check_network(plan: EnginePlan, source: Network, inputs: Mapping[str, np.nd
         found.failures.append(Failure("", "", found.network_error, found.network_bound, what))
 
 
+def _reference(net: Network, inputs: Mapping[str, np.ndarray], images: Images | None, *, widen: bool = False) -> dict[str, np.ndarray]:
+    """Outputs of a network by the reference, of the judged images where not all are."""
+    return run_network(net, inputs, widen=widen) if images is None else network_on_images(net, inputs, images, widen=widen)
+
+
 def _worst(got: Iterable[np.ndarray], want: Iterable[np.ndarray]) -> float:
     return max((_network_error(a, b) for a, b in zip(got, want, strict=True)), default=0.0)
 
@@ -248,27 +355,31 @@ def _network_error(got: np.ndarray, ref: np.ndarray) -> float:
     return relative_error(got, ref)[0]
 
 
-def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: Images | None = None) -> dict[str, np.ndarray]:
     """The engine's network by the reference in the tensors' own types, rounded where the engine stores a smaller type."""
     from whet.ops import bind_layer, bind_symbols
 
     net = plan.network
+
+    def constant(layer: Layer, t: Tensor, a: np.ndarray) -> np.ndarray:
+        small = computing_type(layer, plan.choices[layer.name])
+        return a.astype(small.numpy).astype(t.dtype.numpy) if small is not None and a.ndim >= 2 and t.dtype.is_float else a
+
+    def stored_as(layer: Layer, i: int, a: np.ndarray) -> np.ndarray:
+        stored = {F16.name: F16, BF16.name: BF16}.get(plan.choices[layer.name].outputs[i][1])
+        t = layer.outputs[i]
+        return a if stored is None or not t.dtype.is_float else a.astype(stored.numpy).astype(t.dtype.numpy)
+
+    if images is not None:
+        return network_on_images(net, inputs, images, constant=constant, made=stored_as)
     env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
     values = {t: np.asarray(inputs[t.name]) for t in net.inputs}
     for layer in net.layers:
-        choice = plan.choices[layer.name]
-        small = computing_type(layer, choice)
-        arrays = []
-        for t in layer.inputs:
-            a = None if t is None else t.array() if t.is_constant else values[t]
-            if t is not None and a is not None and t.is_constant and small is not None and a.ndim >= 2 and t.dtype.is_float:
-                a = a.astype(small.numpy).astype(t.dtype.numpy)
-            arrays.append(a)
+        arrays = [None if t is None else constant(layer, t, t.array()) if t.is_constant else values[t] for t in layer.inputs]
         bound = bind_layer(layer, env)
         outs = run_regions(bound, arrays) if layer.regions else run_layer(bound, arrays)
-        for t, a, (_, dtype) in zip(layer.outputs, outs, choice.outputs, strict=True):
-            stored = {F16.name: F16, BF16.name: BF16}.get(dtype)
-            values[t] = a if stored is None or not t.dtype.is_float else a.astype(stored.numpy).astype(t.dtype.numpy)
+        for i, (t, a) in enumerate(zip(layer.outputs, outs, strict=True)):
+            values[t] = stored_as(layer, i, a)
     return {t.name: values[t] if t in values else t.array() for t in net.outputs}
 
 

@@ -8,7 +8,7 @@ The builder times and verifies whole engines with it; `Engine` and `Context` are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,21 +167,29 @@ class Bound:
         """`repeats` times of the whole, by the backend's clock."""
         return self.backend.seconds(self.executable, repeats)
 
-    def walk(self) -> Iterator[tuple[Layer, list[np.ndarray | None], list[np.ndarray]]]:
+    def walk(
+        self, value: Callable[[Layer, str], np.ndarray] | None = None
+    ) -> Iterator[tuple[Layer, list[np.ndarray | None], list[np.ndarray]]]:
         """Runs layer by layer and yields (static layer, its actual inputs, its outputs) as logical arrays: what verification compares.
 
-        Arrays have the storage type's values in the tensor's own type's shape; constants stand as they are.
+        Arrays have the storage type's values in the tensor's own type's shape; constants stand as they are. `value(layer, name)` reads
+        one of the layer's tensors (default: all of it; see `images`).
         """
+        read = value or (lambda layer, name: self.value(name))
+        for i, step in enumerate(self.shaped.steps):
+            ins = [None if t is None else t.array() if t.is_constant else read(step.layer, t.name) for t in step.layer.inputs]
+            self.run_step(i)
+            yield step.layer, ins, [read(step.layer, t.name) for t in step.layer.outputs]
+
+    def run_step(self, i: int) -> None:
+        """Runs one layer alone, on what now lies in the arena; returns when it is done. Raises BackendError when its kernel fails."""
         if self._single is None:
             self._single = []
             for step, args in zip(self.shaped.steps, self._args, strict=True):
                 stream = self.backend.stream()
                 step.kernel.enqueue(args, stream)
                 self._single.append(stream.finish())
-        for step, one in zip(self.shaped.steps, self._single, strict=True):
-            ins = [None if t is None else t.array() if t.is_constant else self.value(t.name) for t in step.layer.inputs]
-            one.run()
-            yield step.layer, ins, [self.value(t.name) for t in step.layer.outputs]
+        self._single[i].run()
 
     # values
 
@@ -203,10 +211,24 @@ class Bound:
 
     def value(self, name: str) -> np.ndarray:
         """A copy of a tensor as it now lies in memory, as a logical array of its storage type (valid while it is alive)."""
+        return self._read(name, 0, None)
+
+    def images(self, name: str, at: Sequence[int]) -> np.ndarray:
+        """As `value`, only the entries `at` of the first axis; every format keeps that axis outermost, so nothing else is read."""
+        return np.concatenate([self._read(name, i, 1) for i in at])
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Offset in the arena and bytes of a tensor."""
+        return self._base[name], self._nbytes(name)
+
+    def _read(self, name: str, first: int, count: int | None) -> np.ndarray:
         o, shape = self.shaped.operands[name], static_shape(self.shaped.types[name].shape)
+        at, nbytes = self.place(name)
+        if count is not None:
+            each = nbytes // shape[0]
+            at, nbytes, shape = at + first * each, count * each, (count, *shape[1:])
         stored = static_shape(stored_shape(o.format, shape))
-        nbytes = self._nbytes(name)
-        raw = read_bytes(self.backend, self.arena, self._base[name], nbytes)
+        raw = read_bytes(self.backend, self.arena, at, nbytes)
         return np.array(from_stored(raw.view(o.dtype.numpy).reshape(stored), o.format, shape), order="C")
 
     def write(self, name: str, array: np.ndarray) -> None:
@@ -220,6 +242,10 @@ class Bound:
             write_bytes(self.backend, self.arena, self._base[name], array)
         else:
             write_bytes(self.backend, self.arena, self._base[name], to_stored(array.astype(o.dtype.numpy, copy=False), o.format))
+
+    def put(self, name: str, array: np.ndarray) -> None:
+        """Puts a logical array of a tensor's storage type into its place, as it is."""
+        write_bytes(self.backend, self.arena, self._base[name], to_stored(array, self.shaped.operands[name].format))
 
     # addresses
 

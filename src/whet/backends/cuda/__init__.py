@@ -10,6 +10,7 @@ import numpy as np
 
 from whet.backends._base import Buffer, backend
 from whet.backends.cuda import driver, nvml
+from whet.backends.cuda.compare import Difference, difference
 from whet.backends.cuda.compile import compile_ahead, nvrtc_version
 from whet.backends.cuda.executor import GpuExecutable, GpuStream
 from whet.backends.cuda.memory import DeviceBuffer
@@ -55,6 +56,16 @@ class CudaBackend:
         """Copies bytes to the device; returns when they are there."""
         self.activate()
         buffer.owner.write(data, offset)
+
+    def copy(self, target: Buffer, to: int, source: Buffer, at: int, nbytes: int) -> None:
+        """Copies bytes within device memory; returns when they are there."""
+        self.activate()
+        target.owner.copy(source.owner, to, at, nbytes)
+
+    def difference(self, a: Buffer, at: int, b: Buffer, to: int, nbytes: int, dtype: str) -> Difference:
+        """How far `nbytes` of `a` are from those of `b`, the judge's side, as numbers of a type; computed on the GPU."""
+        self.activate()
+        return difference(self.device, a.address + at, b.address + to, nbytes, dtype)
 
     def compile_ahead(self, sources: Iterable[str]) -> None:
         """Starts compiling kernels that will be timed soon, on all CPUs."""

@@ -48,6 +48,14 @@ class DeviceBuffer:
             ok(cu().cuMemcpyDtoH(out.ctypes.data, self.address + offset, out.nbytes))
         return out
 
+    def copy(self, source: DeviceBuffer, to: int, at: int, nbytes: int) -> None:
+        """Copy `nbytes` from `at` in `source` to `to` here; returns when done."""
+        self._check(to, nbytes)
+        source._check(at, nbytes)
+        if nbytes:
+            ok(cu().cuMemcpyDtoD(self.address + to, source.address + at, nbytes))
+            ok(cu().cuStreamSynchronize(0))
+
     def fill(self, byte: int = 0) -> None:
         """Set every byte; returns when done."""
         ok(cu().cuMemsetD8(self.address, byte, self.nbytes))

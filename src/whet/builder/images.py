@@ -1,0 +1,227 @@
+"""Single images of a batch through the reference: which axis of each tensor counts images, and layers computed on a few of them.
+
+An op says by its couples which axes of its inputs and outputs are cut together (ops/_base.py): what is cut from one axis takes nothing
+away elsewhere but along the axes that it is tied to. An axis that every layer ties one to one, from the inputs to the outputs, counts
+things that never meet: the first image's result does not depend on the second's. Where that is known of a network, it can be judged
+image by image, at the cost of those images and not of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.network import F64, DType, Layer, Network, Tensor
+from whet.ops import bind_layer, bind_symbols, get_op, run_layer
+
+MOST = 3  # images that are judged of a larger batch: the first, the last and one drawn by the seed
+
+Axes = dict[Tensor, int]
+"""The axis that counts images, of each tensor that has one."""
+
+
+class NotPerImage(Exception):
+    """A layer mixes images, or its op does not say that it keeps them apart."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images `at` (sorted) of a batch of `batch`."""
+
+    batch: int
+    at: tuple[int, ...]
+
+    @staticmethod
+    def of(batch: int, seed: int = 0, most: int = MOST) -> Images:
+        """First, last and others between, the same for the same seed."""
+        inner = np.random.RandomState(seed).permutation(np.arange(1, max(batch - 1, 1)))[: max(most - 2, 0)]
+        return Images(batch, tuple(sorted({0, batch - 1, *(int(i) for i in inner)})))
+
+    @property
+    def all(self) -> Images:
+        """The whole batch."""
+        return Images(self.batch, tuple(range(self.batch)))
+
+    def take(self, a: np.ndarray, axis: int) -> np.ndarray:
+        """The images of an array of the whole batch."""
+        return np.ascontiguousarray(np.take(a, self.at, axis))
+
+
+def batch_of(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The leading dimension that all inputs share; 1 where there is none, or where something has no other axis."""
+    found = {s[0] if len(s) > 1 else 1 for s in shapes.values()}
+    return found.pop() if len(found) == 1 else 1
+
+
+def follow(layer: Layer, axes: Axes, batch: int) -> Axes:
+    """The image axes of a layer's outputs, and of other inputs that hold a part for each image. Raises NotPerImage."""
+    inputs, outputs = {t for t in layer.inputs if t is not None}, set(layer.outputs)
+    if not any(t in axes for t in inputs):
+        return {}
+    if layer.op == "Shape":
+        return {}  # sizes of the whole batch: what is cut by them is recut
+    if layer.op == "Reformat":
+        return {layer.outputs[0]: axes[layer.inputs[0]]}  # type: ignore[index]
+    if layer.op == "Fused":
+        inner = dict(axes)
+        for x in _inside(layer):
+            inner |= follow(x, inner, batch)
+        ends = zip(layer.outputs, _ends(layer), strict=True)
+        return {t: i for t, i in inner.items() if t in inputs and t not in axes} | {t: inner[b] for t, b in ends if b in inner}
+    couples = get_op(layer.op).couples
+    if couples is None or layer.regions:
+        raise NotPerImage(f"{layer.op} does not say which axes stay apart")
+    ties = [tie for c in couples(layer) for tie in ((c.a, c.a_axis, c.b, c.b_axis, c), (c.b, c.b_axis, c.a, c.a_axis, c))]
+    ties = [tie for tie in ties if tie[0] in inputs and tie[2] in outputs]
+    made: Axes = {}
+    for t, i, y, j, c in ties:
+        if axes.get(t) == i:
+            whole = c.a_at == c.b_at == 0 and c.a_block == c.b_block == 1 and c.count in (None, batch)
+            if not whole or t.shape[i] != batch or y.shape[j] != batch or made.setdefault(y, j) != j:
+                raise NotPerImage(f"{layer.op} '{layer.name}' regroups images")
+    if outputs - set(made) or any(t in axes and not any(u is t and i == axes[t] for u, i, *_ in ties) for t in inputs):
+        raise NotPerImage(f"{layer.op} '{layer.name}' mixes images")
+    return made | {t: i for t, i, y, j, _ in ties if t not in axes and made[y] == j and t.shape[i] == batch}
+
+
+def on_images(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, images: Images, widen: bool = True) -> list[np.ndarray]:
+    """Outputs of one layer for some images: `arrays` hold those images where an input has an image axis, all of it elsewhere.
+
+    `widen` computes in float64 what comes as float64. Raises NotPerImage where the layer mixes images.
+    """
+    made = follow(layer, axes, images.batch)
+    given = [images.take(a, made[t]) if a is not None and t in made else a for t, a in zip(layer.inputs, arrays, strict=True)]
+    if layer.op == "Shape":
+        return [np.array(tuple(layer.inputs[0].shape)[layer.attrs.get("start", 0) : layer.attrs.get("end")], np.int64)]  # type: ignore[union-attr]
+    if layer.op == "Reformat":
+        return [given[0]]  # type: ignore[list-item]
+    if layer.op == "Fused":
+        inner, values = dict(axes), {t: a for t, a in zip(layer.inputs, arrays, strict=True) if t is not None}
+        for x in _inside(layer):
+            values.update(zip(x.outputs, on_images(x, [_value(t, values) for t in x.inputs], inner, images, widen), strict=True))
+            inner |= {t: i for t, i in follow(x, inner, images.batch).items() if t in x.outputs}
+        return [values[t] for t in _ends(layer)]  # type: ignore[misc]
+    cut, given = _recut(layer, given, axes | made, images)
+    outs = run_layer(_wide(cut) if widen else cut, given)
+    for t, a in zip(layer.outputs, outs, strict=True):
+        if list(a.shape) != [len(images.at) if i == made.get(t) else d for i, d in enumerate(t.shape)]:
+            raise NotPerImage(f"{layer.op} '{layer.name}' gives {list(a.shape)} for {len(images.at)} images")
+    return outs
+
+
+def network_on_images(
+    net: Network,
+    inputs: Mapping[str, np.ndarray],
+    images: Images,
+    *,
+    widen: bool = False,
+    constant: Callable[[Layer, Tensor, np.ndarray], np.ndarray] = lambda layer, t, a: a,
+    made: Callable[[Layer, int, np.ndarray], np.ndarray] = lambda layer, i, a: a,
+) -> dict[str, np.ndarray]:
+    """Outputs of a network for some images of whole inputs, by the reference; in float64 with `widen`.
+
+    `constant` and `made` see what a layer reads and makes: an emulation rounds there. Raises NotPerImage.
+    """
+    env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
+
+    def prepared(a: np.ndarray) -> np.ndarray:
+        return a.astype(np.float64) if widen and (a.dtype.kind == "f" or a.dtype.name == "bfloat16") else a
+
+    axes: Axes = {t: 0 for t in net.inputs}
+    values: dict[Tensor, np.ndarray] = {t: prepared(images.take(np.asarray(inputs[t.name]), 0)) for t in net.inputs}
+    for layer in net.layers:
+        bound = bind_layer(layer, env)
+        twins = {b: t for t, b in zip((*layer.inputs, *layer.outputs), (*bound.inputs, *bound.outputs), strict=True) if b is not None}
+        here: Axes = {b: axes[t] for b, t in twins.items() if t in axes}  # type: ignore[index]
+        arrays = [
+            None if t is None else values[t] if t in values else prepared(constant(layer, t, t.array())) for t in layer.inputs
+        ]
+        outs = on_images(bound, arrays, here, images, widen)
+        for b, i in follow(bound, here, images.batch).items():
+            if twins[b] in layer.outputs:
+                axes[twins[b]] = i  # type: ignore[index]
+        for i, (t, a) in enumerate(zip(layer.outputs, outs, strict=True)):
+            values[t] = made(layer, i, a)
+    found = {}
+    for t in net.outputs:
+        found[t.name] = values[t] if t in values else t.array()
+    return found
+
+
+@dataclass(frozen=True)
+class Places:
+    """The image axis of each tensor of a network by name; and layer by layer, of other inputs that hold a part for each image."""
+
+    axis: dict[str, int]
+    parts: dict[str, dict[str, int]]
+    fixed: frozenset[str]  # layers where such a part is a constant: there an image's result does depend on its place
+
+
+def image_places(net: Network, shapes: Mapping[str, tuple[int, ...]], batch: int) -> Places:
+    """Where images stand in a network at these input shapes. Raises NotPerImage where a layer mixes them."""
+    env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes)
+    axes: Axes = {t: 0 for t in net.inputs}
+    parts: dict[str, dict[str, int]] = {}
+    fixed = set()
+    for layer in net.layers:
+        bound = bind_layer(layer, env)
+        twins = {b: t for t, b in zip((*layer.inputs, *layer.outputs), (*bound.inputs, *bound.outputs), strict=True) if b is not None}
+        found = follow(bound, {b: axes[t] for b, t in twins.items() if t in axes}, batch)  # type: ignore[index]
+        axes |= {twins[b]: i for b, i in found.items() if twins[b] in layer.outputs}  # type: ignore[misc]
+        parts[layer.name] = {b.name: i for b, i in found.items() if b in bound.inputs}
+        if any(b.is_constant for b in found):
+            fixed.add(layer.name)
+    if any(t not in axes for t in net.outputs if not t.is_constant):
+        raise NotPerImage("an output is one for all images")
+    return Places({t.name: i for t, i in axes.items()}, parts, frozenset(fixed))
+
+
+def _value(t: Tensor | None, values: Mapping[Tensor, np.ndarray | None]) -> np.ndarray | None:
+    return None if t is None else values[t] if t in values else t.array()
+
+
+def _inside(layer: Layer) -> list[Layer]:
+    """The layers of a fused body, reading the fused layer's own inputs."""
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    found = []
+    for x in body.layers:
+        copy = Layer(x.op, x.name, [outer.get(t, t) if t is not None else None for t in x.inputs], x.attrs, x.regions, x.sources)
+        copy.outputs = x.outputs
+        found.append(copy)
+    return found
+
+
+def _ends(layer: Layer) -> list[Tensor]:
+    """Where a fused body's results come from."""
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    return [outer.get(t, t) for t in body.outputs]  # type: ignore[misc]
+
+
+def _recut(layer: Layer, arrays: list[np.ndarray | None], axes: Axes, images: Images) -> tuple[Layer, list[np.ndarray | None]]:
+    """The layer and its inputs for fewer images, as its op recuts them (Reshape's target, Resize's sizes)."""
+    recut = get_op(layer.op).recut
+    kept = {(t, axes[t]): np.asarray(images.at) for t in (*layer.inputs, *layer.outputs) if t is not None and t in axes}
+    changes = recut(layer, kept) if recut is not None and kept else {}
+    if not changes:
+        return layer, arrays
+    attrs = layer.attrs | {k: v for k, v in changes.items() if isinstance(k, str)}
+    made = Layer(layer.op, layer.name, layer.inputs, {k: v for k, v in attrs.items() if v is not None}, layer.regions, layer.sources)
+    made.outputs = layer.outputs
+    arrays = list(arrays) + [None] * (1 + max((k for k in changes if isinstance(k, int)), default=-1) - len(arrays))
+    for k, v in changes.items():
+        if isinstance(k, int):
+            arrays[k] = v
+    return made, arrays
+
+
+def _wide(layer: Layer) -> Layer:
+    """The layer with float types among its attributes widened (Cast to f32 would round)."""
+    if not any(isinstance(v, DType) and v.is_float for v in layer.attrs.values()):
+        return layer
+    made = Layer(layer.op, layer.name, layer.inputs, {k: F64 if isinstance(v, DType) and v.is_float else v for k, v in layer.attrs.items()})
+    made.outputs = layer.outputs
+    return made

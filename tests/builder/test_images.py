@@ -1,0 +1,129 @@
+"""Large batches are judged by a few images and by turning the batch; what mixes images is judged whole."""
+
+import numpy as np
+import pytest
+from test_verification import QUICK, only, plant  # noqa: F401 - a fixture
+
+from whet.builder import build
+from whet.builder.images import Images, NotPerImage, batch_of, image_places, network_on_images
+from whet.network import Network, parse_type
+from whet.ops import run_network
+
+BATCH = 9
+
+
+def attention(batch=BATCH):
+    """Images to tokens to heads and back: the batch moves to other axes, constants hold a part for each image."""
+    rng = np.random.default_rng(0)
+    net = Network("attention")
+    x = net.add_input("x", parse_type(f"f32[{batch},3,4,4]"))
+
+    def weight(*shape):
+        return net.constant(rng.standard_normal(shape).astype(np.float32))
+
+    y = net.add("Conv", x, weight(8, 3, 2, 2), None, strides=(2, 2))
+    y = net.add("Reshape", y, net.constant(np.array([batch, 8, 4])))
+    y = net.add("Transpose", y, perm=(0, 2, 1))
+    token = net.add("Expand", weight(1, 1, 8), net.constant(np.array([batch, 1, 8])))
+    y = net.add("Concat", token, y, axis=1)
+    y = net.add("Add", y, weight(batch, 5, 8))
+    qkv = net.add("Reshape", net.add("MatMul", y, weight(8, 24)), net.constant(np.array([batch, 5, 3, 2, 4])))
+    qkv = net.add("Transpose", qkv, perm=(2, 0, 3, 1, 4))
+    q, k, v = (net.add("Gather", qkv, net.constant(np.array(i)), axis=0) for i in range(3))
+    scores = net.add("Softmax", net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2))), axis=-1)
+    y = net.add("Transpose", net.add("MatMul", scores, v), perm=(0, 2, 1, 3))
+    y = net.add("Reshape", y, net.constant(np.array([batch, 40])))
+    net.mark_output(y, "y")
+    return net
+
+
+def feed(net, seed=1):
+    rng = np.random.default_rng(seed)
+    return {t.name: rng.standard_normal(tuple(t.shape)).astype(np.float32) for t in net.inputs}
+
+
+def test_images_are_the_first_the_last_and_seeded_ones():
+    assert Images.of(128, 0) == Images.of(128, 0)
+    assert Images.of(128, 0) != Images.of(128, 1)
+    for batch in (2, 3, 4, 128):
+        at = Images.of(batch, 5).at
+        assert (at[0], at[-1], len(at)) == (0, batch - 1, min(batch, 3))
+    assert batch_of({"a": (4, 3), "b": (4, 7)}) == 4
+    assert batch_of({"a": (4, 3), "b": (2, 7)}) == batch_of({"a": (4, 3), "b": (4,)}) == 1
+
+
+@pytest.mark.parametrize("widen", [False, True])
+def test_a_few_images_give_what_the_whole_batch_gives(widen):
+    net = attention()
+    x, images = feed(net), Images.of(BATCH)
+    few, whole = network_on_images(net, x, images, widen=widen), run_network(net, x, widen=widen)
+    assert few["y"].shape == (3, 40)
+    assert few["y"].dtype == whole["y"].dtype
+    np.testing.assert_allclose(few["y"], whole["y"][list(images.at)], rtol=1e-12 if widen else 1e-5)
+    axes = image_places(net, {"x": (BATCH, 3, 4, 4)}, BATCH).axis
+    assert 1 in axes.values(), "the batch stood second for a while"
+
+
+def mixing(kind):
+    net = Network(kind)
+    x = net.add_input("x", parse_type(f"f32[{BATCH},4]"))
+    if kind == "mean over the batch":
+        y = net.add("Add", x, net.add("ReduceMean", x, net.constant(np.array([0])), keepdims=1))
+    elif kind == "turned":
+        y = net.add("MatMul", net.add("Transpose", x, perm=(1, 0)), net.constant(np.ones((BATCH, BATCH), np.float32)))
+    elif kind == "regrouped":
+        y = net.add("Reshape", x, net.constant(np.array([BATCH * 2, 2])))
+    else:
+        y = net.add("Softmax", x, axis=0)
+    net.mark_output(y, "y")
+    return net
+
+
+@pytest.mark.parametrize("kind", ["mean over the batch", "turned", "regrouped", "softmax over the batch"])
+def test_what_mixes_images_is_seen_and_judged_whole(kind):
+    net = mixing(kind)
+    with pytest.raises(NotPerImage):
+        image_places(net, {"x": (BATCH, 4)}, BATCH)
+    plan = build(net, QUICK)
+    assert plan.report["verification"]["images"] is None
+    assert any(f"all {BATCH} images" in n for n in plan.report["notes"])
+
+
+def convolutions(batch):
+    rng = np.random.default_rng(0)
+    net = Network("net")
+    x = net.add_input("x", parse_type(f"f32[{batch},4,6,6]"))
+    y = net.add("Conv", x, net.constant(rng.standard_normal((8, 4, 3, 3)).astype(np.float32)), None)
+    net.mark_output(net.add("Relu", y), "y")
+    return net
+
+
+@pytest.mark.parametrize("image", range(BATCH))
+def test_a_kernel_that_is_wrong_at_one_place_is_found_wherever_that_is(plant, image):  # noqa: F811
+    def at_one_place(call):
+        call.writes[0][image] *= 1.01
+
+    plant(at_one_place)
+    plan = build(convolutions(BATCH), only())
+    assert len(plan.report["verification"]["images"]) == 3
+    assert {what.split()[0] for _, what, _ in plan.report["banned"]} == {"cpu/planted"}
+    judged = image in plan.report["verification"]["images"]
+    assert all(("depends on its place in the batch" in reason) != judged for _, _, reason in plan.report["banned"])
+
+
+def test_a_kernel_that_is_wrong_everywhere_alike_is_found_by_the_reference(plant):  # noqa: F811
+    def everywhere(call):
+        call.writes[0][:, 0] *= 1.01
+
+    plant(everywhere)
+    plan = build(convolutions(BATCH), only())
+    assert {what.split()[0] for _, what, _ in plan.report["banned"]} == {"cpu/planted"}
+
+
+def test_a_good_engine_of_a_large_batch_is_kept_and_says_what_was_judged():
+    plan = build(attention(), QUICK)
+    said = plan.report["verification"]
+    assert said["failures"] == []
+    assert len(said["images"]) == 3
+    assert said["turned_error"] <= 1e-5
+    assert plan.probe
