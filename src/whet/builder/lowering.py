@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 
 from whet.builder.config import BuildConfig
+from whet.builder.precision import unwanted_integers
 from whet.builder.verification import relative_error
 from whet.network import Network
 from whet.ops import run_network
@@ -15,7 +17,9 @@ from whet.passes import PassLog, lower
 
 def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
     """The network after the passes that `config` asks for. Its outputs are made by layers: one that is an input is copied."""
-    made, log = lower(net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse)
+    made, log = lower(
+        net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config)
+    )  # fmt: skip
     for i, t in enumerate(made.outputs):
         twice = any(t is o for o in made.outputs[:i])
         if t.maker is not None and not twice:
@@ -37,7 +41,7 @@ def blame_pass(source: Network, config: BuildConfig, inputs: Mapping[str, np.nda
         if _agree(made, inputs, truth, bound):
             return " The graph passes keep the network's result, so it is the sum of many roundings: the network is sensitive to them."
         for name in (n for n, count in log.counts().items() if count):
-            without = BuildConfig(optimization_level=config.optimization_level, passes=(*config.passes, f"-{name}"), no_fuse=config.no_fuse)
+            without = dataclasses.replace(config, passes=(*config.passes, f"-{name}"))
             if _agree(lowered_network(source, without)[0], inputs, truth, bound):
                 return f" The pass {name} changes the network's result. Build with --passes=-{name}, and please report it."
     return " The graph passes change the network's result, and no single one of them alone. Build with --passes=none, and please report it."

@@ -1,18 +1,24 @@
-"""Permissions: which storage types a build may use beside a tensor's own, and for which layers a precision is demanded."""
+"""Permissions: which storage types a build may use beside a tensor's own, and for which layers a precision is demanded.
+
+--layerPrecisions=x:int8 binds as x:fp16 does: the layer computes on 8-bit integers, or the build fails (obey) or says so (prefer).
+x:fp32 keeps a layer out of the integers that calibration or the model's own Q/DQ would put it in.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from whet.builder.config import BuildConfig
 from whet.errors import BuildError, UsageError
-from whet.network import BF16, F16, F32, DType, Layer
+from whet.network import BF16, F8E4M3, F16, F32, I8, U8, DType, Layer
 from whet.tactics import Signature, is_quantized
 
 #: flag -> storage types that it permits for what the network computes in f32. int8 and fp8 come with Q/DQ in the network or calibration.
 _PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
-_STORAGE: dict[str, DType] = {"fp32": F32, "fp16": F16, "bf16": BF16}
+_STORAGE: dict[str, DType] = {"fp32": F32, "fp16": F16, "bf16": BF16, "int8": I8, "fp8": F8E4M3}
+_QUANTIZED = (I8, F8E4M3)
 _FLAG = {F16: "--fp16", BF16: "--bf16"}
 
 
@@ -50,8 +56,8 @@ class Permissions:
                 return f"stores {t.dtype} %{t.name} as {o.dtype}, which no flag permits"
             if o.dtype not in self.allowed and o.dtype not in (demanded, output):
                 return f"{o.dtype} storage is not permitted ({_FLAG[o.dtype]})"
-        if demanded is not None and self.obey and runs_in(layer, signature) not in (None, demanded):
-            return f"--layerPrecisions demands {demanded} for '{layer.name}'"
+        if demanded is not None and self.obey and computes_in(layer, signature) not in (None, demanded):
+            return f"--layerPrecisions demands {demanded} for '{layer.name}'{_how_to(demanded)}"
         if self.obey and not self._gives(layer, signature, output):
             return f"--layerOutputTypes demands {output} of '{layer.name}'"
         return None
@@ -59,14 +65,18 @@ class Permissions:
     def meets(self, layer: Layer, signature: Signature) -> bool:
         """Whether a signature is what --layerPrecisions and --layerOutputTypes ask for the layer, where they ask at all."""
         demanded = self.demanded(layer)
-        computes = demanded is None or runs_in(layer, signature) in (None, demanded)
+        computes = demanded is None or computes_in(layer, signature) in (None, demanded)
         return computes and self._gives(layer, signature, self.demanded_output(layer))
 
     @staticmethod
     def _gives(layer: Layer, signature: Signature, output: DType | None) -> bool:
-        """Whether all float outputs are stored as `output` (None: any way)."""
+        """Whether all outputs that hold the network's floats are stored as `output` (None: any way)."""
+        if output is None:
+            return True
+        if is_quantized(layer) and all(t.dtype in (I8, U8) for t in layer.outputs):
+            return output == I8
         floats = [o.dtype for t, o in zip(layer.outputs, signature.outputs, strict=True) if t.dtype.is_float]
-        return output is None or all(d == output for d in floats)
+        return all(d == output for d in floats)
 
     def demanded(self, layer: Layer) -> DType | None:
         """The storage type that --layerPrecisions gives a layer, by its name or a source node's; the last match holds."""
@@ -82,11 +92,61 @@ class Permissions:
 
 
 def _last_match(demands: tuple[tuple[str, DType], ...], layer: Layer) -> DType | None:
-    found = None
+    return _last(demands, (layer.name, *layer.name.split(" + "), *layer.sources))
+
+
+def _last(demands: tuple[tuple[str, DType], ...], names: Iterable[str]) -> DType | None:
+    known, found = tuple(names), None
     for pattern, dtype in demands:
-        if any(fnmatchcase(name, pattern) for name in (layer.name, *layer.sources)):
+        if any(fnmatchcase(name, pattern) for name in known):
             found = dtype
     return found
+
+
+def _how_to(demanded: DType) -> str:
+    """What an unmet demand for 8 bits lacks."""
+    if demanded == I8:
+        return ": it is not quantized (8 bits are for convolutions and products with constant weights that have ranges)"
+    return ": no tactic of this backend computes in FP8" if demanded == F8E4M3 else ""
+
+
+def computes_in(layer: Layer, signature: Signature) -> DType | None:
+    """The type that a layer computes in: I8 for a quantized one, else the type of its first float operand; None where there is neither."""
+    return I8 if is_quantized(layer) else runs_in(layer, signature)
+
+
+def demanded_integers(config: BuildConfig) -> Callable[[Layer], bool]:
+    """Whether --layerPrecisions asks for INT8 for a layer of the source network."""
+    permissions = Permissions.of(config)
+    return lambda layer: permissions.demanded(layer) == I8
+
+
+def demanded_floats(config: BuildConfig) -> Callable[[Layer], bool]:
+    """Whether --layerPrecisions keeps a layer of the source network in floating point."""
+    permissions = Permissions.of(config)
+    return lambda layer: permissions.demanded(layer) not in (None, *_QUANTIZED)
+
+
+def unwanted_integers(config: BuildConfig) -> Callable[[Layer], str | None] | None:
+    """Why a fused layer that computes on integers is against --layerPrecisions or --layerOutputTypes; None where neither is in force."""
+    permissions = Permissions.of(config)
+    if not permissions.demands and not permissions.outputs:
+        return None
+
+    def reason(layer: Layer) -> str | None:
+        if not is_quantized(layer):
+            return None
+        body = layer.regions["body"].layers
+        names = [n for x in body if x.op not in ("QuantizeLinear", "DequantizeLinear") for n in (x.name, *x.name.split(" + "), *x.sources)]
+        demanded = _last(permissions.demands, names)
+        if demanded not in (None, I8):
+            return f"--layerPrecisions keeps '{names[0]}' in {demanded}"
+        output = _last(permissions.outputs, names)
+        if output not in (None, I8) and body[-1].op == "QuantizeLinear":
+            return f"--layerOutputTypes keeps what '{names[0]}' stores in {output}"
+        return None
+
+    return reason
 
 
 def runs_in(layer: Layer, signature: Signature) -> DType | None:

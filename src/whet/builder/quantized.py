@@ -1,7 +1,8 @@
 """INT8 from a floating-point network: calibrate, insert Q/DQ, and keep the integers only where the clock says that they pay.
 
-Three kinds of engines are built and timed in turns: floating point as permitted; every layer that can be quantized; the quantized one
-without the layers that were slower than their floating-point form. The fastest is kept; within the noise it is the one with fewer integers.
+Engines are built and timed in turns: floating point as permitted; every layer that can be quantized; the quantized one without the layers
+that were slower than their floating-point form; and, where the user sets a budget of accuracy, the one that holds it. The fastest of those
+that hold it is kept; within the noise it is the one with fewer integers. Layers that --layerPrecisions demands in INT8 stay in all of them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -19,21 +19,25 @@ from whet.backends import get_backend
 from whet.builder.assemble import model_digest
 from whet.builder.building import build
 from whet.builder.config import BuildConfig
+from whet.builder.engine_run import EngineRun
+from whet.builder.floats import build_floats_within
+from whet.builder.payoff import in_turns, known_as, layer_times, slow_layers
+from whet.builder.precision import demanded_floats, demanded_integers
 from whet.builder.progress import Progress
+from whet.builder.within import SAMPLES, Fit, Judge, report_of
 from whet.engine.plan import EnginePlan
-from whet.engine.probe import probe_inputs, probe_shapes
+from whet.errors import BuildError
 from whet.network import Layer, Network
 from whet.passes import Phase, run_passes, select
 from whet.precision import Ranges, calibrate, find_places, quantize, read_cache, write_cache
+from whet.precision.budget import Budget, Verdict
 from whet.precision.places import never_negative
 from whet.precision.ranges import Range
-from whet.runtime import Context, Runtime, WeightStore, bind
-from whet.tactics import is_quantized
+from whet.precision.sensitivity import chosen_samples
 
 _INVENTED = 4.0  # largest magnitude of every tensor when there are no data, as trtexec invents it
-_SECONDS, _ROUNDS = 1.0, (7, 40)  # spent on timing each engine; turns
 _ROUNDS_OF_DROPPING = 2
-_MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
+_ROUNDS_OF_FITTING = 3  # an engine that misses what its emulation held loses a tenth of its integers, so often
 
 
 @dataclass(frozen=True)
@@ -89,35 +93,54 @@ def invented_ranges(made: Network) -> Ranges:
     return Ranges({t.name: Range(0.0 if never_negative(t) else -_INVENTED, _INVENTED, "invented") for t in places.roots})
 
 
-class EngineRun:
-    """A network's values by an FP32 engine of fixed kernels on one thread: the same bits for the same sample, whatever runs beside it."""
+@dataclass
+class _Tried:
+    """One engine: what it is, the layers that it leaves in floating point, the accuracy that was found (None: not judged)."""
 
-    def __init__(self, net: Network, names: Iterable[str]):
-        self.net, self.names = net, list(names)
-        self._contexts: dict[tuple, Context] = {}
+    what: str
+    plan: EnginePlan
+    skip: frozenset[str]
+    verdict: Verdict | None = None
+    judged_on: str = ""
 
-    def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        shapes = {t.name: tuple(np.shape(feeds[t.name])) for t in self.net.inputs}
-        key = tuple(shapes.items())
-        if key not in self._contexts:
-            self._contexts[key] = self._context(shapes)
-        got = self._contexts[key].run(feeds)
-        return {n: feeds[n] if n in shapes else got[n] for n in self.names}
+    @property
+    def allowed(self) -> bool:
+        return self.verdict is None or self.verdict.holds
 
-    def _context(self, shapes: dict[str, tuple[int, ...]]) -> Context:
-        watched = self.net.clone()
-        watched.outputs = []
-        inputs = {t.name for t in watched.inputs}
-        for name in self.names:
-            if name not in inputs:
-                watched.mark_output(watched.tensor(name))
-        watched.prune_dead()
-        dynamic = any(not t.type.static for t in watched.inputs)
-        config = BuildConfig(
-            threads=1, optimization_level=0, passes=("none",), verify=False, timing_cache="", whole_engines=0,
-            profiles=((shapes, shapes, shapes),) if dynamic else (),
+
+@dataclass
+class _Making:
+    """What the engines of one build are made from."""
+
+    net: Network
+    made: Network
+    ranges: Ranges
+    config: BuildConfig
+    layers: list[Layer]
+    must: frozenset[str]  # demanded in INT8
+    judge: Judge | None = None
+    progress: Progress | None = None
+    inputs: Mapping[str, np.ndarray] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def floats(self) -> _Tried:
+        """The engine in floating point, within the budget where 16 bits are permitted."""
+        plain = without_int8(self.config)
+        if self.judge is None or not plain.precisions:
+            return _Tried("floating point", build(self.net, plain, progress=self.progress, inputs=self.inputs), frozenset())
+        plan, verdict = build_floats_within(
+            self.net, self.made, plain, self.judge.budget, self.judge.analysis.samples, progress=self.progress, inputs=self.inputs
         )  # fmt: skip
-        return Runtime(backend="cpu", threads=1).load(build(watched, config)).create_context()
+        return _Tried("floating point", plan, frozenset(), verdict, "engine")
+
+    def integers(self, skip: frozenset[str]) -> EnginePlan:
+        """The engine with every quantizable layer in INT8 but those of `skip` and those that the user keeps in floating point."""
+        pinned = demanded_floats(self.config)
+        chosen = quantize(self.made, self.ranges, skip=lambda x: pinned(x) or x.name in skip or bool(skip & known_as(x)))
+        return build(chosen, self.config, progress=self.progress, inputs=self.inputs)
+
+    def low(self, skip: frozenset[str]) -> list[str]:
+        return [x.name for x in self.layers if x.name not in skip]
 
 
 def build_int8(
@@ -125,133 +148,166 @@ def build_int8(
     config: BuildConfig,
     calibration: Calibration,
     *,
+    budget: Budget | None = None,
     progress: Progress | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
 ) -> EnginePlan:
-    """The fastest engine of a floating-point network with INT8 permitted. `config.precisions` names what else is.
+    """The fastest engine of a floating-point network with INT8 permitted, within `budget`. `config.precisions` names what else is.
 
-    Raises CalibrationError, and what `build` raises. The plan's report says under "precision_choice" what was timed.
+    Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and what `build`
+    raises. The plan's report says under "precision_choice" what was timed, under "accuracy" which layers the budget keeps out of INT8.
     """
     notes: list[str] = []
     made = prepared(net, config)
-    places = find_places(made, _pinned(config))
-    plain = dataclasses.replace(config, precisions=tuple(p for p in config.precisions if p != "int8"))
-    if not places.layers:
-        plan = build(net, plain, progress=progress, inputs=inputs)
+    layers = find_places(made, demanded_floats(config)).layers
+    must = _demanded(made, layers, config, notes)
+    if not layers:
+        plan = build(net, without_int8(config), progress=progress, inputs=inputs)
         plan.report["notes"].append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
         return plan
     ranges = calibrated_ranges(net, made, calibration, config, notes.append)
-    pinned = _pinned(config)
-
-    def integers(skip: frozenset[str]) -> EnginePlan:
-        chosen = quantize(made, ranges, skip=lambda x: pinned(x) or bool(skip & _names(x)))
-        return build(chosen, config, progress=progress, inputs=inputs)
-
-    full = integers(frozenset())
+    making = _Making(net, made, ranges, config, layers, must, None, progress, inputs, notes)
+    if budget is not None:
+        samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
+        making.judge = Judge(made, "int8", ranges, samples, budget, config, progress)
     machine = get_backend(config.backend, threads=config.threads)
     if not getattr(machine, "runs", True) or config.optimization_level == 0:
-        full.report["notes"] += [*notes, "INT8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
-        return full
-    tried = [("floating point", build(net, plain, progress=progress, inputs=inputs), frozenset[str]()), ("int8", full, frozenset[str]())]
-    for _ in range(_ROUNDS_OF_DROPPING):
-        _, last, skip = tried[-1]
-        slow = slow_layers(tried[0][1], last, places.layers) - skip
-        if not slow or len(slow | skip) >= len(places.layers):
-            break
-        wider = skip | slow
-        tried.append((f"int8 without {len(wider)} layers that do not pay", integers(wider), wider))
-    times = in_turns([plan for _, plan, _ in tried], machine, config)
-    return _kept(tried, times, notes, places.layers)
-
-
-def _kept(tried: list[tuple[str, EnginePlan, frozenset[str]]], times: list[list[float]], notes: list[str], layers: list[Layer]) -> EnginePlan:
-    """The fastest; of those within the noise the one with the fewest integers (floating point, then the fewest layers)."""
-    middle = [median(t) * 1e3 for t in times]
-    order = sorted(range(len(tried)), key=lambda i: (i > 0, -len(tried[i][2])))
-    best = min(middle)
-    spread = [(float(np.quantile(t, 0.75)) - float(np.quantile(t, 0.25))) * 500 for t in times]
-    fastest = middle.index(best)
-    kept = next(i for i in order if middle[i] - best <= max(0.003 * best, min(spread[i], spread[fastest], 0.02 * best)))
-    plan = tried[kept][1]
-    plan.report["latency_ms"] = middle[kept]
-    plan.report["precision_choice"] = [
-        {"what": what, "ms": ms, "spread_ms": s, "kept": i == kept, "float_layers": sorted(skip)}
-        for i, ((what, _, skip), ms, s) in enumerate(zip(tried, middle, spread, strict=True))
-    ]
-    shown = ", ".join(f"{what} {ms:.3f} ms" for (what, _, _), ms in zip(tried, middle, strict=True))
-    if kept == 0:
-        notes.append(f"--int8 is permitted but does not pay here: {shown}. The engine computes in floating point.")
-    else:
-        left = len(tried[kept][2])
-        floats = f"; {left} of {len(layers)} quantizable layers stay in floating point" if left else ""
-        notes.append(f"INT8 pays: {shown}{floats}.")
-    plan.report["notes"] = [*plan.report.get("notes", []), *notes]
+        return _untimed(making)
+    tried = _candidates(making)
+    fit = _fitted(making, tried) if making.judge is not None else Fit()
+    times = in_turns([t.plan for t in tried], machine, config)
+    plan = _kept(making, tried, times)
+    if making.judge is not None and budget is not None:
+        kept = next(t for t in tried if t.plan is plan)
+        plan.report["accuracy"] = report_of(budget, fit, kept.judged_on, kept.verdict)
     return plan
 
 
-def slow_layers(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -> frozenset[str]:
-    """Names of the layers whose quantized form, with the Q, DQ and reformats around it, took as long as the floating-point one."""
-    before, after = _times(floats), _times(integers)
-    found = set()
-    for layer in layers:
-        own = _names(layer)
-        mine = [x for x in integers.network.layers if is_quantized(x) and own & _names(x)]
-        theirs = [x for x in floats.network.layers if own & _names(x)]
-        if len(mine) != 1 or not theirs:
-            continue
-        cost = after.get(mine[0].name, 0.0) + _around(mine[0], integers, after)
-        reference = sum(before.get(x.name, 0.0) + _around(x, floats, before, only="Reformat") for x in theirs)
-        if reference and cost >= reference:
-            found.add(layer.name)
-    return frozenset(found)
+def without_int8(config: BuildConfig) -> BuildConfig:
+    """The same build without INT8, and without demands for it."""
+    return dataclasses.replace(
+        config, precisions=tuple(p for p in config.precisions if p != "int8"),
+        layer_precisions=tuple((n, p) for n, p in config.layer_precisions if p != "int8"),
+        layer_output_types=tuple((n, p) for n, p in config.layer_output_types if p != "int8"),
+    )  # fmt: skip
 
 
-def _times(plan: EnginePlan) -> dict[str, float]:
-    return dict(plan.report.get("layer_ms", {}))
+def _demanded(made: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:
+    """The layers that stay in INT8 because the user says so. Raises BuildError under obey for one that cannot be."""
+    wanted = demanded_integers(config)
+    able = {x.name for x in layers}
+    for layer in made.layers:
+        if wanted(layer) and layer.name not in able and layer.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+            text = f"--layerPrecisions demands int8 for '{layer.name}' ({layer.op}), which has no quantized form (constant float weights)"
+            if config.precision_constraints == "obey":
+                raise BuildError(f"{text}. Leave it out, or use --precisionConstraints=prefer.")
+            notes.append(text)
+    return frozenset(x.name for x in layers if wanted(x))
 
 
-def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
-    """Milliseconds of the moving layers next to one: those that feed it, and those that read it, shared among their readers."""
-    users = plan.network.users()
-    kinds = (only,) if only else _MOVING
-    cost = 0.0
-    for t in layer.inputs:
-        if t is not None and t.maker is not None and t.maker.op in kinds:
-            cost += times.get(t.maker.name, 0.0) / max(len(users.get(t, [])), 1)
-    for t in layer.outputs:
-        cost += sum(times.get(r.name, 0.0) for r, _ in users.get(t, []) if r.op in kinds)
-    return cost
+def _untimed(m: _Making) -> EnginePlan:
+    """Where nothing is timed: integers wherever they can be, and the budget allows it."""
+    names = [x.name for x in m.layers]
+    fit = Fit() if m.judge is None else m.judge.fit(names, {}, m.must)
+    plan = m.integers(frozenset(fit.dropped))
+    plan.report["notes"] += [*m.notes, "INT8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
+    if m.judge is not None:
+        plan.report["accuracy"] = report_of(m.judge.budget, fit, "emulation", None)
+        plan.report["notes"].append(_budget_note(m.judge.budget, fit, len(m.layers)))
+    return plan
 
 
-def _names(layer: Layer) -> frozenset[str]:
-    """What a layer is known by in both engines: its source nodes, or the parts of its name."""
-    return frozenset(layer.sources) or frozenset(layer.name.split(" + "))
+def _candidates(m: _Making) -> list[_Tried]:
+    """Floating point (or INT8 only where it is demanded), all integers, and integers without what does not pay."""
+    everything = frozenset(x.name for x in m.layers)
+    if m.must:
+        base = everything - m.must
+        tried = [_Tried(f"int8 where it is demanded ({len(m.must)} layers)", m.integers(base), base)]
+    else:
+        tried = [m.floats()]
+    tried.append(_Tried("int8", m.integers(frozenset()), frozenset()))
+    for _ in range(_ROUNDS_OF_DROPPING):
+        last = tried[-1]
+        slow = slow_layers(tried[0].plan, last.plan, m.layers) - last.skip - m.must
+        if not slow or len(slow | last.skip) >= len(m.layers):
+            break
+        wider = last.skip | slow
+        tried.append(_Tried(f"int8 without {len(wider)} layers that do not pay", m.integers(wider), wider))
+    return tried
 
 
-def _pinned(config: BuildConfig) -> Callable[[Layer], bool]:
-    """The layers that --layerPrecisions keeps in floating point."""
-    from fnmatch import fnmatchcase
+def _fitted(m: _Making, tried: list[_Tried]) -> Fit:
+    """Judges the candidates; adds the engine that holds the budget where the best by time does not."""
+    judge = m.judge
+    assert judge is not None
+    times = layer_times(tried[0].plan, tried[1].plan, m.layers)
+    saved = {n: before - after for n, (before, after) in times.items()}
+    last = tried[-1]
+    fit = judge.fit(m.low(last.skip), saved, m.must)
+    skip = last.skip | frozenset(fit.dropped)
+    if fit.dropped and len(skip) < len(m.layers):
+        tried.append(_Tried(f"int8 without {len(skip)} layers, within the budget", m.integers(skip), skip))
+    for t in tried if m.must else tried[1:]:
+        _judged(m, t)
+    for _ in range(_ROUNDS_OF_FITTING):
+        if tried[-1].allowed:
+            break
+        more = judge.harder(fit, tried[-1].skip, m.must)
+        skip = tried[-1].skip | frozenset(more)
+        if not more or len(skip) >= len(m.layers):
+            break
+        fit.dropped.update(dict.fromkeys(more, "the engine missed the budget that its emulation held; next in harm"))
+        tried.append(_Tried(f"int8 without {len(skip)} layers, within the budget", m.integers(skip), skip))
+        _judged(m, tried[-1])
+    m.notes.append(_budget_note(judge.budget, fit, len(m.layers)))
+    return fit
 
-    if config.precision_constraints == "none":
-        return lambda layer: False
-    patterns = [n for n, p in config.layer_precisions if p != "int8"]
-    return lambda layer: any(fnmatchcase(name, pattern) for pattern in patterns for name in (layer.name, *layer.sources))
+
+def _judged(m: _Making, t: _Tried) -> None:
+    """Sets the verdict on a candidate: of the engine itself, or of its emulation where the engine's shapes do not take the samples."""
+    assert m.judge is not None
+    verdict = m.judge.engine(t.plan, m.config)
+    t.verdict, t.judged_on = (m.judge.low(m.low(t.skip)), "emulation") if verdict is None else (verdict, "engine")
 
 
-def in_turns(plans: list[EnginePlan], machine: Any, config: BuildConfig) -> list[list[float]]:
-    """Seconds of several engines, run in turns on the same inputs."""
-    inputs = probe_inputs(plans[0].network, config.seed, probe_shapes(plans[0]))
-    store = WeightStore(machine)
-    bounds = []
-    for plan in plans:
-        bound = bind(plan, machine, store=store)
-        bound.feed(inputs)
-        bound.seconds(2)
-        bounds.append(bound)
-    once = sum(b.seconds(1)[0] for b in bounds)
-    rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_SECONDS * len(bounds) / max(once, 1e-6))))
-    times: list[list[float]] = [[] for _ in bounds]
-    for k in range(rounds):
-        for i in range(len(bounds)) if k % 2 == 0 else reversed(range(len(bounds))):
-            times[i].append(bounds[i].seconds(1)[0])
-    return times
+def _budget_note(budget: Budget, fit: Fit, layers: int) -> str:
+    shown = fit.verdict.text if fit.verdict else "not judged"
+    if not fit.dropped:
+        return f"Accuracy: {budget.text}; {shown}: nothing has to leave INT8 for it."
+    first = list(fit.dropped.items())[:3]
+    named = "; ".join(f"'{n}': {why}" for n, why in first)
+    more = f"; and {len(fit.dropped) - 3} more" if len(fit.dropped) > 3 else ""
+    return f"Accuracy: {budget.text}; {shown} with {len(fit.dropped)} of {layers} layers kept out of INT8 ({named}{more})."
+
+
+def _kept(m: _Making, tried: list[_Tried], times: list[list[float]]) -> EnginePlan:
+    """The fastest that holds the budget; of those within the noise the one with the fewest integers (floating point, then the fewest layers)."""
+    middle = [median(t) * 1e3 for t in times]
+    spread = [(float(np.quantile(t, 0.75)) - float(np.quantile(t, 0.25))) * 500 for t in times]
+    open_ = [i for i, t in enumerate(tried) if t.allowed] or [0]
+    order = sorted(open_, key=lambda i: (i > 0, -len(tried[i].skip)))
+    fastest = min(open_, key=lambda i: middle[i])
+    best = middle[fastest]
+    kept = next(i for i in order if middle[i] - best <= max(0.003 * best, min(spread[i], spread[fastest], 0.02 * best)))
+    plan = tried[kept].plan
+    plan.report["latency_ms"] = middle[kept]
+    plan.report["precision_choice"] = [
+        {
+            "what": t.what, "ms": ms, "spread_ms": s, "kept": i == kept, "float_layers": sorted(t.skip),
+            "accuracy": None if t.verdict is None else t.verdict.value, "holds": t.allowed,
+        }
+        for i, (t, ms, s) in enumerate(zip(tried, middle, spread, strict=True))
+    ]  # fmt: skip
+    shown = ", ".join(f"{t.what} {ms:.3f} ms{'' if t.allowed else ' (outside the budget)'}" for t, ms in zip(tried, middle, strict=True))
+    if not any(t.allowed for t in tried):
+        m.notes.append(f"No engine holds the accuracy budget: {shown}. The first one is kept; the demands for INT8 or 16 bits leave no other.")
+    elif kept == 0 and not m.must:
+        m.notes.append(f"--int8 is permitted but does not pay here: {shown}. The engine computes in floating point.")
+    elif kept == 0:
+        m.notes.append(f"INT8 pays nowhere but where it is demanded: {shown}.")
+    else:
+        left = len(tried[kept].skip)
+        floats = f"; {left} of {len(m.layers)} quantizable layers stay in floating point" if left else ""
+        m.notes.append(f"INT8 pays: {shown}{floats}.")
+    plan.report["notes"] = [*plan.report.get("notes", []), *m.notes]
+    return plan

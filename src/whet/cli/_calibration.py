@@ -1,4 +1,4 @@
-"""What --int8 and --best do with a floating-point model: the calibration flags, and which of the two ways of building is taken."""
+"""What --int8, --best and --accuracy do with a floating-point model: the calibration flags, and which way of building is taken."""
 
 from __future__ import annotations
 
@@ -17,27 +17,48 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
     """
     from whet.builder import build
     from whet.builder.quantized import build_int8, is_explicit
+    from whet.precision.budget import Budget
 
     given = [name for name in FLAGS if name in o]
     wants = [p for p in ("int8", "best") if p in config.precisions]
-    if given and not wants:
-        raise UsageError(f"--{given[0]} is for --int8 (or --best), which is not given")
-    if not wants or config.backend == "cuda":
+    if config.precision_constraints != "none" and any(p == "int8" for _, p in (*config.layer_precisions, *config.layer_output_types)):
+        wants = wants or ["int8"]  # demanded for a layer, so permitted for it
+    budget = Budget.parse(o.get("accuracy")) if "accuracy" in o else None
+    if given and not wants and budget is None:
+        raise UsageError(f"--{given[0]} is for --int8, --best or --accuracy, none of which is given")
+    if budget is not None and not config.precisions:
+        raise UsageError("--accuracy bounds what --fp16, --bf16, --int8 or --best may lose, and none of them is given")
+    if config.backend == "cuda" or not (wants or budget):
         return build(net, config, progress=progress)
     if is_explicit(net):
         plan = build(net, config, progress=progress)
-        if given:
-            plan.report["notes"].append(f"--{given[0]} is not used: the model has Q/DQ nodes, which say where and how it is quantized")
+        for name in (*given, *(["accuracy"] if budget else [])):
+            plan.report["notes"].append(f"--{name} is not used: the model has Q/DQ nodes, which say where and how it is quantized")
         return plan
     calibration = _calibration(o, net)
-    if wants == ["best"] and calibration.samples is None and not _has_cache(calibration):
-        plan = build(net, config, progress=progress)
+    known = calibration.samples is not None or _has_cache(calibration)
+    if wants == ["best"] and not known:
+        plan = build(net, config, progress=progress) if budget is None else _floats(net, config, calibration, budget, progress)
         plan.report["notes"].append(
             "--best leaves INT8 out: without calibration its numbers would mean nothing. Give --calibData=DIR|FILE.npz|FILE.npy|"
             "python:MODULE:FUNCTION or --calib=CACHE."
         )
         return plan
-    return build_int8(net, config, calibration, progress=progress)
+    if not wants and budget is not None:
+        return _floats(net, config, calibration, budget, progress)
+    return build_int8(net, config, calibration, budget=budget, progress=progress)
+
+
+def _floats(net: Any, config: Any, calibration: Any, budget: Any, progress: Any) -> Any:
+    from whet.builder.floats import build_floats_within
+    from whet.builder.quantized import prepared
+    from whet.builder.within import SAMPLES
+    from whet.precision.sensitivity import chosen_samples
+
+    if calibration.samples is None and budget.metric is None:
+        raise UsageError(f"--accuracy={budget.kind} compares outputs on data, and there are none: give --calibData")
+    samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
+    return build_floats_within(net, prepared(net, config), config, budget, samples, progress=progress)[0]
 
 
 def _has_cache(calibration: Any) -> bool:

@@ -86,15 +86,15 @@ def _flags() -> list[Flag]:
         ("calibPreprocess", "SPEC|FILE", "images to numbers: scale:1/255,mean:0.485/0.456/0.406,std:...,order:rgb,resize:256"),
         ("calibMethod", "NAME", "auto|minmax|entropy|percentile|mse: how ranges are chosen (auto: by the error of what reads them)"),
         ("calibZeroPoints", "on|off", "zero points for skewed activations (on)"),
+        ("accuracy", "SPEC", "what low precision may cost: python:MODULE:FUNCTION:MAX_DROP (a metric of yours), snr:DB or cosine:LEAST"),
         ("noTF32", "", "forbid TF32 (GPU)"),
         ("precisionConstraints", "none|prefer|obey", "what --layerPrecisions means (none)"),
-        ("layerPrecisions", "SPEC", "name:fp16,... (one * wildcard a name)"),
-        ("layerOutputTypes", "SPEC", "name:fp16[+fp32],..."),
+        ("layerPrecisions", "SPEC", "name:fp16,... (fp32, fp16, bf16, int8; * stands for anything)"),
+        ("layerOutputTypes", "SPEC", "name:fp16,... (what a layer stores)"),
         ("stronglyTyped", "", "types exactly as in the model: no precision flag is allowed beside it"),
     ])  # fmt: skip
     missing("Precision (permissions beside FP32, as in TensorRT 10)", "int4", "no INT4 kernels yet")
     missing("Precision (permissions beside FP32, as in TensorRT 10)", "calibProfile minShapesCalib optShapesCalib maxShapesCalib", "calibration runs each sample in the shape that it has", "SPEC")
-    missing("Precision (permissions beside FP32, as in TensorRT 10)", "accuracy", "no search for a budget yet; --layerPrecisions keeps layers in FP32", "SPEC")
     add("Sparsity", [("sparsity", "disable|enable|force", "2:4 weights: consider where present (enable), or write them (force) (disable)")])
     add("Timing cache", [
         ("timingCacheFile", "FILE", "timing cache to use (default: the user's cache folder)"),

@@ -19,19 +19,23 @@ def lower(
     no_fuse: Sequence[str] = (),
     check: bool = False,
     refuses: Callable[[Layer], str | None] | None = None,
+    forbids: Callable[[Layer], str | None] | None = None,
 ) -> tuple[Network, PassLog]:
     """A lowered copy of the `source` network `net` (which stays as it is), and what the passes did.
 
     `level` is the builderOptimizationLevel, `switches` turn single passes on and off ("-fuse_silu", "none"), `no_fuse` names source
     nodes that stay alone (`*` as a wildcard), `check` verifies after each firing. `refuses(fused layer)` may say why no tactic of
     the machine computes it (its shapes may be symbolic); without it, attention stays in pieces, which every backend computes.
+    `forbids(fused layer)` may say why the user does not want it (--layerPrecisions).
     Raises UsageError for an unknown pass or node, NetworkError for a network that is lowered already.
     """
     if net.stage != "source":
         raise NetworkError(f"'{net.name}' is lowered already; passes run once, on the network as imported")
     made = net.clone("lowered")
     keep = _keep(made, no_fuse) if no_fuse else None
-    return made, run_passes(made, select(level, switches), check=check, keep=keep, refuses=refuses or _attention)
+    useless = refuses or _attention
+    unwanted = useless if forbids is None else lambda layer: forbids(layer) or useless(layer)
+    return made, run_passes(made, select(level, switches), check=check, keep=keep, refuses=unwanted)
 
 
 def _attention(layer: Layer) -> str | None:

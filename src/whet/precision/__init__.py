@@ -1,14 +1,20 @@
-"""Network + data -> network with ranges and Q/DQ: calibration, its caches, and the insertion of Q/DQ. Which precision pays is the builder's."""
+"""Network + data -> network with ranges and Q/DQ, and what that costs: calibration, its caches, Q/DQ, measures of harm, budgets.
 
+Which precision pays is the builder's.
+"""
+
+from whet.precision.budget import Budget, Verdict
 from whet.precision.cache import read_cache, write_cache
 from whet.precision.calibrate import calibrate
 from whet.precision.data import Preprocessing, calibration_data
+from whet.precision.emulate import PRECISIONS, emulated
 from whet.precision.histogram import Histogram
 from whet.precision.insert import quantize
 from whet.precision.places import Places, find_places
 from whet.precision.ranges import METHODS, Range, Ranges
+from whet.precision.sensitivity import Analysis, Harm, chosen_samples
 
 __all__ = [
-    "METHODS", "Histogram", "Places", "Preprocessing", "Range", "Ranges", "calibrate", "calibration_data", "find_places", "quantize",
-    "read_cache", "write_cache",
+    "METHODS", "PRECISIONS", "Analysis", "Budget", "Harm", "Histogram", "Places", "Preprocessing", "Range", "Ranges", "Verdict", "calibrate",
+    "calibration_data", "chosen_samples", "emulated", "find_places", "quantize", "read_cache", "write_cache",
 ]  # fmt: skip

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from whet.errors import CalibrationError
-from whet.network import Layer, Network, Tensor
+from whet.network import F8E4M3, Layer, Network, Tensor
 from whet.ops._origin import express, literal
+from whet.ops.quantize_linear import LARGEST
 from whet.precision.places import Places, find_places
 from whet.precision.ranges import Range, Ranges
 
 
-def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | Iterable[str] = ()) -> Network:
+def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | Iterable[str] = (), kind: str = "int8") -> Network:
     """A copy of `net` (source stage, batch norms folded) with Q/DQ where `find_places` wants them.
 
-    Tensors that share a range (a Concat's inputs) get the one that holds all of theirs. Raises CalibrationError naming the tensors
-    that have no range.
+    `kind` is "int8", or "fp8": float8 e4m3, scaled so that the largest magnitude is its largest number, 448. Tensors that share a
+    range (a Concat's inputs) get the one that holds all of theirs. Raises CalibrationError naming the tensors that have no range.
     """
     made = net.clone()
     places = find_places(made, skip)
@@ -30,10 +31,10 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
         )
     merged = shared_ranges(places, ranges)
     for layer in places.layers:
-        _weights(made, layer)
+        _weights(made, layer, kind)
     users = made.users()
     for t, readers in places.roots.items():
-        _activation(made, t, merged[places.shared[t]], [r for r, _ in users.get(t, []) if readers is None or r in readers])
+        _activation(made, t, merged[places.shared[t]], kind, [r for r, _ in users.get(t, []) if readers is None or r in readers])
     made.sort()
     made.prune_dead()
     return made
@@ -67,24 +68,34 @@ def weight_axis(layer: Layer) -> int:
     return 0 if layer.op == "Gemm" and layer.attrs["transB"] else 1
 
 
-def _weights(net: Network, layer: Layer) -> None:
+def _weights(net: Network, layer: Layer, kind: str) -> None:
     w = layer.inputs[1]
     assert w is not None
     assert w.weight is not None
     axis = weight_axis(layer)
-    scale = literal(weight_scales(layer))
-    integers = express("QuantizeLinear", w.weight, scale, literal(np.zeros(scale.array.size, np.int8)), axis=axis)
+    scales = weight_scales(layer)
+    if kind == "fp8":
+        scale = literal((scales * np.float32(127 / LARGEST[F8E4M3])).astype(np.float32))
+        small = express("QuantizeLinear", w.weight, scale, axis=axis, output_dtype=F8E4M3)
+    else:
+        scale = literal(scales)
+        small = express("QuantizeLinear", w.weight, scale, literal(np.zeros(scale.array.size, np.int8)), axis=axis)
     at = net.layers.index(layer)
-    q = net.constant(integers, f"{w.name}.i8")
+    q = net.constant(small, f"{w.name}.{small.type.dtype.name}")
     y = net.add("DequantizeLinear", q, net.constant(scale, f"{w.name}.scale"), name=f"{w.name}.dequantized", axis=axis, at=at)
     layer.inputs = tuple(y if t is w and i == 1 else t for i, t in enumerate(layer.inputs))
 
 
-def _activation(net: Network, t: Tensor, range_: Range, readers: list[Layer]) -> None:
-    scale = net.constant(literal(np.asarray(range_.scale)), f"{t.name}.scale")
-    zero = net.constant(literal(np.asarray(range_.zero, range_.dtype.numpy)), f"{t.name}.zero")
+def _activation(net: Network, t: Tensor, range_: Range, kind: str, readers: list[Layer]) -> None:
     at = 0 if t.maker is None else net.layers.index(t.maker) + 1
-    q = net.add("QuantizeLinear", t, scale, zero, name=f"{t.name}.quantize", at=at)
-    y = net.add("DequantizeLinear", q, scale, zero, name=f"{t.name}.dequantize", at=at + 1)
+    if kind == "fp8":
+        scale = net.constant(literal(np.asarray(np.float32(max(-range_.low, range_.high) / LARGEST[F8E4M3]))), f"{t.name}.scale")
+        q = net.add("QuantizeLinear", t, scale, name=f"{t.name}.quantize", at=at, output_dtype=F8E4M3)
+        y = net.add("DequantizeLinear", q, scale, name=f"{t.name}.dequantize", at=at + 1)
+    else:
+        scale = net.constant(literal(np.asarray(range_.scale)), f"{t.name}.scale")
+        zero = net.constant(literal(np.asarray(range_.zero, range_.dtype.numpy)), f"{t.name}.zero")
+        q = net.add("QuantizeLinear", t, scale, zero, name=f"{t.name}.quantize", at=at)
+        y = net.add("DequantizeLinear", q, scale, zero, name=f"{t.name}.dequantize", at=at + 1)
     for r in readers:
         r.inputs = tuple(y if x is t else x for x in r.inputs)

@@ -1,0 +1,79 @@
+"""Does a precision pay? Whole engines timed in turns, and the layers whose quantized form took as long as the other one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whet.builder.config import BuildConfig
+from whet.engine.plan import EnginePlan
+from whet.engine.probe import probe_inputs, probe_shapes
+from whet.network import Layer
+from whet.runtime import WeightStore, bind
+from whet.tactics import is_quantized
+
+_SECONDS, _ROUNDS = 1.0, (7, 40)  # spent on timing each engine; turns
+_MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
+
+
+def slow_layers(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -> frozenset[str]:
+    """Names of the layers whose quantized form, with the Q, DQ and reformats around it, took as long as the floating-point one."""
+    times = layer_times(floats, integers, layers)
+    return frozenset(name for name, (before, after) in times.items() if before and after >= before)
+
+
+def layer_times(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -> dict[str, tuple[float, float]]:
+    """(floating-point ms, quantized ms) of each layer that has one quantized form, with what moves numbers around it."""
+    before, after = _times(floats), _times(integers)
+    found = {}
+    for layer in layers:
+        own = known_as(layer)
+        mine = [x for x in integers.network.layers if is_quantized(x) and own & known_as(x)]
+        theirs = [x for x in floats.network.layers if own & known_as(x)]
+        if len(mine) != 1 or not theirs:
+            continue
+        cost = after.get(mine[0].name, 0.0) + _around(mine[0], integers, after)
+        reference = sum(before.get(x.name, 0.0) + _around(x, floats, before, only="Reformat") for x in theirs)
+        found[layer.name] = (reference, cost)
+    return found
+
+
+def _times(plan: EnginePlan) -> dict[str, float]:
+    return dict(plan.report.get("layer_ms", {}))
+
+
+def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
+    """Milliseconds of the moving layers next to one: those that feed it, and those that read it, shared among their readers."""
+    users = plan.network.users()
+    kinds = (only,) if only else _MOVING
+    cost = 0.0
+    for t in layer.inputs:
+        if t is not None and t.maker is not None and t.maker.op in kinds:
+            cost += times.get(t.maker.name, 0.0) / max(len(users.get(t, [])), 1)
+    for t in layer.outputs:
+        cost += sum(times.get(r.name, 0.0) for r, _ in users.get(t, []) if r.op in kinds)
+    return cost
+
+
+def known_as(layer: Layer) -> frozenset[str]:
+    """What a layer is known by in both engines: its source nodes, or the parts of its name."""
+    return frozenset(layer.sources) or frozenset(layer.name.split(" + "))
+
+
+def in_turns(plans: list[EnginePlan], machine: Any, config: BuildConfig) -> list[list[float]]:
+    """Seconds of several engines, run in turns on the same inputs."""
+    inputs = probe_inputs(plans[0].network, config.seed, probe_shapes(plans[0]))
+    store = WeightStore(machine)
+    bounds = []
+    for plan in plans:
+        bound = bind(plan, machine, store=store)
+        bound.feed(inputs)
+        bound.seconds(2)
+        bounds.append(bound)
+    once = sum(b.seconds(1)[0] for b in bounds)
+    rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_SECONDS * len(bounds) / max(once, 1e-6))))
+    times: list[list[float]] = [[] for _ in bounds]
+    for k in range(rounds):
+        for i in range(len(bounds)) if k % 2 == 0 else reversed(range(len(bounds))):
+            times[i].append(bounds[i].seconds(1)[0])
+    return times

@@ -1,0 +1,63 @@
+"""How far values in low precision are from those in FP32: signal to noise, cosine, relative errors. All in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+#: What stands for "no difference at all" in decibels, so that tables and JSON hold numbers.
+EXACT_DB = 200.0
+Values = Mapping[str, np.ndarray]
+
+
+def powers(want: np.ndarray, got: np.ndarray) -> tuple[float, float]:
+    """Sum of squares of the wanted values, and of what differs. NaN and infinities in one but not the other are infinite noise."""
+    a, b = np.asarray(want, np.float64), np.asarray(got, np.float64)
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)):
+        return float(np.sum(a[finite] ** 2)), np.inf
+    a, b = a[finite], b[finite]
+    return float(np.sum(a * a)), float(np.sum((a - b) ** 2))
+
+
+def decibels(signal: float, noise: float) -> float:
+    """10 log10(signal / noise), at most EXACT_DB, at least -EXACT_DB."""
+    if noise <= 0:
+        return EXACT_DB
+    if signal <= 0 or not np.isfinite(noise):
+        return -EXACT_DB
+    return float(np.clip(10 * np.log10(signal / noise), -EXACT_DB, EXACT_DB))
+
+
+def snr_db(want: np.ndarray, got: np.ndarray) -> float:
+    """Signal to noise of one tensor in dB."""
+    return decibels(*powers(want, got))
+
+
+def cosine(want: np.ndarray, got: np.ndarray) -> float:
+    """Cosine of the angle between two tensors taken as vectors; 1 for two of zeros."""
+    a, b = np.asarray(want, np.float64).reshape(-1), np.asarray(got, np.float64).reshape(-1)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return 1.0 if np.array_equal(a, b, equal_nan=True) else -1.0
+    scale = float(np.linalg.norm(a) * np.linalg.norm(b))
+    if scale == 0:
+        return 1.0 if np.array_equal(a, b) else 0.0
+    return float(a @ b / scale)
+
+
+def output_snr(wants: Sequence[Values], gots: Sequence[Values]) -> float:
+    """The SNR in dB of the worst output over all samples: powers are added up over the samples first. Only floats count."""
+    worst = EXACT_DB
+    for name, first in wants[0].items():
+        if np.asarray(first).dtype.kind in "fV":
+            pairs = [powers(w[name], g[name]) for w, g in zip(wants, gots, strict=True)]
+            worst = min(worst, decibels(sum(s for s, _ in pairs), sum(n for _, n in pairs)))
+    return worst
+
+
+def output_cosine(wants: Sequence[Values], gots: Sequence[Values]) -> float:
+    """The mean cosine over the samples, of the worst float output."""
+    names = [n for n, a in wants[0].items() if np.asarray(a).dtype.kind in "fV"]
+    means = [float(np.mean([cosine(w[n], g[n]) for w, g in zip(wants, gots, strict=True)])) for n in names]
+    return min(means, default=1.0)

@@ -1,0 +1,179 @@
+"""Which layers low precision hurts: the outputs' SNR when a layer alone is rounded, and when it and all that hurt less are.
+
+One pass over the samples with every layer rounded gives each tensor's own SNR against FP32; then each layer is rounded alone. What was
+measured is kept in a file, if one is named, under everything that it depends on: an interrupted analysis goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from whet.errors import CacheError, CalibrationError, NetworkError
+from whet.network import Network, network_text
+from whet.precision.calibrate import Feeds, Run, content_digest
+from whet.precision.emulate import candidates, emulated
+from whet.precision.measures import EXACT_DB, Values, decibels, output_snr, powers
+from whet.precision.ranges import Ranges
+
+RunOf = Callable[[Network, list[str]], Run]
+"""How a network is run: (network, names of the wanted tensors) -> run(sample)."""
+
+
+@dataclass
+class Harm:
+    """What one layer's low precision costs: `alone_db` is the outputs' SNR with only this layer rounded; `from_here_db` with this layer
+    and all that hurt less (so the first row's is that of the whole network); `tensor_db` is the SNR of the layer's own output with
+    everything rounded. Times in ms, where an engine was timed: in FP32, in low precision."""
+
+    layer: str
+    op: str
+    alone_db: float
+    from_here_db: float | None = None
+    tensor_db: float | None = None
+    float_ms: float | None = None
+    low_ms: float | None = None
+
+    @property
+    def noise(self) -> float:
+        """Noise per signal at the outputs, of this layer alone."""
+        return 0.0 if self.alone_db >= EXACT_DB else float(10 ** (-self.alone_db / 10))
+
+    @property
+    def saved_ms(self) -> float | None:
+        return None if self.float_ms is None or self.low_ms is None else self.float_ms - self.low_ms
+
+
+class Analysis:
+    """Measures harm on `samples` for layers of `net` (source stage, batch norms folded) in `precision`; `file` remembers.
+
+    Raises UsageError for a precision that there is not; what compares values raises CalibrationError without samples.
+    """
+
+    def __init__(
+        self, net: Network, precision: str, samples: Sequence[Feeds], run_of: RunOf, ranges: Ranges | None = None, file: str | Path | None = None
+    ):
+        self.net, self.precision, self.samples, self.run_of, self.ranges = net, precision, list(samples), run_of, ranges
+        self.layers = candidates(net, precision)
+        self.outputs = [t.name for t in net.outputs]
+        self.exact = run_of(net, self.outputs)
+        self.wants: list[Values] = [self.exact(f) for f in self.samples]
+        self._memory = _Memory(file, self._key())
+
+    def run(self, only: Iterable[str] | None = None) -> Run:
+        """The network with only these layers rounded (None: all of them), ready to run."""
+        return self.run_of(emulated(self.net, self.precision, self.ranges, None if only is None else set(only)), self.outputs)
+
+    def snr(self, only: Iterable[str] | None = None) -> float:
+        """The outputs' SNR in dB with only these layers rounded (None: all of them)."""
+        names = sorted({x.name for x in self.layers} if only is None else set(only))
+        if not names:
+            return EXACT_DB
+        known = self._memory.get(names)
+        if known is None:
+            self._need_samples()
+            run = self.run(names)
+            known = output_snr(self.wants, [run(f) for f in self.samples])
+            self._memory.put(names, known)
+        return known
+
+    def alone(self, names: Iterable[str] | None = None, tell: Callable[[str], None] | None = None) -> list[Harm]:
+        """Each layer (default: all) on its own, the most harmful first; of equals the earlier."""
+        wanted = None if names is None else set(names)
+        found = []
+        for layer in self.layers:
+            if wanted is None or layer.name in wanted:
+                found.append(Harm(layer.name, layer.op, self.snr([layer.name])))
+                if tell is not None:
+                    tell(layer.name)
+        return sorted(found, key=lambda h: h.alone_db)
+
+    def cumulative(self, rows: Sequence[Harm], tell: Callable[[str], None] | None = None) -> None:
+        """Sets `from_here_db` of rows that are sorted from the most harmful on."""
+        for i, row in enumerate(rows):
+            row.from_here_db = self.snr([r.layer for r in rows[i:]])
+            if tell is not None:
+                tell(row.layer)
+
+    def tensors(self) -> dict[str, float]:
+        """SNR in dB of every float tensor that a layer makes, with everything rounded: one pass."""
+        self._need_samples()
+        low = emulated(self.net, self.precision, self.ranges)
+        names = [t.name for layer in self.net.layers for t in layer.outputs if t.dtype.is_float and _has(low, t.name)]
+        exact, rounded = self.run_of(self.net, names), self.run_of(low, names)
+        sums = {n: [0.0, 0.0] for n in names}
+        for f in self.samples:
+            want, got = exact(f), rounded(f)
+            for n in names:
+                s, e = powers(want[n], got[n])
+                sums[n][0] += s
+                sums[n][1] += e
+        return {n: decibels(s, e) for n, (s, e) in sums.items()}
+
+    def _need_samples(self) -> None:
+        if not self.samples:
+            raise CalibrationError("there are no samples to judge low precision on: give --calibData")
+
+    def _key(self) -> str:
+        h = hashlib.sha256(f"{self.precision}\n{network_text(self.net)}\n".encode())
+        if self.ranges is not None and self.precision in ("int8", "fp8"):
+            for name, r in sorted(self.ranges.tensors.items()):
+                h.update(f"{name} {float(r.low).hex()} {float(r.high).hex()}\n".encode())
+        for f in self.samples:
+            h.update(content_digest(f).encode())
+        return h.hexdigest()
+
+
+def _has(net: Network, name: str) -> bool:
+    try:
+        return net.tensor(name).weight is None
+    except NetworkError:
+        return False
+
+
+class _Memory:
+    """SNRs by the set of rounded layers, in a JSON file of one analysis."""
+
+    def __init__(self, path: str | Path | None, key: str):
+        self.path, self.key = Path(path) if path else None, key
+        self.known: dict[str, float] = {}
+        if self.path is not None and self.path.is_file():
+            try:
+                data = json.loads(self.path.read_text())
+                if data["key"] == key:
+                    self.known = {str(k): float(v) for k, v in data["snr_db"].items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                self.known = {}  # damaged or another's: measured again and replaced
+
+    @staticmethod
+    def _name(names: Sequence[str]) -> str:
+        return hashlib.sha256("\n".join(names).encode()).hexdigest()[:24]
+
+    def get(self, names: Sequence[str]) -> float | None:
+        return self.known.get(self._name(names))
+
+    def put(self, names: Sequence[str], value: float) -> None:
+        self.known[self._name(names)] = value
+        if self.path is None:
+            return
+        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps({"key": self.key, "snr_db": self.known}))
+            os.replace(partial, self.path)
+        except OSError as e:
+            raise CacheError(f"what was measured of the layers' precision cannot be kept in {self.path}: {e.strerror}; name another file") from e
+
+
+def chosen_samples(samples: Iterable[Feeds], count: int) -> list[dict[str, np.ndarray]]:
+    """The `count` samples with the smallest digests: the same ones whatever the order they come in."""
+    kept: list[tuple[str, Mapping[str, np.ndarray]]] = []
+    for feeds in samples:
+        kept = sorted([*kept, (content_digest(feeds), feeds)], key=lambda e: e[0])[:count]
+    return [dict(f) for _, f in kept]
