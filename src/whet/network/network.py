@@ -340,6 +340,15 @@ class Network:
         """An independent copy (weights are shared: they are immutable)."""
         return copy_into(self, Network(self.name, stage or self.stage), {})
 
+    def to_torch(self, **options: Any) -> Any:
+        """This source network as a trainable torch.nn.Module of the same graph (whet.training.NetworkModule, which says what `options` are).
+
+        Raises BackendError without torch (pip install 'whet[train]'), UnsupportedError naming the layers that cannot be trained.
+        """
+        from whet.training import to_torch
+
+        return to_torch(self, **options)
+
     def __str__(self) -> str:
         from whet.network.text import network_text
 

@@ -1,0 +1,15 @@
+"""The one place that says what to do where PyTorch is missing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from whet.errors import BackendError
+
+INSTALL = "pip install 'whet[train]' (any PyTorch from 2.4 on; the CPU build is enough to try things)"
+
+
+def need_torch(package: str = "torch", what: str = "Training") -> None:
+    """Raises BackendError where `package` is not installed."""
+    if find_spec(package) is None:
+        raise BackendError(f"{what} needs {package}, which is not installed: {INSTALL}")

@@ -1,0 +1,273 @@
+"""A source network as a torch.nn.Module: the same graph, parameters under the network's weight names; and the way back.
+
+The module computes what the network computes, layer by layer, so nothing is exported, traced or converted in between: what is trained is
+exactly what is pruned before and built after. For each set of input shapes the graph is bound once (symbols become numbers, shape
+arithmetic disappears) and kept as a list of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from whet.errors import NetworkError, ShapeError, UnsupportedError
+from whet.network import Layer, Network, Origin, Tensor, Weight
+from whet.ops import bind_layer, bind_symbols
+from whet.training.parameters import sorted_out, torch_names
+from whet.training.translate import translated, why_not
+from whet.training.translate._base import TRAINING, tensor_of, torch_dtype
+
+
+@dataclass(frozen=True)
+class Fakes:
+    """Where numbers are rounded as integers would be (quantization-aware training).
+
+    `values` gives for a tensor the readers (layer names; None: all) that see it rounded, and how; `weights` the same for the weights
+    (input 1) of a layer. Each "how" is a module: rounded = how(tensor).
+    """
+
+    values: Mapping[str, tuple[frozenset[str] | None, nn.Module]]
+    weights: Mapping[str, nn.Module]
+
+
+@dataclass(frozen=True)
+class _Call:
+    compute: Callable[..., Any]
+    inputs: tuple[int, ...]  # slots; -1 is absent
+    outputs: tuple[int, ...]
+    free: tuple[int, ...]  # slots that nobody reads after
+    training: bool
+
+
+class NetworkModule(nn.Module):
+    """`module(*inputs)` (in the network's order, or by name) gives the outputs: one tensor, or a tuple.
+
+    Weights of layers are parameters, batch-norm statistics buffers, other constants fixed. `freeze` and `train` are name patterns that
+    overrule that. In train() mode batch norms measure and update their statistics.
+    Raises UnsupportedError naming every layer that cannot be trained.
+    """
+
+    def __init__(self, net: Network, *, freeze: Iterable[str] = (), train: Iterable[str] = (), fakes: Fakes | None = None):
+        super().__init__()
+        if net.stage != "source":
+            raise NetworkError("only a source network can be trained: train before lowering, then build again")
+        refused = [r for r in map(why_not, net.layers) if r is not None]
+        if refused:
+            more = f"\n  and {len(refused) - 5} more" if len(refused) > 5 else ""
+            raise UnsupportedError("the network cannot be trained:\n  " + "\n  ".join(refused[:5]) + more)
+        self.network = net
+        trained, measured, fixed = sorted_out(net, freeze, train)
+        self._paths = torch_names([*trained, *measured])
+        for t in trained:
+            _register(self, self._paths[t], nn.Parameter(tensor_of(t.array())))
+        for t in measured:
+            _register(self, self._paths[t], tensor_of(t.array()), buffer=True)
+        self._fixed = fixed
+        self._fakes = fakes
+        if fakes is not None:
+            self.fakes = nn.ModuleList([*(how for _, how in fakes.values.values()), *fakes.weights.values()])
+        self._programs: dict[tuple[Any, ...], tuple[list[_Call], int, dict[int, Any], list[int]]] = {}
+        self._held: dict[str, torch.Tensor] = {}
+
+    # reading
+
+    def weight_names(self) -> dict[str, str]:
+        """Names in the state dict -> names of the network's weights."""
+        return {path: t.name for t, path in self._paths.items()}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Parameters and statistics by the network's names."""
+        return {t.name: _find(self, path) for t, path in self._paths.items()}
+
+    # computing
+
+    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+        """The network's outputs. Raises ShapeError for inputs that do not fit."""
+        feeds = self._feeds(inputs, named)
+        key = tuple(tuple(x.shape) for x in feeds)
+        if key not in self._programs:
+            self._programs[key] = self._bind(feeds)
+        calls, slots, constants, outputs = self._programs[key]
+        values: list[Any] = [None] * slots
+        device = feeds[0].device if feeds else torch.device("cpu")
+        for slot, x in enumerate(feeds):
+            values[slot] = x
+        for slot, source in constants.items():
+            values[slot] = source(device)
+        for call in calls:
+            given = [None if i < 0 else values[i] for i in call.inputs]
+            made = call.compute(self.training, *given) if call.training else call.compute(*given)
+            if len(call.outputs) == 1 and not isinstance(made, tuple | list):
+                values[call.outputs[0]] = made
+            else:
+                for slot, x in zip(call.outputs, made, strict=True):
+                    values[slot] = x
+            for slot in call.free:
+                values[slot] = None
+        found = tuple(self._as_declared(values[s], t) for s, t in zip(outputs, self.network.outputs, strict=True))
+        return found[0] if len(found) == 1 else found
+
+    @staticmethod
+    def _as_declared(x: torch.Tensor, t: Tensor) -> torch.Tensor:
+        """Whole numbers behind a QuantizeLinear get their type; floating point stays as autocast made it."""
+        return x if t.dtype.is_float else x.to(torch_dtype(t.dtype))
+
+    def _feeds(self, inputs: tuple[torch.Tensor, ...], named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        names = [t.name for t in self.network.inputs]
+        feeds = dict(zip(names, inputs, strict=False)) | dict(named)
+        if len(inputs) > len(names) or set(feeds) != set(names):
+            raise ShapeError(f"the network takes {', '.join(names)}; {len(inputs)} tensors and {', '.join(named) or 'no names'} were given")
+        return [feeds[n] for n in names]
+
+    def _bind(self, feeds: list[torch.Tensor]) -> tuple[list[_Call], int, dict[int, Any], list[int]]:
+        """The calls for these shapes, how many slots they need, the constants' slots, the outputs' slots."""
+        net = self.network
+        shapes = {t.name: tuple(x.shape) for t, x in zip(net.inputs, feeds, strict=True)}
+        env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes)
+        binder = _Binder(self, env)
+        for t in net.inputs:
+            binder.slot_of[t] = binder.new()
+        for layer in net.layers:
+            binder.add(layer)
+        outputs = [binder.slot(t) for t in net.outputs]
+        return binder.finished(outputs), binder.slots, binder.constants, outputs
+
+
+class _Binder:
+    """Makes the calls of one set of shapes."""
+
+    def __init__(self, module: NetworkModule, env: Mapping[str, int]):
+        self.module, self.env = module, env
+        self.slots = 0
+        self.slot_of: dict[Tensor, int] = {}
+        self.constants: dict[int, Callable[[torch.device], torch.Tensor]] = {}
+        self.calls: list[_Call] = []
+        self._faked: dict[Tensor, int] = {}
+
+    def new(self) -> int:
+        self.slots += 1
+        return self.slots - 1
+
+    def add(self, layer: Layer) -> None:
+        bound = bind_layer(layer, self.env)
+        if all(_known(t) for t in bound.outputs):  # shape arithmetic: its numbers stand in the layers that read them
+            for t, twin in zip(layer.outputs, bound.outputs, strict=True):
+                values = np.array(twin.shape_value, t.dtype.numpy).reshape(tuple(twin.shape))  # type: ignore[arg-type]
+                self.slot_of[t] = self._constant(_kept(values))
+            return
+        inputs = [-1 if x is None else self._read(layer, i, x) for i, x in enumerate(layer.inputs)]
+        outputs = []
+        for t in layer.outputs:
+            self.slot_of[t] = self.new()
+            outputs.append(self.slot_of[t])
+        while inputs and inputs[-1] < 0:
+            inputs.pop()
+        self.calls.append(_Call(translated(bound), tuple(inputs), tuple(outputs), (), layer.op in TRAINING))
+
+    def _read(self, layer: Layer, i: int, t: Tensor) -> int:
+        fakes = self.module._fakes
+        if fakes is not None and i == 1 and layer.name in fakes.weights:
+            made = self.new()
+            self.calls.append(_Call(fakes.weights[layer.name], (self.slot(t),), (made,), (), False))
+            return made
+        if fakes is not None and t.name in fakes.values:
+            readers, how = fakes.values[t.name]
+            if readers is None or layer.name in readers:
+                if t not in self._faked:
+                    self._faked[t] = self.new()
+                    self.calls.append(_Call(how, (self.slot(t),), (self._faked[t],), (), False))
+                return self._faked[t]
+        return self.slot(t)
+
+    def slot(self, t: Tensor) -> int:
+        if t not in self.slot_of:
+            path, module = self.module._paths.get(t), self.module
+            if path is not None:
+                self.slot_of[t] = self._constant(lambda device: _find(module, path))
+            else:
+                self.slot_of[t] = self._constant(_kept(t.array()))
+        return self.slot_of[t]
+
+    def _constant(self, source: Callable[[torch.device], torch.Tensor]) -> int:
+        slot = self.new()
+        self.constants[slot] = source
+        return slot
+
+    def finished(self, outputs: list[int]) -> list[_Call]:
+        """The calls, each saying which slots nobody reads after it."""
+        keep, seen, made = set(outputs), set[int](), []
+        for call in reversed(self.calls):
+            touched = {s for s in (*call.inputs, *call.outputs) if s >= 0}
+            made.append(_Call(call.compute, call.inputs, call.outputs, tuple(sorted(touched - seen - keep)), call.training))
+            seen |= touched
+        return made[::-1]
+
+
+def _known(t: Tensor) -> bool:
+    return t.shape_value is not None and all(isinstance(v, int) for v in t.shape_value)
+
+
+def _kept(values: np.ndarray) -> Callable[[torch.device], torch.Tensor]:
+    """A constant that is copied to a device once."""
+    made: dict[torch.device, torch.Tensor] = {}
+
+    def on(device: torch.device) -> torch.Tensor:
+        if device not in made:
+            made[device] = tensor_of(values).to(device)
+        return made[device]
+
+    return on
+
+
+def _register(root: nn.Module, path: str, value: torch.Tensor, *, buffer: bool = False) -> None:
+    """Puts a parameter or buffer at a dotted path, making the modules between."""
+    *parents, name = path.split(".")
+    for part in parents:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root._modules[part]  # type: ignore[assignment]
+    if buffer:
+        root.register_buffer(name, value)
+    else:
+        root.register_parameter(name, value)  # type: ignore[arg-type]
+
+
+def _find(root: nn.Module, path: str) -> torch.Tensor:
+    *parents, name = path.split(".")
+    for part in parents:
+        root = root._modules[part]  # type: ignore[assignment]
+    found = root._parameters.get(name)
+    return found if found is not None else root._buffers[name]  # type: ignore[return-value]
+
+
+def to_torch(net: Network, *, freeze: Iterable[str] = (), train: Iterable[str] = ()) -> NetworkModule:
+    """`net` (source stage) as a trainable module; see NetworkModule."""
+    return NetworkModule(net, freeze=freeze, train=train)
+
+
+def from_module(net: Network, module: NetworkModule, *, about: str = "") -> Network:
+    """A copy of `net` with the module's weights. What training changed becomes a source weight of its own name: it no longer follows from
+    the weights it was cut or folded from. `about` is kept in the metadata as prop.whet.training.
+
+    Raises NetworkError where a weight is missing or has another shape, or is not finite.
+    """
+    made = net.clone()
+    for name, value in module.weights().items():
+        t = made.constants.get(name)
+        if t is None or t.weight is None:
+            raise NetworkError(f"the module's weight {name!r} is not in '{net.name}': it was made from another network")
+        array = value.detach().to("cpu", torch.float32).contiguous().numpy()
+        if array.shape != t.array().shape:
+            raise NetworkError(f"the weight {name!r} is {list(array.shape)} in the module, {list(t.array().shape)} in '{net.name}'")
+        if not np.isfinite(array).all():
+            raise NetworkError(f"training left NaN or infinities in the weight {name!r}: lower the learning rate, or train in fp32")
+        if not np.array_equal(array, t.array()):
+            t.weight = Weight(array.copy(), Origin("source", t.name))
+    if about:
+        made.metadata["prop.whet.training"] = about
+    return made

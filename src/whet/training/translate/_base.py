@@ -1,0 +1,102 @@
+"""The register of translations: op name -> function of a layer (symbols bound) -> function of its input tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from whet.errors import NetworkError, UnsupportedError
+from whet.network import DType, Layer
+
+Compute = Callable[..., Any]
+TRANSLATIONS: dict[str, Callable[[Layer], Compute]] = {}
+#: Translations whose function takes `training` (bool) before the tensors.
+TRAINING: set[str] = set()
+
+_REASONS = {
+    "If": "a branch that depends on data has no trainable form here; give fixed shapes, or export without the branch",
+    "Loop": "loops have no trainable form here; export the model unrolled",
+    "Scan": "loops have no trainable form here; export the model unrolled",
+    "LSTM": "recurrent layers are run, not trained; train the original in PyTorch and export it again",
+    "GRU": "recurrent layers are run, not trained; train the original in PyTorch and export it again",
+    "RNN": "recurrent layers are run, not trained; train the original in PyTorch and export it again",
+    "NonMaxSuppression": "it selects boxes after the network: cut it off before training",
+    "Fused": "the network is lowered; train the source network and build again",
+    "Reformat": "the network is lowered; train the source network and build again",
+    "MatMulInteger": "it computes in integers, which have no gradient; use the floating-point model, or one with Q/DQ",
+    "ConvInteger": "it computes in integers, which have no gradient; use the floating-point model, or one with Q/DQ",
+    "QLinearConv": "it computes in integers, which have no gradient; use the floating-point model, or one with Q/DQ",
+    "QLinearMatMul": "it computes in integers, which have no gradient; use the floating-point model, or one with Q/DQ",
+    "DynamicQuantizeLinear": "it computes in integers, which have no gradient; use the floating-point model, or one with Q/DQ",
+}
+
+_TORCH = {
+    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
+    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+
+
+def torch_op(*names: str, training: bool = False) -> Callable[[Callable[[Layer], Compute]], Callable[[Layer], Compute]]:
+    """Registers the translation of ops. Its function gets a layer whose dims are numbers and returns `f(*tensors) -> tensor(s)`;
+    with `training` that is `f(training, *tensors)`. A second owner is refused."""
+
+    def register(make: Callable[[Layer], Compute]) -> Callable[[Layer], Compute]:
+        for name in names:
+            if name in TRANSLATIONS:
+                raise NetworkError(f"the translation of {name} has two owners")
+            TRANSLATIONS[name] = make
+            if training:
+                TRAINING.add(name)
+        return make
+
+    return register
+
+
+def why_not(layer: Layer) -> str | None:
+    """Why a layer has no trainable form, or None where it has one."""
+    if layer.op in TRANSLATIONS:
+        return None
+    reason = _REASONS.get(layer.op, "no translation of this op is written yet: add one to src/whet/training/translate/")
+    return f"{layer.op} '{layer.name}': {reason}"
+
+
+def translated(layer: Layer) -> Compute:
+    """The layer's function. Raises UnsupportedError, naming the layer."""
+    reason = why_not(layer)
+    if reason is not None:
+        raise UnsupportedError(f"the network cannot be trained: {reason}")
+    return TRANSLATIONS[layer.op](layer)
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """The element type in torch. Raises UnsupportedError for one that it has not."""
+    if dtype.name not in _TORCH:
+        raise UnsupportedError(f"tensors of type {dtype} cannot be trained with; there are {', '.join(_TORCH)}")
+    return _TORCH[dtype.name]
+
+
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """A copy of an array as a tensor (bfloat16 too)."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
+    return torch.from_numpy(np.array(array))  # a copy: weights are read-only
+
+
+class Fixed:
+    """A constant tensor of a translation, kept once per device and type."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        self._made: dict[tuple[torch.device, torch.dtype | None], torch.Tensor] = {}
+
+    def like(self, x: torch.Tensor, *, dtype: bool = True) -> torch.Tensor:
+        """The constant on x's device, in x's type unless `dtype` is False."""
+        key = (x.device, x.dtype if dtype else None)
+        if key not in self._made:
+            t = tensor_of(self.array).to(x.device)
+            self._made[key] = t.to(x.dtype) if dtype else t
+        return self._made[key]

@@ -1,0 +1,194 @@
+"""Ops that move, select and shape, in PyTorch. Sizes are read off the bound layer's types: they are numbers by then."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from whet.errors import UnsupportedError
+from whet.network import Layer
+from whet.ops import pad as _pad
+from whet.ops import slice as _slice
+from whet.ops._base import given, given_ints
+from whet.ops._running import running_axis
+from whet.training.translate._base import Compute, Fixed, torch_dtype, torch_op
+
+
+@torch_op("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+def _reshape(layer: Layer) -> Compute:
+    shape = tuple(layer.output.shape)
+    return lambda x, *_: x.reshape(shape)
+
+
+@torch_op("Expand")
+def _expand(layer: Layer) -> Compute:
+    shape = tuple(layer.output.shape)
+    return lambda x, *_: x.expand(shape)
+
+
+@torch_op("Transpose")
+def _transpose(layer: Layer) -> Compute:
+    perm = tuple(layer.attrs.get("perm") or reversed(range(layer.output.type.rank)))
+    return lambda x: x.permute(perm)
+
+
+@torch_op("Concat")
+def _concat(layer: Layer) -> Compute:
+    axis = layer.attrs["axis"]
+    return lambda *xs: torch.cat(xs, axis)
+
+
+@torch_op("Split")
+def _split(layer: Layer) -> Compute:
+    axis = layer.attrs["axis"]
+    sizes = [t.shape[axis] for t in layer.outputs]
+    return lambda x, *_: torch.split(x, sizes, axis)
+
+
+@torch_op("Slice")
+def _slices(layer: Layer) -> Compute:
+    found = _slice.ranges(layer)
+    where = [slice(None)] * layer.output.type.rank
+    backward: dict[int, Fixed] = {}
+    for axis, (start, length, step) in found.items():
+        if step > 0:
+            where[axis] = slice(start, start + (length - 1) * step + 1 if length else start, step)
+        else:
+            first = layer.inputs[0].shape[axis] - 1 if start is None else start  # type: ignore[union-attr]
+            backward[axis] = Fixed(np.arange(length, dtype=np.int64) * step + first)
+
+    def compute(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        y = x[tuple(where)]
+        for axis, at in backward.items():
+            y = y.index_select(axis, at.like(x, dtype=False))
+        return y
+
+    return compute
+
+
+@torch_op("Pad")
+def _padding(layer: Layer) -> Compute:
+    both, mode, value = _pad.amounts(layer), layer.attrs["mode"], layer.input(2)
+    around = [v for a in reversed(both) for v in a]
+    if mode == "constant":
+        fill = 0 if value is None else value.array().reshape(-1)[0].item()
+        return lambda x, *_: F.pad(x, around, value=fill)
+    numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
+    shape = layer.inputs[0].shape  # type: ignore[union-attr]
+    taken: dict[int, Fixed] = {}
+    for axis, (a, b) in enumerate(both):  # torch pads few ranks this way; which element goes where is the same for all
+        if (a, b) != (0, 0):
+            at = np.arange(shape[axis])[max(-a, 0) : shape[axis] - max(-b, 0)]
+            taken[axis] = Fixed(np.pad(at, (max(a, 0), max(b, 0)), mode=numpy_mode))  # type: ignore[call-overload]
+
+    def compute(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        for axis, at in taken.items():
+            x = x.index_select(axis, at.like(x, dtype=False))
+        return x
+
+    return compute
+
+
+@torch_op("Gather")
+def _gather(layer: Layer) -> Compute:
+    x = layer.inputs[0]
+    axis = layer.attrs["axis"] % x.type.rank  # type: ignore[union-attr]
+    n, shape = x.shape[axis], tuple(layer.output.shape)  # type: ignore[union-attr]
+
+    def compute(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        at = torch.where(at < 0, at + n, at).to(torch.int64)
+        return x.index_select(axis, at.reshape(-1)).reshape(shape)
+
+    return compute
+
+
+@torch_op("GatherElements")
+def _gather_elements(layer: Layer) -> Compute:
+    axis = layer.attrs["axis"]
+    return lambda x, at: torch.gather(x, axis, torch.where(at < 0, at + x.shape[axis], at).to(torch.int64))
+
+
+@torch_op("Tile")
+def _tile(layer: Layer) -> Compute:
+    repeats = given_ints(layer, "repeats", 1)
+    return lambda x, *_: x.repeat(repeats)
+
+
+@torch_op("Shape")
+def _shape(layer: Layer) -> Compute:
+    raise UnsupportedError(f"the network cannot be trained: Shape '{layer.name}' reads a shape that is known only at run time")
+
+
+@torch_op("ConstantOfShape")
+def _constant_of_shape(layer: Layer) -> Compute:
+    shape, value, dtype = tuple(layer.output.shape), layer.attrs["value"], torch_dtype(layer.output.dtype)
+    made = Fixed(np.full(shape, value, layer.output.dtype.numpy))
+    return lambda *xs: made.like(xs[0], dtype=False) if xs else torch.full(shape, value, dtype=dtype)
+
+
+@torch_op("CumSum")
+def _cumsum(layer: Layer) -> Compute:
+    axis, exclusive, reverse = running_axis(layer), layer.attrs["exclusive"], layer.attrs["reverse"]
+
+    def compute(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        y = x.flip(axis) if reverse else x
+        y = y.cumsum(axis).to(x.dtype) - y if exclusive else y.cumsum(axis).to(x.dtype)
+        return y.flip(axis) if reverse else y
+
+    return compute
+
+
+@torch_op("Trilu")
+def _trilu(layer: Layer) -> Compute:
+    k = given_ints(layer, "k", 1)
+    at = 0 if k is None else k[0]
+    f = torch.triu if layer.attrs["upper"] else torch.tril
+    return lambda x, *_: f(x, at)
+
+
+@torch_op("TopK")
+def _top_k(layer: Layer) -> Compute:
+    axis, largest, k = layer.attrs["axis"], bool(layer.attrs["largest"]), given(layer, "k", 1)
+    count = int(k[0])  # type: ignore[index, call-overload]
+
+    def compute(x: torch.Tensor, *_: torch.Tensor):  # type: ignore[no-untyped-def]
+        values, places = torch.sort(x, dim=axis, descending=largest, stable=True)
+        return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
+
+    return compute
+
+
+@torch_op("OneHot")
+def _one_hot(layer: Layer) -> Compute:
+    axis = layer.attrs["axis"] % layer.output.type.rank
+    depth = int(layer.output.shape[axis])  # type: ignore[arg-type]
+    column = [1] * layer.output.type.rank
+    column[axis] = depth
+
+    def compute(at: torch.Tensor, _: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        at = at.to(torch.int64)
+        at = torch.where(at < 0, at + depth, at).unsqueeze(axis)
+        return torch.where(at == torch.arange(depth, device=at.device).reshape(column), values[1], values[0])
+
+    return compute
+
+
+@torch_op("DepthToSpace")
+def _depth_to_space(layer: Layer) -> Compute:
+    s, mode = layer.attrs["blocksize"], layer.attrs["mode"]
+    n, c, h, w = layer.inputs[0].shape  # type: ignore[union-attr]
+    if mode == "CRD":
+        return lambda x: F.pixel_shuffle(x, s)
+    small = c // (s * s)
+    return lambda x: x.reshape(n, s, s, small, h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, small, h * s, w * s)
+
+
+@torch_op("SpaceToDepth")
+def _space_to_depth(layer: Layer) -> Compute:
+    s = layer.attrs["blocksize"]
+    n, c, h, w = layer.inputs[0].shape  # type: ignore[union-attr]
+    order = (0, 3, 5, 1, 2, 4) if layer.attrs["mode"] == "DCR" else (0, 1, 3, 5, 2, 4)
+    return lambda x: x.reshape(n, c, h // s, s, w // s, s).permute(order).reshape(n, c * s * s, h // s, w // s)
+
+

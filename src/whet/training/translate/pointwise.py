@@ -1,0 +1,168 @@
+"""Elementwise ops in PyTorch: activations, arithmetic, comparisons, casts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as F
+
+from whet.network import Layer
+from whet.training.translate._base import Compute, torch_dtype, torch_op
+
+
+def _register(functions: dict[str, Callable[..., torch.Tensor]]) -> None:
+    for name, f in functions.items():
+        torch_op(name)(_always(f))
+
+
+def _always(f: Callable[..., torch.Tensor]) -> Callable[[Layer], Compute]:
+    return lambda layer: f
+
+
+_register(
+    {
+        "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh, "Atan": torch.atan,
+        "Atanh": torch.atanh, "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh, "Erf": torch.erf, "Exp": torch.exp,
+        "Floor": torch.floor, "Identity": lambda x: x, "IsNaN": torch.isnan, "Log": torch.log, "Neg": torch.neg, "Not": torch.logical_not,
+        "Reciprocal": torch.reciprocal, "Relu": F.relu, "Round": torch.round, "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin,
+        "Sinh": torch.sinh, "Softplus": F.softplus, "Softsign": F.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan, "Tanh": torch.tanh,
+        "HardSwish": F.hardswish, "Mish": F.mish,
+        "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul,
+        "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
+        "Equal": torch.eq, "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt, "LessOrEqual": torch.le,
+        "Where": lambda c, x, y: torch.where(c, x, y),
+        "Max": lambda *xs: functools.reduce(torch.maximum, xs),
+        "Min": lambda *xs: functools.reduce(torch.minimum, xs),
+        "Sum": lambda *xs: functools.reduce(torch.add, xs),
+        "Mean": lambda *xs: functools.reduce(torch.add, xs) / len(xs),
+        "PRelu": lambda x, slope: torch.where(x >= 0, x, x * slope),
+    }
+)  # fmt: skip
+
+
+@torch_op("Div")
+def _div(layer: Layer) -> Compute:
+    if layer.output.dtype.is_float:
+        return torch.div
+    return lambda a, b: torch.div(a, b, rounding_mode="trunc")
+
+
+@torch_op("Pow")
+def _pow(layer: Layer) -> Compute:
+    made = torch_dtype(layer.output.dtype)
+    exponent = layer.inputs[1]
+    if exponent is not None and exponent.is_constant and exponent.array().size == 1:
+        n = exponent.array().reshape(-1)[0].item()  # a number: the gradient needs no logarithm of x
+        return lambda x, _: torch.pow(x, int(n) if float(n).is_integer() else n).to(made)
+    return lambda x, y: torch.pow(x, y).to(made)
+
+
+@torch_op("Mod")
+def _mod(layer: Layer) -> Compute:
+    return torch.fmod if layer.attrs["fmod"] else torch.remainder
+
+
+@torch_op("Clip")
+def _clip(layer: Layer) -> Compute:
+    bounds = []
+    for i, name in ((1, "min"), (2, "max")):
+        t, given = layer.input(i), layer.attrs.get(name)
+        bounds.append(None if t is None and given is None else given if t is None else t.array().reshape(-1)[0].item() if t.is_constant else i)
+    low, high = bounds
+    if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
+        return lambda x, low=None, high=None: torch.clamp(x, low, high)
+    return lambda x, *_: torch.clamp(x, low, high) if low is not None or high is not None else x
+
+
+@torch_op("LeakyRelu")
+def _leaky_relu(layer: Layer) -> Compute:
+    return functools.partial(F.leaky_relu, negative_slope=layer.attrs["alpha"])
+
+
+@torch_op("Elu")
+def _elu(layer: Layer) -> Compute:
+    return functools.partial(F.elu, alpha=layer.attrs["alpha"])
+
+
+@torch_op("Celu")
+def _celu(layer: Layer) -> Compute:
+    return functools.partial(F.celu, alpha=layer.attrs["alpha"])
+
+
+@torch_op("Selu")
+def _selu(layer: Layer) -> Compute:
+    a, g = layer.attrs["alpha"], layer.attrs["gamma"]
+    return lambda x: g * torch.where(x > 0, x, a * torch.expm1(torch.minimum(x, torch.zeros_like(x))))
+
+
+@torch_op("HardSigmoid")
+def _hard_sigmoid(layer: Layer) -> Compute:
+    a, b = layer.attrs["alpha"], layer.attrs["beta"]
+    return lambda x: torch.clamp(a * x + b, 0, 1)
+
+
+@torch_op("Gelu")
+def _gelu(layer: Layer) -> Compute:
+    return functools.partial(F.gelu, approximate=layer.attrs["approximate"])
+
+
+@torch_op("Swish")
+def _swish(layer: Layer) -> Compute:
+    alpha = layer.attrs.get("alpha", 1.0)
+    return F.silu if alpha == 1 else lambda x: x * torch.sigmoid(alpha * x)
+
+
+@torch_op("ThresholdedRelu")
+def _thresholded_relu(layer: Layer) -> Compute:
+    alpha = layer.attrs["alpha"]
+    return lambda x: torch.where(x > alpha, x, torch.zeros_like(x))
+
+
+@torch_op("Shrink")
+def _shrink(layer: Layer) -> Compute:
+    bias, lambd = layer.attrs["bias"], layer.attrs["lambd"]
+    return lambda x: torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, torch.zeros_like(x)))
+
+
+@torch_op("IsInf")
+def _is_inf(layer: Layer) -> Compute:
+    positive, negative = layer.attrs["detect_positive"], layer.attrs["detect_negative"]
+    return lambda x: (torch.isposinf(x) if positive else torch.zeros_like(x, dtype=torch.bool)) | (
+        torch.isneginf(x) if negative else torch.zeros_like(x, dtype=torch.bool)
+    )
+
+
+@torch_op("Cast")
+def _cast(layer: Layer) -> Compute:
+    made = torch_dtype(layer.output.dtype)
+    return lambda x: x.to(made)
+
+
+@torch_op("CastLike")
+def _cast_like(layer: Layer) -> Compute:
+    made = torch_dtype(layer.output.dtype)
+    return lambda x, _: x.to(made)
+
+
+@torch_op("Dropout")
+def _dropout(layer: Layer) -> Compute:
+    return lambda x: x  # an inference graph: which share it dropped in training is not known any more
+
+
+@torch_op("Softmax")
+def _softmax(layer: Layer) -> Compute:
+    return functools.partial(torch.softmax, dim=layer.attrs["axis"])
+
+
+@torch_op("LogSoftmax")
+def _log_softmax(layer: Layer) -> Compute:
+    return functools.partial(torch.log_softmax, dim=layer.attrs["axis"])
+
+
+@torch_op("BitShift")
+def _bit_shift(layer: Layer) -> Compute:
+    return torch.bitwise_left_shift if layer.attrs["direction"] == "LEFT" else torch.bitwise_right_shift
+
+
