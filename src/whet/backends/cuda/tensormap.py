@@ -11,9 +11,9 @@ _TYPES = {"f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "u8": "UINT8"}
 SIZES = {"f16": 2, "bf16": 2, "f32": 4, "u8": 1}
 
 
-def _common(dtype: str, row_bytes: int) -> tuple[Any, Any, Any, Any, Any]:
+def _common(dtype: str, row_bytes: int, plain: bool = False) -> tuple[Any, Any, Any, Any, Any]:
     driver = cu()
-    swizzle = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}[row_bytes]
+    swizzle = "NONE" if plain else {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}[row_bytes]
     return (
         getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[dtype]}"),
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -27,13 +27,14 @@ def _bytes(tensor_map: Any) -> bytes:
     return struct.pack("<16Q", *(int(word) for word in tensor_map.opaque))
 
 
-def tiled(address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> bytes:
+def tiled(address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], *, plain: bool = False) -> bytes:
     """A map for boxes of a plain tensor. dims and box in elements, innermost first; strides in bytes of all dims but the first.
 
-    The box's first dimension times the element size is 16, 32, 64 or 128 bytes and names the swizzle of shared memory.
+    The box's first dimension times the element size is 16, 32, 64 or 128 bytes and names the swizzle of shared memory; with `plain`
+    rows of any multiple of 16 bytes lie one after the other.
     """
     driver = cu()
-    kind, interleave, swizzle, promotion, fill = _common(dtype, box[0] * SIZES[dtype])
+    kind, interleave, swizzle, promotion, fill = _common(dtype, box[0] * SIZES[dtype], plain)
     wide, narrow = driver.cuuint64_t, driver.cuuint32_t
     return _bytes(
         ok(

@@ -12,7 +12,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
 from whet.errors import BackendError
-from whet.tactics.cuda._conv_config import ConvConfig, configs_for, estimate_us
+from whet.tactics.cuda._conv_config import ConvConfig, configs_for, estimate_us, step_channels
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
 INFINITY = float("inf")
@@ -83,15 +83,55 @@ class Finish:
     residual: int = 0
 
 
-def refuses(shape: ConvShape, odd: bool = False) -> str | None:
+@dataclass(frozen=True)
+class Eight:
+    """Types of a product of 8-bit numbers: input and weights, result, residual ("" none), and whether the bias depends on the pixel."""
+
+    source: str  # "i8" or "u8" by i8, or "f8e4m3" by itself
+    result: str
+    residual: str = ""
+    border: bool = False
+
+    def constants(self) -> dict[str, int]:
+        """Macros of the kernel."""
+        to = TYPES[self.result]
+        return {"IN8": TYPES[self.source], "TO": to, "ADD": TYPES[self.residual or self.result], "BORDER": int(self.border)}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Scales of a product of 8-bit numbers; `factor` and `classes` are addresses (_quantized.py packs what they point to)."""
+
+    factor: int
+    per_step: float = 1.0
+    zero: float = 0.0
+    add_step: float = 1.0
+    add_shift: float = 0.0
+    classes: int = 0
+    class_pitch: int = 0
+
+
+TYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3, "u8": 4, "f8e4m3": 5}  # numbers as in vector.cuh
+
+
+def refuses(shape: ConvShape, odd: bool = False, size: int = 2) -> str | None:
     """Why the kernel cannot take the shape, or None. `odd`: output channels need not come in eights (then no residual and no split)."""
-    if shape.c % 8 or (shape.k % 8 and not odd):
-        return f"{shape.c} input and {shape.k} output channels: both must be multiples of 8 (16 bytes)"
+    if shape.c * size % 16 or (shape.k % 8 and not odd):
+        return f"{shape.c} input and {shape.k} output channels of {size} bytes: inputs come in 16 bytes, outputs in eights"
     if max(*shape.pad, (shape.r - 1) * shape.dilation[0], (shape.s - 1) * shape.dilation[1]) > 127:
         return "padding or filter extent above 127 pixels, which the copy engine cannot express"
     if max(shape.stride) > 8:
         return "stride above 8, which the copy engine cannot express"
     return None
+
+
+def pack_weights8(weights: np.ndarray, bk: int) -> np.ndarray:
+    """As pack_weights for elements of one byte; rows in 32s so that lane q of a quad, which sums columns 8j + 2q + e, has channels 8q + 2j + e."""
+    k = weights.shape[0]
+    plain = pack_weights(weights, bk, weights.dtype)
+    out = np.zeros((-(-k // 32) * 32, *plain.shape[1:]), weights.dtype)
+    out[:k] = plain
+    return np.ascontiguousarray(out.reshape(-1, 4, 4, 2, *plain.shape[1:]).transpose(0, 2, 1, 3, 4, 5, 6)).reshape(out.shape)
 
 
 def pack_weights(weights: np.ndarray, bk: int, dtype: np.dtype) -> np.ndarray:
@@ -115,15 +155,20 @@ def pack_bias(bias: np.ndarray | None, k: int) -> np.ndarray:
     return out
 
 
-def conv_source(config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False, odd: bool = False) -> str:
+def conv_source(
+    config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False, odd: bool = False, eight: Eight | None = None
+) -> str:
     """The kernel's complete text."""
-    return source("conv.cu", config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16, out_f32=out_f32, odd=odd))
+    made = config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16, out_f32=out_f32, odd=odd)
+    return source("conv.cu", made if eight is None else {**made, **eight.constants()})
 
 
 @functools.cache
-def conv_kernel(config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False, odd: bool = False) -> Kernel:
+def conv_kernel(
+    config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False, odd: bool = False, eight: Eight | None = None
+) -> Kernel:
     """The loaded kernel; compiled on first use, then kept."""
-    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd), name=f"conv_{config}.cu")
+    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd, eight), name=f"conv_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED if config.halo else config.shared)
 
 
@@ -146,7 +191,7 @@ class Halo:
         if rows < 1 or wide > 256 or rows + shape.r - 1 > 256:
             return f"a row of {shape.q} pixels does not fit a tile of {config.bm}"
         read = max((rows + shape.r - 1) * wide, config.bm + (shape.r - 1) * wide + shape.s - 1)
-        return Halo(wide, rows, -(-read * config.bk * 2 // 1024) * 1024, (rows + shape.r - 1) * wide * config.bk * 2)
+        return Halo(wide, rows, -(-read * config.row // 1024) * 1024, (rows + shape.r - 1) * wide * config.row)
 
 
 def fits(config: ConvConfig, shape: ConvShape) -> str | None:
@@ -160,26 +205,26 @@ def fits(config: ConvConfig, shape: ConvShape) -> str | None:
     return f"needs {need} bytes of shared memory" if (need + 1024) * config.blocks > MAX_SHARED + 1024 else None
 
 
-def conv_configs(shape: ConvShape, multiprocessors: int = 132) -> list[ConvConfig]:
-    """All candidates for a shape, the most promising first: those with input tiles of all taps, then the rest."""
-    found = configs_for(shape.m, shape.k, shape.c, shape.r * shape.s, multiprocessors)
-    with_taps = [(_halo_us(c, shape, multiprocessors), c) for c in _halo_configs(shape, multiprocessors)]
+def conv_configs(shape: ConvShape, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+    """All candidates for a shape (elements of `size` bytes), the most promising first: those with input tiles of all taps, then the rest."""
+    found = configs_for(shape.m, shape.k, shape.c, shape.r * shape.s, multiprocessors, size)
+    with_taps = [(_halo_us(c, shape, multiprocessors), c) for c in _halo_configs(shape, multiprocessors, size)]
     both = sorted([*with_taps, *((estimate_us(c, shape.m, shape.k, shape.steps(c.bk), multiprocessors), c) for c in found)])
     return [c for _, c in both]
 
 
-def _halo_configs(shape: ConvShape, multiprocessors: int) -> list[ConvConfig]:
+def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[ConvConfig]:
     """Candidates with input tiles: small ones that share K in a cluster, larger ones for many pixels."""
     if shape.r * shape.s == 1 or shape.stride != (1, 1) or shape.dilation != (1, 1):
         return []
-    bk = 64 if shape.c > 32 else 32 if shape.c > 16 else 16
+    bk = step_channels(shape.c, size)
     taps, steps, found = shape.r * shape.s, shape.steps(bk), set()
     for wgs, mi in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2)):
         for bn in (16, 32, 64, 128):
             if bn > 16 and bn >= 2 * shape.k:
                 continue
             for sk in (1, 2, 4, 8, 16):
-                base = ConvConfig(wgs, mi, bn, bk, 2, sk, 1, int(sk == 1), 1)
+                base = ConvConfig(wgs, mi, bn, bk, 2, sk, 1, int(sk == 1), 1, size)
                 halo = Halo.of(shape, base)
                 if isinstance(halo, str) or sk > steps or (sk > 1 and (wgs * bn > 128 or mi > 1)):
                     continue
@@ -205,14 +250,14 @@ def _halo_us(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> floa
     """As estimate_us, for input tiles of all taps."""
     halo = Halo.of(shape, config)
     assert not isinstance(halo, str)
-    steps, taps, row = shape.steps(config.bk), shape.r * shape.s, config.bk * 2
+    steps, taps, row = shape.steps(config.bk), shape.r * shape.s, config.row
     tiles = shape.n * -(-shape.p // halo.rows) * -(-shape.k // config.bn)
     turns = -(-tiles * config.sk // multiprocessors)
     each = -(-steps // config.sk)
     taken = -(-each // taps) * halo.box + max(0, each - (config.stages if turns == 1 else 0)) * config.bn * row
     busy = min(tiles * config.sk, multiprocessors)
-    mma = each * 2 * config.bm * config.bn * config.bk / 6000 * max(1.0, 128 / config.bn / 1.5)
-    store = config.bm * config.bn * 2 / 30
+    mma = each * 2 * config.bm * config.bn * row / 12000 * max(1.0, 128 / config.bn / 1.5)
+    store = config.bm * config.bn * config.size / 30
     ending = 300 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
     return (900 + turns * (max(taken / 83, taken * busy / 8000, mma) + store) + ending) / 1000
 
@@ -220,12 +265,13 @@ def _halo_us(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> floa
 def window_map(shape: ConvShape, x: View, config: ConvConfig, dtype: str) -> bytes:
     """The tensor map through which the kernel reads its input."""
     if shape.plain:
-        return tensormap.tiled(x.address, dtype, (shape.c, shape.m), (x.pitch * 2,), (config.bk, config.bm))
+        return tensormap.tiled(x.address, dtype, (shape.c, shape.m), (x.pitch * config.size,), (config.bk, config.bm))
+    pixel = x.pitch * config.size
     return tensormap.im2col(
         x.address,
         dtype,
         (shape.c, shape.w, shape.h, shape.n),
-        (x.pitch * 2, x.pitch * 2 * shape.w, x.pitch * 2 * shape.w * shape.h),
+        (pixel, pixel * shape.w, pixel * shape.w * shape.h),
         lower=(-shape.pad[1], -shape.pad[0]),
         upper=(shape.pad[3] - (shape.s - 1) * shape.dilation[1], shape.pad[2] - (shape.r - 1) * shape.dilation[0]),
         step=(shape.stride[1], shape.stride[0]),
@@ -249,31 +295,35 @@ def conv_launch(
     input_map: bytes | None = None,
     multiprocessors: int = 132,
     label: str = "",
+    eight: Eight | None = None,
+    numbers8: Steps | None = None,
 ) -> Launch:
     """The launch of `shape` with addresses filled in; weights and bias are packed (pack_weights with config.bk, pack_bias).
 
-    `input_map` replaces the tensor map of the input (its window positions must be those of `shape`).
+    `input_map` replaces the tensor map of the input (its window positions must be those of `shape`). `eight` and `numbers8` are for
+    8-bit operands, whose weights pack_weights8 packs.
     """
-    dtype = "bf16" if bf16 else "f16"
+    dtype = "u8" if eight else "bf16" if bf16 else "f16"
     steps = shape.steps(config.bk)
-    row, box = steps * config.bk, (min(64, config.bn), 64)
+    row, box = steps * config.bk, (_panel(config), 64)
     halo = Halo.of(shape, config) if config.halo else Halo(1, 1, 0, 0)
     if isinstance(halo, str):
         raise BackendError(f"{config} cannot run {shape}: {halo}. This is a mistake in whet: please report it.")
     if input_map is not None:
         a = input_map
     elif config.halo:
-        pixel, size = x.pitch * 2, (shape.c, shape.w, shape.h, shape.n)
+        pixel, size = x.pitch * config.size, (shape.c, shape.w, shape.h, shape.n)
         strides = (pixel, pixel * shape.w, pixel * shape.w * shape.h)
         a = tensormap.tiled(x.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
     else:
         a = window_map(shape, x, config, dtype)
-    b = tensormap.tiled(weights, dtype, (row, shape.k), (row * 2,), (config.bk, config.bn))
+    filters = -(-shape.k // 32) * 32 if eight else shape.k
+    b = tensormap.tiled(weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
     if config.sk > 1 or config.direct:
         d = r = bytes(128)  # not used: plain addresses
     else:
-        d = tensormap.tiled(out.address, dtype, (shape.k, shape.m), (out.pitch * 2,), box)
-        r = d if residual is None else tensormap.tiled(residual.address, dtype, (shape.k, shape.m), (residual.pitch * 2,), box)
+        d = tensormap.tiled(out.address, dtype, (shape.k, shape.m), (out.pitch * config.size,), box)
+        r = d if residual is None else tensormap.tiled(residual.address, dtype, (shape.k, shape.m), (residual.pitch * config.size,), box)
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * (shape.n * -(-shape.p // halo.rows) if config.halo else -(-shape.m // config.bm))
     numbers = struct.pack(
@@ -304,10 +354,19 @@ def conv_launch(
         halo.slot,
         halo.box,
     )
+    if eight:
+        assert numbers8 is not None
+        n8 = numbers8
+        numbers += struct.pack("<4x2Q4fi", n8.factor, n8.classes, n8.per_step, n8.zero, n8.add_step, n8.add_shift, n8.class_pitch)
     args = a + b + d + r + numbers
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
-    kernel = conv_kernel(
-        config, not config.halo and (input_map is not None or not shape.plain), finish.activation[0], bf16, out_f32, shape.k % 8 != 0
-    )
+    im2col = not config.halo and (input_map is not None or not shape.plain)
+    kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight)
     shared = config.shared_with(halo.slot) if config.halo else -1
     return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)
+
+
+def _panel(config: ConvConfig) -> int:
+    """Columns of a panel of the output tile; as PW in conv.cu."""
+    widest = 128 // config.size
+    return next(w for w in (widest, widest // 2, widest // 4) if config.bn % w == 0)

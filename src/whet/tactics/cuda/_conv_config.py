@@ -21,11 +21,17 @@ class ConvConfig:
     blocks: int = 1  # resident blocks a multiprocessor
     direct: int = 0  # 1: results go from registers to memory; for few tiles, where latency counts
     halo: int = 0  # slots for input tiles that hold the pixels of all filter taps; 0: each tap's pixels are loaded for themselves
+    size: int = 2  # bytes of an input element
 
     @property
     def bm(self) -> int:
         """Pixels of a tile."""
         return 64 * self.wgs * self.mi
+
+    @property
+    def row(self) -> int:
+        """Bytes of a K step of one pixel."""
+        return self.bk * self.size
 
     @property
     def threads(self) -> int:
@@ -35,20 +41,21 @@ class ConvConfig:
     @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory, alignment slack included; mirrors the layout in conv.cu."""
-        return self.shared_with(self.bm * self.bk * 2)
+        return self.shared_with(self.bm * self.row)
 
     def shared_with(self, slot: int) -> int:
         """The same for input slots of `slot` bytes."""
-        row = self.bk * 2
-        ring = (self.halo or self.stages) * slot + self.stages * (-(-self.bn * row // 1024) * 1024)
-        extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else self.bm * self.bn * 2
-        return 1024 + ring + extra + self.wgs * self.bn * 4 + (self.stages + self.halo) * 16 + self.wgs * 8 + 8
+        ring = (self.halo or self.stages) * slot + self.stages * (-(-self.bn * self.row // 1024) * 1024)
+        extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else self.bm * self.bn * self.size
+        return 1024 + ring + extra + self.wgs * self.bn * (4 if self.size == 2 else 16) + (self.stages + self.halo) * 16 + self.wgs * 8 + 8
 
     @property
     def registers(self) -> int:
         """An estimate of the registers a thread needs: accumulators and about 40 more."""
         direct = self.sk > 1 or self.direct
-        chains = 4 if direct and self.mi * self.bn <= 32 and self.bk >= 64 else 2 if direct and self.mi * self.bn <= 64 and self.bk >= 32 else 1
+        chains = 4 if direct and self.mi * self.bn <= 32 and self.row >= 128 else 2 if direct and self.mi * self.bn <= 64 and self.row >= 64 else 1
+        if self.size == 1:
+            return chains * self.mi * self.bn // 2 + (60 if direct else 46) + (self.mi * self.bn // 4 if self.direct else 0)
         return chains * self.mi * self.bn // 2 + (44 if direct else 38) + (self.bn // 4 + self.mi * self.bn // 4 if self.direct else 0)
 
     @property
@@ -59,23 +66,26 @@ class ConvConfig:
 
     def valid(self) -> bool:
         """Whether a Hopper multiprocessor can hold `blocks` of these."""
+        if self.size == 1 and self.bn % 32:
+            return False
         fits = self.blocks * (self.shared + 1024) <= SHARED_LIMIT + 1024
         return fits and self.registers <= self.register_limit and self.bm <= 256 and self.bm % self.sk == 0
 
     def constants(self, *, im2col: bool, act: int, bf16: bool, out_f32: bool = False, odd: bool = False) -> dict[str, int]:
         """The macros that make the instance."""
-        names = {key.upper(): value for key, value in asdict(self).items()}
-        return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32), "ODD": int(odd)}
+        names = {key.upper(): value for key, value in asdict(self).items() if key != "size"}
+        return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32), "ODD": int(odd), "IN8": 0, "TO": 1}
 
     def __str__(self) -> str:
         return (
             f"{self.bm}x{self.bn}x{self.bk}_w{self.wgs}_s{self.stages}_k{self.sk}_b{self.blocks}"
             + "d" * self.direct
             + (f"h{self.halo}" if self.halo else "")
+            + ("_8bit" if self.size == 1 else "")
         )
 
 
-def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132) -> list[ConvConfig]:
+def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
     """Candidates where there are few pixels: small tiles, K shared by a cluster, about one block for each multiprocessor."""
     found = set()
     for wgs in (1, 2):
@@ -92,10 +102,10 @@ def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
                     continue  # a larger split exists and keeps more multiprocessors busy
                 each = -(-steps // sk)
                 stages = next((s for s in (2, 4, 6, 8) if s >= each), 8)
-                config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1))
+                config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1), size=size)
                 while stages > 2 and config.shared > 112 * 1024:  # leaves room for the next layer's weights
                     stages -= 2
-                    config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1))
+                    config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1), size=size)
                 if config.valid():
                     found.add(config)
     return sorted(found)
@@ -116,19 +126,20 @@ LARGE_TILES = (
         (1, 2, 128),
     ),
     *((2, 1, 192), (3, 1, 192), (2, 1, 256), (1, 1, 256)),
+    *((2, 1, 48), (2, 1, 80), (1, 1, 96), (2, 1, 96), (3, 1, 96), (2, 2, 96), (1, 1, 144), (2, 1, 144), (1, 1, 160), (2, 1, 160)),
 )  # warpgroups, 64-row tiles of each, channels
 
 
-def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132) -> list[ConvConfig]:
+def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
     """Candidates where there are many pixels: large tiles, persistent blocks, as many of them as fit."""
     found = set()
     for wgs, mi, bn in LARGE_TILES:
-        if bn >= 2 * k and bn > 32:
-            continue
+        if (bn >= 2 * k and bn > 32) or (bn % 64 and bn > 32 and not -(-k // bn) * bn < -(-k // 64) * 64):
+            continue  # odd widths are for channel counts that waste less with them
         for stages in (2, 3, 4, 6):
             for blocks in (1, 2, 3, 4):
-                config = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks)
-                more = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks + 1)
+                config = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks, size=size)
+                more = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks + 1, size=size)
                 if config.valid() and (not more.valid() or blocks == 4) and not (stages > 3 and steps <= 2):
                     found.add(config)
     return sorted(found)
@@ -141,24 +152,29 @@ def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors:
     """
     tiles = -(-m // config.bm) * -(-k // config.bn)
     each = -(-steps // config.sk)
-    per_step_bytes = (config.bm + config.bn) * config.bk * 2
+    per_step_bytes = (config.bm + config.bn) * config.row
     resident = min(config.blocks, -(-tiles * config.sk // multiprocessors))
     turns = -(-tiles * config.sk // multiprocessors)
     share = max(per_step_bytes / 83, per_step_bytes * min(tiles * config.sk, multiprocessors) / 8000)
-    mma = 2 * config.bm * config.bn * config.bk / 6000 * max(1.0, 128 / config.bn / 1.5)
+    mma = 2 * config.bm * config.bn * config.row / 12000 * max(1.0, 128 / config.bn / 1.5)
     step_ns = max(share, mma, 600 / config.stages / resident)
-    store_ns = config.bm * config.bn * (2 if config.direct else 2.5) / (30 * resident)
+    store_ns = config.bm * config.bn * (1 if config.direct else 1.25) * config.size / (30 * resident)
     ending = 300 if config.direct else 900 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
     return (900 + turns * (each * step_ns + store_ns) + ending) / 1000
 
 
-def configs_for(m: int, k: int, c: int, taps: int, multiprocessors: int = 132) -> list[ConvConfig]:
-    """Candidates for m pixels, k output and c input channels of `taps` filter taps, the most promising first."""
-    bk = 64 if c > 32 else 32 if c > 16 else 16
+def step_channels(c: int, size: int) -> int:
+    """Channels of a K step: 128 bytes of a pixel, fewer where it has fewer."""
+    return (64 if c * size > 64 else 32 if c * size > 32 else 16) * 2 // size
+
+
+def configs_for(m: int, k: int, c: int, taps: int, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+    """Candidates for m pixels, k output and c input channels (of `size` bytes) of `taps` filter taps, the most promising first."""
+    bk = step_channels(c, size)
     steps = taps * -(-c // bk)
     found: set[ConvConfig] = set()
     if m <= 30000:
-        found.update(small_batch_configs(m, k, steps, bk, multiprocessors))
+        found.update(small_batch_configs(m, k, steps, bk, multiprocessors, size))
     if m >= 3000:
-        found.update(large_batch_configs(m, k, steps, bk, multiprocessors))
+        found.update(large_batch_configs(m, k, steps, bk, multiprocessors, size))
     return sorted(found, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))

@@ -23,8 +23,16 @@ ACTIVATIONS = {
 }  # numbers as in common.cuh
 
 
-def wgmma(columns: int, bf16: bool) -> str:
-    """Two device functions for acc[64 x columns] (+)= A x B over 16 elements of K: `wgmma` with A in shared memory, `wgmma_registers`."""
+EIGHT_BITS = {3: "s32.s8.s8", 4: "s32.u8.s8", 5: "f32.e4m3.e4m3"}  # types of sum, input and weights by number
+
+
+def wgmma(columns: int, bf16: bool, in8: int = 0) -> str:
+    """Device functions for acc[64 x columns] (+)= A x B over 32 bytes of K: `wgmma` with A in shared memory, `wgmma_registers`.
+
+    `in8`: operands of 8 bits (EIGHT_BITS), `wgmma` alone.
+    """
+    if in8:
+        return _wgmma8(columns, in8)
     count, kind = columns // 2, "bf16" if bf16 else "f16"
     sums = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
@@ -46,6 +54,20 @@ def wgmma(columns: int, bf16: bool) -> str:
     )
 
 
+def _wgmma8(columns: int, in8: int) -> str:
+    count, number = columns // 2, "f" if in8 == 5 else "r"
+    sums = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+{number}"(d[{i}])' for i in range(count))
+    flags = ", 1, 1" if in8 == 5 else ""
+    return (
+        f"DEV void wgmma({'float' if in8 == 5 else 'int'} (&d)[{count}], u64 a, u64 b, int add) {{\n"
+        f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; "\n'
+        f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k32.{EIGHT_BITS[in8]} "\n'
+        f'                 "{{{sums}}}, %{count}, %{count + 1}, p{flags}; }}"\n'
+        f'                 : {operands} : "l"(a), "l"(b), "r"(add));\n}}\n'
+    )
+
+
 @functools.cache
 def _file(name: str) -> str:
     return (KERNELS / name).read_text()
@@ -55,6 +77,6 @@ def source(name: str, constants: Mapping[str, int]) -> str:
     """The text of `_kernels/<name>`, complete: no include path is needed to compile it."""
     text = _file(name)
     if '#include "wgmma"' in text:
-        text = text.replace('#include "wgmma"', wgmma(constants["BN"], bool(constants.get("BF16", 0))))
+        text = text.replace('#include "wgmma"', wgmma(constants["BN"], bool(constants.get("BF16", 0)), constants.get("IN8", 0)))
     text = re.sub(r'#include "(\w+\.cuh)"', lambda found: _file(found.group(1)), text)
     return "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text

@@ -152,6 +152,7 @@ def as_config(c: ConvConfig) -> Config:
         ("blocks", c.blocks),
         ("direct", c.direct),
         ("halo", c.halo),
+        *((("size", 1),) if c.size == 1 else ()),
     )
 
 

@@ -1,15 +1,22 @@
-"""Depthwise convolution, channels last: a thread slides over neighbouring pixels of eight channels; bias, residual, activation fused."""
+"""Depthwise convolution, channels last: by tiles in shared memory, or straight from memory; bias, residual and activation fused."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from whet.backends.cuda.launch import MAX_SHARED
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
-from whet.tactics.cuda._kernel import ACTIVATIONS, TYPE, GpuKernel, all_static, blocks_of, ending, launch, packed_array
+from whet.tactics.cuda._conv import ConvShape
+from whet.tactics.cuda._depthwise_tile import Tile, tile_launch, tiles_for
+from whet.tactics.cuda._depthwise_tile import constants as tile_constants
+from whet.tactics.cuda._depthwise_tile import refuses as no_tile
+from whet.tactics.cuda._kernel import ACTIVATIONS, TYPE, GpuKernel, ahead, all_static, blocks_of, ending, launch, machine_has, packed_array
+from whet.tactics.cuda._source import source
 from whet.tactics.cuda.own_conv import constant_weights, conv_shape, conv_signatures, packed_bias
 
 
@@ -46,7 +53,7 @@ class OwnDepthwise(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
         s = conv_shape(layer)
-        found: list[Config] = []
+        found: list[Config] = _tiles(layer, signature, s, machine)
         for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
             large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
@@ -58,8 +65,7 @@ class OwnDepthwise(Tactic):
         made = ending(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
-        s, head, wide = conv_shape(layer), anchor(layer), int(dict(config)["wide"])
-        tall = int(dict(config)["tall"])
+        s, head, wide, tall = conv_shape(layer), anchor(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
         x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
         weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
         assert weights is not None
@@ -81,6 +87,15 @@ class OwnDepthwise(Tactic):
             ),
             packed_bias(made, own, s.c),
         )
+        if not tall:
+            tile = tile_from(config, s, machine)
+            text = tile_constants(s, tile, constants["TYPE"], constants["TYPE"], kind)
+
+            def through(args: Args) -> list:
+                addresses = (args.inputs[x], *args.packed, args.outputs[0])  # type: ignore[index]
+                return [tile_launch(s, tile, text, addresses, (low, high), 0.0, machine.multiprocessors, layer.name)]
+
+            return GpuKernel(layer, signature, through, implementation=f"own depthwise tile {tile}", packed=packed)
         grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
 
         def make(args: Args) -> list:
@@ -90,3 +105,28 @@ class OwnDepthwise(Tactic):
             return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2f", *addresses, *sizes, low, high)]
 
         return GpuKernel(layer, signature, make, implementation=f"own depthwise {tall}x{wide}", packed=packed)
+
+
+def _tiles(layer: Layer, signature: Signature, s: ConvShape, machine: Any) -> list[Config]:
+    """Configs of the kernel with tiles: 16-bit types, no residual, where there is enough to fill them."""
+    made, dtype = ending(layer, epilogue(layer)), signature.outputs[0].dtype
+    if isinstance(made, str) or made.residual is not None or dtype == F32 or no_tile(s) or not machine_has(machine, "tma"):
+        return []
+    if s.m * s.c < 8192 * machine.multiprocessors:  # a few values a thread: latency counts, not bytes
+        return []
+    tiles, kind = tiles_for(s, 2, machine.multiprocessors), TYPE[dtype.name]
+    ahead(machine, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.finish.activation[0])) for t in tiles])
+    return [tile_config(t) for t in tiles]
+
+
+def tile_config(t: Tile) -> Config:
+    """A tile as a tactic's config."""
+    return tuple(asdict(t).items())
+
+
+def tile_from(config: Config, s: ConvShape, machine: Any) -> Tile:
+    """The tile of a config. Raises PlanRefused for one that the kernel or the hardware cannot take."""
+    tile, reason = Tile(**{k: int(v) for k, v in config}), no_tile(s)
+    if reason or tile.shared(s, 2) > MAX_SHARED or s.c % tile.cg or tile.tw % tile.wide:
+        raise PlanRefused(reason or f"a multiprocessor cannot hold {tile}")
+    return tile

@@ -6,22 +6,35 @@
 // With HALO (stride 1, SK > 1 or DIRECT) a tile is some rows of one image, each `wide` = width + taps_w - 1 long: the input pixels of all
 // filter taps are loaded once a channel step, and a tap is the same matrix shifted by r * wide + s rows; the ends of rows are not stored.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
-// OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles).
+// OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
+// IN8 (0, or 3 i8, 4 u8, 5 e4m3: input and weights of 8 bits). With IN8 a sum becomes a real number by a factor a channel, results are of
+// type TO (numbers as in vector.cuh; 8-bit ones by a scale and a zero point), the residual of type ADD. Weight rows are permuted in
+// 32s so that the sums of a thread belong to eight neighbouring channels. BORDER: the bias depends on the pixel (input zero points at padding).
 #include "common.cuh"
+#include "vector.cuh"
 #include "wgmma"
 
-constexpr int BM = 64 * MI * WGS, ROW = BK * 2;
+constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
+constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
 constexpr int A_BYTES = BM * ROW, B_BYTES = (BN * ROW + 1023) / 1024 * 1024;
-constexpr int PW = BN < 64 ? BN : 64, PANELS = BN / PW, PROW = PW * 2;      // the output tile lies in panels of PW columns
-constexpr int PANEL_BYTES = 64 * PROW, OUT_BYTES = BM * BN * 2;
+constexpr int WIDEST = 128 / SIZE;                                          // the output tile lies in panels of PW columns
+constexpr int PW = BN % WIDEST == 0 ? WIDEST : BN % (WIDEST / 2) == 0 ? WIDEST / 2 : WIDEST / 4, PANELS = BN / PW, PROW = PW * SIZE;
+constexpr int PANEL_BYTES = 64 * PROW, OUT_BYTES = BM * BN * SIZE;
 constexpr int PITCH = BN + 8;                                              // floats between rows of a partial sum: no bank conflicts
 constexpr int SLICE = BM / SK;                                             // rows that each block of a cluster finishes
 constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUT_BYTES;
 constexpr bool STAGED = SK == 1 && !DIRECT;
+constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // biases (IN8: factors too, and two turns of both)
 // A product must wait for the one before on the same sums: small tiles keep several sets of sums.
-constexpr int CHAINS = !STAGED && MI * BN <= 32 && BK >= 64 ? 4 : !STAGED && MI * BN <= 64 && BK >= 32 ? 2 : 1;
+constexpr int CHAINS = !STAGED && MI * BN <= 32 && ROW >= 128 ? 4 : !STAGED && MI * BN <= 64 && ROW >= 64 ? 2 : 1;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
+static_assert(!IN8 || (BN % 32 == 0 && !(STAGED && SIZE != 1)), "tile of 8-bit operands");
+#if IN8 == 3 || IN8 == 4
+typedef int Sum;
+#else
+typedef float Sum;
+#endif
 
 struct Args {
     TensorMap a, b, d, r;      // input, weights, output, residual
@@ -39,6 +52,13 @@ struct Args {
     Act act;
     int wide, rows, height;    // HALO: pixels from row to row in a tile, output rows of a tile, output height
     int slot_bytes, box_bytes; // HALO: bytes of an input slot, and those that a copy fills
+#if IN8
+    const float* factor;       // [tiles_n * BN]: real value of a step of the sum
+    const u16* classes;        // BORDER: which of the biases each pixel of an image takes
+    float per_step, zero;      // 8-bit results: steps of a real one, and the zero point
+    float add_step, add_shift; // 8-bit residual: real = integer * step + shift
+    int class_pitch;           // floats from bias to bias
+#endif
 #if TRACE
     u64* trace;                // 16 times of each block
 #endif
@@ -55,12 +75,39 @@ DEV float finish(const Args& p, float v, float r) {
     return p.has_residual == 2 ? x + r : x;
 }
 
+#if IN8
+// Eight neighbouring channels of a pixel: sums to real numbers, residual, activation, and into the type that is stored.
+DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out, long long to, int left) {
+    if (p.has_residual) {
+        const Vec8 r = unpack_raw<ADD>(raw);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = finish(p, v[e], ADD >= 3 && ADD < 5 ? r.v[e] * p.add_step + p.add_shift : r.v[e] * p.add_step);
+    } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = activate<ACT>(v[e], p.act);
+    }
+    Vec8 y;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) y.v[e] = TO >= 3 ? v[e] * p.per_step + p.zero : v[e];
+    if (left >= 8) store8<TO>(out, to, y);
+    else if (ODD)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) if (e < left) store1<TO>(out, to + e, y.v[e]);
+}
+DEV const float* bias_of(const Args& p, int pixel) { return BORDER ? p.bias + (pixel < 0 ? 0 : p.classes[pixel % p.pixels]) * p.class_pitch : p.bias; }
+#endif
+
 // The pixel that row m of a tile is stored to, or -1.
 DEV int out_pixel(const Args& p, int tile, int m) {
     if (!HALO) { const int row = tile * BM + m; return row < p.m ? row : -1; }
     const int per = (p.height + p.rows - 1) / p.rows, image = tile / per, y = m / p.wide, x = m - y * p.wide, row = (tile - image * per) * p.rows + y;
     return y < p.rows && row < p.height && x < p.width ? (image * p.height + row) * p.width + x : -1;
 }
+
+DEV float bits(float v) { return v; }
+DEV float bits(int v) { return __int_as_float(v); }
+DEV float unbits(float v, float) { return v; }
+DEV int unbits(float v, int) { return __float_as_int(v); }
 
 struct Corner {  // where a tile reads its input
     int m0, n0, image, h, w;
@@ -95,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     const u32 base = (shared_address(raw) + 1023) & ~1023u;
     const u32 a_bytes = HALO ? p.slot_bytes : A_BYTES;
     const u32 ring_a = base, ring_b = base + (HALO ? HALO : STAGES) * a_bytes, extra = ring_b + STAGES * B_BYTES;
-    const u32 bias_s = extra + EXTRA_BYTES, bars = bias_s + WGS * BN * 4;
+    const u32 bias_s = extra + EXTRA_BYTES, bars = bias_s + FACTOR_BYTES;
     const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8, a_full = res_full + WGS * 8, a_empty = a_full + HALO * 8;
     const u32 parts = a_empty + HALO * 8;
     const int taps = p.steps / p.csteps;
@@ -174,42 +221,75 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         const int group = warp / 4, t = threadIdx.x % 128;
         int slot = 0, phase = 0, turn = 0, a_slot = 0, a_phase = 0;
         constexpr int ITEMS = SK > 1 ? (SLICE * (BN / 8) + WORKERS - 1) / WORKERS : 1;
+#if IN8
+        Raw<ADD> residual[ITEMS];
+        float4 factor[ITEMS][2];
+#else
         uint4 residual[ITEMS];
+#endif
         float4 bias[ITEMS][2];
         int target[ITEMS];  // the pixel that an item is stored to, or -1
         if (SK > 1) {  // what finishes this block's rows, fetched before it is needed
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
                 const int item = threadIdx.x + i * WORKERS, col = first % p.tiles_n * BN + item % (BN / 8) * 8;
-                bias[i][0] = *reinterpret_cast<const float4*>(p.bias + col);
-                bias[i][1] = *reinterpret_cast<const float4*>(p.bias + col + 4);
                 const int line = item / (BN / 8);
                 target[i] = line < SLICE && col < p.n ? out_pixel(p, first / p.tiles_n, rank * SLICE + line) : -1;
+#if IN8
+                const float* from = bias_of(p, target[i]);
+                factor[i][0] = *reinterpret_cast<const float4*>(p.factor + col);
+                factor[i][1] = *reinterpret_cast<const float4*>(p.factor + col + 4);
+#else
+                const float* from = p.bias;
+#endif
+                bias[i][0] = *reinterpret_cast<const float4*>(from + col);
+                bias[i][1] = *reinterpret_cast<const float4*>(from + col + 4);
             }
             wait_for_previous();
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
                 const int col = first % p.tiles_n * BN + (threadIdx.x + i * WORKERS) % (BN / 8) * 8;
+#if IN8
+                residual[i] = load_raw<ADD>(p.residual, (long long)target[i] * p.res_pitch + col, p.has_residual && target[i] >= 0);
+#else
                 residual[i] = make_uint4(0, 0, 0, 0);
                 if (p.has_residual && target[i] >= 0)
                     residual[i] = *reinterpret_cast<const uint4*>(p.residual + ((long long)target[i] * p.res_pitch + col) * 2);
+#endif
             }
         }
         for (int tile = first; tile < p.tiles; tile += stride, ++turn) {
             const int m0 = tile / p.tiles_n * BM, n0 = tile % p.tiles_n * BN;
             constexpr int BATCHES = DIRECT ? BN / 16 : 1;  // of four 8-channel items, one for each lane of a quad
+#if IN8
+            Raw<ADD> res_items[MI][2][DIRECT ? BN / 32 : 1];
+#else
             uint4 res_items[MI][BATCHES];
             float2 bias_pairs[DIRECT ? BN / 8 : 1];
+#endif
             int pixel[MI][2];
             if (DIRECT) {
+#if !IN8
 #pragma unroll
                 for (int j = 0; j < BN / 8; ++j) bias_pairs[j] = *reinterpret_cast<const float2*>(p.bias + n0 + j * 8 + lane % 4 * 2);
+#endif
 #pragma unroll
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
                     for (int half = 0; half < 2; ++half)
                         pixel[i][half] = out_pixel(p, tile / p.tiles_n, (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + half * 8);
                 if (tile == first) wait_for_previous();
+#if IN8
+#pragma unroll
+                for (int i = 0; i < MI; ++i)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+#pragma unroll
+                        for (int g = 0; g < BN / 32; ++g) {
+                            const int row = pixel[i][half], col = n0 + g * 32 + lane % 4 * 8;
+                            res_items[i][half][g] = load_raw<ADD>(p.residual, (long long)row * p.res_pitch + col, p.has_residual && row >= 0 && col < p.n);
+                        }
+#else
 #pragma unroll
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
@@ -219,19 +299,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                         if (p.has_residual && row >= 0 && col < p.n)
                             res_items[i][b] = *reinterpret_cast<const uint4*>(p.residual + ((long long)row * p.res_pitch + col) * 2);
                     }
+#endif
             }
-            float bias_early[(BN + 127) / 128];
+            [[maybe_unused]] float bias_early[(BN + 127) / 128], factor_early[(BN + 127) / 128];
             if (STAGED && p.has_residual && warp % 4 == 0 && one) {  // into the place of the result: the stores before have read it
                 if (turn == 0) wait_for_previous();
                 barrier_expect(res_full + 8 * group, OUT_BYTES / WGS);
                 for (int i = group * MI; i < group * MI + MI; ++i)
                     for (int j = 0; j < PANELS; ++j) load_box2(extra + (i * PANELS + j) * PANEL_BYTES, &p.r, res_full + 8 * group, n0 + j * PW, m0 + i * 64);
             }
-            if (STAGED)
+            if (STAGED || (IN8 && DIRECT))
 #pragma unroll
-                for (int i = 0; i < (BN + 127) / 128; ++i) bias_early[i] = t + i * 128 < BN ? p.bias[n0 + t + i * 128] : 0.f;
-            float chain[CHAINS][MI][BN / 2];
-            float(&acc)[MI][BN / 2] = chain[0];
+                for (int i = 0; i < (BN + 127) / 128; ++i) {
+                    bias_early[i] = t + i * 128 < BN ? p.bias[n0 + t + i * 128] : 0.f;
+#if IN8
+                    factor_early[i] = t + i * 128 < BN ? p.factor[n0 + t + i * 128] : 0.f;
+#endif
+                }
+            Sum chain[CHAINS][MI][BN / 2];
+            Sum(&acc)[MI][BN / 2] = chain[0];
             int previous = 0, left = -1;  // left: the input slot that the step before was the last to read
             int tap = HALO ? k0 % taps : 0, s = HALO ? tap % p.taps_w : 0, shift = HALO ? tap / p.taps_w * p.wide + s : 0;
             for (int k = k0; k < k1; ++k) {
@@ -241,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : slot) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + slot * B_BYTES);
                 mma_begin();
 #pragma unroll
-                for (int i = 0; i < BK / 16; ++i)
+                for (int i = 0; i < ROW / 32; ++i)
 #pragma unroll
                     for (int j = 0; j < MI; ++j) wgmma(chain[i % CHAINS][j], a + (j * 64 * ROW >> 4) + i * 2, b + i * 2, k > k0 || i >= CHAINS);
                 mma_commit();
@@ -272,6 +358,97 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             if (HALO && t == 0) barrier_arrive(a_empty + 8 * left);
             if (threadIdx.x == 0) MARK(4)
 
+#if IN8
+            const int row0 = group * MI * 64 + warp % 4 * 16 + lane / 4, eight = lane % 4 * 8;  // the first row and channel of this thread
+            if (SK == 1) {
+                const u32 mine = bias_s + (turn & 1) * (FACTOR_BYTES / 2) + group * BN * 8;  // other warps may still read those of the turn before
+#pragma unroll
+                for (int i = 0; i < (BN + 127) / 128; ++i)
+                    if (t + i * 128 < BN) {
+                        store_shared_f(mine + (t + i * 128) * 4, bias_early[i]);
+                        store_shared_f(mine + (BN + t + i * 128) * 4, factor_early[i]);
+                    }
+                if (STAGED && p.has_residual) barrier_wait(res_full + 8 * group, turn & 1);
+                named_barrier(1 + group, 128);
+#pragma unroll
+                for (int i = 0; i < MI; ++i)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const int line = warp % 4 * 16 + lane / 4 + half * 8, mix = PROW == 128 ? line & 7 : PROW == 64 ? line >> 1 & 3 : line >> 2 & 1;
+                        const int row = DIRECT ? pixel[i][half] : m0 + row0 + i * 64 + half * 8;
+                        const float* border = bias_of(p, row < p.m ? row : -1);
+#pragma unroll
+                        for (int g = 0; g < BN / 32; ++g) {
+                            const int col = g * 32 + eight;
+                            float4 add[2], by[2];
+#pragma unroll
+                            for (int h = 0; h < 2; ++h) {
+                                add[h] = BORDER ? *reinterpret_cast<const float4*>(border + n0 + col + h * 4) : load_shared_f4(mine + (col + h * 4) * 4);
+                                by[h] = load_shared_f4(mine + (BN + col + h * 4) * 4);
+                            }
+                            const Sum(&a)[BN / 2] = acc[i];
+                            const int k = g * 16 + half * 2;
+                            float v[8] = {a[k] * by[0].x + add[0].x, a[k + 1] * by[0].y + add[0].y, a[k + 4] * by[0].z + add[0].z, a[k + 5] * by[0].w + add[0].w,
+                                          a[k + 8] * by[1].x + add[1].x, a[k + 9] * by[1].y + add[1].y, a[k + 12] * by[1].z + add[1].z, a[k + 13] * by[1].w + add[1].w};
+                            if (DIRECT) {
+                                if (row >= 0 && n0 + col < p.n)
+                                    finish_eight(p, v, res_items[i][half][g], p.out, (long long)row * p.out_pitch + n0 + col, ODD ? p.n - n0 - col : 8);
+                            } else {
+                                const u32 at = extra + ((group * MI + i) * PANELS + g * 32 / PW) * PANEL_BYTES + line * PROW + ((((g * 32 % PW + eight) >> 4) ^ mix) << 4) + (eight & 8);
+                                u8* place = raw + (at - shared_address(raw));
+                                Raw<ADD> other;
+                                other.a = other.b = make_uint4(0, 0, 0, 0);
+                                if (p.has_residual) other = load_raw<ADD>(place, 0, true);
+                                finish_eight(p, v, other, place, 0, 8);
+                            }
+                        }
+                    }
+                if (STAGED) {
+                    fence_async();
+                    named_barrier(1 + group, 128);
+                    if (warp % 4 == 0 && one) {
+                        if (turn == 0) wait_for_previous();  // nothing may be written while the kernel in front still reads it
+#pragma unroll
+                        for (int i = 0; i < MI; ++i)
+                            for (int j = 0; j < PANELS; ++j)
+                                store_box2(&p.d, extra + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
+                        store_commit();
+                        store_wait_read();
+                    }
+                }
+            } else {
+                cluster_wait();  // all blocks of the cluster run: their shared memory may be written
+#pragma unroll
+                for (int i = 0; i < MI; ++i)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const int row = row0 + i * 64 + half * 8;
+                        const u32 to = remote_address(extra + ((rank * SLICE + row % SLICE) * PITCH + lane % 4 * 2) * 4, row / SLICE);
+                        const u32 bar = remote_address(parts, row / SLICE);
+#pragma unroll
+                        for (int j = 0; j < BN / 8; ++j) store_remote(to + j * 32, bits(acc[i][j * 4 + half * 2]), bits(acc[i][j * 4 + half * 2 + 1]), bar);
+                    }
+                barrier_wait(parts, 0);
+#pragma unroll
+                for (int i = 0; i < ITEMS; ++i) {
+                    const int item = threadIdx.x + i * WORKERS, line = item / (BN / 8), column = item % (BN / 8) * 8;
+                    if (target[i] < 0) continue;
+                    Sum sum[8] = {};
+#pragma unroll
+                    for (int q = 0; q < SK; ++q)
+#pragma unroll
+                        for (int j = 0; j < 4; ++j) {
+                            const float2 x = load_shared_f2(extra + ((q * SLICE + line) * PITCH + column / 32 * 32 + column % 32 / 4 + j * 8) * 4);
+                            sum[j * 2] += unbits(x.x, Sum());
+                            sum[j * 2 + 1] += unbits(x.y, Sum());
+                        }
+                    const float4 b0 = bias[i][0], b1 = bias[i][1], f0 = factor[i][0], f1 = factor[i][1];
+                    float v[8] = {sum[0] * f0.x + b0.x, sum[1] * f0.y + b0.y, sum[2] * f0.z + b0.z, sum[3] * f0.w + b0.w,
+                                  sum[4] * f1.x + b1.x, sum[5] * f1.y + b1.y, sum[6] * f1.z + b1.z, sum[7] * f1.w + b1.w};
+                    finish_eight(p, v, residual[i], p.out, (long long)target[i] * p.out_pitch + first % p.tiles_n * BN + column, 8);
+                }
+            }
+#else
             if (DIRECT && (OUT_F32 || ODD)) {  // no residual
 #pragma unroll
                 for (int i = 0; i < MI; ++i)
@@ -378,6 +555,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     }
                 }
             }
+#endif
         }
     }
     if (SK > 1 && warp >= WGS * 4) { __syncwarp(); cluster_wait(); }

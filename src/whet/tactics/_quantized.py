@@ -1,0 +1,80 @@
+"""A quantized fused layer taken apart: the same layer in floating point, and scale and zero point of each integer it reads or stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.network import DType, Layer, Tensor
+from whet.tactics._base import Post, anchor, epilogue, unquantized
+
+_EIGHT_BIT = ("i8", "u8")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """real = (integer - zero) * scale. `scale` is one number or one a channel (f32), `zero` one integer."""
+
+    scale: np.ndarray
+    zero: int
+    dtype: DType
+
+    @property
+    def key(self) -> str:
+        return f"{self.scale.tobytes().hex()}|{self.zero}"
+
+    @property
+    def number(self) -> float:
+        return float(self.scale.reshape(-1)[0])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """`view` is the layer without Q and DQ, its inputs at the same places; `reads` has the scales by input place, `stores` the output's."""
+
+    view: Layer
+    head: Layer
+    posts: list[Post]
+    reads: dict[int, Scale]
+    stores: Scale | None
+
+    def place(self, inner: Tensor | None) -> int | None:
+        """Input place of what the anchor reads as `inner`."""
+        return None if inner is None else next(i for i, t in enumerate(self.view.regions["body"].inputs) if t is inner)
+
+
+def take_apart(layer: Layer) -> Parts | str:
+    """The parts of a quantized layer, or why no kernel can take it."""
+    found = unquantized(layer)
+    if isinstance(found, str):
+        return found
+    place = {t: k for k, t in enumerate(layer.regions["body"].inputs)}
+    scales: dict[int | None, Scale] = {}
+    layers: list[tuple[int | None, Layer]] = list(found.dequantize.items())
+    if found.quantize is not None:
+        layers.append((None, found.quantize))
+    for at, x in layers:
+        got = _scale(x, [None if t is None or t not in place else layer.inputs[place[t]] for t in x.inputs[1:]])
+        if isinstance(got, str):
+            return got
+        scales[at] = got
+    view, stores = found.layer, scales.pop(None, None)
+    head, posts = anchor(view), epilogue(view)
+    if posts is None or head is view:
+        return "what is fused to it is not a chain"
+    return Parts(view, head, posts, {i: s for i, s in scales.items() if i is not None}, stores)
+
+
+def _scale(layer: Layer, given: Sequence[Tensor | None]) -> Scale | str:
+    scale, zero = given[0], given[1] if len(given) > 1 else None
+    if scale is None or scale.weight is None or (zero is not None and zero.weight is None):
+        return "a scale is computed at run time"
+    zeros = np.zeros(1, np.int64) if zero is None else np.asarray(zero.array(), np.int64).reshape(-1)
+    if np.any(zeros != zeros[0]):
+        return "zero points differ within a tensor"
+    dtype = layer.output.dtype if layer.op == "QuantizeLinear" else layer.inputs[0].dtype  # type: ignore[union-attr]
+    if dtype.name not in _EIGHT_BIT:
+        return f"computes in 8 bits, not in {dtype}"
+    return Scale(np.asarray(scale.array(), np.float32).reshape(-1), int(zeros[0]), dtype)

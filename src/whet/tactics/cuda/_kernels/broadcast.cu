@@ -1,0 +1,46 @@
+// Elementwise with broadcasting along any axes, one value a thread: out = f(a, b), or a choice of b and c by the truth of a.
+// Constants: EXPRESSION over a, b, c; A_KIND, B_KIND, C_KIND, TO: kinds of the result and the operands (0 f32, 1 f16, 2 bf16, 3 i64, 4 i32, 5 byte).
+// Integers other than bytes are read as float: TO 3 and 4 write them from float (Cast).
+#include "common.cuh"
+#include "vector.cuh"
+
+struct Args {
+    const u8* a;
+    const u8* b;
+    const u8* c;
+    u8* out;
+    u32 size[5];
+    u32 count;
+    int a_stride[5], b_stride[5], c_stride[5];   // elements; 0 along what is repeated
+};
+
+template <int KIND> DEV float number(const u8* base, long long i) {
+    if (KIND == 3) return (float)reinterpret_cast<const long long*>(base)[i];
+    if (KIND == 4) return (float)reinterpret_cast<const int*>(base)[i];
+    if (KIND == 5) return (float)base[i];
+    return load1<KIND < 3 ? KIND : 0>(base, i);
+}
+
+extern "C" __global__ void __launch_bounds__(256) broadcast(const __grid_constant__ Args p) {
+    let_next_start();
+    wait_for_previous();
+    const u32 i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= p.count) return;
+    u32 rest = i;
+    long long at = 0, bt = 0, ct = 0;
+#pragma unroll
+    for (int d = 4; d >= 0; --d) {
+        const u32 next = rest / p.size[d];
+        const int k = (int)(rest - next * p.size[d]);
+        at += (long long)k * p.a_stride[d];
+        bt += (long long)k * p.b_stride[d];
+        ct += (long long)k * p.c_stride[d];
+        rest = next;
+    }
+    const float a = number<A_KIND>(p.a, at), b = p.b ? number<B_KIND>(p.b, bt) : 0.f, c = p.c ? number<C_KIND>(p.c, ct) : 0.f;
+    const float v = EXPRESSION;
+    if (TO == 3) reinterpret_cast<long long*>(p.out)[i] = (long long)v;
+    else if (TO == 4) reinterpret_cast<int*>(p.out)[i] = (int)v;
+    else if (TO == 5) p.out[i] = v != 0.f;
+    else store1<TO < 3 ? TO : 0>(p.out, i, v);
+}

@@ -1,0 +1,30 @@
+// out[o][j][:] = in[o][at[j]][:], rows of `width` units of UNIT bytes. Constants: UNIT, WIDE_INDEX (indices are 64-bit).
+// Negative indices count from the end; what is outside is held inside, so that no memory is read that is not the tensor's.
+#include "common.cuh"
+
+struct Args {
+    const u8* in;
+    const u8* at;
+    u8* out;
+    long long count;              // units of the result
+    int entries, indices, width;
+};
+struct alignas(16) Sixteen { u32 w[4]; };
+
+extern "C" __global__ void __launch_bounds__(256) take(const __grid_constant__ Args p) {
+    let_next_start();
+    wait_for_previous();
+    const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
+    if (i >= p.count) return;
+    const long long row = i / p.width, outer = row / p.indices;
+    const int column = (int)(i - row * p.width), j = (int)(row - outer * p.indices);
+    long long k = WIDE_INDEX ? reinterpret_cast<const long long*>(p.at)[j] : (long long)reinterpret_cast<const int*>(p.at)[j];
+    if (k < 0) k += p.entries;
+    k = max(0ll, min(k, (long long)p.entries - 1));
+    const long long from = (outer * p.entries + k) * p.width + column;
+    if (UNIT == 1) p.out[i] = p.in[from];
+    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[i] = reinterpret_cast<const u16*>(p.in)[from];
+    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[i] = reinterpret_cast<const u32*>(p.in)[from];
+    if (UNIT == 8) reinterpret_cast<u64*>(p.out)[i] = reinterpret_cast<const u64*>(p.in)[from];
+    if (UNIT == 16) reinterpret_cast<Sixteen*>(p.out)[i] = reinterpret_cast<const Sixteen*>(p.in)[from];
+}
