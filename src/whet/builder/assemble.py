@@ -71,7 +71,7 @@ def _use(layer: Layer, choice: Choice, machine: Any) -> Use:
         None if t is None or o is None or t.is_constant else (t.name, operand_bytes(t, o)) for t, o in zip(layer.inputs, s.inputs, strict=True)
     )
     outs = tuple((t.name, operand_bytes(t, o)) for t, o in zip(layer.outputs, s.outputs, strict=True))
-    return Use(layer.name, ins, outs, tuple(s.inplace), planned.kernel.scratch)
+    return Use(layer.name, ins, outs, tuple(s.inplace), planned.kernel.scratch, tuple(getattr(planned.kernel, "shifts", ())))
 
 
 def model_digest(source: Network) -> str:

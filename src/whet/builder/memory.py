@@ -1,7 +1,8 @@
 """The memory plan: where each tensor lies in the arena, so that tensors that live at the same time never share a byte.
 
 Inputs and outputs of the network may be users' own buffers, so each has a place of its own after the shared part; in-place pairs
-share by order of the tactic; scratch is one place that all layers use in turn.
+share by order of the tactic, parts of a Concat, Split or Slice lie inside of the whole (builder/groups.py); scratch is one place that
+all layers use in turn.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from whet.builder.groups import Groups
 from whet.engine.plan import ArenaPlan
 from whet.errors import MemoryLimitError
 
@@ -29,7 +31,8 @@ class Block:
 class Use:
     """What the planner needs to know of one layer: names and sizes of what it reads and writes, in-place pairs, scratch.
 
-    `inputs` and `outputs` are (tensor name, bytes); None for an operand that is absent or no arena value.
+    `inputs` and `outputs` are (tensor name, bytes); None for an operand that is absent or no arena value. `shifts` has for each in-place
+    pair how many bytes into the larger tensor the smaller one begins (none given: all 0).
     """
 
     layer: str
@@ -37,6 +40,7 @@ class Use:
     outputs: tuple[tuple[str, int], ...]
     inplace: tuple[tuple[int, int], ...] = ()
     scratch: int = 0
+    shifts: tuple[int, ...] = ()
 
 
 def plan_memory(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequence[str], *, limits: Mapping[str, int] | None = None) -> ArenaPlan:
@@ -44,54 +48,51 @@ def plan_memory(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequenc
 
     Raises MemoryLimitError when the arena or the scratch exceeds `limits["arena"]` / `limits["workspace"]`.
     """
-    blocks, alias, sizes = _blocks(uses, inputs)
+    blocks, groups, sizes = _blocks(uses, inputs)
+    extents = {b.name: b.nbytes for b in blocks}
     own = [n for n in dict.fromkeys((*inputs, *outputs)) if n in sizes]
-    roots_of_own = {_root(alias, n) for n in own}
+    roots_of_own = {groups.root(n) for n in own}
     offsets, top = _best([b for b in blocks if b.name not in roots_of_own])
     scratch = max((u.scratch for u in uses), default=0)
     scratch_offset = top
     top += _padded(scratch)
-    for name in own:
-        root = _root(alias, name)
-        if root not in offsets:
-            offsets[root] = top
-            top += _padded(sizes[root])
-    plan = ArenaPlan(top, {n: offsets[_root(alias, n)] for n in sizes}, sizes, scratch_offset, scratch)
+    for root in dict.fromkeys(groups.root(n) for n in own):
+        offsets[root] = top
+        top += _padded(extents[root])
+    plan = ArenaPlan(top, {n: offsets[groups.root(n)] + groups.offset(n) for n in sizes}, sizes, scratch_offset, scratch)
     _check_limits(plan, blocks, limits or {})
     return plan
 
 
-def _blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[Block], dict[str, str], dict[str, int]]:
-    """Blocks by root name, the in-place aliases (name -> what it shares its bytes with), and bytes by name."""
+def _blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[Block], Groups, dict[str, int]]:
+    """Blocks by root name (a group of tensors that share bytes is one), the groups, and bytes by name."""
     first: dict[str, int] = dict.fromkeys(inputs, -1)
     last: dict[str, int] = dict.fromkeys(inputs, len(uses))
     sizes: dict[str, int] = dict(inputs)
-    alias: dict[str, str] = {}
+    groups = Groups()
+    for n, nbytes in inputs.items():
+        groups.add(n, nbytes)
     for step, use in enumerate(uses):
         for name, nbytes in use.outputs:
             first[name] = last[name] = step
             sizes[name] = nbytes
+            groups.add(name, nbytes)
         for operand in use.inputs:
             if operand is not None and operand[0] in last:
                 last[operand[0]] = max(last[operand[0]], step)
-        for i, o in use.inplace:
-            source = use.inputs[i]
+        for (i, o), shift in zip(use.inplace, use.shifts or (0,) * len(use.inplace), strict=True):
+            source, made = use.inputs[i], use.outputs[o]
             assert source is not None, f"'{use.layer}' works in place on an operand that it does not have"
             assert source[0] in first, f"'{use.layer}' works in place on %{source[0]}, which is not in the arena"
-            assert source[1] == use.outputs[o][1], f"'{use.layer}' works in place on operands of different sizes"
-            alias[use.outputs[o][0]] = source[0]
+            assert use.shifts or source[1] == made[1], f"'{use.layer}' works in place on operands of different sizes"
+            joined = groups.join(source[0], made[0], shift)
+            assert joined, f"'{use.layer}' wants %{source[0]} and %{made[0]} to share bytes that lie elsewhere already"
     spans: dict[str, tuple[int, int]] = {}
     for name in sizes:
-        root = _root(alias, name)
+        root = groups.root(name)
         a, b = spans.get(root, (first[name], last[name]))
         spans[root] = (min(a, first[name]), max(b, last[name]))
-    return [Block(n, sizes[n], *spans[n]) for n in spans], alias, sizes
-
-
-def _root(alias: Mapping[str, str], name: str) -> str:
-    while name in alias:
-        name = alias[name]
-    return name
+    return [Block(n, groups.extent(n), *spans[n]) for n in spans], groups, sizes
 
 
 def _best(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
@@ -130,11 +131,12 @@ def _padded(nbytes: int) -> int:
 
 def lower_bound(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequence[str]) -> int:
     """Bytes alive at the fullest step, padded: no plan can be smaller (inputs, outputs and scratch counted as the plan places them)."""
-    blocks, alias, sizes = _blocks(uses, inputs)
-    own = {_root(alias, n) for n in (*inputs, *outputs) if n in sizes}
+    blocks, groups, sizes = _blocks(uses, inputs)
+    extents = {b.name: b.nbytes for b in blocks}
+    own = {groups.root(n) for n in (*inputs, *outputs) if n in sizes}
     shared = [b for b in blocks if b.name not in own]
     fullest = max((sum(_padded(b.nbytes) for b in shared if b.first <= s <= b.last) for s in range(len(uses))), default=0)
-    return fullest + _padded(max((u.scratch for u in uses), default=0)) + sum(_padded(sizes[n]) for n in own)
+    return fullest + _padded(max((u.scratch for u in uses), default=0)) + sum(_padded(extents[n]) for n in own)
 
 
 def _check_limits(plan: ArenaPlan, blocks: Sequence[Block], limits: Mapping[str, int]) -> None:

@@ -16,6 +16,7 @@ from whet.builder.reformats import Reformats
 from whet.builder.timing import Conditions, Timer, earliest_in_noise
 from whet.builder.timing_cache import TimingCache
 from whet.builder.unfuse import unfuse
+from whet.builder.views import is_view, view_refusal
 from whet.engine.plan import Candidate, Profile
 from whet.network import Layer, Network, evaluate
 from whet.tactics import Tactic
@@ -43,12 +44,14 @@ class Search:
     ):
         self.net, self.machine, self.tactics, self.permissions, self.config, self.tell = net, machine, tactics, permissions, config, tell
         self.env = environment(net, profiles[0], OPT)
+        self._fixed = len(profiles) == 1 and all(low == high for low, _, high in profiles[0].shapes.values())
         self.layers: dict[str, Layer] = {}
         self.kinds: dict[str, Candidates] = {}  # by layer text and what is demanded of the layer
         self.kind_of: dict[str, str] = {}  # layer name -> kind
         self.unfused: list[tuple[str, str]] = []
         self.banned: list[tuple[str, str, str]] = []  # (layer, option, reason)
         self._bans: dict[tuple[str, Ident], str] = {}
+        self._no_views: set[str] = set()  # layers whose parts must be copied
         level = min(max(config.optimization_level, 0), 5)
         self.cap = config.max_tactics if config.max_tactics >= 0 else _TIMED[level]
         self.cache = TimingCache("" if self.cap == 0 else config.timing_cache)
@@ -202,7 +205,24 @@ class Search:
     def why_not(self, layer: Layer, o: Option) -> str | None:
         """Why this layer may not use an option of its kind, or None."""
         banned = self._bans.get((self.kind_of[layer.name], o.ident))
-        return banned or (inplace_refusal(self.net, layer, o) if o.signature.inplace else None)
+        if banned or not o.signature.inplace:
+            return banned
+        if not is_view(o):
+            return inplace_refusal(self.net, layer, o)
+        if layer.name in self._no_views:
+            return "its parts lie inside of other tensors already"
+        return view_refusal(self.net, layer, o, fixed=self._fixed)
+
+    def copying(self, layer: str, view: Option) -> Option | None:
+        """The best option of a layer that copies in the formats of a view, or None."""
+        s = view.signature
+        options = [o for o in self.kinds[self.kind_of[layer]].options if (o.signature.inputs, o.signature.outputs) == (s.inputs, s.outputs)]
+        options = [o for o in options if not o.signature.inplace and (self.kind_of[layer], o.ident) not in self._bans]
+        return earliest_in_noise([o for o in options if o.ms is not None] or options) if options else None
+
+    def refuse_views(self, layers: Sequence[str]) -> None:
+        """These layers copy their parts from now on."""
+        self._no_views.update(layers)
 
     def ban(self, layer: str, ident: Ident, reason: str) -> None:
         """Takes an option from all layers of `layer`'s kind: it computes wrongly."""

@@ -166,16 +166,19 @@ class _Bench:
 
     def prepare(self, o: Option) -> tuple[Any, int]:
         """An executable for the option and how many launches it holds."""
-        ins = tuple(
+        ins = [
             0 if operand is None else self._buffer("in", i, operand.dtype, nbytes).address
             for i, (operand, nbytes) in enumerate(zip(o.signature.inputs, o.kernel.inputs, strict=True))
-        )
+        ]
         outs = [self._buffer("out", i, operand.dtype, o.kernel.outputs[i]).address for i, operand in enumerate(o.signature.outputs)]
-        for i, j in o.signature.inplace:
-            outs[j] = ins[i]
+        for (i, j), shift in zip(o.signature.inplace, getattr(o.kernel, "shifts", ()) or (0,) * len(o.signature.inplace), strict=True):
+            if o.kernel.inputs[i] < o.kernel.outputs[j]:
+                ins[i] = outs[j] + shift
+            else:
+                outs[j] = ins[i] + shift
         packed = tuple(self._weight(p) for p in o.kernel.packed)
         scratch = self._buffer("scratch", 0, None, o.kernel.scratch).address if o.kernel.scratch else 0
-        args = Args(ins, tuple(outs), packed, scratch)
+        args = Args(tuple(ins), tuple(outs), packed, scratch)
         executable = self._record(o, args, 1)
         if self.timer.conditions.flush_bytes or not getattr(self.timer.machine, "runs", True):
             return executable, 1

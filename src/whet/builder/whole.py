@@ -14,6 +14,7 @@ from whet.builder.choice import Choosing, choose
 from whet.builder.reformats import with_reformats
 from whet.builder.search import Search
 from whet.builder.timing import typical
+from whet.builder.views import StuckViews, settled
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError, BuildError
@@ -81,7 +82,7 @@ class Best:
 
 def best_engine(search: Search, make: Make) -> Best:
     """Chooses, builds the different engines worth a try, times them in turns, keeps the fastest (the first where they do not differ)."""
-    entries = _entries(search, make)
+    entries = _settled_entries(search, make)
     timed = search.timer is not None and getattr(search.machine, "runs", True) and search.config.whole_engines > 0
     if not timed:
         first = entries[0]
@@ -104,6 +105,15 @@ def best_engine(search: Search, make: Make) -> Best:
     kept.plan.report["layer_ms"] = _layer_ms(kept)
     engines = [{"ms": e.ms, "spread_ms": e.spread, "what": e.what} for e in (kept, *(e for e in entries if e is not kept))]
     return Best(kept, engines, kept.choosing.cost)
+
+
+def _settled_entries(search: Search, make: Make) -> list[Entry]:
+    """`_entries`, with as many views as can lie side by side."""
+    while True:
+        try:
+            return _entries(search, make)
+        except StuckViews as stuck:
+            search.refuse_views(stuck.layers)
 
 
 def _entries(search: Search, make: Make) -> list[Entry]:
@@ -132,6 +142,7 @@ def _entries(search: Search, make: Make) -> list[Entry]:
 
 def _entry(search: Search, what: str, c: Choosing, make: Make) -> Entry:
     net, chosen = with_reformats(search.net, c.picked, search.reformats)
+    chosen = settled(net, chosen, search.copying)
     return Entry(what, c, net, chosen, make(net, chosen))
 
 

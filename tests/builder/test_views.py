@@ -1,0 +1,169 @@
+"""Concat, Split and Slice as views: parts lie where the format puts them, nothing that is needed is written over, answers stay."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from nets import inputs
+
+from whet.backends import get_backend
+from whet.builder import BuildConfig, build
+from whet.builder.groups import Groups
+from whet.builder.memory import Use, plan_memory
+from whet.engine import EnginePlan, read_engine, write_engine
+from whet.engine.check import check_plan
+from whet.errors import EngineError
+from whet.network import Network, parse_type, to_stored
+from whet.ops import run_layer, run_network
+from whet.runtime import bind
+from whet.tactics import Args, get_tactic, load_tactics
+
+load_tactics("cpu")
+CPU = get_backend("cpu")
+QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=3)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs", "count"),
+    [
+        ("Concat", [(1, 32, 4, 4), (1, 16, 4, 4)], {"axis": 1}, 2),  # row-major and blocks; between pixels parts are interleaved
+        ("Concat", [(1, 32, 4, 4), (1, 24, 4, 4)], {"axis": 1}, 2),  # the last block is padded in the part as in the whole
+        ("Concat", [(1, 24, 4, 4), (1, 16, 4, 4)], {"axis": 1}, 1),  # a block would hold channels of both
+        ("Concat", [(2, 32, 4, 4), (2, 16, 4, 4)], {"axis": 1}, 0),  # two images
+        ("Concat", [(2, 16, 4, 4), (1, 16, 4, 4)], {"axis": 0}, 3),
+        ("Concat", [(1, 3, 1, 1), (1, 5, 1, 1)], {"axis": 1}, 0),  # would not begin at 64 bytes
+        ("Split", [(1, 48, 4, 4)], {"axis": 1, "split": (32, 16)}, 2),
+        ("Split", [(16, 4)], {"axis": 0, "num_outputs": 2}, 1),
+        ("Slice", [(1, 64, 4, 4)], {"starts": (16,), "ends": (48,), "axes": (1,)}, 2),
+        ("Slice", [(1, 64, 4, 4)], {"starts": (16,), "ends": (40,), "axes": (1,)}, 1),  # the rest of a block is not zero
+        ("Slice", [(1, 64, 4, 4)], {"starts": (0,), "ends": (64,), "axes": (1,), "steps": (2,)}, 0),
+    ],
+)
+def test_parts_lie_where_the_format_puts_them(op, shapes, attrs, count):
+    rng, net = np.random.default_rng(0), Network("net", "lowered")
+    layer = net.add_layer(op, [net.add_input(f"x{i}", parse_type(f"f32[{','.join(map(str, s))}]")) for i, s in enumerate(shapes)], attrs)
+    arrays = [rng.standard_normal(s).astype("f4") for s in shapes]
+    outs = run_layer(layer, list(arrays))
+    tactic = get_tactic("cpu/part_view")
+    found = [s for s in tactic.signatures(layer, CPU) if s.outputs[0].dtype.name == "f32"]
+    assert len(found) == count
+    for s in found:
+        kernel = tactic.plan(layer, s, (), CPU)
+        for (i, j), shift in zip(s.inplace, kernel.shifts, strict=True):
+            f = s.outputs[j].format
+            whole, part = (outs[j], arrays[i]) if op == "Concat" else (arrays[i], outs[j])
+            raw, piece = (to_stored(a, f).reshape(-1).view(np.uint8) for a in (whole, part))
+            assert np.array_equal(raw[shift : shift + piece.size], piece)
+
+
+def test_a_part_elsewhere_is_refused_when_it_is_launched():
+    net = Network("net", "lowered")
+    layer = net.add_layer("Concat", [net.add_input(n, parse_type("f32[16,4]")) for n in "ab"], {"axis": 0})
+    tactic = get_tactic("cpu/part_view")
+    kernel = tactic.plan(layer, tactic.signatures(layer, CPU)[0], (), CPU)
+    assert kernel.shifts == (0, 256)
+    kernel.enqueue(Args((640, 896), (640,), (), 0), None)
+    with pytest.raises(EngineError, match="part 1->0 does not begin 256 bytes"):
+        kernel.enqueue(Args((640, 960), (640,), (), 0), None)
+
+
+def test_groups_keep_offsets_and_refuse_contradictions():
+    g = Groups()
+    for name, size in (("a", 10), ("b", 20), ("ab", 30), ("c", 5), ("abc", 35), ("ba", 30)):
+        g.add(name, size)
+    assert g.join("a", "ab", 0)
+    assert g.join("b", "ab", 10)
+    assert g.join("a", "abc", 0)  # a prefix of another whole lies at the same place
+    assert g.join("b", "abc", 10)
+    assert g.join("c", "abc", 30)
+    assert [g.offset(n) for n in ("a", "b", "ab", "c", "abc")] == [0, 10, 0, 30, 0]
+    assert g.extent(g.root("c")) == 35
+    assert g.join("b", "ba", 0) is True
+    assert g.join("a", "ba", 20) is False
+
+
+def test_the_arena_holds_parts_inside_of_their_wholes():
+    uses = [
+        Use("a", (("x", 64),), (("a", 640),)),
+        Use("b", (("a", 640),), (("b", 1280),)),
+        Use("ab", (("a", 640), ("b", 1280)), (("ab", 1920),), ((0, 0), (1, 0)), shifts=(0, 640)),
+        Use("c", (("ab", 1920),), (("c", 64),)),
+        Use("abc", (("ab", 1920), ("c", 64)), (("abc", 1984),), ((0, 0), (1, 0)), shifts=(0, 1920)),
+        Use("y", (("abc", 1984),), (("y", 64),)),
+    ]
+    plan = plan_memory(uses, {"x": 64}, ["y"])
+    at = plan.offsets
+    assert (at["b"] - at["a"], at["ab"] - at["a"], at["c"] - at["a"], at["abc"] - at["a"]) == (640, 0, 1920, 0)
+    assert plan.total == 1984 + 2 * 64
+
+
+def dense(seed: int, wide: bool = False) -> Network:
+    """Random Convs, Relus, Adds, Concats and Splits over values that are read again: views that nest, share parts and clash."""
+    rng, net = np.random.default_rng(seed), Network(f"dense_{seed}")
+    x = net.add_input("x", parse_type("f32[1,16,6,6]"))
+    values = [net.add("Relu", x), net.add("Neg", x)]
+
+    def conv(v, out):
+        w = net.constant((rng.standard_normal((out, v.shape[1], 1, 1)) / np.sqrt(v.shape[1])).astype("f4"), "w")
+        return net.add("Conv", v, w)
+
+    for _ in range(12):
+        kind, v = rng.integers(6), values[rng.integers(len(values))]
+        if kind == 0:
+            values.append(conv(v, int(rng.choice([16, 32, 24]))))
+        elif kind == 1:
+            values.append(net.add("Relu", v))
+        elif kind == 2:
+            same = [o for o in values if o.shape == v.shape and o is not v]
+            if same:
+                values.append(net.add("Add", conv(v, v.shape[1]), same[rng.integers(len(same))]))
+        elif kind == 3 and v.shape[1] % 32 == 0:
+            values.extend(net.add("Split", v, axis=1, num_outputs=2))
+        else:
+            parts = [values[i] for i in rng.choice(len(values), min(len(values), int(rng.integers(2, 4))), replace=False)]
+            values.append(net.add("Concat", *parts, axis=1))
+    for i, v in enumerate(values[-2:]):
+        net.mark_output(v, f"y{i}")
+    return net
+
+
+@pytest.mark.parametrize("level", [0, 2])
+@pytest.mark.parametrize("seed", range(14))
+def test_random_networks_of_joined_parts_keep_their_answers(seed, level):
+    net = dense(seed)
+    plan = build(net, dataclasses.replace(QUICK, optimization_level=level))
+    check_plan(plan)
+    feed = inputs(net)
+    bound = bind(plan, CPU)
+    for _ in range(2):  # a second run over what the first left behind
+        bound.feed(feed)
+        bound.run()
+        for (name, want), got in zip(run_network(net, feed, widen=True).items(), bound.fetch().values(), strict=True):
+            assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max(), name
+
+
+def test_views_are_chosen_where_they_can_be_and_copied_where_they_clash():
+    kept = copied = 0
+    for seed in range(10):
+        plan = build(dense(seed), dataclasses.replace(QUICK, optimization_level=0, verify=False))
+        concats = [plan.choices[x.name].tactic for x in plan.network.layers if x.op in ("Concat", "Split")]
+        kept += concats.count("cpu/part_view")
+        copied += len(concats) - concats.count("cpu/part_view")
+    assert kept > 5
+    assert copied > 5
+
+
+def test_an_engine_with_views_goes_through_a_file(tmp_path):
+    net = dense(3)
+    plan: EnginePlan = build(net, dataclasses.replace(QUICK, optimization_level=0))
+    assert any(c.tactic == "cpu/part_view" for c in plan.choices.values())
+    write_engine(plan, tmp_path / "e.engine")
+    again = read_engine(tmp_path / "e.engine")
+    feed, outs = inputs(net), []
+    for p in (plan, again):
+        bound = bind(p, CPU)
+        bound.feed(feed)
+        bound.run()
+        outs.append(bound.fetch())
+    for a, b in zip(outs[0].values(), outs[1].values(), strict=True):
+        np.testing.assert_array_equal(a, b)
