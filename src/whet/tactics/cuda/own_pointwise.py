@@ -31,7 +31,7 @@ class OwnPointwise(Tactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        chain = _chain(layer)
+        chain = chain_of(layer)
         if isinstance(chain, str):
             return []
         tensors = [layer.inputs[i] for i in chain.inputs]
@@ -49,13 +49,13 @@ class OwnPointwise(Tactic):
         return found
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        chain = _chain(layer)
+        chain = chain_of(layer)
         if isinstance(chain, str):
             return chain
         return f"more than {_OPERANDS} operands" if len(chain.operands) > _OPERANDS else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        chain = _chain(layer)
+        chain = chain_of(layer)
         if isinstance(chain, str):
             raise PlanRefused(chain)
         out = signature.outputs[0]
@@ -112,7 +112,7 @@ class _Chain:
         )
 
 
-def _chain(layer: Layer) -> _Chain | str:
+def chain_of(layer: Layer) -> _Chain | str:
     """The layer as a chain over its first full operand, or why it is none."""
     posts, head = epilogue(layer), anchor(layer)
     if posts is None:

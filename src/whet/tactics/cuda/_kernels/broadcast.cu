@@ -1,6 +1,6 @@
 // Elementwise with broadcasting along any axes, one value a thread: out = f(a, b), or a choice of b and c by the truth of a.
-// Constants: EXPRESSION over a, b, c; A_KIND, B_KIND, C_KIND, TO: kinds of the result and the operands (0 f32, 1 f16, 2 bf16, 3 i64, 4 i32, 5 byte).
-// Integers other than bytes are read as float: TO 3 and 4 write them from float (Cast).
+// Constants: EXPRESSION over a, b, c; A_KIND, B_KIND, C_KIND: kinds of the operands (0 f32, 1 f16, 2 bf16, 3 i64, 4 i32, 5 u8 or bool, 6 i8);
+// TO: of the result, a float. Integers become the nearest float.
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -18,6 +18,7 @@ template <int KIND> DEV float number(const u8* base, long long i) {
     if (KIND == 3) return (float)reinterpret_cast<const long long*>(base)[i];
     if (KIND == 4) return (float)reinterpret_cast<const int*>(base)[i];
     if (KIND == 5) return (float)base[i];
+    if (KIND == 6) return (float)reinterpret_cast<const signed char*>(base)[i];
     return load1<KIND < 3 ? KIND : 0>(base, i);
 }
 
@@ -39,8 +40,5 @@ extern "C" __global__ void __launch_bounds__(256) broadcast(const __grid_constan
     }
     const float a = number<A_KIND>(p.a, at), b = p.b ? number<B_KIND>(p.b, bt) : 0.f, c = p.c ? number<C_KIND>(p.c, ct) : 0.f;
     const float v = EXPRESSION;
-    if (TO == 3) reinterpret_cast<long long*>(p.out)[i] = (long long)v;
-    else if (TO == 4) reinterpret_cast<int*>(p.out)[i] = (int)v;
-    else if (TO == 5) p.out[i] = v != 0.f;
-    else store1<TO < 3 ? TO : 0>(p.out, i, v);
+    store1<TO>(p.out, i, v);
 }

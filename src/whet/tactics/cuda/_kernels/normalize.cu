@@ -3,6 +3,7 @@
 // ITEMS (groups of eight that a thread keeps in registers; 0: rows too long for that are read again), WIDE (rows are multiples of eight).
 #include "common.cuh"
 #include "vector.cuh"
+#define INF __int_as_float(0x7f800000)
 
 struct Args {
     const u8* in;
@@ -62,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(T > 128 ? T : 128) normalize(const 
 #endif
     float middle = 0.f, factor = 1.f;
     if (OP < 2) {
-        float top = -INFINITY, sum = 0.f;
+        float top = -INF, sum = 0.f;
         FOR_PART(at, x)
 #pragma unroll
             for (int e = 0; e < 8; ++e) if (at + e < p.length) top = max_nan(top, x.v[e]);
@@ -123,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(128) lines(const __grid_constant__ 
     const long long i = (long long)blockIdx.x * 128 + threadIdx.x;
     if (i >= p.count) return;
     const long long from = i / p.inner * p.length * p.inner + i % p.inner;
-    float top = -INFINITY, sum = 0.f;
+    float top = -INF, sum = 0.f;
     for (int k = 0; k < p.length; ++k) top = max_nan(top, load1<TYPE>(p.in, from + (long long)k * p.inner));
     for (int k = 0; k < p.length; ++k) sum += expf(load1<TYPE>(p.in, from + (long long)k * p.inner) - top);
     const float factor = OP == 0 ? 1.f / sum : logf(sum);

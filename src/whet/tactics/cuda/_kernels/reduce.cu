@@ -3,6 +3,7 @@
 // T (threads of a result: 1, 32, 256).
 #include "common.cuh"
 #include "vector.cuh"
+#define INF __int_as_float(0x7f800000)
 
 struct Args {
     const u8* in;
@@ -24,7 +25,7 @@ DEV float seen(float x, float top) {
     if (OP == 7) return fabsf(x);
     return x;
 }
-DEV float nothing() { return OP == 2 || OP == 9 ? -INFINITY : OP == 3 ? INFINITY : OP == 4 ? 1.f : 0.f; }
+DEV float nothing() { return OP == 2 || OP == 9 ? -INF : OP == 3 ? INF : OP == 4 ? 1.f : 0.f; }
 DEV long long place(u32 i, const u32 (&size)[4], const long long (&stride)[4]) {
     long long at = 0;
 #pragma unroll
