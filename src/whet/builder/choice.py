@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,11 +19,17 @@ ReformatCost = Callable[[Tensor, Operand, Operand], float]
 
 @dataclass(frozen=True)
 class Choosing:
-    """What was picked per layer, the sum of the times in ms, and how it was found."""
+    """What was picked per layer, the sum of the times in ms, and how it was found.
+
+    `core` are the layers whose connections did not reduce (see pbqp.py), `tried` the cost that each way of solving them came to; a
+    reformat that several layers read is counted for each of them there.
+    """
 
     picked: dict[str, Option]
     cost: float
     method: str
+    core: tuple[str, ...] = ()
+    tried: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,10 +116,10 @@ def choose(net: Network, options: Mapping[str, list[Option]], reformat: Reformat
         raise NoTacticError(_no_way(net, options, ways, reformat))
     picked = {str(name): options[str(name)][i] for name, i in solution.picked.items()}
     picked, cost, moved = _share(net, options, picked, ways, reformat)
-    method = "exact" if solution.exact else f"heuristic ({solution.guessed} of {len(net.layers)} layers looked one step ahead)"
+    method = "exact" if solution.exact else solution.tried[0][0]
     if moved:
         method += f", then {moved} layers moved because readers share reformats"
-    return Choosing(picked, cost, method)
+    return Choosing(picked, cost, method, tuple(map(str, solution.core)), dict(solution.tried))
 
 
 def _price(w: Link, a: Operand, b: Operand | None, reformat: ReformatCost) -> float:

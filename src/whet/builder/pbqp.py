@@ -1,8 +1,9 @@
 """Partitioned Boolean quadratic problems: pick one option per node so that node costs plus edge costs are least.
 
 Nodes of degree 0, 1 and 2 are taken out exactly (R0, R1, R2, after Scholz and Eckstein, LCTES 2002); a graph that is
-series-parallel, as most networks are, is solved exactly that way. Where only nodes of higher degree are left, the one with the
-most edges is fixed by looking one step ahead (RN), and the whole is improved by single changes afterwards: then it is not exact.
+series-parallel, as most networks are, is solved exactly that way. Where only nodes of higher degree are left (the core), two ways are
+tried and the cheaper result is kept: a beam over the core (builder/beam.py), which may prove its result least, and fixing the node with
+the most edges by looking one step ahead (RN). Both are improved by single changes afterwards.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whet.builder.beam import WIDTH, beam
+
 Node = Hashable
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The option picked per node, the total cost, and how many nodes were fixed by looking ahead (0: the total is least)."""
+    """The option picked per node, the total cost, whether that is surely the least, the nodes of the core that did not reduce, and the
+    totals that each way of solving the core came to."""
 
     picked: dict[Node, int]
     cost: float
-    guessed: int
-
-    @property
-    def exact(self) -> bool:
-        return self.guessed == 0
+    exact: bool = True
+    core: tuple[Node, ...] = ()
+    tried: tuple[tuple[str, float], ...] = ()  # the kept one first
 
 
 class Problem:
@@ -57,13 +59,21 @@ class Problem:
         cost = sum(float(v[picked[n]]) for n, v in self.nodes.items())
         return cost + sum(float(m[picked[a], picked[b]]) for (a, b), m in self.edges.items())
 
-    def solve(self) -> Solution:
+    def solve(self, width: int = WIDTH) -> Solution:
         """The least choice, or a good one where the graph does not reduce. Infinite cost means that there is no choice."""
         reduced = _Reduction(self)
-        picked = reduced.run()
-        if reduced.guessed:
-            picked = self._improve(picked)
-        return Solution(picked, self.total(picked), reduced.guessed)
+        core = reduced.reduce(set(self.nodes))
+        if not core:
+            picked = reduced.back({})
+            return Solution(picked, self.total(picked))
+        nodes = tuple(n for n in self.nodes if n in core)
+        found, least = beam({n: reduced.vectors[n] for n in nodes}, {n: reduced.near[n] for n in nodes}, width)
+        ahead = _Reduction(self)
+        ways = [("frontier search" if least else f"beam of {width}", reduced.back(found))]
+        if not least:
+            ways = [(what, self._improve(picked)) for what, picked in (*ways, ("one step ahead", ahead.run()))]
+        tried = sorted(((what, self.total(picked), picked) for what, picked in ways), key=lambda w: w[1])
+        return Solution(tried[0][2], tried[0][1], least, nodes, tuple((what, cost) for what, cost, _ in tried))
 
     def _improve(self, picked: dict[Node, int]) -> dict[Node, int]:
         """Changes single nodes while that lowers the total."""
@@ -91,16 +101,30 @@ class _Reduction:
         for (a, b), m in problem.edges.items():
             self.near[a][b], self.near[b][a] = m, m.T
         self.undo: list[tuple[Node, Callable[[dict[Node, int]], int]]] = []
-        self.guessed = 0
 
-    def run(self) -> dict[Node, int]:
-        left = set(self.vectors)
+    def reduce(self, left: set[Node]) -> set[Node]:
+        """Takes nodes of degree 0 to 2 out of `left` until there are none; returns what is left."""
         while left:
             node = min(left, key=lambda n: (min(len(self.near[n]), 3), -len(self.near[n]), self.order[n]))
             degree = len(self.near[node])
-            (self._r0, self._r1, self._r2)[degree](node) if degree < 3 else self._rn(node)
+            if degree > 2:
+                break
+            (self._r0, self._r1, self._r2)[degree](node)
             left.discard(node)
-        picked: dict[Node, int] = {}
+        return left
+
+    def run(self) -> dict[Node, int]:
+        """A choice for all nodes, by looking ahead where none reduces."""
+        left = self.reduce(set(self.vectors))
+        while left:
+            node = min(left, key=lambda n: (-len(self.near[n]), self.order[n]))
+            self._rn(node)
+            left.discard(node)
+            left = self.reduce(left)
+        return self.back({})
+
+    def back(self, picked: dict[Node, int]) -> dict[Node, int]:
+        """Adds the nodes taken out, last first, to a choice for those that are left."""
         for node, choose in reversed(self.undo):
             picked[node] = choose(picked)
         return picked
@@ -140,5 +164,4 @@ class _Reduction:
         for other, m in self.near[node].items():
             self.vectors[other] = self.vectors[other] + m[best]
         self._drop(node)
-        self.guessed += 1
         self.undo.append((node, lambda picked: best))

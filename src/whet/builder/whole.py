@@ -77,7 +77,11 @@ class Best:
         return self.entry.chosen
 
     def choice_report(self) -> dict[str, Any]:
-        return {"method": self.entry.choosing.method, "sum_of_layers_ms": self.estimate_ms, "kept": self.entry.what}
+        c = self.entry.choosing
+        report: dict[str, Any] = {"method": c.method, "sum_of_layers_ms": self.estimate_ms, "kept": self.entry.what}
+        if c.core:
+            report["core"], report["tried"] = list(c.core), c.tried
+        return report
 
 
 def best_engine(search: Search, make: Make) -> Best:

@@ -1,0 +1,90 @@
+"""A beam over the core of a PBQP that does not reduce: nodes in turn, the best few partial choices kept.
+
+Nodes are taken in an order that keeps the frontier small: the nodes already decided that still touch undecided ones. Two partial choices
+that agree on the frontier have the same future, so only the cheaper one stays; where that leaves no more of them than the beam is wide at
+every step, nothing was lost and the result is the least (dynamic programming over a path decomposition). Otherwise partial choices are
+ranked by their cost and a lower bound on what their frontier still has to pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+
+Node = Hashable
+Near = Mapping[Node, Mapping[Node, np.ndarray]]
+"""near[a][b] is the cost matrix [options of a, options of b] of an edge, given from both ends."""
+
+WIDTH = 1000
+
+
+def beam(vectors: Mapping[Node, np.ndarray], near: Near, width: int = WIDTH) -> tuple[dict[Node, int], bool]:
+    """The option per node, and whether the total is surely least. `vectors` has the costs of each node's options."""
+    order = small_frontier_order(vectors, near)
+    place = {n: i for i, n in enumerate(order)}
+    ahead = {n: {o: _ahead(n, o, vectors, near) for o in near[n]} for n in order}
+    costs = np.zeros(1)
+    picks = np.zeros((1, len(order)), np.int16)
+    frontier: list[int] = []
+    least = True
+    for at, node in enumerate(order):
+        grown = costs[:, None] + vectors[node][None, :]
+        for other, m in near[node].items():
+            if place[other] < at:
+                grown = grown + m.T[picks[:, place[other]]]
+        states, options = grown.shape
+        costs = grown.reshape(-1)
+        picks = np.repeat(picks, options, axis=0)
+        picks[:, at] = np.tile(np.arange(options, dtype=np.int16), states)
+        frontier = [i for i in (*frontier, at) if any(place[o] > at for o in near[order[i]])]
+        picks, costs = _distinct(picks, costs, frontier)
+        if costs.size > width:
+            score = costs.copy()
+            for i in frontier:
+                score += sum((ahead[order[i]][o] for o in near[order[i]] if place[o] > at), np.zeros(vectors[order[i]].size))[picks[:, i]]
+            kept = np.argsort(score, kind="stable")[:width]
+            least = least and not np.isfinite(np.delete(score, kept)).any()
+            picks, costs = picks[kept], costs[kept]
+    best = int(np.argmin(costs))
+    return {n: int(picks[best, i]) for i, n in enumerate(order)}, least
+
+
+def _distinct(picks: np.ndarray, costs: np.ndarray, frontier: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Of the partial choices that agree on the frontier, the cheapest; possible ones only, as long as there are any."""
+    if np.isfinite(costs).any():
+        possible = np.isfinite(costs)
+        picks, costs = picks[possible], costs[possible]
+    by_cost = np.argsort(costs, kind="stable")
+    picks, costs = picks[by_cost], costs[by_cost]
+    if not frontier:
+        return picks[:1], costs[:1]
+    rows = np.ascontiguousarray(picks[:, frontier])
+    _, first = np.unique(rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).reshape(-1), return_index=True)
+    first.sort()
+    return picks[first], costs[first]
+
+
+def _ahead(node: Node, other: Node, vectors: Mapping[Node, np.ndarray], near: Near) -> np.ndarray:
+    """For each option of `node`, the least that its edge to `other` and a fair share of that node's own cost will add."""
+    return (near[node][other] + vectors[other][None, :] / len(near[other])).min(axis=1)
+
+
+def small_frontier_order(vectors: Mapping[Node, np.ndarray], near: Near) -> list[Node]:
+    """All nodes, each next one chosen so that the fewest decided nodes still touch undecided ones."""
+    rank = {n: i for i, n in enumerate(vectors)}
+    open_edges = {n: len(near[n]) for n in vectors}
+    left, order = set(vectors), []
+    while left:
+
+        def growth(n: Node) -> tuple[int, int, int]:
+            closed = sum(1 for o in near[n] if o not in left and open_edges[o] == 1)
+            touches = any(o not in left for o in near[n])
+            return (int(open_edges[n] > 0) - closed, -int(touches), rank[n])
+
+        node = min(left, key=growth)
+        left.discard(node)
+        order.append(node)
+        for other in near[node]:
+            open_edges[other] -= 1
+    return order
