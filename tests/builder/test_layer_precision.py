@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("passes", "precision")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "passes"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "precision"))
 from test_calibration import samples, small_network
 from test_pass_quantize import residual_network
 

@@ -1,0 +1,146 @@
+"""Runners for `whet run`: a model by whet's engine, by a saved engine, by ONNX Runtime, or by the reference; every value by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from whet.errors import ContextError, FrontendError, UsageError
+from whet.network import Network
+
+Feeds = Mapping[str, np.ndarray]
+
+
+def is_engine(path: str) -> bool:
+    """Whether a file is one of whet's engines (by its first bytes). Raises UsageError for one that cannot be read."""
+    from whet.engine.layout import MAGIC
+
+    try:
+        with open(path, "rb") as f:
+            return f.read(len(MAGIC)) == MAGIC
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read: {e.strerror}") from e
+
+
+def all_values(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
+    """Every value of an engine plan's network, layer by layer as it runs; integers that stand for floats are dequantized."""
+    from whet.backends import get_backend
+    from whet.runtime import bind
+
+    machine = get_backend(plan.backend, threads=plan.threads)
+    bound = bind(plan, machine, {t.name: np.shape(feeds[t.name]) for t in plan.network.inputs})
+    bound.feed(feeds)
+    found: dict[str, np.ndarray] = {}
+    with np.errstate(all="ignore"):
+        for layer, _, outs in bound.walk():
+            for t, a in zip(layer.outputs, outs, strict=True):
+                found[t.name] = a.astype(t.dtype.numpy, copy=False)
+            meant = _meant(layer, outs)
+            if meant is not None:
+                found.setdefault(*meant)
+    found.update(bound.fetch())
+    return found
+
+
+def _meant(layer: Any, outs: list[np.ndarray]) -> tuple[str, np.ndarray] | None:
+    """The float tensor that a quantized layer's integers stand for."""
+    q = layer.regions["body"].layers[-1] if layer.op == "Fused" else layer
+    if q.op != "QuantizeLinear" or not q.inputs:
+        return None
+    if layer.op == "Fused":
+        outer = dict(zip(layer.regions["body"].inputs, layer.inputs, strict=True))
+        scale, zero = (outer.get(t) for t in (q.inputs[1], q.input(2)))
+    else:
+        scale, zero = q.inputs[1], q.input(2)
+    if scale is None or not scale.is_constant or (scale.type.rank != 0 and scale.array().size != 1):
+        return None
+    offset = float(zero.array().reshape(-1)[0]) if zero is not None and zero.is_constant else 0.0
+    return q.inputs[0].name, ((outs[0].astype(np.float32) - np.float32(offset)) * np.float32(scale.array().reshape(-1)[0])).astype(np.float32)
+
+
+class OnnxRuntime:
+    """A model in ONNX Runtime on the CPU, its graph as it is (no optimizations), all values as outputs. Raises UsageError without it."""
+
+    def __init__(self, path: str, outputs_only: bool = False):
+        from whet.frontends.onnx_all_outputs import with_all_outputs
+
+        try:
+            ort = importlib.import_module("onnxruntime")
+        except ImportError as e:
+            raise UsageError(f"--against onnxruntime: {e}. pip install onnxruntime, or compare with the reference: --against reference") from e
+        data, _ = with_all_outputs(path, () if outputs_only else None)
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 3
+        state = ort.capi.onnxruntime_pybind11_state
+        kinds = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented", "RuntimeException")
+        self.failures = tuple(getattr(state, n) for n in kinds)
+        try:
+            self.session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except self.failures as e:
+            raise FrontendError(f"ONNX Runtime does not take {path}: {e}") from e
+        self.names = [o.name for o in self.session.get_outputs()]
+        self.inputs = {i.name for i in self.session.get_inputs()}
+
+    def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        try:
+            got = self.session.run(None, {n: a for n, a in feeds.items() if n in self.inputs})
+        except self.failures as e:
+            raise ContextError(f"ONNX Runtime fails on these inputs: {e}") from e
+        return {n: a for n, a in zip(self.names, got, strict=True) if isinstance(a, np.ndarray)}
+
+
+class Reference:
+    """The NumPy reference, in float64: slow and right."""
+
+    def __init__(self, net: Network):
+        self.net = net
+
+    def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        from whet.ops import run_network
+
+        found: dict[str, np.ndarray] = {}
+        with np.errstate(all="ignore"):
+            found.update(run_network(self.net, feeds, widen=True, watch=lambda t, a: found.__setitem__(t.name, a)))
+        return found
+
+
+class Whet:
+    """A model by an engine of whet: all its values, or those that a fused engine still has."""
+
+    def __init__(self, net: Network, config: Any, fused: bool):
+        self.net, self.config, self.fused = net, config, fused
+        self.plans: dict[tuple, Any] = {}
+
+    def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        shapes = {t.name: tuple(np.shape(feeds[t.name])) for t in self.net.inputs}
+        key = tuple(shapes.items())
+        if key not in self.plans:
+            self.plans[key] = self._plan(shapes)
+        return all_values(self.plans[key], feeds)
+
+    def _plan(self, shapes: dict[str, tuple[int, ...]]) -> Any:
+        import dataclasses
+
+        from whet.builder import build
+
+        profiles = ((shapes, shapes, shapes),) if any(not t.type.static for t in self.net.inputs) else ()
+        config = dataclasses.replace(self.config, profiles=profiles)
+        if not self.fused:
+            config = dataclasses.replace(config, passes=("none",), verify=False)
+        return build(self.net, config)
+
+
+class Saved:
+    """A saved engine."""
+
+    def __init__(self, path: str):
+        from whet.engine import read_engine
+
+        self.plan = read_engine(path)
+
+    def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        return all_values(self.plan, feeds)

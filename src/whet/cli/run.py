@@ -1,0 +1,175 @@
+"""`whet run`: a model here against the same model elsewhere, value by value."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from itertools import islice
+from typing import Any
+
+import click
+import numpy as np
+
+#: Largest relative error of a value that is no difference, by the smallest type that the engine may store.
+_TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.2}
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("other", required=False, type=click.Path(dir_okay=False))
+@click.option("--against", type=click.Choice(["onnxruntime", "reference", "whet"]), help="Who runs OTHER (default: onnxruntime; an engine: whet).")
+@click.option("--inputs", help="Samples: FILE.npz, FILE.npy, DIR or python:MODULE:FUNCTION (default: seeded normal numbers).")
+@click.option("--preprocess", help="How images become numbers, as --calibPreprocess of whet exec.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="How many samples to run.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the numbers that are fed without --inputs.")
+@click.option("--shapes", help="Shapes of dynamic inputs: x:1x3x224x224 (default: 1 where they are open).")
+@click.option("--tolerance", type=click.FloatRange(0), help="Largest max|a-b| / max|b| (default: 1e-4; FP16 1e-2, BF16 5e-2, integers 0.2).")
+@click.option("--fused", is_flag=True, help="Run the engine as `whet exec` builds it and compare the values that are left in it.")
+@click.option("--fp16", is_flag=True, help="Permit FP16 (with --fused).")
+@click.option("--bf16", is_flag=True, help="Permit BF16 (with --fused).")
+@click.option("--level", type=click.IntRange(0, 5), default=1, show_default=True, help="builderOptimizationLevel of the engine.")
+@click.option("--outputsOnly", "outputs_only", is_flag=True, help="Compare the model's outputs, nothing between.")
+@click.option("--all", "show_all", is_flag=True, help="Print every value, not only those that differ and the outputs.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, for scripts.")
+@click.option("--saveValues", "save", type=click.Path(dir_okay=False), help="Write both sides' values of the first sample (.npz).")
+def command(model: str, other: str | None, against: str | None, as_json: bool, save: str | None, **o: Any) -> None:
+    """Run MODEL with whet and compare every value with another run of it; exit code 1 when an output differs.
+
+    MODEL is an ONNX file or a saved engine; OTHER (default: MODEL) an ONNX file or an engine, run by --against.
+
+    \b
+      whet run a.onnx                              against ONNX Runtime, every value of the model
+      whet run a.onnx --against reference          against the reference in float64
+      whet run a.onnx b.onnx --against whet        two models, both by whet
+      whet run r.engine a.onnx                     a saved engine against its model in ONNX Runtime
+    """
+    from whet.cli._runners import is_engine
+    from whet.errors import UsageError
+
+    theirs = other or model
+    against = against or ("whet" if is_engine(theirs) else "onnxruntime")
+    if against == "whet" and other is None:
+        raise UsageError("--against whet compares two models or engines: name the other one too")
+    if against != "whet" and is_engine(theirs):
+        raise UsageError(f"{theirs} is an engine; --against {against} runs ONNX models: give the engine's model as the second argument")
+    found, types, values = _compared(model, theirs, against, o)
+    if save:
+        _save(save, values)
+    if as_json:
+        click.echo(json.dumps({"model": model, "other": theirs, "against": against, **_plain(found)}, indent=1))
+    else:
+        _print(found, against, o["show_all"], types)
+    sys.exit(0 if found.matches else 1)
+
+
+def _compared(model: str, theirs: str, against: str, o: dict[str, Any]) -> tuple[Any, str, tuple[dict, dict]]:
+    from whet.cli._runners import OnnxRuntime, Reference, Saved, Whet, is_engine
+    from whet.engine import read_engine
+    from whet.frontends import network_from_onnx
+    from whet.precision.compare import compare
+
+    if is_engine(model):
+        ours: Any = Saved(model)
+        net, small = ours.plan.network, _smallest(ours.plan)
+    else:
+        net = network_from_onnx(model)
+        ours = Whet(net, _config(o), o["fused"])
+        small = next((p for p in ("bf16", "fp16") if o[p]), "fp32")
+    samples = _samples(net, o)
+    if against == "onnxruntime":
+        them: Any = OnnxRuntime(theirs, o["outputs_only"])
+    elif against == "reference":
+        them = Reference(network_from_onnx(theirs))
+    elif is_engine(theirs):
+        them = Saved(theirs)
+        small = min(small, _smallest(read_engine(theirs)), key=lambda p: -_TOLERANCE[p])
+    else:
+        them = Whet(network_from_onnx(theirs), _config(o), o["fused"])
+    tolerance = _TOLERANCE[small] if o["tolerance"] is None else o["tolerance"]
+    a, b = [ours(f) for f in samples], [them(f) for f in samples]
+    only = [t.name for t in net.outputs] if o["outputs_only"] else []
+    return compare(net, a, b, tolerance, only), small, (a[0], b[0])
+
+
+def _smallest(plan: Any) -> str:
+    """The smallest type that the engine stores values in, as a flag's name."""
+    stored = {d for c in plan.choices.values() for _, d in c.outputs}
+    return next((p for p, names in (("int8", ("i8", "u8")), ("bf16", ("bf16",)), ("fp16", ("f16",))) if stored & set(names)), "fp32")
+
+
+def _config(o: dict[str, Any]) -> Any:
+    from whet.builder.config import BuildConfig
+    from whet.errors import UsageError
+
+    precisions = tuple(p for p in ("fp16", "bf16") if o[p])
+    if precisions and not o["fused"]:
+        raise UsageError(f"--{precisions[0]} is for --fused: without it the model runs as it is, value by value")
+    return BuildConfig(optimization_level=o["level"], precisions=precisions)
+
+
+def _samples(net: Any, o: dict[str, Any]) -> list[dict[str, np.ndarray]]:
+    from whet.cli import _exec_values as values
+    from whet.errors import UsageError
+    from whet.precision import Preprocessing, calibration_data
+
+    if o["inputs"]:
+        preprocessing = Preprocessing.parse(o["preprocess"]) if o["preprocess"] else None
+        found = list(islice(calibration_data(o["inputs"], net, preprocessing), o["samples"]))
+        if not found:
+            raise UsageError(f"--inputs={o['inputs']} holds no samples")
+        return found
+    shapes = values.shapes(o["shapes"], "shapes") if o["shapes"] else {}
+    rng = np.random.default_rng(o["seed"])
+    return [{t.name: _random(t, shapes, rng) for t in net.inputs} for _ in range(o["samples"])]
+
+
+def _random(t: Any, shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> np.ndarray:
+    shape = shapes.get(t.name) or tuple(d if isinstance(d, int) else 1 for d in t.shape)
+    drawn = rng.standard_normal(shape) if t.dtype.is_float else rng.integers(0, 2, shape)
+    return np.asarray(drawn).astype(t.dtype.numpy)
+
+
+def _save(path: str, values: tuple[dict, dict]) -> None:
+    from whet.errors import UsageError
+
+    try:
+        sides = zip(("ours", "theirs"), values, strict=True)
+        np.savez(path, **{f"{side}/{n}": a for side, v in sides for n, a in v.items() if a.dtype.kind != "V"})
+    except OSError as e:
+        raise UsageError(f"--saveValues={path}: {e.strerror}; choose another path") from e
+
+
+def _plain(found: Any) -> dict[str, Any]:
+    """A comparison as JSON holds it: infinities as strings."""
+    rows = [{k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in dataclasses.asdict(r).items()} for r in found.rows]
+    first = found.first
+    return {
+        "matches": found.matches, "tolerance": found.tolerance, "first_difference": None if first is None else first.tensor,
+        "first_layer": None if first is None else first.layer, "values": rows, "not_compared": found.missing,
+    }  # fmt: skip
+
+
+def _print(found: Any, against: str, show_all: bool, small: str) -> None:
+    from rich.table import Table
+
+    from whet.cli._console import console as make_console
+
+    console = make_console()
+    title = f"whet ({small}) against {against}"
+    table = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left", title_style="bold cyan")
+    for name in ("value", "op", "type", ">max rel", ">mean rel", ">SNR dB", ""):
+        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    shown = [r for r in found.rows if show_all or r.differs or r.output]
+    for r in shown:
+        mark = "[red]differs, its inputs do not[/]" if r.enters else "[red]differs[/]" if r.differs else "output" if r.output else ""
+        table.add_row(r.tensor, r.op, r.type, f"{r.max_error:.2e}", f"{r.mean_error:.2e}", f"{r.snr_db:.1f}", f"{mark} {r.note}".strip())
+    console.print(table)
+    apart = sum(r.differs for r in found.rows)
+    console.print(
+        f"{len(found.rows)} values compared, {apart} of them beyond {found.tolerance:g}; {len(found.missing)} are not in both runs", highlight=False
+    )
+    first = found.first
+    if first is not None:
+        console.print(f"[red]The first to differ: %{first.tensor}, made by {first.op} '{first.layer}'[/]", highlight=False)
+    console.print("[green]MATCH[/]" if found.matches else "[red]MISMATCH[/]: an output differs", highlight=False)

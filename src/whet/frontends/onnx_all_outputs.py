@@ -1,0 +1,33 @@
+"""An ONNX model whose every computed value is an output, for runners that only show outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from whet.errors import FrontendError
+
+
+def with_all_outputs(path: str | Path, names: Iterable[str] | None = None) -> tuple[bytes, list[str]]:
+    """The model's bytes with the values called `names` (default: all that nodes of the main graph make) as outputs, and all outputs' names.
+
+    Raises FrontendError for a file that cannot be read, or for a model beyond 2 GiB, which has no bytes in one piece.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError, EncodeError
+
+    try:
+        model = onnx.load(str(path))
+    except (OSError, DecodeError, ValueError) as e:
+        raise FrontendError(f"{path} cannot be read as ONNX: {e}") from e
+    there = [o.name for o in model.graph.output]
+    made = [n for node in model.graph.node for n in node.output if n]
+    wanted = set(made if names is None else names)
+    for name in made:
+        if name in wanted and name not in there:
+            model.graph.output.append(onnx.ValueInfoProto(name=name))
+            there.append(name)
+    try:
+        return model.SerializeToString(), there
+    except (EncodeError, ValueError) as e:
+        raise FrontendError(f"{path} is too large to mark its values as outputs in memory ({e}); compare outputs only: --outputsOnly") from e
