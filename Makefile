@@ -26,7 +26,7 @@ $(VENV)/.demo: $(VENV)/.core
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test,search]'
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

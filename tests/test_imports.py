@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "inspector": "network ops engine tactics",
     "pruning": "network ops",
     "training": "network ops passes precision sparsity",
+    "search": "network ops precision sparsity backends engine runtime builder inspector pruning frontends training report",
     "report": "inspector engine",
     "zoo": "",
 }

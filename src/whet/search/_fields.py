@@ -1,0 +1,190 @@
+"""Reading plain data (YAML, JSON) into frozen dataclasses: every error names the key, and for an unknown one the nearest that is known.
+
+A field says how it is read by its metadata: `key(kind, ...)`, where `kind(value, where)` returns the value or raises UsageError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from whet.errors import UsageError
+from whet.registry import nearest
+
+T = TypeVar("T")
+Kind = Callable[[Any, str], Any]
+_SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_MS = {"": 1.0, "ms": 1.0, "us": 1e-3, "s": 1e3}
+_BYTES = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+_MJ = {"": 1.0, "mj": 1.0, "j": 1e3, "uj": 1e-3}
+_RATE = {"": 1.0, "/s": 1.0}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A number of a unit, or (`relative`) that many times what the original has."""
+
+    value: float
+    relative: bool = False
+
+    def of(self, original: float | None) -> float | None:
+        """The absolute value; None when it is relative to something that was not measured."""
+        if not self.relative:
+            return self.value
+        return None if original is None else self.value * original
+
+    def to_plain(self) -> Any:
+        """What `amount` reads back."""
+        return f"{self.value:g}x" if self.relative else self.value
+
+
+def key(kind: Kind, default: Any = dataclasses.MISSING, factory: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field that is read with `kind`."""
+    if factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=factory, metadata={"kind": kind})
+    return dataclasses.field(default=default, metadata={"kind": kind})
+
+
+def read(cls: type[T], data: Any, where: str = "") -> T:
+    """`cls` from a mapping. Raises UsageError naming the key: unknown (with the nearest), missing, or with a value that does not fit."""
+    if not isinstance(data, Mapping):
+        raise UsageError(f"{where or 'the recipe'}: expected keys with values, not {_shown(data)}")
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in data:
+        if name not in fields:
+            raise UsageError(f"there is no key '{_at(where, str(name))}'.{nearest(str(name), fields)} The keys there are {', '.join(fields)}.")
+    found = {}
+    for name, f in fields.items():
+        at = _at(where, name)
+        if name in data:
+            found[name] = f.metadata["kind"](data[name], at)
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise UsageError(f"the key '{at}' is missing")
+    return cls(**found)
+
+
+def section(cls: type[T], off: Any = dataclasses.MISSING) -> Kind:
+    """Keys of `cls`; with `off`, `false` gives that and `true` the defaults."""
+
+    def kind(value: Any, where: str) -> Any:
+        if off is not dataclasses.MISSING and isinstance(value, bool):
+            return read(cls, {}, where) if value else off
+        return read(cls, {} if value is None else value, where)
+
+    return kind
+
+
+def text(value: Any, where: str) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"'{where}' is a text, not {_shown(value)}")
+    return value
+
+
+def flag(value: Any, where: str) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise UsageError(f"'{where}' is true or false, not {_shown(value)}")
+    return value
+
+
+def one_of(*choices: str) -> Kind:
+    """One of some words; an unknown one is answered with the nearest."""
+
+    def kind(value: Any, where: str) -> str:
+        if value not in choices:
+            raise UsageError(f"'{where}' is one of {', '.join(choices)}, not {_shown(value)}.{nearest(str(value), choices)}")
+        return str(value)
+
+    return kind
+
+
+def whole(low: int) -> Kind:
+    """A whole number of at least `low`."""
+
+    def kind(value: Any, where: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise UsageError(f"'{where}' is a whole number of at least {low}, not {_shown(value)}")
+        return value
+
+    return kind
+
+
+def number(low: float, high: float = float("inf"), *, open_low: bool = False) -> Kind:
+    """A number from `low` to `high`; `open_low`: above `low`."""
+
+    def kind(value: Any, where: str) -> float:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high and not (open_low and value == low)
+        if not good:
+            limit = "" if high == float("inf") else f" and at most {high:g}"
+            raise UsageError(f"'{where}' is a number {'above' if open_low else 'of at least'} {low:g}{limit}, not {_shown(value)}")
+        return float(value)
+
+    return kind
+
+
+def many(kind: Kind) -> Kind:
+    """A list of something, none twice; a single one counts as a list of one."""
+
+    def kinds(value: Any, where: str) -> tuple:
+        values = value if isinstance(value, list | tuple) else [value]
+        found = tuple(kind(v, f"{where}[{i}]" if len(values) > 1 else where) for i, v in enumerate(values))
+        if not found or len(set(found)) != len(found):
+            raise UsageError(f"'{where}' is a list of different values, at least one, not {_shown(value)}")
+        return found
+
+    return kinds
+
+
+def amount(units: Mapping[str, float], what: str, *, relative: bool = True) -> Kind:
+    """A number with a unit of `units` (factor to the base unit), or `0.5x`: a multiple of the original's."""
+
+    def kind(value: Any, where: str) -> Amount:
+        found = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-zA-Z/]*)\s*", str(value)) if not isinstance(value, bool) else None
+        unit = found[2].lower() if found else ""
+        if found and unit == "x" and relative:
+            made = Amount(float(found[1]), True)
+        elif found and unit in units:
+            made = Amount(float(found[1]) * units[unit])
+        else:
+            raise UsageError(f"'{where}' is {what}, not {_shown(value)}")
+        if made.value <= 0:
+            raise UsageError(f"'{where}' is above zero, not {_shown(value)}")
+        return made
+
+    return kind
+
+
+def shapes(value: Any, where: str) -> dict[str, tuple[int, ...]]:
+    """Shapes by input name: `1x3x224x224` or a list."""
+    if not isinstance(value, Mapping) or not value:
+        raise UsageError(f"'{where}' is shapes by input name, such as `input: 1x3x224x224`, not {_shown(value)}")
+    found = {}
+    for name, given in value.items():
+        dims = str(given).split("x") if isinstance(given, str | int) else list(given) if isinstance(given, list | tuple) else []
+        if not dims or not all(str(d).isdigit() and int(d) > 0 for d in dims):
+            raise UsageError(f"'{where}.{name}' is a shape such as 1x3x224x224, not {_shown(given)}")
+        found[str(name)] = tuple(int(d) for d in dims)
+    return found
+
+
+def seconds(value: Any, where: str) -> float:
+    """A time: `90`, `90 s`, `15 min`, `2 h`; in seconds."""
+    return amount(_SECONDS, "a time such as 90 s, 15 min or 2 h", relative=False)(value, where).value
+
+
+latency = amount(_MS, "a time such as 3 ms, or a share of the original's such as 0.5x")
+throughput = amount(_RATE, "samples a second such as 200, or a multiple of the original's such as 2x")
+size = amount(_BYTES, "a size such as 5 MiB, or a share of the original's such as 0.5x")
+energy = amount(_MJ, "an energy such as 10 mJ, or a share of the original's such as 0.5x")
+
+
+def _at(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else repr(value)[:80]

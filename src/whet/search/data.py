@@ -1,0 +1,130 @@
+"""Data of a search: samples without labels as calibration reads them, and labelled ones from .npz files, folders or functions."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from whet.errors import CalibrationError, UsageError
+from whet.network import Network
+from whet.precision import Preprocessing, calibration_data
+from whet.precision.data import split
+
+LABELS = ("labels", "label", "y")  # names of the array of labels in an .npz
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Inputs by name, stacked along the batch, and integer labels [n]."""
+
+    inputs: dict[str, np.ndarray]
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def unlabelled(source: str, net: Network, samples: int, preprocess: str | None = None) -> dict[str, np.ndarray]:
+    """The first `samples` samples, stacked along the batch by input name. Raises CalibrationError, UsageError."""
+    found = list(islice(calibration_data(source, net, Preprocessing.parse(preprocess) if preprocess else None), samples))
+    if not found:
+        raise CalibrationError(f"{source} holds no samples")
+    return {name: np.concatenate([s[name] for s in found]) for name in found[0]}
+
+
+def labelled(source: str, net: Network, what: str) -> Labelled:
+    """Labelled data for `net`: FILE.npz or a folder of such with an array `labels`, or python:MODULE:FUNCTION.
+
+    The function gives (inputs, labels), stacked: inputs an array, or a dict by input name; or an iterable of single such pairs.
+    Raises CalibrationError for data that do not fit, UsageError for a source that is not there. `what` names it in errors.
+    """
+    if source.startswith("python:"):
+        arrays, labels = _pairs(load_function(source, what)(), net, source)
+    else:
+        path = Path(source)
+        files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        if not files:
+            raise CalibrationError(f"{what}: {source} holds no .npz files; labelled data are .npz files with the inputs and `labels`")
+        parts = [_file(p, net, what) for p in files]
+        arrays = {n: np.concatenate([a[n] for a, _ in parts]) for n in parts[0][0]}
+        labels = np.concatenate([y for _, y in parts])
+    samples = list(split(arrays, net, source))
+    inputs = {n: np.concatenate([s[n] for s in samples]) for n in samples[0]} if samples else {}
+    if not samples or len(labels) != len(next(iter(inputs.values()))):
+        raise CalibrationError(f"{what}: {source} has {len(labels)} labels for {len(next(iter(inputs.values()), ()))} samples")
+    return Labelled(inputs, labels)
+
+
+def load_function(source: str, what: str) -> Callable[..., Any]:
+    """The function that python:MODULE:FUNCTION names; modules of the working folder are found. Raises UsageError."""
+    parts = source.split(":")
+    if len(parts) != 3 or not all(parts):
+        raise UsageError(f"{what}: {source} is not python:MODULE:FUNCTION")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(parts[1]), parts[2])
+    except (ImportError, AttributeError) as e:
+        raise UsageError(f"{what}: {source}: {e}. The module is looked for beside the recipe and where Python looks.") from e
+
+
+@contextmanager
+def modules_of(folder: str) -> Iterator[None]:
+    """Python modules of a folder (the recipe's) are found inside the block."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _file(path: Path, net: Network, what: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as f:
+            found = {n: f[n] for n in f.files} if hasattr(f, "files") else {}
+    except (OSError, ValueError, EOFError, BadZipFile) as e:
+        raise CalibrationError(f"{what}: {path} cannot be read as an .npz of arrays: {e}") from e
+    name = next((n for n in LABELS if n in found), None)
+    if name is None:
+        raise CalibrationError(f"{what}: {path} has no array `labels`; it has {', '.join(found) or 'none'}")
+    return _named({n: a for n, a in found.items() if n != name}, net, f"{what}: {path}"), _integers(found[name], f"{what}: {path}")
+
+
+def _pairs(given: Any, net: Network, where: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    if not (isinstance(given, tuple) and len(given) == 2):
+        pairs = list(given)
+        if not pairs:
+            raise CalibrationError(f"{where} gave no samples")
+        named = [_named(x if isinstance(x, Mapping) else {"": x}, net, where) for x, _ in pairs]
+        rank = {t.name: t.type.rank for t in net.inputs}
+        stacked = {n: np.concatenate([a[n] if a[n].ndim == rank[n] else a[n][None] for a in named]) for n in named[0]}
+        return stacked, _integers(np.array([y for _, y in pairs]).reshape(-1), where)
+    x, y = given
+    return _named(x if isinstance(x, Mapping) else {"": x}, net, where), _integers(np.asarray(y), where)
+
+
+def _named(arrays: Mapping[str, Any], net: Network, where: str) -> dict[str, np.ndarray]:
+    """Arrays under the network's input names; a single one needs no name."""
+    wanted = [t.name for t in net.inputs]
+    if len(arrays) == 1 and len(wanted) == 1:
+        return {wanted[0]: np.asarray(next(iter(arrays.values())))}
+    missing = [n for n in wanted if n not in arrays]
+    if missing:
+        raise CalibrationError(f"{where} has no array for the input '{missing[0]}'; it has {', '.join(arrays)}")
+    return {n: np.asarray(arrays[n]) for n in wanted}
+
+
+def _integers(labels: np.ndarray, where: str) -> np.ndarray:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise CalibrationError(f"{where}: labels are whole numbers in one row, not {labels.dtype} of shape {list(labels.shape)}")
+    return labels.astype(np.int64)

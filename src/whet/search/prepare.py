@@ -1,0 +1,90 @@
+"""From a candidate to a network: cut, 2:4, recovery without labels, fine-tuning with them; what each step left is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from whet.errors import WhetError
+from whet.network import Network
+from whet.pruning import Recipe, RecoveryConfig, count_flops, count_params, cut, groups, importance, recipe_of, recover
+from whet.pruning.depth import remove_branches
+from whet.search.recipe import Effort
+from whet.search.space import Candidate
+
+Say = Callable[[str], None]
+Rate = Callable[[Network], dict[str, Any]]  # a network -> its metric as plain data
+
+
+@dataclass
+class Prepared:
+    """The network to build, the pruning recipe (None: nothing was cut), and a row for each step."""
+
+    network: Network
+    recipe: Recipe | None = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def prepared(
+    net: Network, candidate: Candidate, kept: Mapping[str, int], data: Mapping[str, np.ndarray], effort: Effort,
+    *, say: Say, rate: Rate | None = None, seed: int = 0,
+) -> Prepared:  # fmt: skip
+    """`net` cut to `kept` channels of each group, the most important ones, and recovered on `data` (inputs by name, no labels).
+
+    `rate` scores the network after each step, for the report. Raises PruneError for a cut that is impossible.
+    """
+    made = Prepared(net)
+
+    def step(name: str, start: float) -> None:
+        row = {"step": name, "params": count_params(made.network), "flops": flops_of(made.network), "seconds": perf_counter() - start}
+        made.steps.append(row | ({"metric": rate(made.network)} if rate is not None else {}))
+
+    step("original", perf_counter())
+    at: dict[str, np.ndarray] = {}
+    if candidate.removed:
+        start = perf_counter()
+        say("removing blocks")
+        made.network = remove_branches(net, candidate.removed)
+        step(f"{len(candidate.removed)} residual branches removed", start)
+    if kept:
+        start = perf_counter()
+        say("cutting channels")
+        found = groups(net)
+        chosen = [g for g in found if g.name in kept]
+        scores = importance(chosen, candidate.importance, seed)
+        at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.name]]) for g in chosen}
+        here = {g.name: g.size for g in groups(made.network)}  # those that went with a branch are gone
+        at = {name: index for name, index in at.items() if here.get(name) == next(g.size for g in chosen if g.name == name)}
+        made.network = cut(made.network, at)
+        step("channels cut", start)
+    if candidate.pruned:
+        start = perf_counter()
+        about = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "removed": list(candidate.removed)}
+        made.recipe = recipe_of(net, at, about=about)
+
+        def tell(done: int, total: int, what: str) -> None:
+            say(f"recovering {done}/{total}")
+
+        made.network = recover(made.network, net, at, data, RecoveryConfig(rows=effort.rows, seed=seed), tell)
+        step("recovered without labels", start)
+    if candidate.two_four:
+        from whet.sparsity import force_two_four
+
+        start = perf_counter()
+        made.network, done, left = force_two_four(made.network)
+        made.notes.append(f"2:4 was written into {len(done)} layers; {len(left)} cannot be 2:4")
+        step("2:4", start)
+    return made
+
+
+def flops_of(net: Network) -> int | None:
+    """FLOPs at batch 1; None where a symbol stands where 1 makes no sense."""
+    try:
+        return count_flops(net)
+    except WhetError:
+        return None

@@ -1,0 +1,249 @@
+"""The recipe of a search: model, data, metric, device, target, space and budget, from YAML or plain data, checked key by key."""
+# ruff: noqa: RUF009 - key() is dataclasses.field with its reader
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.errors import UsageError
+from whet.search import _fields as f
+from whet.search._fields import Amount, key
+
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+#: sections and keys that say what is searched: a search goes on only under the same ones
+_IDENTITY = ("model", "data", "metric", "higher_is_better", "device", "threads", "shapes", "space", "scout")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where data come from: as for `whet exec --calibData` (DIR, FILE.npz, FILE.npy, python:MODULE:FUNCTION); labelled ones also have `labels`."""
+
+    calibrate: str = key(f.text)  # no labels: recovery and INT8 ranges
+    score: str | None = key(f.text, None)  # labelled: each trial is scored on it (not needed with a metric function)
+    judge: str | None = key(f.text, None)  # labelled, seen by nothing but the last comparison
+    train: str | None = key(f.text, None)  # labelled, for fine-tuning
+    preprocess: str | None = key(f.text, None)  # how images become numbers, as --calibPreprocess
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the engine is to reach; each key may be left out. Relative values (`0.5x`) are of the original in FP32, at the same batch."""
+
+    latency: Amount | None = key(f.latency, None)  # ms of one run, median, at most
+    throughput: Amount | None = key(f.throughput, None)  # samples a second, at least
+    memory: Amount | None = key(f.size, None)  # bytes, at most
+    energy: Amount | None = key(f.energy, None)  # mJ a sample, at most
+    engine_size: Amount | None = key(f.size, None)  # bytes, at most
+    accuracy_drop: float | None = key(f.number(0), None)  # in units of the metric (top1: points), at most
+
+
+@dataclass(frozen=True)
+class Width:
+    """Channels (and heads and features: whatever is cut together) to remove: a share for each class of groups."""
+
+    most: float = key(f.number(0, 0.95), 0.8)  # largest share cut of a class
+    step: float = key(f.number(0.01, 0.5), 0.1)
+    classes: int = key(f.whole(1), 8)  # at most so many classes; groups alike in size and role share one
+    multiple: int = key(f.whole(1), 8)  # kept channels are a multiple of this
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may be changed. A list is what is tried; one value is not searched over."""
+
+    width: Width | None = key(f.section(Width, None), factory=Width)
+    depth: bool = key(f.flag, True)  # whole residual blocks, where the network has some that can go
+    importance: tuple[str, ...] = key(f.many(f.one_of("l1", "l2", "random")), ("l1",))
+    precision: tuple[str, ...] = key(f.many(f.one_of(*PRECISIONS)), ())  # (): those that the device has
+    two_four: tuple[bool, ...] = key(f.many(f.flag), (False,))
+    fusion: tuple[str, ...] = key(f.many(f.text), ("all",))  # "all", or pass switches as --passes takes them: "-fuse_conv_add,-fuse_silu"
+    batch: tuple[int, ...] = key(f.many(f.whole(1)), (1,))
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard a trial works: samples to recover on, rows of each least squares, the builder's level, seconds of timing."""
+
+    samples: int = key(f.whole(1), 64)
+    rows: int = key(f.whole(1), 2048)
+    level: int = key(f.whole(0), 2)
+    seconds: float = key(f.seconds, 0.5)
+
+
+@dataclass(frozen=True)
+class Survivor(Effort):
+    """The same for the few that go on; `count` of them."""
+
+    samples: int = key(f.whole(1), 256)
+    rows: int = key(f.whole(1), 8192)
+    level: int = key(f.whole(0), 3)
+    seconds: float = key(f.seconds, 2.0)
+    count: int = key(f.whole(1), 4)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to stop, and how much runs at once."""
+
+    trials: int = key(f.whole(1), 40)
+    timeout: float | None = key(f.seconds, None)  # seconds of this call until no new trial begins
+    trial_timeout: float = key(f.seconds, 1200.0)  # a trial that takes longer is ended and counts as failed
+    workers: int = key(f.whole(0), 0)  # 0: one on a CPU, one a GPU
+    seed: int = key(f.whole(0), 0)
+    sampler: str = key(f.one_of("tpe", "nsga2", "random"), "tpe")
+
+
+@dataclass(frozen=True)
+class FineTune:
+    """Fine-tuning of the survivors with labels (the extra `train`)."""
+
+    epochs: int = key(f.whole(1), 10)
+    batch: int = key(f.whole(1), 128)
+    learning_rate: float = key(f.number(0, open_low=True), 0.01)
+    distill: bool = key(f.flag, True)  # the original is the teacher
+
+
+@dataclass(frozen=True)
+class AutoRecipe:
+    """Everything that `whet auto` is told. Paths are absolute once loaded; `folder` is where Python modules are looked for."""
+
+    model: str = key(f.text)
+    data: Data = key(f.section(Data))
+    target: Target = key(f.section(Target))
+    metric: str = key(f.text, "top1")  # top1, or python:MODULE:FUNCTION (see metrics.py)
+    higher_is_better: bool = key(f.flag, True)
+    device: str = key(f.text, "cpu")  # cpu, cuda, cuda:N
+    threads: int = key(f.whole(0), 0)
+    shapes: dict[str, tuple[int, ...]] | None = key(f.shapes, None)  # input: 1x3x224x224, where the model leaves more than the batch open
+    prefer: str = key(f.one_of("latency", "accuracy"), "latency")  # which of the engines that meet the target
+    space: Space = key(f.section(Space), factory=Space)
+    scout: Effort = key(f.section(Effort), factory=Effort)
+    survivor: Survivor = key(f.section(Survivor), factory=Survivor)
+    finetune: FineTune | None = key(f.section(FineTune, None), factory=FineTune)
+    search: Budget = key(f.section(Budget), factory=Budget)
+    timing_cache: str | None = key(f.text, None)  # file; none: the user's cache, shared with all builds
+    out: str | None = key(f.text, None)  # work folder; none: NAME.auto beside the recipe
+    folder: str = key(f.text, ".")
+
+    @property
+    def backend(self) -> str:
+        """The backend's name: the device without its number."""
+        return self.device.partition(":")[0]
+
+    @property
+    def ordinal(self) -> int:
+        """The GPU's number."""
+        return int(self.device.partition(":")[2] or 0)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain data that `recipe_from` reads back."""
+        return _plain(self)
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change while a search goes on."""
+        return {k: v for k, v in self.to_plain().items() if k in _IDENTITY}
+
+    def digest(self) -> str:
+        """SHA-256 of the identity, files by their bytes."""
+        h = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode())
+        for path in (self.model, *(getattr(self.data, n) for n in ("calibrate", "score", "judge", "train"))):
+            if path and os.path.isfile(path):
+                h.update(Path(path).read_bytes())
+        return h.hexdigest()
+
+
+def load_recipe(path: str | os.PathLike[str]) -> AutoRecipe:
+    """The recipe in a YAML (or JSON) file. Raises UsageError: no such file, no YAML, a key given twice, unknown or with a bad value."""
+    try:
+        written = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"the recipe {path} cannot be read: {e}") from e
+    try:
+        return recipe_from(_yaml(written), Path(path).resolve().parent, Path(path).stem)
+    except UsageError as e:
+        raise UsageError(f"{path}: {e}") from None
+
+
+def recipe_from(data: Any, folder: str | os.PathLike[str] = ".", name: str = "search") -> AutoRecipe:
+    """The recipe in plain data; relative paths are of `folder`. Raises UsageError."""
+    made = f.read(AutoRecipe, data)
+    base = Path(made.folder if made.folder != "." else folder).resolve()
+
+    def absolute(path: str) -> str:
+        return path if path.startswith("python:") else str((base / path).resolve())
+
+    sources = {n: absolute(v) for n in ("calibrate", "score", "judge", "train") if (v := getattr(made.data, n))}
+    made = dataclasses.replace(
+        made, model=absolute(made.model), data=dataclasses.replace(made.data, **sources), folder=str(base),
+        out=absolute(made.out or f"{name}.auto"), timing_cache=absolute(made.timing_cache) if made.timing_cache else None,
+    )  # fmt: skip
+    _check(made)
+    return made
+
+
+def _check(r: AutoRecipe) -> None:
+    """What no single key can tell. Raises UsageError."""
+    kind, colon, ordinal = r.device.partition(":")
+    if kind not in ("cpu", "cuda", "null") or (colon and (kind != "cuda" or not ordinal.isdigit())):
+        raise UsageError(f"'device' is cpu, cuda or cuda:N, not {r.device!r}")
+    if not os.path.isfile(r.model):
+        raise UsageError(f"'model': there is no file {r.model}")
+    if r.metric != "top1" and (not r.metric.startswith("python:") or r.metric.count(":") != 2):
+        raise UsageError(f"'metric' is top1 or python:MODULE:FUNCTION, not {r.metric!r}")
+    if r.metric == "top1" and r.data.score is None:
+        raise UsageError("'data.score' is missing: top1 needs labelled data (an .npz with `labels`, or python:MODULE:FUNCTION)")
+    for n in ("calibrate", "score", "judge", "train"):
+        source = getattr(r.data, n)
+        if source and not source.startswith("python:") and not os.path.exists(source):
+            raise UsageError(f"'data.{n}': there is no file or folder {source}")
+    if all(getattr(r.target, x.name) is None for x in dataclasses.fields(r.target)):
+        raise UsageError(f"'target' is empty: give at least one of {', '.join(x.name for x in dataclasses.fields(r.target))}")
+    gpu_only = [p for p in r.space.precision if p == "fp16" and r.backend == "cpu"]
+    if gpu_only:
+        raise UsageError("'space.precision': fp16 is for device cuda; CPUs have bf16 (where the processor can) and int8")
+
+
+def _plain(v: Any) -> Any:
+    if isinstance(v, Amount):
+        return v.to_plain()
+    if dataclasses.is_dataclass(v) and not isinstance(v, type):
+        made = {x.name: _plain(getattr(v, x.name)) for x in dataclasses.fields(v)}
+        off = {k: False for k in ("width", "finetune") if k in made and made[k] is None}
+        return {k: x for k, x in made.items() if x is not None and x != []} | off
+    if isinstance(v, tuple | list):
+        return [_plain(x) for x in v]
+    if isinstance(v, dict):
+        return {k: _plain(x) for k, x in v.items()}
+    return v
+
+
+def _yaml(written: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        try:
+            return json.loads(written)
+        except ValueError:
+            raise UsageError("recipes are YAML, which PyYAML reads: pip install 'whet[search]' (a recipe in JSON needs nothing)") from None
+
+    class Once(yaml.SafeLoader):
+        """Refuses a key that is given twice, which YAML lets pass."""
+
+    def mapping(loader: Any, node: Any) -> dict:
+        names = [loader.construct_object(k) for k, _ in node.value]
+        twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
+        if twice is not None:
+            raise UsageError(f"the key '{twice}' is given twice (line {node.start_mark.line + 1} and on)")
+        return {loader.construct_object(k): loader.construct_object(v, deep=True) for k, v in node.value}
+
+    Once.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    try:
+        return yaml.load(written, Once)
+    except yaml.YAMLError as e:
+        raise UsageError(f"this is no YAML: {' '.join(str(e).split())}") from None
