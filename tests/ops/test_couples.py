@@ -6,7 +6,15 @@ import pytest
 from whet.network import Network, Tensor
 from whet.ops import OPS, Couple, run_layer, sample_layer
 
-CASES = [(name, i) for name, o in sorted(OPS.items()) if o.couples for i in range(len(o.samples))]
+LEVELS = {None: "", 1: "-second", 0: "-innermost"}  # readings of axes that hold a product
+CASES = [
+    pytest.param(name, i, level, id=f"{name}-{i}{text}")
+    for name, o in sorted(OPS.items())
+    if o.couples
+    for i in range(len(o.samples))
+    for level, text in LEVELS.items()
+    if level is None or o.inner
+]
 SIZES = {"Shape", "Size"}  # what they compute is the size itself
 
 Element = tuple[Tensor, int, int]  # tensor, axis, index
@@ -39,8 +47,9 @@ def units(c: Couple) -> list[list[Element]]:
     count = c.count if c.count is not None else (c.a.shape[c.a_axis] - c.a_at) // c.a_block
     made = []
     for i in range(count):
-        a = [(c.a, c.a_axis, c.a_at + i * c.a_block + k) for k in range(c.a_block)]
-        made.append(a + [(c.b, c.b_axis, c.b_at + i * c.b_block + k) for k in range(c.b_block)])
+        a = [(c.a, c.a_axis, c.a_at + (r * count + i) * c.a_block + k) for r in range(c.a_repeat) for k in range(c.a_block)]
+        made.append(a + [(c.b, c.b_axis, c.b_at + (r * count + i) * c.b_block + k) for r in range(c.b_repeat) for k in range(c.b_block)])
+    assert [sorted(e[2] for e in u) for u in made] == [sorted([*a, *b]) for a, b in zip(*(x.tolist() for x in c.indexes()), strict=True)]
     for t, axis, i in (e for u in made for e in u):
         assert 0 <= i < t.shape[axis], f"{c} reaches element {i} of axis {axis} of {t}"
     return made
@@ -95,10 +104,14 @@ def cut_layer(layer, arrays, kept):
     return net.add_layer(layer.op, inputs, attrs), feed
 
 
-@pytest.mark.parametrize(("name", "i"), CASES)
-def test_couples(name, i):
+def read(name, layer, level):
+    return OPS[name].couples(layer) if level is None else OPS[name].inner(layer, level)
+
+
+@pytest.mark.parametrize(("name", "i", "level"), CASES)
+def test_couples(name, i, level):
     _, layer, arrays = sample_layer(name, OPS[name].samples[i])
-    couples = OPS[name].couples(layer)
+    couples = read(name, layer, level)
     assert all(c.a in (*layer.inputs, *layer.outputs) and c.b in (*layer.inputs, *layer.outputs) for c in couples)
     for cut in cuts(couples):
         kept = {}
@@ -123,5 +136,22 @@ def test_couples(name, i):
 
 def test_enough_is_cut():
     """The oracle cannot pass by having nothing to cut."""
-    tried = sum(len(cuts(OPS[n].couples(sample_layer(n, OPS[n].samples[i])[1]))) for n, i in CASES)
-    assert tried > 1400
+    tried = {level: 0 for level in LEVELS}
+    for n, i, level in (c.values for c in CASES):
+        tried[level] += len(cuts(read(n, sample_layer(n, OPS[n].samples[i])[1], level)))
+    assert tried[None] > 1400
+    assert tried[0] > 60
+    assert tried[1] > 60
+
+
+def test_factors_of_a_split_axis():
+    """36 = (3, 4, 3): the reading of each level ties that factor, wherever it stands."""
+    _, layer, _ = sample_layer("Reshape", OPS["Reshape"].samples[-1])
+    net = Network("n")
+    x = net.add_input("x", layer.inputs[0].type.with_shape((2, 36)))
+    made = net.add_layer("Reshape", [x, net.constant(np.array([2, 3, 4, 3]), "s")])
+    for level, axis in ((0, 3), (1, 2), (2, 1), (7, 1)):
+        (c,) = [c for c in OPS["Reshape"].inner(made, level) if c.a_axis == 1]
+        assert c.b_axis == axis
+        flat = np.arange(36).reshape(3, 4, 3)
+        assert np.array_equal(c.indexes()[0], np.moveaxis(flat, axis - 1, 0).reshape(flat.shape[axis - 1], -1))

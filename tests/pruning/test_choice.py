@@ -70,7 +70,7 @@ def test_random_is_seeded(resnet):
     a, b, c = (importance(found, "random", seed=s) for s in (1, 1, 2))
     assert all(np.array_equal(a[n], b[n]) for n in a)
     assert not all(np.array_equal(a[n], c[n]) for n in a)
-    with pytest.raises(PruneError, match="one of l1, l2, random"):
+    with pytest.raises(PruneError, match="one of l1, l2, fpgm"):
         importance(found, "l3")
 
 

@@ -13,9 +13,17 @@ from whet.frontends import network_from_onnx, onnx_from_network
 from whet.network import parse_network, verify
 from whet.ops import run_network
 from whet.ops._origin import evaluate_origin
-from whet.pruning import choose, count_flops, count_params, cut, groups, importance, zeroed
+from whet.pruning import branches, choose, count_flops, count_params, cut, groups, importance, zeroed
 
-SMALL = {"bert_base": {"layers": 1, "sequence": "S"}, "vit_b_16": {"layers": 1, "image": 64}, "yolov5s": {"image": 128}, "lenet5": {}}
+SMALL = {
+    "bert_base": {"layers": 2, "sequence": "S", "hidden": 192, "heads": 6},
+    "convnext_tiny": {"image": 64, "blocks": (1, 1, 2, 1)},
+    "lenet5": {},
+    "swin_t": {"image": 64, "window": 2},
+    "unet": {"image": 64, "width": 32},
+    "vit_b_16": {"layers": 2, "image": 64, "hidden": 192, "heads": 6},
+    "yolov5s": {"image": 128},
+}
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "digits_resnet.onnx"
 
 
@@ -39,11 +47,11 @@ def in_ort(net, feeds):
     return dict(zip((o.name for o in session.get_outputs()), session.run(None, feeds), strict=True))
 
 
-def exact(net, kept, found, bound=2e-5):
+def exact(net, kept, found, bound=2e-5, removed=()):
     """Cuts, compares with the zeroed network by the reference, and with ONNX Runtime on the exported file; returns the cut network."""
-    small = verify(cut(net, kept, found))
+    small = verify(cut(net, kept, found, removed=removed))
     feeds = feeds_of(net)
-    want = run_network(zeroed(net, kept, found), feeds)
+    want = run_network(zeroed(net, kept, found, removed=removed), feeds)
     for got in (run_network(small, feeds), in_ort(small, feeds)):
         for name, w in want.items():
             assert np.abs(got[name] - w).max() <= bound * max(np.abs(w).max(), 1e-6), name
@@ -54,7 +62,12 @@ def exact(net, kept, found, bound=2e-5):
     "name",
     [
         "resnet18",
+        "resnet50",
         "mobilenet_v2",
+        "mobilenet_v3_large",
+        "convnext_tiny",
+        "swin_t",
+        "unet",
         "squeezenet1_1",
         "lenet5",
         "resnext50_32x4d",
@@ -70,11 +83,78 @@ def test_zoo(name):
     found = groups(net)
     kept = choose(found, importance(found, "random", seed=1), 0.4)
     small = exact(net, kept, found, 1e-4)
-    assert count_params(small) < 0.93 * count_params(net)
+    assert count_params(small) < 0.95 * count_params(net)
     assert count_flops(small, {"S": 9, "sequence": 9}) < 0.95 * count_flops(net, {"S": 9, "sequence": 9})
     names = {layer.name for layer in small.layers}
     dropped = {layer.op for layer in net.layers if layer.name not in names}
     assert dropped <= {"Shape", "Gather", "Unsqueeze", "Concat", "Mul", "Div"}, "only what computed shapes that are given now may go"
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v2", "convnext_tiny", "swin_t", "vit_b_16", "bert_base", "yolov5s"])
+def test_width_heads_and_depth_at_once(name):
+    """Every second branch goes, and of what is left every group loses some: channels, heads, head widths."""
+    net = network(name)
+    found, gone = groups(net), [b.name for b in branches(net)][::2]
+    kept = choose(found, importance(found, "random", seed=3), 0.3, multiple=1)
+    small = exact(net, kept, found, 1e-4, gone)
+    assert not {layer.name for layer in small.layers} & set(gone)
+    assert len(small.layers) < len(net.layers) - len(gone)
+
+
+def only(net, ending):
+    """The groups whose name ends so."""
+    return [g for g in groups(net) if g.name.endswith(ending)]
+
+
+def test_heads_and_widths_of_separate_projections():
+    """BERT: heads take q, k and v along; q and k share their width, v has its own."""
+    net = network("bert_base")
+    heads, qk, v, ffn = (g for g in groups(net) if any("/layer.0/" in n for n in g.layers))
+    assert (heads.size, heads.block, qk.size, v.size, ffn.size) == (6, 32, 32, 32, 768)
+    small = exact(net, {heads.name: [0, 2, 3, 5], qk.name: range(24), v.name: range(1, 17), ffn.name: range(0, 768, 3)}, groups(net), 1e-4)
+    shapes = {n: t.shape for n, t in small.constants.items()}
+    assert shapes[heads.name] == (192, 4 * 24)
+    assert shapes[v.name.removesuffix("@0")] == (192, 4 * 16)
+
+
+@pytest.mark.parametrize("name", ["vit_b_16", "swin_t"])
+def test_heads_of_a_fused_projection(name):
+    """One weight makes q, k and v: a head is three runs of its columns, a width one column of each head of each."""
+    net = network(name)
+    heads, width = only(net, "@1")[-1], only(net, "@0")[-1]
+    (places,) = (at for t, _, at in heads.weights() if t.name == heads.name.removesuffix("@1"))
+    assert places.shape == (heads.size, 3 * heads.block)
+    assert places[1, heads.block] == heads.size * heads.block + heads.block, "its k stands after all of q"
+    small = exact(net, {heads.name: range(1, heads.size), width.name: range(0, width.size, 2)}, groups(net), 1e-4)
+    assert small.constants[heads.name.removesuffix("@1")].shape[1] == 3 * (heads.size - 1) * width.size // 2
+
+
+def test_grouped_convolutions_lose_groups_or_channels_of_each():
+    net = network("resnext50_32x4d")
+    first = [g for g in groups(net) if g.name.startswith("layer1.0.conv")][:3]
+    assert [g.name.removeprefix("layer1.0.") for g in first] == ["conv1.weight", "conv1.weight@0", "conv2.weight@0"]
+    assert [(g.size, g.block) for g in first] == [(32, 4), (4, 1), (4, 1)]
+    small = exact(net, {first[0].name: range(8, 24), first[1].name: [0, 2, 3], first[2].name: [1, 3]}, groups(net), 1e-4)
+    (conv,) = (x for x in small.layers if x.name == "/layer1/layer1.0/conv2/Conv")
+    assert (conv.attrs["group"], conv.inputs[1].shape[:2]) == (16, (32, 3))
+
+
+def test_grouped_transposed_convolutions():
+    net = parse_network("""network n source
+in %x: f32[N,3,5,5]
+const %w1: f32[12,3,1,1] = seed(1)
+const %w2: f32[12,4,2,2] = seed(2)
+const %b2: f32[12] = seed(3)
+const %w3: f32[2,12,1,1] = seed(4)
+%a: f32[N,12,5,5] = Conv(%x, %w1)
+%b: f32[N,12,10,10] = ConvTranspose(%a, %w2, %b2, group=3, strides=(2, 2))
+%y: f32[N,2,10,10] = Conv(%b, %w3)
+out %y
+""")
+    found = groups(net)
+    assert [(g.name, g.size) for g in found] == [("w1", 3), ("w1@0", 4), ("w2@0", 4)]
+    small = exact(net, {"w1": [0, 2], "w1@0": [1, 2, 3], "w2@0": [0, 3]}, found)
+    assert small.constants["w2"].shape == (6, 2, 2, 2)
 
 
 def test_digits():

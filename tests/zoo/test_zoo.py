@@ -12,19 +12,24 @@ import pytest
 
 from whet import zoo
 from whet.errors import UsageError
+from whet.frontends import network_from_onnx
+from whet.ops import run_network
 from whet.zoo.layers import conv
 from whet.zoo.registry import entry, register
 from whet.zoo.writer import GraphWriter
 
 PUBLISHED = {                         # trainable parameters as torchvision, transformers and Ultralytics print them
-    "bert_base": 109_482_240, "densenet121": 7_978_856, "efficientnet_b0": 5_288_548, "lenet5": 61_706, "mobilenet_v2": 3_504_872,
+    "bert_base": 109_482_240, "convnext_tiny": 28_589_128, "densenet121": 7_978_856, "efficientnet_b0": 5_288_548, "lenet5": 61_706,
+    "mobilenet_v2": 3_504_872,
     "mobilenet_v3_large": 5_483_032, "resnet18": 11_689_512, "resnet34": 21_797_672, "resnet50": 25_557_032,
-    "resnet101": 44_549_160, "resnext50_32x4d": 25_028_904, "squeezenet1_1": 1_235_496, "vit_b_16": 86_567_656,
+    "resnet101": 44_549_160, "resnext50_32x4d": 25_028_904, "squeezenet1_1": 1_235_496, "swin_t": 28_288_354, "unet": 31_037_698,
+    "vit_b_16": 86_567_656,
     "yolov5s": 7_235_389}
-GMACS = {"densenet121": 2.83, "efficientnet_b0": 0.39, "mobilenet_v2": 0.30, "mobilenet_v3_large": 0.22, "resnet18": 1.81,
+GMACS = {"convnext_tiny": 4.46, "swin_t": 4.49, "densenet121": 2.83, "efficientnet_b0": 0.39, "mobilenet_v2": 0.30,
+         "mobilenet_v3_large": 0.22, "resnet18": 1.81,
          "resnet34": 3.66, "resnet50": 4.09, "resnet101": 7.80, "resnext50_32x4d": 4.23, "squeezenet1_1": 0.35, "vit_b_16": 17.56,
          "yolov5s": 8.2}
-LARGE = {"bert_base", "resnet101", "vit_b_16", "yolov5s"}
+LARGE = {"bert_base", "resnet101", "unet", "vit_b_16", "yolov5s"}
 NARROW = {"hidden": 96, "heads": 4}     # a BERT of which only the graph matters
 ALL = [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in sorted(PUBLISHED)]
 
@@ -93,6 +98,38 @@ def test_model_is_valid_finite_and_looks_at_its_input(name):
         assert output.std() > 0.05
         least = 0.003 if name == "yolov5s" else 0.01        # its coordinates are mostly the grid
         assert (output[0] - output[1]).std() > least * output.std()
+
+
+SMALL = {  # the same layers at a size that the NumPy reference runs in a moment
+    "bert_base": {"layers": 1, **NARROW}, "convnext_tiny": {"image": 32, "blocks": (1, 1, 2, 1)}, "swin_t": {"image": 64, "window": 2},
+    "unet": {"image": 32, "width": 16}, "vit_b_16": {"layers": 1, "image": 32, "hidden": 96, "heads": 4}, "yolov5s": {"image": 64}, "lenet5": {}}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_whet_computes_what_onnx_runtime_computes(name):
+    model = zoo.build(name, **SMALL.get(name, {"image": 64}))
+    image = SMALL.get(name, {"image": 64}).get("image")
+    feeds = feeds_of(name, 2, image=image)
+    got = run_network(network_from_onnx(model), feeds)
+    for output, expected in zip(got.values(), run(model, feeds), strict=True):
+        assert np.abs(output - expected).max() <= 1e-4 * max(np.abs(expected).max(), 1.0)
+
+
+def test_swin_keeps_shifted_windows_apart():
+    """Pixels from opposite edges share a window after the shift: the mask must keep one from looking at the other."""
+    options = {"image": 64, "window": 2, "blocks": (2, 1, 1, 1), "heads": (1, 1, 1, 1), "hidden": 32}
+    net = network_from_onnx(zoo.build("swin_t", **options))
+    second = next(t for t in net.tensors() if t.name == "/features/features.1/features.1.1/Add_output_0")
+    net.mark_output(second)
+    x = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32)
+    other = x.copy()
+    other[:, :, :4] += 1.0                                # the topmost row of patches
+    a, b = (run_network(net, {"input": v})[second.name] for v in (x, other))
+    moved = np.abs(a - b).max((0, 2, 3)) > 1e-4            # by row of patches, 16 of them
+    assert moved[0]
+    assert moved[1]
+    assert moved[2], "the shifted windows reach over the edges of the first ones"
+    assert not moved[3:].any()
 
 
 @pytest.mark.parametrize("name", ["resnet18", "yolov5s", "vit_b_16", "bert_base"])

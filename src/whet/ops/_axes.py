@@ -8,7 +8,7 @@ from math import gcd
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import Dim, Layer, Network, Tensor
+from whet.network import Dim, Layer, Network, Tensor, evaluate, symbols
 from whet.ops._base import Couple, get_op, given_ints
 from whet.ops._types import axis_of
 
@@ -63,12 +63,19 @@ def needs_opset(layer: Layer, w, opset: int, what: str) -> None:
         raise UnsupportedError(f"{layer.op} '{layer.name}': {what} is not in opset {w.opset}; write opset {opset} or newer")
 
 
-def block_couples(x: Tensor, y: Tensor) -> list[Couple]:
-    """Couples of a reshape: dimensions fall into groups of equal product; in each, the outermost axes hold equal blocks."""
+def block_couples(x: Tensor, y: Tensor, level: int | None = None) -> list[Couple]:
+    """Couples of a reshape: dimensions fall into groups of equal product; in each, the outermost axes hold equal blocks.
+
+    With a `level`, an axis that is split into several (or made of several) is tied to the one of them that stands `level` places
+    before the innermost, or to the outermost where there are fewer.
+    """
     made = []
     for xs, ys in groups(x.shape, y.shape):
         a, b = _outermost(x.shape, xs), _outermost(y.shape, ys)
         if a is None or b is None:
+            continue
+        if level is not None and (factor := _factor(x, y, xs, ys, level)) is not None:
+            made.append(factor)
             continue
         n, m = x.shape[a], y.shape[b]
         if n == m:
@@ -78,6 +85,20 @@ def block_couples(x: Tensor, y: Tensor) -> list[Couple]:
             if units > 1 and n and m:
                 made.append(Couple(x, a, y, b, a_block=n // units, b_block=m // units, count=units))
     return made
+
+
+def _factor(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int], level: int) -> Couple | None:
+    """One axis against the factor of it that `level` names; None where not exactly one side is a single axis of known size."""
+    ones = [[i for i in axes if t.shape[i] != 1] for t, axes in ((x, xs), (y, ys))]
+    single = 0 if len(ones[0]) == 1 else 1
+    (whole,), parts = (ones[0], ones[1]) if single == 0 else (ones[1], ones[0]) if len(ones[1]) == 1 else ((None,), [])
+    t, many = (x, y) if single == 0 else (y, x)
+    sizes = [many.shape[i] for i in parts]
+    if whole is None or len(parts) < 2 or not all(isinstance(d, int) for d in (*sizes, t.shape[whole])):
+        return None
+    place = max(len(parts) - 1 - level, 0)
+    repeat, block = int(np.prod(sizes[:place])), int(np.prod(sizes[place + 1 :]))
+    return Couple(t, whole, many, parts[place], a_block=block, a_repeat=repeat, count=sizes[place])
 
 
 def groups(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int]]]:
@@ -106,10 +127,14 @@ def groups(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int
 
 
 def _less(p: Dim, q: Dim) -> bool:
-    """Whether p must grow to meet q: by number, or because p holds fewer symbols."""
+    """Whether p must grow to meet q: it holds fewer symbols, or is the smaller number where every symbol is 1."""
     if isinstance(p, int) and isinstance(q, int):
         return p < q
-    return isinstance(p, int)
+    mine, others = symbols(p), symbols(q)
+    if mine != others:
+        return mine < others
+    ones = dict.fromkeys(mine, 1)
+    return evaluate(p, ones) < evaluate(q, ones)
 
 
 def _outermost(shape: Sequence[Dim], axes: Sequence[int]) -> int | None:

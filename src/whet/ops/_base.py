@@ -54,6 +54,8 @@ Reference = Callable[..., "np.ndarray | Sequence[np.ndarray]"]
 class Couple:
     """Axes cut together: unit i is `a[a_at + i*a_block :][:a_block]` along `a_axis` and the same of `b`, for i < count.
 
+    With `a_repeat` > 1 that pattern stands `a_repeat` times one after the other, and a unit takes its place in each: unit i is
+    `a[a_at + (r*count + i)*a_block :][:a_block]` for all r < a_repeat (one head of q, k and v in a fused projection).
     `count` None means all units. Concat ties its input to a range of its output (`b_at`), Flatten ties a channel to H*W
     features (`b_block`). An axis that no couple of a reading or making layer names may not be cut there.
     A couple of an axis with itself says that it may be cut with nothing else (what ReduceSum adds up). A unit of a named axis
@@ -70,6 +72,17 @@ class Couple:
     a_block: int = 1
     b_block: int = 1
     count: int | None = None
+    a_repeat: int = 1
+    b_repeat: int = 1
+
+    def indexes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Indexes of each unit along `a_axis` and along `b_axis`: int64 [count, places], for an `a` of static size."""
+        n = self.count if self.count is not None else (int(self.a.shape[self.a_axis]) - self.a_at) // (self.a_block * self.a_repeat)  # type: ignore[arg-type]
+        return _units(self.a_at, n, self.a_block, self.a_repeat), _units(self.b_at, n, self.b_block, self.b_repeat)
+
+
+def _units(at: int, count: int, block: int, repeat: int) -> np.ndarray:
+    return at + np.arange(repeat * count * block).reshape(repeat, count, block).transpose(1, 0, 2).reshape(count, repeat * block)
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,8 @@ class Op:
 
     `shape_value(layer) -> [tuple of dims | None per output]` folds small integer tensors symbolically.
     `couples(layer) -> [Couple]` says which axes are cut together (default: nothing may be cut).
+    `inner(layer, level) -> [Couple]` says the same where an axis holds a product of sizes (heads times width, groups times channels of
+    a group) and its factor `level`, counted from the innermost, is what is cut: another reading of the same layer.
     `recut(layer, kept) -> {attribute: value, input position: int array or None}` gives what must change when axes are cut:
     `kept[tensor, axis]` are the kept indexes (sorted) of each cut axis of this layer's inputs and outputs. An attribute value
     None removes it. Ops without it need no change.
@@ -107,6 +122,7 @@ class Op:
     samples: tuple[Sample, ...] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict)
     couples: Callable[[Layer], list[Couple]] | None = None
+    inner: Callable[[Layer, int], list[Couple]] | None = None
     shape_value: Callable[[Layer], Sequence[tuple[Dim, ...] | None]] | None = None
     recut: Callable[[Layer, Kept], dict[str | int, Any]] | None = None
     onnx: Callable[..., Any] | None = None

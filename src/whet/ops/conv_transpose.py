@@ -77,11 +77,22 @@ def couples(layer: Layer) -> list[Couple]:
     return tied if b is None else [*tied, Couple(b, 0, y, 1, a_block=outs, b_block=outs, count=group)]
 
 
+def inner(layer: Layer, level: int) -> list[Couple]:
+    """Several groups of several channels, read from inside (level 0): each group loses its channels of the same places."""
+    x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
+    group, outs = layer.attrs["group"], w.shape[1]
+    if level or group == 1 or outs == 1 or not isinstance(w.shape[0], int):
+        return couples(layer)
+    within = {"a_repeat": group, "b_repeat": group}
+    tied = [Couple(x, 0, y, 0), Couple(x, 1, w, 0, **within, count=w.shape[0] // group), Couple(y, 1, w, 1, a_repeat=group, count=outs)]
+    return tied if b is None else [*tied, Couple(b, 0, y, 1, **within, count=outs)]
+
+
 def recut(layer: Layer, kept):
-    x, group = layer.inputs[0], layer.attrs["group"]
-    if group == 1 or (x, 1) not in kept:
+    w, y, group = layer.inputs[1], layer.output, layer.attrs["group"]
+    if group == 1 or (y, 1) not in kept:
         return {}
-    return {"group": group * len(kept[x, 1]) // x.shape[1]}
+    return {"group": len(kept[y, 1]) // (len(kept[w, 1]) if (w, 1) in kept else w.shape[1])}
 
 
 def read(node, g):
@@ -113,6 +124,7 @@ op(
     reference,
     attrs={"group": 1, "strides": INTS, "dilations": INTS, "pads": INTS, "output_padding": INTS, "kernel_shape": INTS},
     couples=couples,
+    inner=inner,
     recut=recut,
     onnx=read,
     samples=[

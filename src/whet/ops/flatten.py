@@ -33,6 +33,7 @@ op(
     attrs={"axis": 1},
     shape_value=unchanged,
     couples=lambda layer: block_couples(layer.inputs[0], layer.output),
+    inner=lambda layer, level: block_couples(layer.inputs[0], layer.output, level),
     samples=[
         (["f32[2,3,4,5]"], {}),
         (["f32[2,17,1,1]"], {}),

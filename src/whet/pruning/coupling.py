@@ -8,8 +8,9 @@ bn1's parameters and conv2's input channels, say. The pruning literature's group
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,12 +42,47 @@ class Group:
             if t.is_constant and t.dtype.is_float:
                 yield t, axis, at
 
+    @property
+    def block(self) -> int:
+        """Neighbouring channels that a unit takes of the weight that makes it: 1 for a channel, 64 for a head of that width."""
+        own = re.sub(r"[#@]\d+$", "", re.sub(r"@\d+$", "", self.name))
+        for t, _, at in self.weights():
+            if t.name in (own, self.name):
+                gaps = np.flatnonzero(np.diff(at[0]) != 1)
+                return int(gaps[0]) + 1 if len(gaps) else at.shape[1]
+        return 1
+
     def __repr__(self) -> str:
         return f"Group({self.name!r}, {self.size} channels over {len(self.layers)} layers)"
 
 
 def groups(net: Network) -> list[Group]:
-    """All groups of a network that have at least two channels and a weight of two or more axes, in order of first use."""
+    """All groups of a network that have at least two channels and a weight of two or more axes, in order of first use.
+
+    An axis that holds a product (heads times head width, groups of a convolution times their channels) can be cut by each factor. So
+    the network is read three times: by the ops' `couples`, and with the second and the innermost factor of such axes as the unit.
+    What only such a reading finds is named with the factor's place: `in_proj_weight@1` are the heads of a fused projection,
+    `in_proj_weight@0` the widths of each. Groups of different readings may be cut at once: what stays is again a product.
+    """
+    found: list[tuple[tuple[int, int], Group]] = []
+    seen: set[tuple] = set()
+    for level in (None, *(lv for lv in (1, 0) if _read_otherwise(net, lv))):
+        for place, g in _groups(net, level):
+            mark = (g.size, tuple(sorted((t.name, axis, at.tobytes()) for (t, axis), at in g.members.items())))
+            if mark not in seen:
+                seen.add(mark)
+                found.append((place, g if level is None else replace(g, name=f"{g.name}@{level}")))
+    return [g for _, g in sorted(found, key=lambda f: f[0])]
+
+
+def _read_otherwise(net: Network, level: int) -> bool:
+    """Whether some layer is read differently at this level."""
+    ops = ((layer, get_op(layer.op)) for layer in net.layers)
+    return any(o.couples is not None and o.inner is not None and o.inner(layer, level) != o.couples(layer) for layer, o in ops)
+
+
+def _groups(net: Network, level: int | None) -> Iterator[tuple[tuple[int, int], Group]]:
+    """Groups of one reading, each with its place in the order."""
     axes = _axes(net)
     base: dict[Axis, int] = {}
     n = 0
@@ -56,7 +92,7 @@ def groups(net: Network) -> list[Group]:
     locked = np.zeros(n, bool)
     edges: list[tuple[np.ndarray, np.ndarray]] = []
     for layer in net.layers:
-        _tie(layer, base, locked, edges)
+        _tie(layer, level, base, locked, edges)
     for t in (*net.inputs, *net.outputs):
         _lock(t, base, locked)
     first = np.concatenate([e[0] for e in edges]) if edges else np.zeros(0, np.int64)
@@ -64,7 +100,7 @@ def groups(net: Network) -> list[Group]:
     root = components(n, first, second)
     fixed = np.zeros(n, bool)
     fixed[root[locked]] = True
-    return list(_collect(net, axes, base, root, fixed[root]))
+    yield from _collect(net, axes, base, root, fixed[root])
 
 
 def find_group(found: list[Group], name: str) -> Group:
@@ -85,10 +121,14 @@ def _axes(net: Network) -> list[Axis]:
     return [(t, i) for t in seen for i, d in enumerate(t.shape) if isinstance(d, int) and d > 1]
 
 
-def _tie(layer: Layer, base: Mapping[Axis, int], locked: np.ndarray, edges: list[tuple[np.ndarray, np.ndarray]]) -> None:
+def _tie(
+    layer: Layer, level: int | None, base: Mapping[Axis, int], locked: np.ndarray, edges: list[tuple[np.ndarray, np.ndarray]]
+) -> None:
     """Edges of one layer's couples; locks the axes that they do not name."""
     o = get_op(layer.op)
-    couples = o.couples(layer) if o.couples is not None and not layer.regions else []
+    couples: list[Couple] = []
+    if o.couples is not None and not layer.regions:
+        couples = o.couples(layer) if level is None or o.inner is None else o.inner(layer, level)
     named: set[Axis] = set()
     for c in couples:
         a, b = (c.a, c.a_axis), (c.b, c.b_axis)
@@ -111,11 +151,9 @@ def _tie(layer: Layer, base: Mapping[Axis, int], locked: np.ndarray, edges: list
 
 def _edges(c: Couple, at_a: int, at_b: int) -> tuple[np.ndarray, np.ndarray]:
     """Edges that make one component of each unit: its first element of `a` with all others."""
-    count = c.count if c.count is not None else (int(c.a.shape[c.a_axis]) - c.a_at) // c.a_block  # type: ignore[arg-type]
-    a = at_a + c.a_at + np.arange(count * c.a_block).reshape(count, c.a_block)
-    b = at_b + c.b_at + np.arange(count * c.b_block).reshape(count, c.b_block)
-    others = np.concatenate([a[:, 1:], b], axis=1)
-    return np.repeat(a[:, 0], others.shape[1]), others.reshape(-1)
+    a, b = c.indexes()
+    others = np.concatenate([at_a + a[:, 1:], at_b + b], axis=1)
+    return np.repeat(at_a + a[:, 0], others.shape[1]), others.reshape(-1)
 
 
 def _lock(t: Tensor, base: Mapping[Axis, int], locked: np.ndarray) -> None:
@@ -124,7 +162,9 @@ def _lock(t: Tensor, base: Mapping[Axis, int], locked: np.ndarray) -> None:
             locked[base[t, i] : base[t, i] + t.shape[i]] = True
 
 
-def _collect(net: Network, axes: list[Axis], base: Mapping[Axis, int], root: np.ndarray, fixed: np.ndarray) -> Iterator[Group]:
+def _collect(
+    net: Network, axes: list[Axis], base: Mapping[Axis, int], root: np.ndarray, fixed: np.ndarray
+) -> Iterator[tuple[tuple[int, int], Group]]:
     """Groups of the units that are not fixed."""
     places: dict[int, dict[int, list[int]]] = {}  # unit -> number of an axis -> indexes along it
     for number, (t, i) in enumerate(axes):
@@ -149,9 +189,9 @@ def _collect(net: Network, axes: list[Axis], base: Mapping[Axis, int], root: np.
         layers = sorted({name for t, _ in members for name in touching[t]}, key=order.__getitem__)
         found.append((order[layers[0]], units[0], matrices, members, layers))
     taken: dict[str, int] = {}
-    for _, _, matrices, members, layers in sorted(found, key=lambda f: f[:2]):
+    for place, unit, matrices, members, layers in sorted(found, key=lambda f: f[:2]):
         # The weight that makes the channels names them: the one read by the earliest layer.
         t, _ = min(matrices, key=lambda m: (min(order[n] for n in touching[m[0]]), m[1]))
         taken[t.name] = taken.get(t.name, 0) + 1
         name = t.name if taken[t.name] == 1 else f"{t.name}#{taken[t.name]}"
-        yield Group(name, len(next(iter(members.values()))), members, tuple(layers))
+        yield (place, unit), Group(name, len(next(iter(members.values()))), members, tuple(layers))

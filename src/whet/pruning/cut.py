@@ -12,12 +12,13 @@ from whet.network import Layer, Network, Tensor, Weight, copy_into, verify
 from whet.ops import get_op
 from whet.ops._origin import express, literal
 from whet.pruning.coupling import Axis, Group, find_group, groups
+from whet.pruning.depth import remove_branches, silenced
 
 Kept = Mapping[str, Sequence[int] | np.ndarray]  # group name -> kept channels
 
 
-def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None) -> Network:
-    """`net` with only the `kept` channels of each named group; groups that are not named stay whole.
+def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
+    """`net` with only the `kept` channels of each named group; groups that are not named stay whole, `removed` branches go (depth.py).
 
     Layers, tensors and weights keep their names; a cut weight's origin is a Gather of the source weight, so the same cut can be
     applied to other values of it. `found` are the groups of `net` if they are known already.
@@ -38,13 +39,14 @@ def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None) -> Netwo
     made.outputs = [twin[t] for t in net.outputs]
     made.metadata = dict(net.metadata)
     made.prune_dead()  # a shape that was rewritten leaves its old constant behind
-    return verify(made)
+    return remove_branches(made, removed) if removed else verify(made)
 
 
-def zeroed(net: Network, kept: Kept, found: Sequence[Group] | None = None) -> Network:
-    """`net` at its full size with the weights of all channels that are not kept set to zero: it computes what `cut` computes."""
+def zeroed(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
+    """`net` at its full size with the weights of all channels that are not kept set to zero, and `removed` branches silenced: it
+    computes what `cut` computes."""
     indexes = kept_indexes(net, kept, found)
-    made = net.clone()
+    made = silenced(net, removed) if removed else net.clone()
     for t in net.constants.values():
         if not t.dtype.is_float or not any((t, i) in indexes for i in range(t.type.rank)):
             continue

@@ -1,41 +1,156 @@
-"""How much each channel of a group matters, from the weights alone: L1 or L2 norms, or random as the baseline."""
+"""How much each unit of a group matters: norms of its weights, distances to its like, batch-norm scales, Taylor terms on data, or chance.
+
+    l1, l2       norms of the weights that make and read it (Li et al. 2017)
+    fpgm         distance to all others of its group, the nearer to their geometric median the less it matters (He et al. 2019)
+    bn_scale     |gamma| of the batch norms on it (network slimming, Liu et al. 2017); groups without one fall back to l2
+    activation   root mean square of its values on data, where they are read
+    taylor1      first-order change of the loss or the outputs on data (Molchanov et al. 2017)
+    taylor2      the same to second order (Molchanov et al. 2019)
+    random       the baseline that a criterion has to beat
+    python:MODULE:FUNCTION   a function of the user's: called as f(net, group), gives one number a unit
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
 from whet.errors import PruneError
+from whet.network import Network
 from whet.pruning.coupling import Group
+from whet.pruning.depth import Branch
+from whet.pruning.sensitivity import Gates, Progress, gates
 
-KINDS = ("l1", "l2", "random")
+KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "random")
+NEED_DATA = ("activation", "taylor1", "taylor2")
 
 
-def importance(found: Sequence[Group], kind: str = "l1", seed: int = 0) -> dict[str, np.ndarray]:
-    """Scores float64 [size] of each group by name, normalised to a mean of one within the group.
+@dataclass(frozen=True)
+class Samples:
+    """What data-driven criteria look at: inputs by name (samples along axis 0), class labels [samples] if there are any."""
 
-    The score of a channel is the mean over the group's weights of two or more axes (the filters that make it, the columns that
-    read it), each normalised by its own mean: a wide layer does not outvote a narrow one.
-    Raises PruneError for an unknown kind.
+    data: Mapping[str, np.ndarray]
+    labels: np.ndarray | None = None
+
+
+def importance(
+    found: Sequence[Group],
+    kind: str = "l1",
+    seed: int = 0,
+    *,
+    net: Network | None = None,
+    samples: Samples | None = None,
+    blocks: Sequence[Branch] = (),
+    normalize: bool | None = None,
+    progress: Progress | None = None,
+) -> dict[str, np.ndarray]:
+    """Scores float64 [size] of each group by name, and [1] of each branch in `blocks`.
+
+    Normalised (the default but for Taylor terms, which are changes of one loss and so compare across groups as they are) a group's scores
+    have a mean of one: a wide layer does not outvote a narrow one. A norm is the mean over the group's weights of two or more axes, each
+    normalised by its own mean. A branch scores what its groups score together, or what data say of it.
+    Raises PruneError for an unknown kind, or where the kind needs data or the network and has none.
     """
-    if kind not in KINDS:
-        raise PruneError(f"importance is one of {', '.join(KINDS)}, not {kind!r}")
-    rng = np.random.default_rng(seed)
-    return {g.name: rng.random(g.size) * 2 if kind == "random" else _norms(g, kind) for g in found}
+    if kind not in KINDS and not kind.startswith("python:"):
+        raise PruneError(f"importance is one of {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}")
+    if kind in NEED_DATA:
+        if net is None or samples is None:
+            raise PruneError(f"the importance {kind} is measured on data: give the network and some samples (labels are optional)")
+        seen = gates(net, found, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
+        scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in found), *(b.name for b in blocks)]}
+    else:
+        scores = _of_weights(found, kind, seed, net)
+    if normalize or (normalize is None and not kind.startswith("taylor")):
+        scores = {**scores, **{g.name: _normalized(scores[g.name]) for g in found}}
+    for b in blocks:
+        if b.name not in scores:
+            inside = set(b.layers)
+            own = [float(scores[g.name].sum()) for g in found if set(g.layers) <= inside]
+            scores[b.name] = np.array([sum(own) if own else float(len(b.layers))])
+    return scores
 
 
-def _norms(g: Group, kind: str) -> np.ndarray:
+def _normalized(v: np.ndarray) -> np.ndarray:
+    return v / v.mean() if v.mean() > 0 else np.ones(len(v))
+
+
+def _of_gates(seen: Gates, kind: str, name: str) -> np.ndarray:
+    return np.sqrt(seen.energy[name]) if kind == "activation" else seen.first(name) if kind == "taylor1" else seen.second(name)
+
+
+def _of_weights(found: Sequence[Group], kind: str, seed: int, net: Network | None) -> dict[str, np.ndarray]:
+    if kind == "random":
+        rng = np.random.default_rng(seed)
+        return {g.name: rng.random(g.size) * 2 for g in found}
+    if kind == "bn_scale":
+        return _scales(found, net)
+    if kind.startswith("python:"):
+        return _own(found, kind, net)
+    measure = {"l1": _l1, "l2": _l2, "fpgm": _apart}[kind]
+    return {g.name: _weighed(g, measure) for g in found}
+
+
+def _weighed(g: Group, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     parts = []
     for t, axis, at in g.weights():
-        if t.type.rank < 2:
-            continue
-        slices = np.moveaxis(t.array().astype(np.float64), axis, 0)[at]  # [size, block, rest...]
-        flat = np.abs(slices).reshape(g.size, -1)
-        norm = flat.sum(1) if kind == "l1" else np.sqrt((flat**2).sum(1))
-        if norm.mean() > 0:
-            parts.append(norm / norm.mean())
+        if t.type.rank >= 2:
+            slices = np.moveaxis(t.array().astype(np.float64), axis, 0)[at]  # [size, places, rest...]
+            norm = measure(slices.reshape(g.size, -1))
+            if norm.mean() > 0:
+                parts.append(norm / norm.mean())
     return np.mean(parts, axis=0) if parts else np.ones(g.size)
+
+
+def _l1(rows: np.ndarray) -> np.ndarray:
+    return np.abs(rows).sum(1)
+
+
+def _l2(rows: np.ndarray) -> np.ndarray:
+    return np.sqrt((rows**2).sum(1))
+
+
+def _apart(rows: np.ndarray) -> np.ndarray:
+    """Sum of the Euclidean distances to all other rows."""
+    squares = (rows**2).sum(1)
+    return np.sqrt(np.maximum(squares[:, None] + squares[None] - 2 * rows @ rows.T, 0)).sum(1)
+
+
+def _scales(found: Sequence[Group], net: Network | None) -> dict[str, np.ndarray]:
+    if net is None:
+        raise PruneError("the importance bn_scale looks for batch norms: give the network")
+    gammas = {x.inputs[1] for x in net.layers if x.op == "BatchNormalization"}
+    scores, with_norm = {}, 0
+    for g in found:
+        parts = [np.abs(t.array().astype(np.float64))[at].mean(1) for t, _, at in g.weights() if t in gammas]
+        with_norm += bool(parts)
+        scores[g.name] = np.mean([_normalized(p) for p in parts], axis=0) if parts else _weighed(g, _l2)
+    if not with_norm:
+        raise PruneError("the importance bn_scale needs batch norms, and no group has one (exporters fold them): choose l2 or taylor1")
+    return scores
+
+
+def _own(found: Sequence[Group], kind: str, net: Network | None) -> dict[str, np.ndarray]:
+    module, _, name = kind.removeprefix("python:").partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise PruneError(f"cannot take {kind!r} as importance: {e}. Write python:MODULE:FUNCTION, the module importable from here.") from e
+    scores = {}
+    for g in found:
+        got = np.asarray(function(net, g), np.float64)
+        if got.shape != (g.size,) or not np.isfinite(got).all():
+            raise PruneError(f"{kind} gives {got.shape} for group {g.name!r}: it must give {g.size} finite numbers, one a unit")
+        scores[g.name] = got
+    return scores
+
+
+def step_of(g: Group, multiple: int) -> int:
+    """How many units make whole multiples of `multiple` channels: a head of 64 is one, a channel a sixty-fourth."""
+    return multiple // gcd(multiple, g.block)
 
 
 def choose(
@@ -50,7 +165,7 @@ def choose(
     """Which channels to keep so that about `ratio` (0..1) of all go: group name -> sorted indexes, of the groups that lose some.
 
     `scope` "group" takes the same share of every group, "global" the least important of all groups together. Kept counts are
-    rounded to a `multiple` (what kernels like), and at least `least` (default: one multiple) stay.
+    rounded to a `multiple` of channels (what kernels like), and at least `least` units (default: one multiple) stay.
     Raises PruneError for a ratio or scope that makes no sense.
     """
     if not 0 <= ratio < 1:
@@ -59,7 +174,6 @@ def choose(
         raise PruneError(f"scope is 'group' or 'global', not {scope!r}")
     if multiple < 1:
         raise PruneError(f"kept channels are rounded to a multiple of one or more, not {multiple}")
-    least = multiple if least is None else least
     share = {g.name: 1 - ratio for g in found}
     if scope == "global" and found:
         every = np.sort(np.concatenate([scores[g.name] for g in found]))
@@ -67,7 +181,8 @@ def choose(
         share = {g.name: float(np.mean(scores[g.name] >= threshold)) for g in found}
     kept = {}
     for g in found:
-        n = max(least, round(g.size * share[g.name] / multiple) * multiple)
+        step = step_of(g, multiple)
+        n = max(step if least is None else least, round(g.size * share[g.name] / step) * step)
         if n < g.size:
             best = np.argsort(-scores[g.name], kind="stable")[:n]
             kept[g.name] = np.sort(best)

@@ -1,0 +1,231 @@
+"""Reverse mode over the NumPy references: from cotangents of a layer's outputs to those of its inputs, without PyTorch.
+
+Few rules are written down. An elementwise op of any kind is differentiated by a central difference of its own reference in float64; an op
+that moves elements is run on their numbers, which says where each came from; contractions, pools and norms have a rule each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from whet.errors import UnsupportedError
+from whet.network import Layer
+from whet.ops import get_op
+from whet.ops._interpret import run_layer
+from whet.ops._window import windows
+from whet.ops.conv import attributes as conv_attributes
+
+Arrays = list[np.ndarray | None]
+Rule = Callable[[Layer, Arrays, list[np.ndarray], list[np.ndarray]], Arrays]
+
+_MOVES = frozenset(
+    "Reshape Flatten Squeeze Unsqueeze Identity Dropout Transpose Concat Split Slice Gather Pad Expand Tile DepthToSpace SpaceToDepth".split()
+)
+_STEP = 1e-6  # of the central difference, times 1 + |x|
+
+
+def backward(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
+    """Cotangents of the inputs, None for constants and for what is no float; arrays as the layer took and gave them, of equal shapes.
+
+    Raises UnsupportedError for an op that has no rule.
+    """
+    rule = _RULES.get(layer.op)
+    if rule is not None:
+        return rule(layer, inputs, outputs, cotangents)
+    if layer.op in _MOVES or (layer.op == "Resize" and layer.attrs.get("mode", "nearest") == "nearest"):
+        return _moved(layer, inputs, cotangents)
+    if get_op(layer.op).pointwise and not layer.regions:
+        return _pointwise(layer, inputs, cotangents[0])
+    raise UnsupportedError(f"{layer.op} '{layer.name}' has no gradient rule here")
+
+
+def differentiable(layer: Layer, i: int) -> bool:
+    """Whether input `i` is a computed float: what a cotangent is wanted of."""
+    t = layer.inputs[i]
+    return t is not None and not t.is_constant and t.dtype.is_float
+
+
+def _pointwise(layer: Layer, inputs: Arrays, cotangent: np.ndarray) -> Arrays:
+    wide: Arrays = [a.astype(np.float64) if a is not None and a.dtype.kind == "f" else a for a in inputs]
+    made: Arrays = []
+    for i, x in enumerate(wide):
+        if x is None or not differentiable(layer, i):
+            made.append(None)
+            continue
+        step = _STEP * (1 + np.abs(x))
+        above, below = (run_layer(layer, [*wide[:i], x + s, *wide[i + 1 :]])[0] for s in (step, -step))
+        width = 2 * np.broadcast_to(step.reshape((1,) * (above.ndim - x.ndim) + x.shape), above.shape)
+        made.append(_unbroadcast(cotangent * ((above - below) / width), x.shape).astype(cotangent.dtype))
+    return made
+
+
+def _unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    g = g.sum(axis=tuple(range(g.ndim - len(shape))))
+    stretched = tuple(i for i, d in enumerate(shape) if d == 1 and g.shape[i] != 1)
+    return g.sum(axis=stretched, keepdims=True) if stretched else g
+
+
+def _moved(layer: Layer, inputs: Arrays, cotangents: list[np.ndarray]) -> Arrays:
+    """Runs the op on the elements' numbers (0: a filling), then adds each cotangent where its element came from."""
+    numbers, starts, n = list(inputs), [0] * len(inputs), 1
+    for i, a in enumerate(inputs):
+        if a is not None and a.dtype.kind == "f" and layer.inputs[i].dtype.is_float and not (i and layer.op in ("Pad", "Resize")):  # type: ignore[union-attr]
+            numbers[i], starts[i] = np.arange(n, n + a.size, dtype=np.float64).reshape(a.shape), n
+            n += a.size
+        elif a is not None and layer.op == "Pad" and i == 2:
+            numbers[i] = np.zeros(a.shape)  # what is filled in comes from nowhere
+    total = np.zeros(n)
+    for at, g in zip(run_layer(layer, numbers), cotangents, strict=True):
+        total += np.bincount(at.astype(np.int64).reshape(-1), g.reshape(-1), minlength=n)
+    return [
+        total[starts[i] : starts[i] + a.size].reshape(a.shape).astype(a.dtype) if starts[i] and a is not None and differentiable(layer, i) else None
+        for i, a in enumerate(inputs)
+    ]
+
+
+def _first(f: Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.ndarray]) -> Rule:
+    """A rule of an op with one output that only its first input has a cotangent of."""
+
+    def rule(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
+        made = f(layer, inputs, outputs[0], cotangents[0]) if differentiable(layer, 0) else None
+        if any(differentiable(layer, i) for i in range(1, len(inputs))):
+            raise UnsupportedError(f"{layer.op} '{layer.name}' reads a computed weight, which has no gradient rule here")
+        return [made, *[None] * (len(inputs) - 1)]
+
+    return rule
+
+
+def _spread(columns: np.ndarray, x: np.ndarray, kernel, strides, dilations, pads, out) -> np.ndarray:
+    """The transpose of taking windows: columns [N, C, *kernel, *out] added up at their places of x [N, C, *spatial]."""
+    r = len(kernel)
+    full = np.zeros((*x.shape[:2], *(x.shape[2 + i] + pads[i] + pads[r + i] for i in range(r))), x.dtype)
+    for at in np.ndindex(*kernel):
+        places = tuple(slice(at[i] * dilations[i], at[i] * dilations[i] + (out[i] - 1) * strides[i] + 1, strides[i]) for i in range(r))
+        full[(slice(None), slice(None), *places)] += columns[(slice(None), slice(None), *at)]
+    return full[(slice(None), slice(None), *(slice(pads[i], pads[i] + x.shape[2 + i]) for i in range(r)))]
+
+
+def _conv(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    x, w = inputs[0], inputs[1]
+    assert x is not None
+    assert w is not None
+    strides, dilations, pads = conv_attributes(layer)
+    group, kernel, out = layer.attrs["group"], w.shape[2:], g.shape[2:]
+    columns = np.matmul(w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1), g.reshape(len(g), group, w.shape[0] // group, -1))
+    return _spread(columns.reshape(len(g), x.shape[1], *kernel, *out), x, kernel, strides, dilations, pads, out)
+
+
+def _conv_transpose(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    from whet.ops.conv_transpose import attributes
+
+    x, w = inputs[0], inputs[1]
+    assert x is not None
+    assert w is not None
+    strides, dilations, pads, _ = attributes(layer)
+    group, r = layer.attrs["group"], w.ndim - 2
+    columns = windows(g, w.shape[2:], strides, dilations, pads, 0)[(..., *[slice(None)] * r)]
+    columns = columns[(slice(None), slice(None), *(slice(0, n) for n in x.shape[2:]))]  # [N, K, *spatial, *kernel]
+    n, per = len(g), w.shape[1]
+    v = columns.reshape(n, group, per, *columns.shape[2:]).transpose(0, 1, 2, *range(3 + r, 3 + 2 * r), *range(3, 3 + r))
+    return np.matmul(w.reshape(group, x.shape[1] // group, -1), v.reshape(n, group, -1, int(np.prod(x.shape[2:])))).reshape(x.shape)
+
+
+def _gemm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    b = inputs[1] if layer.attrs["transB"] else inputs[1].T  # type: ignore[union-attr]
+    made = layer.attrs["alpha"] * (g @ b)
+    return made.T if layer.attrs["transA"] else made
+
+
+def _matmul(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
+    a, b, g = inputs[0], inputs[1], cotangents[0]
+    assert a is not None
+    assert b is not None
+    if a.ndim < 2 or b.ndim < 2:
+        raise UnsupportedError(f"MatMul '{layer.name}' with a vector has no gradient rule here")
+    left = _unbroadcast(np.matmul(g, np.swapaxes(b, -1, -2)), a.shape) if differentiable(layer, 0) else None
+    return [left, _unbroadcast(np.matmul(np.swapaxes(a, -1, -2), g), b.shape) if differentiable(layer, 1) else None]
+
+
+def _batch_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    scale, variance = inputs[1], inputs[4]
+    assert scale is not None
+    assert variance is not None
+    return g * (scale / np.sqrt(variance + layer.attrs["epsilon"])).reshape(-1, *(1,) * (g.ndim - 2)).astype(g.dtype)
+
+
+def _layer_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    x = inputs[0]
+    assert x is not None
+    axes = tuple(range(layer.attrs["axis"] % x.ndim, x.ndim))
+    d = x - x.mean(axes, keepdims=True)
+    inverse = 1 / np.sqrt((d * d).mean(axes, keepdims=True) + layer.attrs["epsilon"])
+    h, u = d * inverse, g if inputs[1] is None else g * inputs[1]
+    return ((u - u.mean(axes, keepdims=True) - h * (u * h).mean(axes, keepdims=True)) * inverse).astype(g.dtype)
+
+
+def _softmax(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    return y * (g - (g * y).sum(layer.attrs["axis"], keepdims=True))
+
+
+def _max_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    x = inputs[0]
+    assert x is not None
+    kernel = layer.attrs["kernel_shape"]
+    r = len(kernel)
+    strides, dilations, pads = (layer.attrs.get(k) or (d,) * n for k, d, n in (("strides", 1, r), ("dilations", 1, r), ("pads", 0, 2 * r)))
+    if layer.attrs.get("ceil_mode") or len(layer.outputs) > 1:
+        raise UnsupportedError(f"MaxPool '{layer.name}' with ceil_mode or indices has no gradient rule here")
+    v = windows(x, kernel, strides, dilations, pads, -np.inf)
+    largest = v.reshape(*v.shape[: 2 + r], -1).argmax(-1)
+    taken = (np.arange(int(np.prod(kernel))).reshape(-1, *(1,) * r) == largest[:, :, None]) * g[:, :, None]
+    return _spread(taken.reshape(*g.shape[:2], *kernel, *g.shape[2:]).astype(x.dtype), x, kernel, strides, dilations, pads, g.shape[2:])
+
+
+def _average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    x = inputs[0]
+    assert x is not None
+    kernel = layer.attrs["kernel_shape"]
+    r = len(kernel)
+    strides, pads = layer.attrs.get("strides") or (1,) * r, layer.attrs.get("pads") or (0,) * 2 * r
+    if layer.attrs.get("ceil_mode") or (any(pads) and not layer.attrs.get("count_include_pad")):
+        raise UnsupportedError(f"AveragePool '{layer.name}' with ceil_mode or uncounted padding has no gradient rule here")
+    each = np.broadcast_to((g / np.prod(kernel)).reshape(*g.shape[:2], *(1,) * r, *g.shape[2:]), (*g.shape[:2], *kernel, *g.shape[2:]))
+    return _spread(each, x, kernel, strides, (1,) * r, pads, g.shape[2:])
+
+
+def _global_average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(g / np.prod(inputs[0].shape[2:]), inputs[0].shape).astype(g.dtype)  # type: ignore[union-attr]
+
+
+def _reduce(mean: bool) -> Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.ndarray]:
+    def rule(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+        from whet.ops._axes import axes_given
+
+        x = inputs[0]
+        assert x is not None
+        axes = axes_given(layer, x.ndim)
+        if not axes and layer.attrs.get("noop_with_empty_axes"):
+            return g
+        axes = axes or tuple(range(x.ndim))
+        kept = g.reshape([1 if i in axes else d for i, d in enumerate(x.shape)])
+        return np.broadcast_to(kept / (np.prod([x.shape[i] for i in axes]) if mean else 1), x.shape).astype(g.dtype)
+
+    return rule
+
+
+_RULES: dict[str, Rule] = {
+    "Conv": _first(_conv),
+    "ConvTranspose": _first(_conv_transpose),
+    "Gemm": _first(_gemm),
+    "MatMul": _matmul,
+    "BatchNormalization": _first(_batch_norm),
+    "LayerNormalization": _first(_layer_norm),
+    "Softmax": _first(_softmax),
+    "MaxPool": _first(_max_pool),
+    "AveragePool": _first(_average_pool),
+    "GlobalAveragePool": _first(_global_average_pool),
+    "ReduceMean": _first(_reduce(True)),
+    "ReduceSum": _first(_reduce(False)),
+}

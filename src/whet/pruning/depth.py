@@ -1,0 +1,129 @@
+"""Depth: residual branches that can be taken out whole, so that their shortcut remains: blocks of a ResNet, halves of a transformer's layer.
+
+A branch is what an Add puts onto a value that it was computed from: `y = x + f(x)`. Without it y is x, of the same type, and everything
+else stays; that is what the network computes when the branch gives zeros. Shortcuts that change their shape have no such branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from whet.errors import PruneError
+from whet.network import Layer, Network, Tensor, verify
+from whet.registry import nearest
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """`name` is that of the Add; `place` which of its inputs the branch makes; `layers` what goes with it, in running order."""
+
+    name: str
+    place: int
+    layers: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Branch({self.name!r}, {len(self.layers)} layers)"
+
+
+def branches(net: Network) -> list[Branch]:
+    """All branches that can be removed, in running order. A branch may lie inside another."""
+    users = net.users()
+    outputs = set(net.outputs)
+    place = {t: i for i, layer in enumerate(net.layers) for t in layer.outputs}
+    found = []
+    for layer in net.layers:
+        if layer.op != "Add" or layer.inputs[0] is layer.inputs[1]:
+            continue
+        for i, branch in enumerate(layer.inputs):
+            shortcut = layer.inputs[1 - i]
+            assert branch is not None
+            assert shortcut is not None
+            if branch.maker is None or shortcut.is_constant or not shortcut.type == branch.type == layer.output.type:
+                continue
+            inside = _between(net, shortcut, branch, place)
+            if inside and _closed(inside, branch, layer, users, outputs):
+                found.append(Branch(layer.name, i, tuple(x.name for x in inside)))
+                break
+    return found
+
+
+def _between(net: Network, start: Tensor, end: Tensor, place: dict[Tensor, int]) -> list[Layer]:
+    """Layers on ways from `start` to `end`, in running order; empty when `end` is not computed from `start`."""
+    first, last = place.get(start, -1), place[end]
+    reached: set[Tensor] = {start}
+    forward = []
+    for layer in net.layers[first + 1 : last + 1]:
+        reads = (*layer.inputs, *(t for r in layer.regions.values() for t in r.captures()))
+        if any(t in reached for t in reads if t is not None):
+            reached.update(layer.outputs)
+            forward.append(layer)
+    needed: set[Tensor] = {end}
+    inside = []
+    for layer in reversed(forward):
+        if any(t in needed for t in layer.outputs):
+            needed.update(t for t in layer.inputs if t is not None)
+            inside.append(layer)
+    return inside[::-1] if start in needed else []
+
+
+def _closed(inside: Sequence[Layer], end: Tensor, add: Layer, users, outputs: set[Tensor]) -> bool:
+    """Whether nothing outside reads what the branch makes, shapes aside, and the Add alone reads its end."""
+    names = {x.name for x in inside}
+    for layer in inside:
+        for t in layer.outputs:
+            if t in outputs:
+                return False
+            readers = {x.name for x, _ in users.get(t, [])}
+            if not readers <= (names | {add.name} if t is end else names | _shape_readers(t, users)):
+                return False
+    return True
+
+
+def _shape_readers(t: Tensor, users) -> set[str]:
+    return {x.name for x, _ in users.get(t, []) if x.op in ("Shape", "Size")}
+
+
+def find_branches(found: Sequence[Branch], names: Iterable[str]) -> list[Branch]:
+    """The branches of these names. Raises PruneError with the nearest name."""
+    known = {b.name: b for b in found}
+    for name in names:
+        if name not in known:
+            raise PruneError(
+                f"there is no residual branch {name!r} to remove.{nearest(name, list(known))} The network has {len(known)} that can go whole."
+            )
+    return [known[n] for n in dict.fromkeys(names)]
+
+
+def remove_branches(net: Network, names: Iterable[str]) -> Network:
+    """A copy of `net` without the named branches (Branch.name); what only they needed goes too.
+
+    Raises PruneError for a name that is not there, or where a shape inside a branch is still counted on outside.
+    """
+    chosen = find_branches(branches(net), names)
+    made = net.clone()
+    layers = {x.name: x for x in made.layers}
+    for b in chosen:
+        add = layers[b.name]
+        shortcut = add.inputs[1 - b.place]
+        assert shortcut is not None
+        made.replace(add.output, shortcut)
+        made.layers.remove(add)
+    made.prune_dead()
+    return verify(made)
+
+
+def silenced(net: Network, names: Iterable[str]) -> Network:
+    """`net` at its full depth with the output of the named branches multiplied by zero: it computes what `remove_branches` computes."""
+    import numpy as np
+
+    made = net.clone()
+    layers = {x.name: x for x in made.layers}
+    for b in find_branches(branches(net), names):
+        add = layers[b.name]
+        end = add.inputs[b.place]
+        assert end is not None
+        zero = made.constant(np.zeros((), end.dtype.numpy), f"{b.name}.zero")
+        off = made.add("Mul", end, zero, at=made.layers.index(add), name=f"{b.name}.off")
+        add.inputs = tuple(off if i == b.place else t for i, t in enumerate(add.inputs))
+    return made
