@@ -16,6 +16,7 @@ WhetError
 ├── CacheError            the timing cache cannot be read or written
 ├── CalibrationError      calibration data or ranges are missing, constant or not finite
 ├── PruneError            a cut is impossible or would not be exact
+├── TrainingError         fine-tuning cannot start, cannot go on, or its checkpoint is of another training
 └── UsageError            the command line or an option is wrong
 
 The text of each says what happened, why, and what to do next.
@@ -84,6 +85,10 @@ class CalibrationError(WhetError):
 
 class PruneError(WhetError):
     """A cut is impossible or would not be exact."""
+
+
+class TrainingError(WhetError):
+    """Fine-tuning cannot start, cannot go on, or its checkpoint is of another training."""
 
 
 class UsageError(WhetError):

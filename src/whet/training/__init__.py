@@ -14,12 +14,12 @@ from typing import Any
 
 _HOME = {
     "FinetuneConfig": "config",
-    "Finetuned": "finetune",
+    "Finetuned": "tuning",
     "NetworkModule": "module",
     "QuantizationAware": "qat",
     "TrainingData": "data",
     "accuracy": "evaluate",
-    "finetune": "finetune",
+    "finetune": "tuning",
     "from_module": "module",
     "hold": "masks",
     "masks_of": "masks",

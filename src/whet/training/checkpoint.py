@@ -1,0 +1,86 @@
+"""Checkpoints: one safetensors file with weights, statistics and the optimizer's tensors, all else as JSON in its header. No pickle.
+
+The file appears whole or not at all, so a training that is killed at any moment leaves the last whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from whet.errors import TrainingError
+from whet.training.module import NetworkModule
+
+FORMAT, VERSION = "whet.training.checkpoint", 1
+
+
+def save_checkpoint(path: str | os.PathLike[str], module: NetworkModule, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Writes the file. `state` is plain data for JSON. Raises TrainingError when it cannot be written."""
+    tensors = {f"module.{n}": t.detach().cpu().contiguous() for n, t in module.state_dict().items()}
+    plain: dict[str, dict[str, Any]] = {}
+    for i, values in optimizer.state_dict()["state"].items():
+        for key, v in values.items():
+            if isinstance(v, torch.Tensor):
+                tensors[f"optimizer.{i}.{key}"] = v.detach().cpu().contiguous()
+            else:
+                plain.setdefault(str(i), {})[key] = v
+    header = {"format": FORMAT, "version": VERSION, "optimizer": plain, "torch": torch.__version__, **state}
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_file({n: t.clone() for n, t in tensors.items()}, partial, metadata={"whet": json.dumps(header)})
+        os.replace(partial, target)
+    except OSError as e:
+        raise TrainingError(f"the checkpoint {path} cannot be written: {e}. Choose another path, or free some space.") from e
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON of a checkpoint. Raises TrainingError for a file that is none."""
+    try:
+        with safe_open(str(path), "pt") as f:
+            state = json.loads((f.metadata() or {}).get("whet", "null"))
+    except (OSError, SafetensorError, ValueError) as e:
+        raise TrainingError(f"the checkpoint {path} cannot be read: {e}. Delete it to start anew.") from e
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise TrainingError(f"{path} is no checkpoint of whet. Choose another file.")
+    if state.get("version") != VERSION:
+        raise TrainingError(f"the checkpoint {path} has version {state.get('version')!r}; this whet reads {VERSION}. Delete it to start anew.")
+    return state
+
+
+def load_checkpoint(path: str | os.PathLike[str], module: NetworkModule, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Puts the tensors back and returns the state. Raises TrainingError for a file that is damaged or of another network."""
+    state = read_state(path)
+    with safe_open(str(path), "pt") as f:
+        tensors = {n: f.get_tensor(n) for n in f.keys()}
+    try:
+        module.load_state_dict({n[7:]: t for n, t in tensors.items() if n.startswith("module.")})
+    except RuntimeError as e:
+        raise TrainingError(f"the checkpoint {path} is of another network: {str(e)[:300]}. Delete it to start anew.") from e
+    found: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in state["optimizer"].items()}
+    for name, t in tensors.items():
+        if name.startswith("optimizer."):
+            _, i, key = name.split(".", 2)
+            found.setdefault(int(i), {})[key] = t
+    optimizer.load_state_dict({"state": found, "param_groups": optimizer.state_dict()["param_groups"]})
+    return state
+
+
+def must_match(path: str | os.PathLike[str], state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises TrainingError where the checkpoint is of another model, other data or other settings, saying which."""
+    for key, what in (("model", "another model"), ("data", "other data")):
+        if state.get(key) != now[key]:
+            raise TrainingError(f"the checkpoint {path} is of {what}. Delete it to start anew, or give the one it was made with.")
+    before, after = state.get("settings", {}), now["settings"]
+    for name in after:
+        if before.get(name) != after[name]:
+            was = before.get(name)
+            raise TrainingError(f"the checkpoint {path} was made with {name}={was!r}, now it is {after[name]!r}. Delete it to start anew.")

@@ -1,0 +1,168 @@
+"""Training data: arrays in files, images in one folder a class, or a function of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from whet.errors import TrainingError, UsageError
+from whet.network import Network
+from whet.precision import Preprocessing
+
+_LABELS = ("labels", "label", "y", "targets", "y_train")
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Samples along the first axis of every array: inputs by the network's names, and labels (class numbers, or numbers to reach).
+
+    Images may be uint8 [N, H, W, C]; `preprocessing` makes of them what the network takes, on the device, batch by batch.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    labels: np.ndarray | None = None
+    preprocessing: Preprocessing | None = None
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(a) for name, a in self.inputs.items()} | ({} if self.labels is None else {"labels": len(self.labels)})
+        if not self.inputs or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
+            raise TrainingError(f"training data need inputs and labels of one length above 0, not {lengths}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def describe(self) -> list[Any]:
+        """What a checkpoint remembers, to tell other data."""
+        return [[n, str(a.dtype), list(a.shape)] for n, a in sorted(self.inputs.items())] + [self.labels is not None]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A sized iterable of the user's that gives batches: dicts by input name (with "labels"), or (x, labels). It is iterated anew each epoch."""
+
+    source: Any
+    names: tuple[str, ...]
+    preprocessing: Preprocessing | None = None
+    classes: tuple[str, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray | None]]:
+        for item in self.source:
+            yield _arrays(item, self.names, "a batch of the data function")
+
+    def describe(self) -> list[Any]:
+        """What a checkpoint remembers, to tell other data."""
+        return ["batches", len(self)]
+
+
+def training_data(source: str, net: Network, preprocessing: Preprocessing | None = None) -> TrainingData | Batches:
+    """Data for `net` from FILE.npz (arrays by input name, or one beside the labels; labels as labels, label, y, targets or y_train), from a
+    folder with one subfolder of images a class (sorted by name), or from python:MODULE:FUNCTION, which returns (x, y), a dict, or a sized
+    iterable of batches.
+
+    Raises UsageError for a source that is not there, TrainingError for data that do not fit.
+    """
+    names = tuple(t.name for t in net.inputs)
+    if source.startswith("python:"):
+        return _from_function(source, names, preprocessing)
+    path = Path(source)
+    if path.is_dir():
+        return _from_folder(path, net, preprocessing)
+    if not path.is_file():
+        raise UsageError(f"there is no {source}: the data are FILE.npz, a folder with one subfolder a class, or python:MODULE:FUNCTION")
+    try:
+        with np.load(path, allow_pickle=False) as loaded:
+            found = {n: loaded[n] for n in loaded.files} if hasattr(loaded, "files") else {}
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as e:
+        raise TrainingError(f"{path} cannot be read as an .npz of arrays: {e}") from e
+    inputs, labels = _arrays(found, names, str(path))
+    return TrainingData(inputs, labels, preprocessing)
+
+
+def call(source: str, *args: Any) -> Any:
+    """What the function of `python:module:function` returns. Raises UsageError for one that is not there."""
+    return function_of(source)(*args)
+
+
+def function_of(source: str) -> Any:
+    """The function of `python:module:function`; the working folder is searched too. Raises UsageError for one that is not there."""
+    parts = source.split(":")
+    if len(parts) != 3 or parts[0] != "python" or not all(parts):
+        raise UsageError(f"{source} is not python:MODULE:FUNCTION")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(parts[1]), parts[2])
+    except (ImportError, AttributeError) as e:
+        raise UsageError(f"{source}: {e}") from e
+
+
+def _from_function(source: str, names: tuple[str, ...], preprocessing: Preprocessing | None) -> TrainingData | Batches:
+    made = call(source)
+    if isinstance(made, TrainingData | Batches):
+        return made
+    if isinstance(made, Mapping) or (isinstance(made, tuple) and len(made) == 2 and all(isinstance(a, np.ndarray) for a in made)):
+        inputs, labels = _arrays(made, names, source)
+        return TrainingData(inputs, labels, preprocessing)
+    if not isinstance(made, Iterable) or not hasattr(made, "__len__"):
+        raise TrainingError(f"{source} returned {type(made).__name__}; it returns (x, y), a dict of arrays, or an iterable of batches with a length")
+    return Batches(made, names, preprocessing)
+
+
+def _arrays(found: Any, names: tuple[str, ...], where: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+    """Inputs by name, and labels, of a dict or an (x, y) pair."""
+    if not isinstance(found, Mapping):
+        if not isinstance(found, tuple | list) or len(found) != 2 or len(names) != 1:
+            raise TrainingError(f"{where}: give (x, labels) for one input, or a dict with {', '.join(names)} and labels")
+        return {names[0]: np.asarray(found[0])}, None if found[1] is None else np.asarray(found[1])
+    label = next((k for k in _LABELS if k in found and k not in names), None)
+    labels = None if label is None else np.asarray(found[label])
+    rest = {k: v for k, v in found.items() if k != label}
+    if len(names) == 1 and names[0] not in rest and len(rest) == 1:
+        rest = {names[0]: next(iter(rest.values()))}
+    missing = [n for n in names if n not in rest]
+    if missing:
+        raise TrainingError(f"{where} has no array for the input '{missing[0]}'; it has {', '.join(found) or 'none'}")
+    return {n: np.asarray(rest[n]) for n in names}, labels
+
+
+def _from_folder(path: Path, net: Network, preprocessing: Preprocessing | None) -> TrainingData:
+    """Images uint8 [N, H, W, C] at the network's size; the class is the number of the subfolder."""
+    classes = sorted(p for p in path.iterdir() if p.is_dir())
+    files = [(f, k) for k, c in enumerate(classes) for f in sorted(c.iterdir()) if f.suffix.lower() in _IMAGES]
+    if not files:
+        raise TrainingError(f"{path} holds no subfolders with images ({', '.join(_IMAGES)}): one subfolder a class")
+    try:
+        from PIL import Image
+    except ImportError:
+        raise TrainingError("images are decoded with Pillow, which is not installed: pip install pillow, or give arrays (.npz)") from None
+    t = net.inputs[0]
+    p = preprocessing or Preprocessing()
+    nchw = p.layout == "nchw"
+    if len(net.inputs) != 1 or t.type.rank != 4:
+        raise TrainingError("a folder of images is for networks with one input of rank 4; give arrays (.npz) or a function")
+    sizes, channels = (t.shape[2:4], t.shape[1]) if nchw else (t.shape[1:3], t.shape[3])
+    if not all(isinstance(d, int) for d in sizes):
+        raise TrainingError(f"images need an input of fixed height and width; '{t.name}' is {t.type}")
+    pixels = np.empty((len(files), int(sizes[0]), int(sizes[1]), 1 if channels == 1 else 3), np.uint8)  # type: ignore[call-overload]
+    for i, (f, _) in enumerate(files):
+        try:
+            with Image.open(f) as opened:
+                image = opened.convert("L" if channels == 1 else "RGB").resize((int(sizes[1]), int(sizes[0])), Image.Resampling.BILINEAR)  # type: ignore[call-overload]
+        except OSError as e:
+            raise TrainingError(f"{f} cannot be decoded: {e}") from e
+        pixels[i] = np.asarray(image, np.uint8).reshape(pixels.shape[1:])
+    labels = np.array([k for _, k in files], np.int64)
+    return TrainingData({t.name: pixels}, labels, p, tuple(c.name for c in classes))

@@ -1,0 +1,171 @@
+"""From arrays to batches on the device: order, augmentation and preprocessing, each a function of seed, epoch and step alone.
+
+So a training that was killed needs no state of a generator to go on with the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from whet.errors import TrainingError, UsageError
+from whet.network import Network, Tensor
+from whet.precision import Preprocessing
+from whet.training.data import Batches, TrainingData
+
+Batch = tuple[dict[str, torch.Tensor], torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What `crop:N,flip` says."""
+
+    crop: int = 0
+    flip: bool = False
+
+    @staticmethod
+    def parse(text: str) -> Augment:
+        """Raises UsageError for what there is not."""
+        crop, flip = 0, False
+        for word in filter(None, (w.strip() for w in text.split(","))):
+            name, _, value = word.partition(":")
+            if name == "flip" and not value:
+                flip = True
+            elif name == "crop" and value.isdigit():
+                crop = int(value)
+            else:
+                raise UsageError(f"augmentation: {word!r} is none of crop:N, flip")
+        return Augment(crop, flip)
+
+    def __call__(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """x [N, C, H, W], of any type, cut and mirrored at random."""
+        n, _, h, w = x.shape
+        if self.flip:
+            chosen = torch.rand(n, generator=generator, device=x.device) < 0.5
+            x = torch.where(chosen.reshape(-1, 1, 1, 1), x.flip(3), x)
+        if self.crop:
+            at = torch.randint(0, 2 * self.crop + 1, (2, n), generator=generator, device=x.device)
+            rows = (at[0, :, None] + torch.arange(h, device=x.device))[:, None, :, None]
+            columns = (at[1, :, None] + torch.arange(w, device=x.device))[:, None, None, :]
+            padded = F.pad(x, (self.crop,) * 4)
+            samples = torch.arange(n, device=x.device).reshape(-1, 1, 1, 1)
+            channels = torch.arange(x.shape[1], device=x.device).reshape(1, -1, 1, 1)
+            x = padded[samples, channels, rows, columns]
+        return x
+
+
+class Feeder:
+    """Batches of one data set for one network on one device. Arrays are moved there once where they are small beside its memory."""
+
+    def __init__(self, net: Network, data: TrainingData | Batches, *, batch: int, device: torch.device, augment: str = "", seed: int = 0,
+                 channels_last: bool = False):  # fmt: skip
+        self.net, self.data, self.device, self.seed, self.channels_last = net, data, device, seed, channels_last
+        self.augment = Augment.parse(augment)
+        self.batch = _batch_size(net, data, batch)
+        self.steps = len(data) if isinstance(data, Batches) else max(len(data) // self.batch, 1)
+        self.generator = torch.Generator(device)
+        self._arrays: dict[str, torch.Tensor] = {}
+        self._labels: torch.Tensor | None = None
+        if isinstance(data, TrainingData):
+            for t in net.inputs:
+                if t.name not in data.inputs:
+                    raise TrainingError(f"the data have no array for the input '{t.name}'; they have {', '.join(data.inputs)}")
+                self._arrays[t.name] = self._placed(self._laid_out(torch.from_numpy(np.ascontiguousarray(data.inputs[t.name])), t))
+            if data.labels is not None:
+                self._labels = torch.from_numpy(np.ascontiguousarray(data.labels)).to(device)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from step `start` on, in that epoch's order."""
+        if isinstance(self.data, Batches):
+            for i, (inputs, labels) in enumerate(self.data):
+                if i >= start:
+                    tensors = {t.name: self._laid_out(torch.from_numpy(np.ascontiguousarray(inputs[t.name])), t) for t in self.net.inputs}
+                    yield self._ready(tensors, number, i), None if labels is None else torch.from_numpy(np.ascontiguousarray(labels)).to(self.device)
+            return
+        order = torch.from_numpy(np.random.default_rng([self.seed, number]).permutation(len(self.data))).to(self.device)
+        for i in range(start, self.steps):
+            at = order[i * self.batch : (i + 1) * self.batch]
+            yield self._ready(self._picked(at), number, i), None if self._labels is None else self._labels[at]
+
+    def all(self) -> Iterator[Batch]:
+        """Every sample once, in order, without augmentation (the last batch may be smaller)."""
+        if isinstance(self.data, Batches):
+            for inputs, labels in self.data:
+                tensors = {t.name: self._laid_out(torch.from_numpy(np.ascontiguousarray(inputs[t.name])), t) for t in self.net.inputs}
+                yield {n: self._prepared(x) for n, x in tensors.items()}, None if labels is None else torch.from_numpy(labels).to(self.device)
+            return
+        for i in range(0, len(self.data), self.batch):
+            at = torch.arange(i, min(i + self.batch, len(self.data)), device=self.device)
+            yield {n: self._prepared(x) for n, x in self._picked(at).items()}, None if self._labels is None else self._labels[at]
+
+    def _picked(self, at: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {n: a[at.to(a.device)].to(self.device, non_blocking=True) for n, a in self._arrays.items()}
+
+    def _ready(self, tensors: dict[str, torch.Tensor], epoch: int, step: int) -> dict[str, torch.Tensor]:
+        if self.augment.crop or self.augment.flip:
+            self.generator.manual_seed(_seed(self.seed, epoch, step))
+            tensors = {n: self.augment(x.to(self.device), self.generator) if x.ndim == 4 else x for n, x in tensors.items()}
+        return {n: self._prepared(x) for n, x in tensors.items()}
+
+    def _laid_out(self, x: torch.Tensor, t: Tensor) -> torch.Tensor:
+        """Images with channels last become [N, C, H, W] where the network wants that."""
+        p = self.data.preprocessing
+        if p is not None and x.ndim == 3 and t.type.rank == 4:
+            x = x[..., None]
+        if p is not None and p.layout == "nchw" and x.ndim == 4 and t.type.rank == 4 and x.shape[1] != t.shape[1] and x.shape[3] == t.shape[1]:
+            x = x.permute(0, 3, 1, 2).contiguous()
+        if x.ndim != t.type.rank:
+            raise TrainingError(f"the data for '{t.name}' have shape {list(x.shape)}, the input is {t.type}")
+        for have, want in zip(x.shape[1:], t.shape[1:], strict=True):
+            if isinstance(want, int) and have != want:
+                raise TrainingError(f"the data for '{t.name}' have shape {list(x.shape)}, the input is {t.type}; is a preprocessing missing?")
+        return x
+
+    def _placed(self, x: torch.Tensor) -> torch.Tensor:
+        if self.device.type != "cuda":
+            return x
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return x.to(self.device) if x.numel() * x.element_size() < free // 3 else x.pin_memory()
+
+    def _prepared(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self.device)
+        p = self.data.preprocessing
+        if p is not None and x.ndim == 4:
+            x = normalized(x, p)
+        elif x.dtype == torch.uint8 or x.dtype == torch.float64:
+            x = x.float()
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
+
+
+def normalized(x: torch.Tensor, p: Preprocessing) -> torch.Tensor:
+    """(x * scale - mean) / std of images [N, C, H, W] (or [N, H, W, C] where the layout is nhwc), in f32."""
+    axis = 1 if p.layout == "nchw" else 3
+    column = [1, 1, 1, 1]
+    column[axis] = -1
+    if p.order == "bgr":
+        x = x.flip(axis)
+    mean, std = (torch.tensor(v, dtype=torch.float32, device=x.device).reshape(column) for v in (p.mean, p.std))
+    return (x.float() * p.scale - mean) / std
+
+
+def _batch_size(net: Network, data: TrainingData | Batches, wanted: int) -> int:
+    fixed = {t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)}
+    if isinstance(data, Batches):
+        return wanted
+    if fixed:
+        only = int(min(fixed))  # type: ignore[type-var, arg-type]
+        if only == wanted or only == len(data):
+            return only
+        raise TrainingError(
+            f"'{net.name}' takes batches of exactly {only}: export it with a dynamic batch, or train with batch={only} "
+            "(batch norms measure little then)"
+        )
+    return min(wanted, len(data))
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

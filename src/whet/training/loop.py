@@ -1,0 +1,187 @@
+"""The training loop: steps, schedule, mixed precision, checkpoints, and going on after a kill with the same numbers."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from whet.errors import TrainingError
+from whet.training.checkpoint import load_checkpoint, must_match, save_checkpoint
+from whet.training.config import FinetuneConfig
+from whet.training.data import Batches, TrainingData
+from whet.training.evaluate import accuracy
+from whet.training.feeding import Feeder
+from whet.training.loss import Loss, outputs_of
+from whet.training.module import NetworkModule
+
+Progress = Callable[[int, int, str], None]
+"""progress(steps done, steps in all, what happened)"""
+
+_LOOK = 20  # steps between two looks at the loss: reading it waits for the device
+
+
+def rate(config: FinetuneConfig, share: float) -> float:
+    """The learning rate when `share` (0..1) of the training is over: linear warm-up, then half a cosine (Loshchilov and Hutter, arXiv:1608.03983)."""
+    if share < config.warmup:
+        return config.lr * share / config.warmup
+    through = min((share - config.warmup) / max(1 - config.warmup, 1e-12), 1.0)
+    return config.lr * (config.last_lr + (1 - config.last_lr) * (1 + math.cos(math.pi * through)) / 2)
+
+
+def optimizer_of(module: NetworkModule, config: FinetuneConfig) -> torch.optim.Optimizer:
+    """SGD (Nesterov) or AdamW; weight decay on matrices only."""
+    every = [p for p in module.parameters() if p.requires_grad]
+    if not every:
+        raise TrainingError("nothing is left to train: every weight is frozen")
+    groups = [
+        {"params": [p for p in every if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in every if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.lr, betas=(config.momentum, 0.999))
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0)
+
+
+def fit(
+    module: NetworkModule,
+    data: TrainingData | Batches,
+    config: FinetuneConfig,
+    *,
+    teacher: NetworkModule | None = None,
+    test: TrainingData | Batches | None = None,
+    progress: Progress | None = None,
+    digest: str = "",
+) -> tuple[list[dict[str, float]], int, int]:
+    """Trains the module in place; returns (history, steps, the step that a checkpoint was at). Raises TrainingError."""
+    optimizer = optimizer_of(module, config)
+    device = next(module.parameters()).device
+    last = config.channels_last if config.channels_last is not None else device.type == "cuda"
+    if last:
+        module.to(memory_format=torch.channels_last)
+    feeder = Feeder(module.network, data, batch=config.batch, device=device, augment=config.augment, seed=config.seed, channels_last=last)
+    run = _Run(module, config, optimizer, feeder, teacher, device)
+    now = {"model": digest, "data": data.describe(), "settings": config.settings()}
+    if config.checkpoint and os.path.exists(config.checkpoint):
+        state = load_checkpoint(config.checkpoint, module, run.optimizer)
+        must_match(config.checkpoint, state, now)
+        run.restore(state)
+    resumed = run.step
+    saved = time.perf_counter()
+
+    def save() -> None:
+        if config.checkpoint:
+            save_checkpoint(config.checkpoint, module, run.optimizer, {**now, **run.state()})
+
+    while not run.over():
+        epoch, start = divmod(run.step, feeder.steps)
+        for feeds, labels in feeder.epoch(epoch, start):
+            run.train_step(feeds, labels)
+            if progress is not None and (run.step % _LOOK == 0 or run.over()):
+                progress(run.step, run.total, f"epoch {epoch + 1}, loss {run.loss():.3f}")
+            if run.over():
+                break
+            if config.checkpoint and time.perf_counter() - saved >= config.checkpoint_seconds:
+                save()
+                saved = time.perf_counter()
+        run.close_epoch(epoch, None if test is None else lambda: accuracy(module, test, batch=config.batch))
+        save()
+    return run.history, run.step, resumed
+
+
+class _Run:
+    """A training in progress: what changes from step to step, and what a checkpoint keeps of it."""
+
+    def __init__(self, module: NetworkModule, config: FinetuneConfig, optimizer: torch.optim.Optimizer, feeder: Feeder,
+                 teacher: NetworkModule | None, device: torch.device):  # fmt: skip
+        self.module, self.config, self.optimizer, self.feeder, self.teacher, self.device = module, config, optimizer, feeder, teacher, device
+        self.loss_of = Loss(config)
+        self.total = max(round(config.epochs * feeder.steps), 1)
+        self.step = 0
+        self.spent = 0.0
+        self.history: list[dict[str, float]] = []
+        self._began = time.perf_counter()
+        self._sum, self._count = torch.zeros((), device=device), 0
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")  # type: ignore[attr-defined]
+
+    def elapsed(self) -> float:
+        """Seconds of training, those before a kill too."""
+        return self.spent + time.perf_counter() - self._began
+
+    def share(self) -> float:
+        """How much of the training is over: by steps, or by time where that is limited."""
+        by_time = self.elapsed() / self.config.seconds if self.config.seconds else 0.0
+        return min(max(self.step / self.total, by_time), 1.0)
+
+    def over(self) -> bool:
+        """Whether the last step was made."""
+        return self.step >= self.total or (self.config.seconds > 0 and self.elapsed() >= self.config.seconds)
+
+    def train_step(self, feeds: dict[str, torch.Tensor], labels: torch.Tensor | None) -> None:
+        """One step of the optimizer."""
+        self.module.train()
+        if self.config.freeze_batch_norm:
+            self.module.eval()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(self.config, self.share())
+        with self._autocast():
+            answers = None
+            if self.teacher is not None:
+                with torch.no_grad():
+                    answers = outputs_of(self.teacher(**feeds))
+            outputs = outputs_of(self.module(**feeds))
+        loss = self.loss_of(outputs, labels, answers)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        if self.config.clip:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.step += 1
+        self._sum += loss.detach()
+        self._count += 1
+        if self.step % _LOOK == 0 or self.step == 1:
+            self.loss()
+
+    def _autocast(self) -> Any:
+        if self.config.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16 if self.config.precision == "bf16" else torch.float16)
+
+    def loss(self) -> float:
+        """The mean loss of this epoch so far. Raises TrainingError when it is not a number any more."""
+        found = float(self._sum) / max(self._count, 1)
+        if not math.isfinite(found):
+            raise TrainingError(
+                f"the loss is {found} at step {self.step}: lower lr (now {self.config.lr:g}), clip the gradient (clip=1), or train in fp32 "
+                "or bf16. The last checkpoint, if there is one, is from before."
+            )
+        return found
+
+    def close_epoch(self, epoch: int, judge: Callable[[], float] | None) -> None:
+        """One line of history."""
+        line = {"epoch": epoch + 1, "step": self.step, "loss": self.loss(), "seconds": self.elapsed()}
+        if judge is not None:
+            line["accuracy"] = judge()
+        self.history.append(line)
+        self._sum, self._count = torch.zeros((), device=self.device), 0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the tensors."""
+        return {
+            "step": self.step, "seconds": self.elapsed(), "history": self.history, "scaler": self.scaler.state_dict(),
+            "loss": [float(self._sum), self._count],
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of state()."""
+        self.step, self.spent, self.history = int(state["step"]), float(state["seconds"]), list(state["history"])
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        self._sum, self._count = torch.tensor(state["loss"][0], device=self.device), int(state["loss"][1])

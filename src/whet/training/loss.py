@@ -1,0 +1,64 @@
+"""What is minimised: labels, the distance to a teacher's outputs, or both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from whet.errors import TrainingError
+from whet.training.config import FinetuneConfig
+from whet.training.data import function_of
+
+
+def outputs_of(made: Any) -> tuple[torch.Tensor, ...]:
+    """A module's outputs as a tuple."""
+    return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+
+class Loss:
+    """loss(outputs, labels, teacher's outputs) -> a number to minimise: (1 - distill) * hard + distill * soft.
+
+    hard: cross entropy for whole-number labels and logits [N, classes], mean square for others. soft (Hinton et al., arXiv:1503.02531):
+    T^2 * KL of the softened logits; for outputs that are no logits their mean square distance over the teacher's variance.
+    """
+
+    def __init__(self, config: FinetuneConfig):
+        self.config = config
+        self.own = function_of(config.loss) if config.loss.startswith("python:") else None
+
+    def __call__(self, outputs: tuple[torch.Tensor, ...], labels: torch.Tensor | None, teacher: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
+        share = self.config.distill
+        total = torch.zeros((), device=outputs[0].device)
+        if share < 1:
+            if labels is None:
+                raise TrainingError("there are no labels: give them with the data, or distill from the original alone (distill=1)")
+            total = total + (1 - share) * self.hard(outputs, labels)
+        if share > 0:
+            if teacher is None:
+                raise TrainingError("distillation needs a teacher: the network before it was pruned")
+            total = total + share * sum(self.soft(a.float(), b.float()) for a, b in zip(outputs, teacher, strict=True)) / len(outputs)
+        return total
+
+    def hard(self, outputs: tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+        """The labels' part."""
+        if self.own is not None:
+            return self.own(outputs if len(outputs) > 1 else outputs[0], labels)
+        y = outputs[0].float()
+        whole = not labels.is_floating_point()
+        if self.config.loss == "cross_entropy" or (self.config.loss == "auto" and whole):
+            if y.ndim < 2 or labels.ndim != y.ndim - 1:
+                raise TrainingError(f"cross entropy takes logits [N, classes, ...] and labels [N, ...], not {list(y.shape)} and {list(labels.shape)}")
+            return F.cross_entropy(y, labels.long(), label_smoothing=self.config.label_smoothing)
+        if y.shape != labels.shape:
+            shapes = f"the first output is {list(y.shape)}, its labels are {list(labels.shape)}"
+            raise TrainingError(f"{shapes}: give a loss of your own (python:module:function)")
+        return F.mse_loss(y, labels.float())
+
+    def soft(self, y: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+        """The teacher's part, of one output."""
+        if y.ndim == 2 and self.config.loss != "mse":
+            t = self.config.temperature
+            return F.kl_div(F.log_softmax(y / t, 1), F.log_softmax(want / t, 1), reduction="batchmean", log_target=True) * t * t
+        return F.mse_loss(y, want) / want.var().clamp_min(1e-8)

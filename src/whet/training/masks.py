@@ -1,0 +1,70 @@
+"""Zeros that stay zero while a network is trained: 2:4 patterns, or whatever zeros its weights have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from whet.errors import TrainingError
+from whet.network import Network
+from whet.sparsity import is_two_four, reduction_axis, two_four
+from whet.training.module import NetworkModule
+
+
+def masks_of(net: Network, kind: str) -> dict[str, np.ndarray]:
+    """Masks (bool, True: trained) by weight name. "2:4": for each weight of a Conv, Gemm or MatMul whose reduction axis is a multiple of 4, its
+    own pattern where it has one, else the two largest magnitudes of each four. "zeros": the zeros of weights of two or more axes.
+
+    Raises TrainingError where nothing could be held.
+    """
+    found: dict[str, np.ndarray] = {}
+    if kind == "2:4":
+        for layer in net.layers:
+            place = reduction_axis(layer)
+            if place is None:
+                continue
+            w, axis = place
+            if w.shape[axis] % 4 == 0 and w.dtype.is_float:
+                array = w.array()
+                found[w.name] = (array if is_two_four(array, axis) else two_four(array, axis)) != 0
+        if not found:
+            raise TrainingError(f"'{net.name}' has no weight that 2:4 fits: no reduction axis is a multiple of 4. Train it without masks.")
+    elif kind == "zeros":
+        for t in net.constants.values():
+            if t.dtype.is_float and t.type.rank >= 2 and bool((t.array() == 0).any()):
+                found[t.name] = t.array() != 0
+        if not found:
+            raise TrainingError(f"'{net.name}' has no zeros to hold: prune its weights first, or train it without masks.")
+    return found
+
+
+def hold(module: NetworkModule, masks: Mapping[str, np.ndarray]) -> None:
+    """Zeroes what the masks say and keeps it so, whoever trains the module: masked gradients are zero, so that momentum and weight decay
+    never move a masked weight. Raises TrainingError for a mask of a weight that is not trained."""
+    weights = module.weights()
+    for name, keep in masks.items():
+        w = weights.get(name)
+        if not isinstance(w, torch.nn.Parameter):
+            continue  # a frozen weight stays as it is
+        if tuple(w.shape) != keep.shape:
+            raise TrainingError(f"the mask of {name!r} is {list(keep.shape)}, the weight {list(w.shape)}")
+        mask = torch.from_numpy(keep).to(w.device, w.dtype)
+        with torch.no_grad():
+            w.mul_(mask)
+        w.register_hook(lambda grad, mask=mask: grad * mask.to(grad.device))
+
+
+def reapply(module: NetworkModule, masks: Mapping[str, np.ndarray]) -> int:
+    """Zeroes masked weights again; returns how many were not zero (a user's own optimizer may have moved them)."""
+    moved = 0
+    weights = module.weights()
+    for name, keep in masks.items():
+        w = weights.get(name)
+        if isinstance(w, torch.nn.Parameter):
+            mask = torch.from_numpy(keep).to(w.device)
+            with torch.no_grad():
+                moved += int(((w != 0) & ~mask).sum())
+                w.mul_(mask.to(w.dtype))
+    return moved

@@ -1,0 +1,128 @@
+"""finetune(): trains a source network on labels, on a teacher's outputs, or both, and gives it back as a source network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from whet.errors import TrainingError, UsageError
+from whet.network import Network
+from whet.training.config import FinetuneConfig
+from whet.training.data import Batches, TrainingData, function_of
+from whet.training.evaluate import accuracy
+from whet.training.loop import Progress, fit
+from whet.training.masks import hold, masks_of, reapply
+from whet.training.module import NetworkModule, from_module
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """The trained network and how it went: one line of history an epoch (loss, seconds, accuracy on `test` where that was given)."""
+
+    network: Network
+    history: list[dict[str, float]] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+    resumed_at: int = 0  # the step that a checkpoint was at; 0: it began anew
+    accuracy: float | None = None  # on `test`, of the network that is returned
+    held: int = 0  # weights whose zeros were held
+
+
+def finetune(
+    net: Network,
+    data: TrainingData | Batches,
+    config: FinetuneConfig | None = None,
+    *,
+    teacher: Network | None = None,
+    test: TrainingData | Batches | None = None,
+    progress: Progress | None = None,
+    train: str | Callable[..., Any] | None = None,
+) -> Finetuned:
+    """Trains a copy of `net` (source stage; batch norms not folded, best).
+
+    `teacher`: the network whose outputs `config.distill` of the loss follows, as a rule the one before pruning. A Softmax at the end is set
+    aside while training, so that losses see logits. `train`: a function of your own, or python:module:function, that is called as
+    train(module, data, config) instead of whet's loop; masks are held whatever it does.
+    Raises TrainingError, UnsupportedError (an op that cannot be trained), UsageError (settings).
+    """
+    config = config or FinetuneConfig()
+    device = device_of(config.device)
+    student, answers = without_softmax(net), None
+    if config.distill > 0:
+        if teacher is None:
+            raise UsageError("distill is above 0, but there is no teacher: give the network before it was pruned")
+        answers = NetworkModule(without_softmax(teacher)).to(device).eval().requires_grad_(False)
+    module = NetworkModule(student, freeze=config.freeze, train=config.train).to(device)
+    return trained(net, module, data, config, teacher=answers, test=test, progress=progress, train=train)
+
+
+def trained(
+    net: Network,
+    module: NetworkModule,
+    data: TrainingData | Batches,
+    config: FinetuneConfig,
+    *,
+    teacher: NetworkModule | None = None,
+    test: TrainingData | Batches | None = None,
+    progress: Progress | None = None,
+    train: str | Callable[..., Any] | None = None,
+    what: str = "fine-tuned",
+) -> Finetuned:
+    """Trains `module` (on its device) and puts its weights into `net`."""
+    masks = masks_of(module.network, config.masks) if config.masks else {}
+    hold(module, masks)
+    started = time.perf_counter()
+    history: list[dict[str, float]] = []
+    steps = resumed = 0
+    if train is not None:
+        module.train()
+        (function_of(train) if isinstance(train, str) else train)(module, data, config)
+    else:
+        history, steps, resumed = fit(module, data, config, teacher=teacher, test=test, progress=progress, digest=digest(net))
+    reapply(module, masks)
+    seconds = time.perf_counter() - started
+    about = {"what": what, "steps": steps, "settings": {k: v for k, v in config.settings().items() if v != getattr(FinetuneConfig(), k)}}
+    made = from_module(net, module, about=json.dumps(about))
+    judged = None if test is None else accuracy(module, test, batch=config.batch)
+    return Finetuned(made, history, steps, seconds, resumed, judged, len(masks))
+
+
+def without_softmax(net: Network) -> Network:
+    """A copy that ends before a last Softmax: losses want logits, and a softmax of a softmax learns nothing."""
+    made = net.clone()
+    for i, t in enumerate(made.outputs):
+        if t.maker is not None and t.maker.op == "Softmax" and t.maker.attrs["axis"] in (-1, t.type.rank - 1) and t.type.rank == 2:
+            made.outputs[i] = t.maker.inputs[0]  # type: ignore[assignment]
+    made.prune_dead()
+    return made
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name; auto is CUDA where there is some. Raises TrainingError for one that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as e:
+        raise UsageError(f"device is auto, cpu, cuda or cuda:N, not {name!r}") from e
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("there is no CUDA device that this PyTorch can use; leave out device, or install a CUDA build of PyTorch")
+    return device
+
+
+def digest(net: Network) -> str:
+    """SHA-256 of the network's text and weights: a checkpoint of another network is refused."""
+    h = hashlib.sha256()
+    for layer in net.layers:
+        h.update(f"{layer.op}|{layer.name}|{sorted(layer.attrs.items(), key=str)}|{[None if t is None else t.name for t in layer.inputs]}".encode())
+    for name, t in net.constants.items():
+        h.update(f"{name}|{t.weight.digest if t.weight is not None else ''}".encode())
+    return h.hexdigest()
+
+

@@ -1,0 +1,300 @@
+"""Fine-tuning on real digits: recovers a pruned network, resumes after a kill with the same bits, holds masks, refuses what is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
+
+import whet  # noqa: E402
+from whet.errors import TrainingError, UsageError  # noqa: E402
+from whet.network import Network, parse_type  # noqa: E402
+from whet.precision import Preprocessing  # noqa: E402
+from whet.sparsity import eligible_layers, is_two_four  # noqa: E402
+from whet.training import FinetuneConfig, TrainingData, accuracy, finetune, training_data  # noqa: E402
+from whet.training.checkpoint import read_state  # noqa: E402
+from whet.training.loop import rate  # noqa: E402
+
+
+def digits_net(channels=8, seed=0, softmax=False):
+    """x[N,1,8,8] -> two convolutions with batch norms, pooling, ten logits."""
+    rng = np.random.default_rng(seed)
+
+    def weight(name, *shape):
+        return net.constant((rng.standard_normal(shape) * np.sqrt(2 / np.prod(shape[1:]))).astype(np.float32), name)
+
+    def norm(x, name):
+        values = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}
+        return net.add("BatchNormalization", x, *(net.constant(np.full(channels, v, np.float32), f"{name}.{n}") for n, v in values.items()))
+
+    net = Network("digits")
+    x = net.add_input("x", parse_type("f32[N,1,8,8]"))
+    y = net.add("Relu", norm(net.add("Conv", x, weight("conv1.weight", channels, 1, 3, 3), pads=(1, 1, 1, 1)), "bn1"))
+    y = net.add("Relu", norm(net.add("Conv", y, weight("conv2.weight", channels, channels, 3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), "bn2"))
+    y = net.add("Flatten", y)
+    y = net.add("Gemm", y, weight("fc.weight", 10, channels * 16), net.constant(np.zeros(10, np.float32), "fc.bias"), transB=1)
+    net.mark_output(net.add("Softmax", y) if softmax else y, "out")
+    return net
+
+
+@pytest.fixture(scope="module")
+def digits():
+    datasets = pytest.importorskip("sklearn.datasets")
+    found = datasets.load_digits()
+    x = (found.images[:, None] / 16).astype(np.float32)
+    return TrainingData({"x": x[:1200]}, found.target[:1200].astype(np.int64)), TrainingData({"x": x[1200:]}, found.target[1200:].astype(np.int64))
+
+
+FAST = {"epochs": 4, "batch": 60, "lr": 0.1, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def learned(digits):
+    return finetune(digits_net(), digits[0], FinetuneConfig(**FAST), test=digits[1])
+
+
+def weights_of(net):
+    return {n: t.array() for n, t in net.constants.items()}
+
+
+def same_bits(a, b):
+    left, right = weights_of(a), weights_of(b)
+    return left.keys() == right.keys() and all(np.array_equal(left[n], right[n]) for n in left)
+
+
+def test_labels_teach_a_network(learned, digits):
+    assert accuracy(digits_net(), digits[1]) < 0.3
+    assert learned.accuracy > 0.9
+    assert [round(h["epoch"]) for h in learned.history] == [1, 2, 3, 4]
+    assert learned.history[-1]["loss"] < learned.history[0]["loss"] / 3
+    assert accuracy(learned.network, digits[1]) == learned.accuracy  # what came back is what was judged
+    assert '"steps": 80' in learned.network.metadata["prop.whet.training"]
+
+
+def test_a_pruned_network_recovers_by_distillation_alone(learned, digits):
+    from whet.pruning import PruneConfig, prune
+
+    small = prune(learned.network, PruneConfig(ratio=0.5, multiple=1)).network
+    unlabelled = TrainingData(digits[0].inputs)
+    got = finetune(small, unlabelled, FinetuneConfig(**FAST, distill=1.0), teacher=learned.network, test=digits[1])
+    assert accuracy(small, digits[1]) < got.accuracy - 0.2
+    assert got.accuracy > 0.85
+
+
+def test_a_softmax_at_the_end_is_set_aside_and_stays(digits):
+    got = finetune(digits_net(softmax=True), digits[0], FinetuneConfig(**FAST), test=digits[1])
+    assert got.accuracy > 0.9
+    assert got.network.layers[-1].op == "Softmax"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_learns_and_gives_fp32_weights(precision, digits):
+    got = finetune(digits_net(), digits[0], FinetuneConfig(**FAST, precision=precision), test=digits[1])
+    assert got.accuracy > 0.85
+    assert {str(t.dtype) for t in got.network.constants.values()} == {"f32"}
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(learned, digits):
+    again = finetune(digits_net(), digits[0], FinetuneConfig(**FAST), test=digits[1])
+    assert same_bits(again.network, learned.network)
+    other = finetune(digits_net(), digits[0], FinetuneConfig(**FAST, seed=1))
+    assert not same_bits(other.network, learned.network)
+
+
+KILLED = """
+import os, sys, numpy as np
+sys.path.insert(0, {here!r})
+from test_finetune import digits_net, FAST
+from sklearn.datasets import load_digits
+from whet.training import FinetuneConfig, TrainingData, finetune
+found = load_digits()
+data = TrainingData({{"x": (found.images[:1200, None] / 16).astype(np.float32)}}, found.target[:1200].astype(np.int64))
+def progress(done, total, what):
+    if done >= 40:
+        os.kill(os.getpid(), 9)
+finetune(digits_net(), data, FinetuneConfig(**{{**FAST, **{more!r}}}, checkpoint={path!r}, checkpoint_seconds=0), progress=progress)
+"""
+
+
+@pytest.mark.parametrize("more", [{}, {"optimizer": "adamw", "lr": 0.01, "augment": "crop:1,flip", "precision": "bf16"}], ids=["sgd", "adamw"])
+def test_a_killed_training_goes_on_with_the_same_bits(more, digits, tmp_path):
+    path = str(tmp_path / "c.safetensors")
+    config = FinetuneConfig(**{**FAST, **more})
+    whole = finetune(digits_net(), digits[0], config)
+    code = KILLED.format(here=str(Path(__file__).parent), more=more, path=path)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    at = read_state(path)["step"]
+    assert 0 < at <= 40
+    from dataclasses import replace
+
+    rest = finetune(digits_net(), digits[0], replace(config, checkpoint=path))
+    assert rest.resumed_at == at
+    assert same_bits(rest.network, whole.network)
+    assert [h["loss"] for h in rest.history] == pytest.approx([h["loss"] for h in whole.history], rel=1e-6)
+    finished = finetune(digits_net(), digits[0], replace(config, checkpoint=path))  # a finished one is not trained again
+    assert finished.resumed_at == whole.steps
+    assert same_bits(finished.network, whole.network)
+
+
+def test_a_checkpoint_of_another_training_is_refused(digits, tmp_path):
+    path = tmp_path / "c.safetensors"
+    short = {**FAST, "epochs": 0.2}
+    finetune(digits_net(), digits[0], FinetuneConfig(**short, checkpoint=str(path)))
+    with pytest.raises(TrainingError, match=r"was made with lr=0\.1, now it is 0\.2"):
+        finetune(digits_net(), digits[0], FinetuneConfig(**{**short, "lr": 0.2}, checkpoint=str(path)))
+    with pytest.raises(TrainingError, match="is of another model"):
+        finetune(digits_net(seed=1), digits[0], FinetuneConfig(**short, checkpoint=str(path)))
+    with pytest.raises(TrainingError, match="is of other data"):
+        finetune(digits_net(), digits[1], FinetuneConfig(**short, checkpoint=str(path)))
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(TrainingError, match="cannot be read"):
+        finetune(digits_net(), digits[0], FinetuneConfig(**short, checkpoint=str(path)))
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_two_four_masks_are_held(optimizer, learned, digits):
+    got = finetune(learned.network, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.01}, optimizer=optimizer, masks="2:4"), test=digits[1])
+    yes, no = eligible_layers(got.network)
+    assert len(yes) == got.held == 2
+    assert set(no) == {learned.network.layers[0].name}  # one input channel
+    assert is_two_four(got.network.tensor("conv2.weight").array(), 1)
+    assert not np.array_equal(got.network.tensor("conv2.weight").array(), learned.network.tensor("conv2.weight").array())
+    assert got.accuracy > 0.85
+
+
+def test_masks_hold_against_a_users_own_training_function(learned, digits):
+    def mine(module, data, config):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+        x, y = torch.from_numpy(data.inputs["x"]), torch.from_numpy(data.labels)
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(module(x), y).backward()
+            optimizer.step()
+
+    got = finetune(learned.network, digits[0], FinetuneConfig(device="cpu", masks="2:4"), train=mine)
+    assert is_two_four(got.network.tensor("conv2.weight").array(), 1)
+    assert not same_bits(got.network, learned.network)
+
+
+def test_unstructured_zeros_are_held(learned, digits):
+    from whet.pruning import zero_smallest, zeros
+
+    sparse = zero_smallest(learned.network, 0.6)
+    got = finetune(sparse, digits[0], FinetuneConfig(**{**FAST, "epochs": 1}, masks="zeros"))
+    assert zeros(got.network) == pytest.approx(zeros(sparse), abs=1e-6)
+    with pytest.raises(TrainingError, match="no zeros to hold"):
+        finetune(learned.network, digits[0], FinetuneConfig(**FAST, masks="zeros"))
+
+
+def test_the_schedule_warms_up_and_falls_as_a_cosine():
+    config = FinetuneConfig(lr=1.0, warmup=0.1, last_lr=0.01)
+    assert [rate(config, s) for s in (0, 0.05, 0.1, 0.55, 1)] == pytest.approx([0, 0.5, 1, 0.505, 0.01])
+
+
+def test_a_time_limit_ends_the_training(digits):
+    got = finetune(digits_net(), digits[0], FinetuneConfig(**{**FAST, "epochs": 10_000}, seconds=0.5))
+    assert 0 < got.steps < 5000
+    assert got.seconds < 5
+
+
+def test_data_come_from_files_folders_and_functions(tmp_path, monkeypatch, digits):
+    net = digits_net()
+    x, y = digits[0].inputs["x"][:40], digits[0].labels[:40]
+    np.savez(tmp_path / "d.npz", images=x, y=y)
+    got = training_data(str(tmp_path / "d.npz"), net)
+    np.testing.assert_array_equal(got.inputs["x"], x)
+    np.testing.assert_array_equal(got.labels, y)
+    image = pytest.importorskip("PIL.Image")
+    for i in range(40):
+        folder = tmp_path / "images" / str(y[i])
+        folder.mkdir(parents=True, exist_ok=True)
+        image.fromarray((x[i, 0] * 255).astype(np.uint8)).save(folder / f"{i}.png")
+    found = training_data(str(tmp_path / "images"), net, Preprocessing.parse("scale:1/255"))
+    assert found.classes == tuple(sorted(set(map(str, y))))
+    assert len(found) == 40
+    assert sorted(found.labels) == sorted(np.searchsorted(found.classes, y.astype(str)))
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "def arrays():\n    return np.zeros((8, 1, 8, 8), np.float32), np.zeros(8, np.int64)\n"
+        "def batches():\n    return [(np.ones((4, 1, 8, 8), np.float32), np.arange(4)) for _ in range(3)]\n"
+        "def endless():\n    yield 1\n"
+        "def loss(outputs, labels):\n    return (outputs ** 2).mean()\n"
+        "def nothing(module, data, config):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    assert len(training_data("python:mine:arrays", net)) == 8
+    stream = training_data("python:mine:batches", net)
+    assert finetune(net, stream, FinetuneConfig(epochs=2, device="cpu")).steps == 6
+    assert finetune(net, stream, FinetuneConfig(epochs=2, device="cpu", loss="python:mine:loss")).history[-1]["loss"] < 5
+    assert same_bits(finetune(net, stream, FinetuneConfig(device="cpu"), train="python:mine:nothing").network, net)
+    with pytest.raises(TrainingError, match="an iterable of batches with a length"):
+        training_data("python:mine:endless", net)
+    with pytest.raises(UsageError, match=r"there is no .*nowhere"):
+        training_data(str(tmp_path / "nowhere"), net)
+
+
+def test_images_are_prepared_as_the_reference_says(digits):
+    from whet.training.feeding import Feeder
+
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (5, 8, 8, 1), np.uint8)
+    data = TrainingData({"x": pixels}, np.arange(5), Preprocessing.parse("scale:1/255,mean:0.5,std:0.25"))
+    (feeds, labels), = Feeder(digits_net(), data, batch=8, device=torch.device("cpu")).all()
+    np.testing.assert_allclose(feeds["x"], ((pixels / 255 - 0.5) / 0.25).transpose(0, 3, 1, 2), rtol=1e-5, atol=1e-6)
+    assert labels.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_augmentation_moves_whole_images():
+    from whet.training.feeding import Augment
+
+    x = torch.arange(2 * 3 * 6 * 6).reshape(2, 3, 6, 6).to(torch.uint8)
+    seen = set()
+    for seed in range(60):
+        y = Augment(crop=2)(x, torch.Generator().manual_seed(seed))
+        for n in range(2):
+            padded = torch.nn.functional.pad(x[n], (2, 2, 2, 2))
+            places = [(i, j) for i in range(5) for j in range(5) if torch.equal(padded[:, i : i + 6, j : j + 6], y[n])]
+            assert places
+            seen.update(places)
+    assert len(seen) == 25
+    flipped = Augment(flip=True)(x, torch.Generator().manual_seed(1))
+    assert all(torch.equal(flipped[n], x[n]) or torch.equal(flipped[n], x[n].flip(2)) for n in range(2))
+
+
+@pytest.mark.parametrize(("call", "error", "text"), [
+    (lambda d: FinetuneConfig(precision="int8"), UsageError, "precision is one of fp32, bf16, fp16"),
+    (lambda d: FinetuneConfig(distill=2), UsageError, "distill is from 0 to 1"),
+    (lambda d: finetune(digits_net(), d, FinetuneConfig(distill=0.5)), UsageError, "there is no teacher"),
+    (lambda d: finetune(digits_net(), TrainingData(d.inputs), FinetuneConfig(**FAST)), TrainingError, "there are no labels"),
+    (lambda d: finetune(digits_net(), TrainingData({"y": d.inputs["x"]}), FinetuneConfig(**FAST)), TrainingError, "no array for the input 'x'"),
+    (lambda d: finetune(digits_net(), d, FinetuneConfig(**{**FAST, "lr": 1e12})), TrainingError, "lower lr"),
+    (lambda d: finetune(digits_net(), d, FinetuneConfig(**{**FAST, "augment": "blur"})), UsageError, r"none of crop:N, flip"),
+    (lambda d: finetune(digits_net(), d, FinetuneConfig(**{**FAST, "freeze": ("*",)})), TrainingError, "nothing is left to train"),
+    (lambda d: finetune(digits_net(), d, FinetuneConfig(device="cuda:7")), (TrainingError), "no CUDA device"),
+    (lambda d: TrainingData({"x": d.inputs["x"]}, np.zeros(3)), TrainingError, "of one length"),
+])
+def test_mistakes_are_explained(call, error, text, digits):
+    if "CUDA" in text and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(error, match=text):
+        call(digits[0])
+
+
+def test_importing_whet_imports_no_torch():
+    code = "import sys, whet, whet.training, whet.pruning, whet.cli; whet.training.FinetuneConfig(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+
+
+def test_without_torch_the_way_out_is_said():
+    code = ("import sys, importlib.util as u; real = u.find_spec; u.find_spec = lambda n, *a: None if n == 'torch' else real(n, *a)\n"
+            "import whet.training\ntry:\n    whet.training.finetune\nexcept Exception as e:\n    print(type(e).__name__, e)")
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("BackendError")
+    assert "pip install 'whet[train]'" in said
+    assert whet.WhetError
