@@ -16,14 +16,17 @@ from whet.tactics.cpu._kernel import Place, Recipe, describe
 
 
 def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
-    """oneDNN's form of a unary op; None when it has none. `attrs` hold constant operands as `input1`, `input2`."""
+    """oneDNN's form of a unary op; None when it has none. `attrs` hold constant operands as `input1`, `input2`.
+
+    What these forms make of NaN and infinities: `_declared`.
+    """
     a = attrs.get
-    simple = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "logistic", "Abs": "abs", "Sqrt": "sqrt", "Exp": "exp", "Log": "log",
-              "Round": "round", "Mish": "mish"}  # fmt: skip
+    simple = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "logistic", "Abs": "abs", "Sqrt": "sqrt", "Round": "round", "Mish": "mish"}
     if op in simple:
         return dnn.Eltwise(simple[op])
     if op == "LeakyRelu":
-        return dnn.Eltwise("relu", float(a("alpha", 0.01)))
+        alpha = float(a("alpha", 0.01))
+        return dnn.Eltwise("relu", alpha) if alpha else None  # with 0 it is another algorithm, which loses NaN
     if op == "Elu":
         return dnn.Eltwise("elu", float(a("alpha", 1.0)))
     if op in ("Silu", "Swish"):
@@ -44,13 +47,15 @@ def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
     if op == "Neg":
         return dnn.Eltwise("linear", -1.0, 0.0)
     if op == "Clip":
-        low, high = (_scalar(a(n)) if a(n) is not None else d for n, d in (("input1", -math.inf), ("input2", math.inf)))
-        low, high = float(a("min", low) if low == -math.inf else low), float(a("max", high) if high == math.inf else high)
-        if low > high:
-            return None
-        largest = float(np.finfo(np.float32).max)
-        return dnn.Eltwise("clip_v2", max(low, -largest), min(high, largest))
+        low, high = clip_bounds(attrs)
+        return dnn.Eltwise("clip_v2", low, high) if low <= high else None
     return None
+
+
+def clip_bounds(attrs: Mapping[str, Any]) -> tuple[float, float]:
+    """A Clip's constant bounds; infinite where it has none."""
+    low, high = (_scalar(attrs[n]) if attrs.get(n) is not None else d for n, d in (("input1", -math.inf), ("input2", math.inf)))
+    return low, high
 
 
 def _scalar(value: Any) -> float:
@@ -139,7 +144,10 @@ def _slopes(made: Chain, post: Post, layer: Layer, out: tuple[int, ...], shaper:
     shape = static_shape(slope.shape)
     full = (1,) * (len(out) - len(shape)) + shape
     if all(d == 1 for d in full):
-        made.post_ops.append(dnn.Eltwise("relu", _scalar(slope.array())))
+        unary = activation("LeakyRelu", {"alpha": _scalar(slope.array())})
+        if unary is None:
+            return "oneDNN has no post-op for PRelu with slope 0"
+        made.post_ops.append(unary)
         return None
     seen = shaper(full) if shaper else full
     axes = [i for i, d in enumerate(seen or ()) if d != 1]

@@ -12,6 +12,7 @@ from whet.network import FORMATS, Layer, Tensor, format_fits, static_shape
 from whet.network.types import BF16, F32, DType
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, operand_bytes
 from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu._declared import Reference, declared
 
 #: bound on the relative error of one layer by storage type; f32 sums of some thousand products stay below it
 RTOL = {"f32": 1e-5, "bf16": 1e-2}
@@ -109,9 +110,11 @@ class OneDnnTactic(Tactic):
     """A tactic whose layer is one oneDNN primitive. Subclasses give `signatures` and `recipe`; implementations become configs."""
 
     backend = "cpu"
-    #: oneDNN's activations, Max and Min turn some NaNs into numbers and overflow early: right for finite values of usual size only
-    finite_only = True
     _last: tuple[Any, ...] = (None, None, 0, None)
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+        """Ops of the layer whose NaNs (of some also infinities) the implementation treats otherwise than the op says, and how (`_declared`)."""
+        return declared(layer, implementation)
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
         """The layer in oneDNN's words, or why it cannot be. May raise dnn.Unimplemented."""

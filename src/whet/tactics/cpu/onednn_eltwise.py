@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, anchor, epilogue, outer_input, tactic
 from whet.tactics.cpu import _onednn as dnn
-from whet.tactics.cpu._epilogue import activation, chain, second_operands
+from whet.tactics.cpu._declared import Reference, declared
+from whet.tactics.cpu._epilogue import Chain, activation, chain, clip_bounds, second_operands
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, describe, image_formats, static, storage_types
 
 
 @tactic
 class OneDnnEltwise(OneDnnTactic):
+    version = 2
     ops = (
-        "Relu", "LeakyRelu", "Elu", "Tanh", "Sigmoid", "Silu", "HardSigmoid", "HardSwish", "Clip", "Gelu", "Exp", "Log", "Sqrt", "Abs",
-        "Neg", "Softplus", "Mish", "Round", "Pow", "Reciprocal", "Swish", "PRelu",
+        "Relu", "LeakyRelu", "Elu", "Tanh", "Sigmoid", "Silu", "HardSigmoid", "HardSwish", "Clip", "Gelu", "Exp", "Sqrt", "Abs", "Neg",
+        "Softplus", "Mish", "Round", "Pow", "Reciprocal", "Swish", "PRelu",
     )  # fmt: skip
 
     def why_not(self, layer: Layer) -> str | None:
@@ -28,6 +34,14 @@ class OneDnnEltwise(OneDnnTactic):
             if i is not None and not layer.inputs[i].is_constant:  # type: ignore[union-attr]
                 return f"{head.op}'s parameters are computed at run time"
         return "what is fused to it is not a chain" if epilogue(layer) is None else None
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+        """What is declared of the anchor does not hold where NaN is put back."""
+        head, found = anchor(layer), declared(layer, implementation)
+        again = head.op in {p.op for p in epilogue(layer) or ()}
+        if not again and _restores_nan(head.op, {**head.attrs, **_parameters(layer, head)}):
+            return [{op: f for op, f in table.items() if op != head.op} for table in found]
+        return found
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         posts = epilogue(layer)
@@ -47,17 +61,19 @@ class OneDnnEltwise(OneDnnTactic):
         assert posts is not None
         x = outer_input(layer, head.inputs[0])
         assert x is not None
-        places = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
-        bounds = {f"input{i}": layer.inputs[p].array() for i, p in places.items() if p is not None}  # type: ignore[union-attr]
+        bounds = _parameters(layer, head)
         if head.op == "PRelu":
             if bounds["input1"].size != 1:
                 return "one slope for all; slopes a channel are a PRelu of their own"
-            unary: dnn.Eltwise | None = dnn.Eltwise("relu", float(bounds["input1"].reshape(-1)[0]))
+            unary = activation("LeakyRelu", {"alpha": float(bounds["input1"].reshape(-1)[0])})
         else:
             unary = activation(head.op, {**head.attrs, **bounds})
         if head.op == "Pow" and layer.outputs[0].shape != layer.inputs[x].shape:  # type: ignore[union-attr]
             return "the exponent broadcasts the base"
         fused = chain(posts, layer, signature)
+        restore = _restores_nan(head.op, {**head.attrs, **bounds})
+        if head.op == "Exp":
+            unary = dnn.Eltwise("exp")
         if unary is None or isinstance(fused, str):
             return fused if isinstance(fused, str) else f"oneDNN has no eltwise for {head.op}"
         shape = static_shape(layer.outputs[0].shape)
@@ -66,10 +82,40 @@ class OneDnnEltwise(OneDnnTactic):
             layout = dnn.describe((_elements(shape),), out.dtype.name)
         else:
             layout = describe(layer.outputs[0], out)
-        first = dnn.eltwise(unary.alg, layout, layout, unary.alpha, unary.beta, fused.attributes)
-        recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)})
-        fused.fill(recipe)
-        return recipe
+        if not posts and not restore:
+            return Recipe(dnn.eltwise(unary.alg, layout, layout, unary.alpha, unary.beta), {"src": ("input", x), "dst": ("output", 0)})
+        return _as_binary(unary, restore, layout, x, fused)
+
+
+def _parameters(layer: Layer, head: Layer) -> dict[str, np.ndarray]:
+    """The anchor's constant operands as `input1`, `input2`."""
+    places = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
+    return {f"input{i}": layer.inputs[p].array() for i, p in places.items() if p is not None}  # type: ignore[union-attr]
+
+
+def _restores_nan(op: str, attrs: Mapping[str, Any]) -> str | None:
+    """The operation with its own input that changes no number of the result and puts NaN back: max(exp(x), x) is exp(x).
+
+    x86's max and min give the second operand, here the input, when either is NaN. A Clip with two bounds has no such operation.
+    """
+    if op in ("Relu", "Exp"):
+        return "max"
+    if op == "Clip":
+        low, high = clip_bounds(attrs)
+        return "max" if high == math.inf else "min" if low == -math.inf else None
+    return None
+
+
+def _as_binary(unary: dnn.Eltwise, restore: str | None, layout: dnn.MemoryDesc, x: int, fused: Chain) -> Recipe:
+    """max(x, x), the activation and its epilogue as post-ops: oneDNN's eltwise takes post-ops in plain loops only."""
+    made, places = Chain([unary]), {"src": ("input", x), "src1": ("input", x), "dst": ("output", 0)}
+    if restore:
+        made.post_ops.append(dnn.Binary(restore, layout))
+        made.places["post1"] = ("input", x)
+    made.extend(fused)
+    recipe = Recipe(dnn.binary("max", layout, layout, layout, made.attributes), places)
+    made.fill(recipe)
+    return recipe
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from whet.network import Layer, static_shape
@@ -22,6 +23,7 @@ _ALGORITHMS = {
 
 @tactic
 class OneDnnReduce(OneDnnTactic):
+    version = 2
     ops = tuple(_ALGORITHMS)
 
     def why_not(self, layer: Layer) -> str | None:
@@ -62,4 +64,5 @@ class OneDnnReduce(OneDnnTactic):
         dtype, fmt = stored.dtype.name, stored.format
         layouts = dnn.describe(source, dtype, fmt), dnn.describe(target, dtype, fmt)
         first = dnn.reduction(_ALGORITHMS[head.op], *layouts, p=2.0)
-        return Recipe(first, {"src": ("input", x), "dst": ("output", 0)})
+        lossy = head.op in ("ReduceMax", "ReduceMin")  # plain loops forget what came before a NaN
+        return Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, work=math.inf if lossy else 0.0)

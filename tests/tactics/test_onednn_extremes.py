@@ -1,0 +1,137 @@
+"""NaN, infinities, denormals and numbers near overflow in every oneDNN kernel: planted into all samples; what is declared is as narrow as said."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from test_onednn_tactics import CPU, FUSED, PADS, SAMPLES, B, W, X, check, compute, declared_reference, fused, plain, reference
+
+from whet.network.types import F32
+from whet.ops import OPS, sample_layer
+from whet.tactics import get_tactic
+from whet.tactics.cpu._declared import KERNELS, PLAIN_LOOPS, declared
+
+ODD = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40]  # the last two: denormals
+NEAR_OVERFLOW = [3e38, -3e38, 1.5e38, 2e19, -2e19]
+
+
+def planted(layer, arrays, values, seed):
+    """The arrays with `values` at random places of each floating-point input that is computed at run time."""
+    rng, made = np.random.default_rng(seed), []
+    for t, a in zip(layer.inputs, arrays, strict=True):
+        if t is not None and not t.is_constant and a.dtype == np.float32 and a.size:
+            a = a.copy()
+            at = rng.permutation(a.size)[: min(len(values), max(1, a.size // 4))]
+            a.reshape(-1)[at] = rng.permutation(np.array(values, np.float32))[: len(at)]
+        made.append(a)
+    return made
+
+
+def pointwise(layer):
+    inner = layer.regions["body"].layers if layer.op == "Fused" else [layer]
+    return all(OPS[x.op].pointwise for x in inner)
+
+
+def floats(layer):
+    """NaN as an integer means nothing: quantized results are left out."""
+    return all(t.dtype == F32 for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant)
+
+
+@pytest.mark.parametrize(("name", "index"), SAMPLES)
+def test_odd_values_anywhere(name, index):
+    _, layer, arrays = sample_layer(name, OPS[name].samples[index])
+    if floats(layer):
+        values = ODD + NEAR_OVERFLOW if pointwise(layer) else ODD  # where sums overflow depends on their order,
+        values = values[:-2] if name == "ReduceProd" else values  # and where products of denormals end
+        for seed in range(2):
+            check(layer, planted(layer, arrays, values, seed))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_odd_values_in_fused_layers(name):
+    layer, arrays = fused(*FUSED[name])
+    for seed in range(3):
+        assert check(layer, planted(layer, arrays, ODD, seed)) >= 2
+
+
+LINE = np.array([*ODD, *NEAR_OVERFLOW, 1, -1, 0.5, 3], np.float32)
+TABLES = [(n, f) for table in (KERNELS, PLAIN_LOOPS) for n, f in table.items()]
+
+
+def both(name, declaration, change):
+    """(the op's own, as declared) for each float sample, its inputs changed."""
+    for sample in OPS[name].samples:
+        _, layer, arrays = sample_layer(name, sample)
+        if arrays[0].dtype == np.float32:
+            fed = [a if a is None or t.is_constant or a.dtype.kind != "f" else change(a) for t, a in zip(layer.inputs, arrays, strict=True)]
+            yield from zip(reference(layer, fed), declared_reference(layer, fed, {name: declaration}), strict=True)
+
+
+@pytest.mark.parametrize(("name", "declaration"), TABLES)
+def test_declared_is_the_op_itself_on_usual_numbers(name, declaration):
+    for own, other in both(name, declaration, lambda a: np.nan_to_num(a, nan=1, posinf=9, neginf=-9).clip(-1e30, 1e30)):
+        np.testing.assert_array_equal(own, other)
+
+
+INFINITIES = {"Gelu": (-np.inf, 1e30), "Softmax": (-9, 9), "LogSoftmax": (-9, 9), "Resize": (-9, 9)}  # what they may meet
+PLAIN_INFINITIES = {"Relu": (-9, np.inf), **INFINITIES}
+
+
+@pytest.mark.parametrize(("name", "declaration"), TABLES)
+def test_only_nan_and_the_infinities_named_are_treated_otherwise(name, declaration):
+    bounds = (PLAIN_INFINITIES if PLAIN_LOOPS.get(name) is declaration else INFINITIES).get(name, (-np.inf, np.inf))
+    for own, other in both(name, declaration, lambda a: np.clip(np.where(np.isnan(a), 1, a).astype(a.dtype), *bounds)):
+        np.testing.assert_array_equal(own, other)
+
+
+def computed(layer, arrays):
+    """What the first signature's default kernel of cpu/onednn_eltwise gives."""
+    tactic = get_tactic("cpu/onednn_eltwise")
+    signature = next(s for s in tactic.signatures(layer, CPU) if tactic.refuses(layer, s, CPU) is None and s.outputs[0].dtype == F32)
+    return compute(layer, arrays, tactic, signature, ())[1][0]
+
+
+@pytest.mark.parametrize(("op", "bounds"), [("Relu", ()), ("Exp", ()), ("Clip", (np.float32(-1),))])
+def test_activations_of_their_own_keep_nan_and_infinity(op, bounds):
+    layer, _ = plain(op, ["f32[1,16,1,1]", *map(np.asarray, bounds)], {})
+    arrays = [LINE.reshape(1, 16, 1, 1), *bounds]
+    got, want = computed(layer, arrays), reference(layer, arrays)[0]
+    assert get_tactic("cpu/onednn_eltwise").declares(layer, "jit:uni") == [{}]
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
+
+
+@pytest.mark.parametrize(("op", "bounds", "lost"), [("HardSigmoid", (), 1), ("Clip", (np.float32(-1), np.float32(2)), -1)])
+def test_what_two_bounds_make_of_nan_is_as_declared(op, bounds, lost):
+    layer, _ = plain(op, ["f32[1,16,1,1]", *map(np.asarray, bounds)], {})
+    got = computed(layer, [LINE.reshape(1, 16, 1, 1), *bounds])
+    assert got.reshape(-1)[0] == lost, "should this fail because NaN is kept: take the op out of KERNELS"
+    assert op in declared(layer, "jit:avx512_core")[0]
+
+
+def test_a_fused_relu_makes_zero_of_nan_and_says_so():
+    layer, arrays = fused("Conv", [X, W, B], lambda g, x, w, b: g.add("Relu", g.add("Conv", x, w, b, **PADS)))
+    arrays[0][0, 3, 4, 4] = np.nan
+    tactic = get_tactic("cpu/onednn_conv")
+    signature = next(s for s in tactic.signatures(layer, CPU) if s.outputs[0].dtype == F32)
+    kernel, (got,), _ = compute(layer, arrays, tactic, signature, ())
+    assert [set(table) for table in tactic.declares(layer, kernel.implementation)] == [{"Relu"}]
+    assert not got[:, :, 3:6, 3:6].any()
+    assert np.isnan(reference(layer, arrays)[0][:, :, 3:6, 3:6]).all()
+
+
+def peer(op, x, **attrs):
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], **attrs)], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, None if attrs else x.shape)])  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+
+
+def test_what_onnx_runtime_makes_of_nan():
+    """The peers differ among themselves: ONNX Runtime keeps NaN in Relu and Softmax and loses it in the maxima of windows, as declared here."""
+    x = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)
+    x[0, :, 3, 3] = np.nan
+    assert np.isnan(peer("Relu", x)[0, :, 3, 3]).all()
+    assert np.isnan(peer("Softmax", x, axis=1)[0, :, 3, 3]).all()
+    assert not np.isnan(peer("GlobalMaxPool", x)).any()
+    assert not np.isnan(peer("ReduceMax", x, axes=(2, 3))).any()
