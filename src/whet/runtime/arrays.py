@@ -1,4 +1,4 @@
-"""Users' arrays: NumPy and DLPack in, and whether kernels can use their memory as it is."""
+"""Users' arrays: NumPy and DLPack in, on the host or a GPU, and whether kernels can use their memory as it is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from whet.errors import ShapeError
 from whet.network import DType
+from whet.runtime.dlpack import DeviceArray, device_array, on_gpu
 from whet.runtime.memory import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -36,8 +37,70 @@ def as_array(name: str, value: Any, dtype: DType) -> np.ndarray:
     return array
 
 
-def why_copied(bound: Bound, name: str, array: np.ndarray, users: Mapping[str, np.ndarray]) -> str | None:
+UserArray = np.ndarray | DeviceArray
+_DEVICE_ALIGNMENT = 16  # bytes; what vector accesses and bulk copies of GPU kernels ask for
+
+
+def user_array(name: str, value: Any, dtype: DType, backend: Any) -> UserArray:
+    """As `as_array`; a tensor on a GPU stays there when the backend is that GPU. Raises ShapeError."""
+    if not on_gpu(value):
+        return as_array(name, value, dtype)
+    here = getattr(getattr(backend, "device", None), "ordinal", None)
+    array = device_array(name, value)
+    if here is None:
+        raise ShapeError(f"'{name}' is on a GPU, this engine runs on the backend '{backend.name}': copy it to the host first (.cpu())")
+    if array.device != here:
+        raise ShapeError(f"'{name}' is on GPU {array.device}, this engine runs on GPU {here}: copy it there first")
+    if array.dtype != dtype:
+        raise ShapeError(f"'{name}' is {array.dtype}, the engine takes {dtype}: convert it first (torch: .to(torch.{dtype.numpy.name}))")
+    return array
+
+
+def address_of(array: UserArray) -> int:
+    """Where its bytes begin."""
+    return array.address if isinstance(array, DeviceArray) else array.ctypes.data
+
+
+def copy_in(bound: Bound, name: str, array: UserArray) -> None:
+    """Copies a user's array into a tensor's place; from a GPU through the host where the engine stores it otherwise."""
+    if isinstance(array, np.ndarray):
+        bound.write(name, array)
+    elif _as_stored(bound, name):
+        bound.backend.copy_address(bound.address(name), array.address, array.nbytes)  # type: ignore[attr-defined]
+    else:
+        raw = bound.backend.read_address(array.address, array.nbytes)  # type: ignore[attr-defined]
+        bound.write(name, raw.view(array.dtype.numpy).reshape(array.shape))
+
+
+def copy_out(bound: Bound, name: str, array: UserArray) -> None:
+    """Copies an output to a user's array."""
+    if isinstance(array, np.ndarray):
+        np.copyto(array, bound.output(name))
+    elif _as_stored(bound, name):
+        bound.backend.copy_address(array.address, bound.address(name), array.nbytes)  # type: ignore[attr-defined]
+    else:
+        bound.backend.write_address(array.address, bound.output(name))  # type: ignore[attr-defined]
+
+
+def _as_stored(bound: Bound, name: str) -> bool:
+    o = bound.shaped.operands.get(name)
+    return o is not None and o.format == "linear" and o.dtype == bound.shaped.types[name].dtype
+
+
+def why_copied(bound: Bound, name: str, array: UserArray, users: Mapping[str, UserArray]) -> str | None:
     """Why kernels cannot use a user's array in place of the tensor `name`; None when they can."""
+    if isinstance(array, DeviceArray):
+        if array.address % _DEVICE_ALIGNMENT:
+            return f"its first byte is not {_DEVICE_ALIGNMENT}-byte aligned"
+        if array.nbytes == 0:
+            return "it is empty"
+        if not _as_stored(bound, name):
+            return f"the engine stores %{name} as {bound.shaped.operands.get(name)}; it goes through the host"
+        for other, theirs in users.items():
+            begin, end = address_of(theirs), address_of(theirs) + theirs.nbytes
+            if other != name and isinstance(theirs, DeviceArray) and begin < array.address + array.nbytes and array.address < end:
+                return f"it shares memory with the array of '{other}'"
+        return bound.why_not_pointed(name)
     if bound.arena.array is None:
         return "the backend's memory is not the host's"
     if not array.flags.c_contiguous:
@@ -50,6 +113,6 @@ def why_copied(bound: Bound, name: str, array: np.ndarray, users: Mapping[str, n
     if o is None or o.format != "linear" or o.dtype != bound.shaped.types[name].dtype:
         return f"the engine stores %{name} as {o}"
     for other, theirs in users.items():
-        if other != name and np.may_share_memory(array, theirs):
+        if other != name and isinstance(theirs, np.ndarray) and np.may_share_memory(array, theirs):
             return f"it shares memory with the array of '{other}'"
     return bound.why_not_pointed(name)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from whet.engine import LayerTimes, display_names, profile_suffix
-from whet.errors import ContextError, ShapeError
+from whet.errors import BackendError, ContextError, ShapeError
 from whet.network import Expr, evaluate, static_shape
 from whet.registry import nearest
-from whet.runtime.arrays import as_array, why_copied
+from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_out, user_array, why_copied
+from whet.runtime.dlpack import DeviceArray
 from whet.runtime.engine import Engine
 from whet.runtime.memory import aligned_empty
 from whet.runtime.steps import Bound, allocate_arena, opt_shapes
@@ -27,6 +28,7 @@ class Context:
 
     context.run({"x": array}) -> {"y": array}           copies in and out; takes NumPy arrays and DLPack objects
     context.bind("x", array); context.execute()         reads and writes the user's own buffers, without copies where it can
+    context.bind("x", tensor); context.enqueue(stream)  the same on a GPU, returning at once: torch tensors by DLPack
     """
 
     def __init__(self, engine: Engine, profile: int = 0):
@@ -37,7 +39,7 @@ class Context:
         self._arena: Any = None
         self._bounds: OrderedDict[tuple, Bound] = OrderedDict()
         self._pointed: dict[int, dict[str, int]] = {}  # id(bound) -> tensor -> user's address
-        self._users: dict[str, np.ndarray] = {}
+        self._users: dict[str, UserArray] = {}
         self._ready: tuple[Bound, list, list] | None = None  # what execute() does, until something is bound or run otherwise
         self._closed = False
 
@@ -98,16 +100,18 @@ class Context:
     def bind(self, name: str, array: Any) -> str:
         """Makes `execute` read an input from, or write an output to, this array (NumPy or DLPack), until another is bound.
 
+        On a GPU it may be a tensor there (torch.Tensor, CuPy, DeviceArray): kernels then use its memory and nothing is copied.
+
         Returns "" when kernels use its memory directly, else why it is copied instead (not 64-byte aligned, another format, ...).
         Raises ShapeError when shape or type do not fit.
         """
         with self._alone():
             types = self.engine.inputs | self.engine.outputs
             self._known(name, types, "input or output")
-            a = as_array(name, array, types[name].dtype)
+            a = user_array(name, array, types[name].dtype, self.engine.backend)
             if name in self.engine.inputs:
                 self.set_input_shape(name, a.shape)
-            elif not a.flags.writeable:
+            elif isinstance(a, np.ndarray) and not a.flags.writeable:
                 raise ShapeError(f"the array for output '{name}' is read-only; bind one that may be written")
             self._users[name], self._ready = a, None
             bound = self._bound()
@@ -115,16 +119,79 @@ class Context:
             return why_copied(bound, name, a, self._users) or ""
 
     def execute(self) -> None:
-        """Runs on the bound arrays, at their shapes; returns when the outputs are in theirs. Outputs without one: see `fetch`."""
+        """Runs on the bound arrays, at their shapes; returns when the outputs are in theirs. Outputs without one: see `fetch`.
+
+        Tensors on a GPU are read after what was put on its default stream; with streams of your own use `enqueue`.
+        """
         with self._alone():
             if self._ready is None:
                 self._ready = self._make_ready()
             bound, copied_in, copied_out = self._ready
+            if any(isinstance(a, DeviceArray) for a in self._users.values()):
+                self.engine.backend.after_default_stream(bound.executable.stream)  # type: ignore[attr-defined]
             for n, a in copied_in:
-                bound.write(n, a)
+                copy_in(bound, n, a)
             bound.run()
             for n, a in copied_out:
-                np.copyto(a, bound.output(n))
+                copy_out(bound, n, a)
+
+    def enqueue(self, stream: Any = None) -> Pending:
+        """Starts a run on the bound arrays and returns at once; order on the GPU is that of `stream`.
+
+        `stream` is a torch or CuPy stream, one with `__cuda_stream__`, an address, or None for the context's own. All bound arrays must be
+        tensors on the GPU that kernels can use as they are (`bind` returned ""); outputs without one stay in the context: `output_tensor`.
+        The context, the tensors and their contents must live until the run is done. On the CPU the run is over when this returns.
+        Raises ContextError for host arrays, and what the driver says about launches.
+        """
+        with self._alone():
+            if self._ready is None:
+                self._ready = self._make_ready()
+            bound, copied_in, copied_out = self._ready
+            backend: Any = self.engine.backend
+            if not hasattr(backend, "as_stream"):
+                for n, a in copied_in:
+                    copy_in(bound, n, a)
+                bound.run()
+                for n, a in copied_out:
+                    copy_out(bound, n, a)
+                return Pending(None, bound)
+            if copied_in or copied_out:
+                n, a = (copied_in + copied_out)[0]
+                why = "it is in host memory" if isinstance(a, np.ndarray) else why_copied(bound, n, a, self._users)
+                raise ContextError(f"enqueue() cannot copy '{n}': {why}. Bind a tensor on the GPU that needs no copy, or use execute().")
+            target = bound.executable.stream if stream is None else backend.as_stream(stream)  # type: ignore[attr-defined]
+            bound.executable.enqueue(target)  # type: ignore[attr-defined]
+            event = backend.event()
+            event.record(target)
+            return Pending(event, bound)
+
+    execute_async = enqueue
+
+    def output_tensor(self, name: str) -> DeviceArray:
+        """The memory on the GPU where an output without a bound array lies after a run, for torch.from_dlpack and the like.
+
+        The next run writes over it. Raises ContextError where the engine stores the output otherwise than row-major in its own type.
+        """
+        with self._alone():
+            self._known(name, self.engine.outputs, "output")
+            bound = self._bound()
+            o, t = bound.shaped.operands.get(name), bound.shaped.types[name]
+            if bound.arena.array is not None or o is None or o.format != "linear" or o.dtype != t.dtype:
+                raise ContextError(f"output '{name}' has no memory on a GPU that others can read (it is stored as {o}): use fetch()")
+            backend: Any = self.engine.backend
+            return DeviceArray(bound.address(name), static_shape(t.shape), t.dtype, backend.device.ordinal, bound)
+
+    def device_array(self, name: str) -> DeviceArray:
+        """New memory on the GPU for an input or output at its present shape, to bind. Raises ContextError on other backends."""
+        types = self.engine.inputs | self.engine.outputs
+        self._known(name, types, "input or output")
+        shape = self._shapes[name] if name in self.engine.inputs else self.output_shapes()[name]
+        dtype = types[name].dtype
+        backend: Any = self.engine.backend
+        if not hasattr(backend, "as_stream"):
+            raise ContextError(f"the backend '{backend.name}' has no memory apart from the host's: use input_array and output_array")
+        buffer = backend.allocate(max(int(np.prod(shape)) * dtype.bits // 8, 1), 256)
+        return DeviceArray(buffer.address, tuple(shape), dtype, backend.device.ordinal, buffer)
 
     def fetch(self) -> dict[str, np.ndarray]:
         """Copies of the outputs of the last `execute` that have no bound array. Raises ContextError when nothing was executed since."""
@@ -185,7 +252,11 @@ class Context:
         try:
             if self._closed:
                 raise ContextError("the context is closed; make another with engine.create_context()")
+            self.engine.check_alive()
             yield
+        except BackendError as e:
+            self.engine.failed(e)
+            raise
         finally:
             self._lock.release()
 
@@ -196,7 +267,7 @@ class Context:
             self._bounds.move_to_end(key)
             return found
         if self._arena is None:
-            self._arena = allocate_arena(self._arena_plan, self.engine.backend)
+            self._arena = self._new_arena()
         found = Bound(self.engine.shaped(self.profile_index, self._shapes), self.engine.backend, self._arena)
         self._bounds[key] = found
         while len(self._bounds) > _BOUND_KEPT:
@@ -204,7 +275,17 @@ class Context:
             self._pointed.pop(id(old), None)
         return found
 
-    def _make_ready(self) -> tuple[Bound, list[tuple[str, np.ndarray]], list[tuple[str, np.ndarray]]]:
+    def _new_arena(self) -> Any:
+        try:
+            return allocate_arena(self._arena_plan, self.engine.backend)
+        except BackendError as e:
+            packed, plan = self.engine.memory().packed, self._arena_plan
+            raise BackendError(
+                f"there is no memory for a context: its arena takes {plan.total / 2**20:.1f} MiB (of them scratch {plan.scratch_bytes / 2**20:.1f}), "
+                f"the engine's packed weights {packed / 2**20:.1f}. {e}"
+            ) from e
+
+    def _make_ready(self) -> tuple[Bound, list[tuple[str, UserArray]], list[tuple[str, UserArray]]]:
         """Launches at the users' arrays' shapes, pointed at those that kernels can use; the others are copied in and out."""
         missing = [n for n in self.engine.inputs if n not in self._users]
         if missing:
@@ -212,7 +293,7 @@ class Context:
         self._shapes = {n: self._users[n].shape for n in self.engine.inputs}  # whatever run() or set_input_shape() said since
         bound = self._bound()
         self._check_users(bound)
-        direct = {n: a.ctypes.data for n, a in self._users.items() if why_copied(bound, n, a, self._users) is None}
+        direct = {n: address_of(a) for n, a in self._users.items() if why_copied(bound, n, a, self._users) is None}
         self._point(bound, direct)
         rest = [(n, a) for n, a in self._users.items() if n not in direct]
         return bound, [(n, a) for n, a in rest if n in self.engine.inputs], [(n, a) for n, a in rest if n in self.engine.outputs]
@@ -276,6 +357,27 @@ class Context:
             if name in p.shapes and all(lo <= d <= hi for lo, d, hi in zip(p.shapes[name][0], shape, p.shapes[name][2], strict=True)):
                 return f" Profile {k} takes it: engine.create_context(profile={k})."
         return " Build the engine with larger --maxShapes (or another --profile) to run it."
+
+
+class Pending:
+    """A run that was started. It keeps the context's memory until it is done."""
+
+    def __init__(self, event: Any, bound: Bound):
+        self._event, self._bound = event, bound
+
+    @property
+    def done(self) -> bool:
+        """Whether the outputs are there. Raises BackendError when a kernel failed."""
+        return self._event is None or self._event.done
+
+    def synchronize(self) -> None:
+        """Waits for the outputs. Raises BackendError when a kernel failed."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def __del__(self) -> None:
+        if self._event is not None:
+            self._event.close()
 
 
 def _x(shape: tuple[int, ...]) -> str:

@@ -104,6 +104,7 @@ class Engine:
         self._shaped: OrderedDict[tuple, Shaped] = OrderedDict()
         self._lock = threading.Lock()
         self._open = True
+        self.poisoned = ""  # why, when a kernel failed in a way that took all of the engine's memory with it
         self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)}
         differences = machine_differences(plan, backend)
         if differences and require_same_hardware:
@@ -228,6 +229,17 @@ class Engine:
     def _check_open(self) -> None:
         if not self._open:
             raise ContextError("the engine is closed; load it again")
+        self.check_alive()
+
+    def check_alive(self) -> None:
+        """Raises ContextError once a kernel of this engine has failed so that nothing it holds can be used."""
+        if self.poisoned:
+            raise ContextError(f"this engine is poisoned and cannot be used again: {self.poisoned}")
+
+    def failed(self, error: BackendError) -> None:
+        """Told of each failure of a context: one that took the machine's memory with it (`lost`) ends the engine."""
+        if getattr(self.backend, "lost", ""):
+            self.poisoned = self.poisoned or str(error)
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)

@@ -327,6 +327,9 @@ class Bound:
         return Args(tuple(ins), outs, tuple(p.address for p in self.shaped.packed[i]), scratch if step.kernel.scratch else 0)
 
     def _note(self, step: Planned, calls: list[Any]) -> None:
+        for call in calls:
+            if hasattr(call, "label"):
+                call.label = ", ".join(step.layer.sources) or step.layer.name
         for kind, tensors, operands in (
             ("input", step.layer.inputs, step.signature.inputs),
             ("output", step.layer.outputs, step.signature.outputs),

@@ -14,6 +14,7 @@ from whet.backends.cuda.compare import Difference, difference
 from whet.backends.cuda.compile import compile_ahead, nvrtc_version
 from whet.backends.cuda.executor import GpuExecutable, GpuStream
 from whet.backends.cuda.memory import DeviceBuffer
+from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
 
@@ -33,6 +34,11 @@ class CudaBackend:
             raise BackendError(f"{self.device.name} has compute capability {major}.{minor}; whet's kernels need 8.0 or newer. Use --backend=cpu.")
         self.features = frozenset({f"sm_{major}{minor}", *(("wgmma", "tma") if (major, minor) == (9, 0) else ())})
         self.multiprocessors = self.device.multiprocessors
+
+    @property
+    def lost(self) -> str:
+        """Why this process's context on the GPU is gone, "" while it is not."""
+        return self.device.lost
 
     def activate(self) -> None:
         """Bind the GPU to the calling thread."""
@@ -56,6 +62,47 @@ class CudaBackend:
         """Copies bytes to the device; returns when they are there."""
         self.activate()
         buffer.owner.write(data, offset)
+
+    def read_address(self, address: int, nbytes: int) -> np.ndarray:
+        """A copy of device bytes at an address that is somebody else's."""
+        self.activate()
+        out = np.empty(nbytes, np.uint8)
+        if nbytes:
+            driver.ok(driver.cu().cuMemcpyDtoH(out.ctypes.data, address, nbytes))
+        return out
+
+    def write_address(self, address: int, data: np.ndarray) -> None:
+        """Copies bytes to an address that is somebody else's; returns when they are there."""
+        self.activate()
+        source = np.ascontiguousarray(data)
+        if source.nbytes:
+            driver.ok(driver.cu().cuMemcpyHtoD(address, source.ctypes.data, source.nbytes))
+            driver.ok(driver.cu().cuStreamSynchronize(0))
+
+    def copy_address(self, to: int, source: int, nbytes: int) -> None:
+        """Copies bytes from one address on the GPU to another; returns when they are there."""
+        self.activate()
+        if nbytes:
+            driver.ok(driver.cu().cuMemcpyDtoD(to, source, nbytes))
+            driver.ok(driver.cu().cuStreamSynchronize(0))
+
+    def as_stream(self, stream: Any) -> Stream:
+        """A user's stream (torch, CuPy, cuda-core, an address) as one that launches take."""
+        self.activate()
+        return Stream.of(stream)
+
+    def event(self) -> Event:
+        """A new event without timing."""
+        self.activate()
+        return Event(timing=False)
+
+    def after_default_stream(self, stream: Stream) -> None:
+        """What follows on `stream` waits for the work given to the default stream so far: where other libraries put theirs."""
+        self.activate()
+        event = Event(timing=False)
+        event.record(Stream.of(0))
+        stream.wait(event)
+        event.close()
 
     def copy(self, target: Buffer, to: int, source: Buffer, at: int, nbytes: int) -> None:
         """Copies bytes within device memory; returns when they are there."""
@@ -99,6 +146,10 @@ class CudaBackend:
             "driver": driver.ok(driver.cu().cuDriverGetVersion()),
             "nvrtc": nvrtc_version(),
         }
+
+    def peaks(self) -> dict[str, float]:
+        """Bytes and operations a second that the hardware can reach."""
+        return self.device.peaks()
 
     def state(self) -> dict[str, Any]:
         """Clocks, power, temperature and other processes now."""

@@ -6,10 +6,20 @@ Nothing here imports the `cuda` packages when this module is imported, so that w
 from __future__ import annotations
 
 import functools
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from whet.errors import BackendError
 
+_Made = TypeVar("_Made")
+_here = threading.local()  # .device: whose context is bound to this thread
+#: after these the context answers every call with the same error: its memory, streams and modules are gone
+_STICKY = frozenset({
+    "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE", "CUDA_ERROR_INVALID_PC", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+})  # fmt: skip
 MIN_DRIVER = 12000  # thread-block clusters, programmatic dependent launch and tensor maps came with CUDA 12
 
 
@@ -17,6 +27,10 @@ def _missing(what: str, error: Exception) -> BackendError:
     return BackendError(
         f"{what} cannot be loaded ({error}). The CUDA backend needs it. Install the extra with `pip install whet[cuda]`, or use --backend=cpu."
     )
+
+
+class LostContext(BackendError):
+    """A kernel faulted: this process's context on the GPU, and all that was made in it, is lost."""
 
 
 @functools.cache
@@ -46,7 +60,13 @@ def cu() -> Any:
 def _plain(driver: Any, answer: tuple[Any, ...]) -> Any:
     status, *values = answer
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise BackendError(_describe(driver, status))
+        text = _describe(driver, status)
+        if status.name in _STICKY:
+            here = current()
+            if here is not None:
+                here.lost = here.lost or text
+            raise LostContext(text)
+        raise BackendError(text)
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
@@ -57,10 +77,10 @@ def _describe(driver: Any, status: Any) -> str:
     words = text.decode() if isinstance(text, bytes) else str(text)
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
         return f"The GPU is out of memory ({words}). Lower --memPoolSize or the batch, or end other programs on this GPU (`nvidia-smi` lists them)."
-    sticky = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_MISALIGNED_ADDRESS"}
-    if status.name in sticky:
+    if status.name in _STICKY:
         return (
-            f"A GPU kernel failed ({status.name}: {words}). This process's GPU context is lost: load the engine in a new process, "
+            f"A GPU kernel failed ({status.name}: {words}). Everything that this process had on the GPU is lost: engines and contexts loaded "
+            "so far cannot be used again. The process goes on; load the engine again, in a new process if this one gets no new GPU context, "
             "and report the network with the output of `whet explain`."
         )
     return f"The CUDA driver refused a call ({status.name}: {words})."
@@ -80,10 +100,75 @@ def available() -> str | None:
     return None
 
 
-@functools.cache
+_devices: dict[int, Device] = {}
+_lock = threading.Lock()
+
+
 def device(ordinal: int = 0) -> Device:
-    """The GPU number `ordinal`, its primary context made current."""
-    return Device(ordinal)
+    """The GPU number `ordinal`, its primary context made current.
+
+    A context that a fault has destroyed is replaced by a fresh one, which works only where the driver allows it within a process;
+    else BackendError says so. Other libraries of the process lose what they had on that GPU too; the fault took it already.
+    """
+    with _lock:
+        found = _devices.get(ordinal)
+        if found is not None and found.lost:
+            found = _renewed(found)
+        if found is None:
+            found = Device(ordinal)
+        _devices[ordinal] = found
+    found.make_current()
+    return found
+
+
+def _renewed(old: Device) -> Device:
+    """A fresh primary context in place of a lost one. BackendError when the driver gives none that works."""
+    driver = cu()
+    driver.cuCtxSetCurrent(driver.CUcontext(0))
+    driver.cuDevicePrimaryCtxReset(old.handle)
+    try:
+        made = Device(old.ordinal)
+        made.make_current()
+        ok(driver.cuMemFree(ok(driver.cuMemAlloc(256))))
+    except BackendError as error:
+        raise LostContext(
+            f"GPU {old.ordinal} gives this process no new context after a kernel failed ({error}). Load the engine in a new process."
+        ) from error
+    return made
+
+
+def current() -> Device | None:
+    """The GPU whose context is bound to this thread."""
+    return getattr(_here, "device", None)
+
+
+def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
+    """Remembers results for each GPU context: what is loaded into one is not in another."""
+
+    @functools.cache
+    def kept(_: Device | None, *args: Any, **named: Any) -> _Made:
+        return make(*args, **named)
+
+    @functools.wraps(make)
+    def found(*args: Any, **named: Any) -> _Made:
+        return kept(current(), *args, **named)
+
+    return found
+
+
+def release(owner: Device | None, call: Callable[..., Any], handle: Any) -> None:
+    """Gives something back, unless it went with a lost context. Its answer does not matter: at exit the driver may be gone."""
+    if owner is None or not owner.lost:
+        if owner is not None and current() is None:
+            owner.make_current()
+        call(handle)
+
+
+#: (f32 outside of tensor cores, f16 on them dense, f8) by compute capability: the architecture's whitepapers
+_PER_CLOCK = {
+    (8, 0): (128, 2048, 0), (8, 6): (256, 1024, 0), (8, 9): (256, 1024, 2048), (9, 0): (256, 4096, 8192), (10, 0): (256, 8192, 16384),
+    (12, 0): (256, 1024, 2048),
+}  # fmt: skip
 
 
 class Device:
@@ -95,6 +180,7 @@ class Device:
         if not 0 <= ordinal < count:
             raise BackendError(f"There is no GPU number {ordinal}: this machine shows {count} (0 to {count - 1}). Choose one with --device=N.")
         self.ordinal = ordinal
+        self.lost = ""  # why, once a kernel has failed
         self.handle = ok(driver.cuDeviceGet(ordinal))
         self.context = ok(driver.cuDevicePrimaryCtxRetain(self.handle))
         self.make_current()
@@ -118,8 +204,25 @@ class Device:
         return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
     def make_current(self) -> None:
-        """Bind this GPU's context to the calling thread; each thread that launches must do so once."""
+        """Bind this GPU's context to the calling thread; each thread that launches must do so once. LostContext after a fault."""
+        if self.lost:
+            raise LostContext(self.lost)
+        _here.device = self
         ok(cu().cuCtxSetCurrent(self.context))
+
+    def peaks(self) -> dict[str, float]:
+        """What the hardware can do at most: bytes a second from memory, operations a second by type ("f16": tensor cores, dense).
+
+        From clocks and widths as the driver tells them (a multiply-add is two operations); 0.0 where a type has no such unit.
+        """
+        number = cu().CUdevice_attribute
+        clock = 1e3 * self._attribute(number.CU_DEVICE_ATTRIBUTE_CLOCK_RATE)
+        memory = 1e3 * self._attribute(number.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
+        width = self._attribute(number.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)
+        plain, f16, f8 = _PER_CLOCK.get(self.capability, (128, 0, 0))  # operations a multiprocessor and clock
+        each = clock * self.multiprocessors
+        types = {"f32": plain, "tf32": f16 / 2, "f16": f16, "bf16": f16, "i8": 2 * f16, "f8": f8}
+        return {"bytes": 2 * memory * width / 8, **{k: each * v for k, v in types.items()}}
 
     def free_memory(self) -> tuple[int, int]:
         """(free, total) bytes of device memory."""

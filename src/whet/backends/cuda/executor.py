@@ -1,13 +1,15 @@
-"""Recorded launches on a GPU: one CUDA graph, replayed; launch by launch for the profiler."""
+"""Recorded launches on a GPU: one CUDA graph, replayed on any stream; launch by launch for the profiler, and where no graph can be made."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from whet.backends.cuda.driver import Device
+from whet.backends.cuda import nvtx
+from whet.backends.cuda.driver import Device, LostContext
 from whet.backends.cuda.launch import Graph, Launch
 from whet.backends.cuda.stream import Event, Stream
+from whet.errors import BackendError
 
 REPEATS = 8  # of a call when it is timed alone
 
@@ -21,6 +23,7 @@ class GpuCall:
         self._make = make
         self._at = {"input": list(inputs), "output": list(outputs)}
         self._launches: list[Launch] | None = None
+        self.label = ""  # the user's names of the nodes, for the profiler's ranges
 
     @property
     def launches(self) -> list[Launch]:
@@ -59,11 +62,18 @@ class GpuStream:
 
 
 class GpuExecutable:
-    """Calls in order, as one graph on a stream of its own. `run()` returns when the results are there; `enqueue()` at once."""
+    """Calls in order, as one graph. `run()` returns when the results are there; `enqueue()` at once, on a stream of its own or a given one.
+
+    Launched one by one where the driver refuses to capture them (`graph_refused` says why), where `use_graph` is False, and while ranges
+    are shown to a profiler (nvtx.py), which sees nothing of the layers inside of a graph.
+    """
 
     def __init__(self, calls: list[GpuCall], device: Device) -> None:
         self.calls, self._device = list(calls), device
+        device.make_current()
         self.stream = Stream()
+        self.use_graph = True
+        self.graph_refused = ""
         self._graph: Graph | None = None
         self._events: tuple[Event, Event] | None = None
         self._single: dict[int, Graph] = {}  # of each call, for the profiler
@@ -77,15 +87,33 @@ class GpuExecutable:
             graph.close()
         self._single.clear()
 
-    def _ready(self) -> Graph:
+    def prepare(self) -> None:
+        """Makes the graph now, not at the first run."""
         self._device.make_current()
-        if self._graph is None:
-            self._graph = Graph([launch for call in self.calls for launch in call.launches], self.stream)
-        return self._graph
+        if self._graph is None and self.use_graph and not self.graph_refused:
+            launches = [launch for call in self.calls for launch in call.launches]  # kernels are loaded here: no capture is under way
+            try:
+                self._graph = Graph(launches, self.stream)
+            except LostContext:
+                raise
+            except BackendError as e:
+                self.graph_refused = str(e)
 
-    def enqueue(self) -> None:
-        """Start all launches on `stream`."""
-        self._ready().run(self.stream)
+    def enqueue(self, stream: Stream | None = None) -> None:
+        """Start all launches on a stream (default: the executable's own)."""
+        self.prepare()
+        target = stream or self.stream
+        if nvtx.shown():
+            for call in self.calls:
+                with nvtx.range_of(call.label):
+                    for launch in call.launches:
+                        launch.run(target)
+        elif self._graph is not None and self.use_graph:
+            self._graph.run(target)
+        else:
+            for call in self.calls:
+                for launch in call.launches:
+                    launch.run(target)
 
     def run(self) -> None:
         """Run all launches and wait for them."""
@@ -94,14 +122,14 @@ class GpuExecutable:
 
     def seconds(self, repeats: int) -> list[float]:
         """GPU seconds of each of `repeats` replays, one after the other, none overlapping the next."""
-        graph = self._ready()
+        self.prepare()
         if self._events is None:
             self._events = (Event(), Event())
         start, end = self._events
         times = []
         for _ in range(repeats):
             start.record(self.stream)
-            graph.run(self.stream)
+            self.enqueue()
             end.record(self.stream)
             end.synchronize()
             times.append(end.since(start) / 1000)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.backends.cuda.driver import cu, ok
+from whet.backends.cuda.driver import cu, current, ok, release
 from whet.backends.cuda.stream import Stream
 
 MAX_SHARED = 227 * 1024  # bytes a block may ask for on Hopper
@@ -18,6 +18,7 @@ class Module:
 
     def __init__(self, code: bytes) -> None:
         self._code = code
+        self._device = current()
         self.handle = ok(cu().cuModuleLoadData(code))
 
     def kernel(self, name: str, shared: int = 0) -> Kernel:
@@ -28,7 +29,7 @@ class Module:
         """Unload; its kernels must not run afterwards."""
         handle, self.handle = self.handle, None
         if handle is not None:
-            ok(cu().cuModuleUnload(handle))
+            release(self._device, cu().cuModuleUnload, handle)
 
 
 class Kernel:
@@ -90,7 +91,8 @@ class Launch:
             cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = self.cluster, 1, 1
             attributes.append(cluster)
-        if self.overlap:
+        here = current()
+        if self.overlap and here is not None and here.capability >= (9, 0):
             overlap = driver.CUlaunchAttribute()
             overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             overlap.value.programmaticStreamSerializationAllowed = 1
@@ -105,6 +107,7 @@ class Graph:
 
     def __init__(self, launches: Iterable[Launch], stream: Stream) -> None:
         driver = cu()
+        self._device = current()
         self.launches = list(launches)
         ok(driver.cuStreamBeginCapture(stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
         try:
@@ -124,4 +127,4 @@ class Graph:
         """Give the executable graph back."""
         handle, self.handle = self.handle, None
         if handle is not None:
-            ok(cu().cuGraphExecDestroy(handle))
+            release(self._device, cu().cuGraphExecDestroy, handle)

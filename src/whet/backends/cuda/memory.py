@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends.cuda.driver import cu, ok
+from whet.backends.cuda.driver import cu, current, ok, release
 from whet.errors import BackendError
 
 
@@ -17,6 +17,7 @@ class DeviceBuffer:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = int(nbytes)
         self.address = 0
+        self._device = current()
         try:
             self.address = int(ok(cu().cuMemAlloc(max(self.nbytes, 1))))
         except BackendError as error:
@@ -61,6 +62,16 @@ class DeviceBuffer:
         ok(cu().cuMemsetD8(self.address, byte, self.nbytes))
         ok(cu().cuStreamSynchronize(0))
 
+    def start_write(self, source: PinnedBuffer, stream: Any, offset: int = 0) -> None:
+        """Put a copy of all of `source` to `offset` on the stream."""
+        self._check(offset, source.nbytes)
+        ok(cu().cuMemcpyHtoDAsync(self.address + offset, source.address, source.nbytes, stream.handle))
+
+    def start_read(self, target: PinnedBuffer, stream: Any, offset: int = 0) -> None:
+        """Put a copy from `offset` on that fills `target` on the stream."""
+        self._check(offset, target.nbytes)
+        ok(cu().cuMemcpyDtoHAsync(target.address, self.address + offset, target.nbytes, stream.handle))
+
     def _check(self, offset: int, nbytes: int) -> None:
         if offset < 0 or offset + nbytes > self.nbytes:
             raise BackendError(
@@ -71,11 +82,11 @@ class DeviceBuffer:
         """Free the memory now."""
         address, self.address = self.address, 0
         if address:
-            ok(cu().cuMemFree(address))
+            release(self._device, cu().cuMemFree, address)
 
     def __del__(self) -> None:
         if self.address:
-            cu().cuMemFree(self.address)  # at interpreter exit the driver may be gone: its answer does not matter
+            self.close()
 
 
 class PinnedBuffer:
@@ -83,6 +94,7 @@ class PinnedBuffer:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = int(nbytes)
+        self._device = current()
         self.address = int(ok(cu().cuMemHostAlloc(max(self.nbytes, 1), 0)))
         self.array = np.frombuffer(memoryview((ctypes.c_char * self.nbytes).from_address(self.address)), np.uint8)
 
@@ -90,8 +102,8 @@ class PinnedBuffer:
         """Free it; `.array` must not be used afterwards."""
         address, self.address = self.address, 0
         if address:
-            ok(cu().cuMemFreeHost(address))
+            release(self._device, cu().cuMemFreeHost, address)
 
     def __del__(self) -> None:
         if self.address:
-            cu().cuMemFreeHost(self.address)
+            self.close()

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from whet.backends.cuda.driver import cu, ok
+from typing import Any
+
+from whet.backends.cuda.driver import cu, current, ok, release
 
 
 class Stream:
-    """A non-blocking CUDA stream; `handle` is what launches and copies take."""
+    """A non-blocking CUDA stream; `handle` is what launches and copies take. `of` wraps one that belongs to somebody else."""
 
     def __init__(self) -> None:
-        self.handle = ok(cu().cuStreamCreate(cu().CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+        self._device, self._own = current(), True
+        self.handle: Any = ok(cu().cuStreamCreate(cu().CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+
+    @classmethod
+    def of(cls, stream: Any) -> Stream:
+        """A user's stream: an address, an object with `cuda_stream` (torch), `ptr` (CuPy) or `__cuda_stream__` (cuda-core), or a Stream."""
+        if isinstance(stream, Stream):
+            return stream
+        given = getattr(stream, "__cuda_stream__", None)
+        if given is not None:
+            address = (given() if callable(given) else given)[1]
+        else:
+            address = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
+        made = cls.__new__(cls)
+        made._device, made._own = current(), False
+        made.handle = cu().CUstream(int(address))
+        return made
 
     def synchronize(self) -> None:
         """Wait until all work on the stream is done; a failed kernel raises BackendError here."""
@@ -22,16 +40,28 @@ class Stream:
     def close(self) -> None:
         """Give the stream back."""
         handle, self.handle = self.handle, None
-        if handle is not None:
-            ok(cu().cuStreamDestroy(handle))
+        if handle is not None and self._own:
+            release(self._device, cu().cuStreamDestroy, handle)
 
 
 class Event:
     """A point in a stream's work; with `timing` two of them measure what lies between."""
 
-    def __init__(self, timing: bool = True) -> None:
+    def __init__(self, timing: bool = True, blocking: bool = False) -> None:
+        """`blocking`: who waits sleeps until the event, instead of asking for it again and again."""
         flags = cu().CUevent_flags
-        self.handle = ok(cu().cuEventCreate((flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING).value))
+        kind = (flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING).value
+        self._device = current()
+        self.handle: Any = ok(cu().cuEventCreate(kind | (flags.CU_EVENT_BLOCKING_SYNC.value if blocking else 0)))
+
+    @property
+    def done(self) -> bool:
+        """Whether the event has happened."""
+        status = cu().cuEventQuery(self.handle)
+        if status[0] == cu().CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        ok(status)
+        return True
 
     def record(self, stream: Stream) -> None:
         """Mark the point after the work given to `stream` so far."""
@@ -49,4 +79,4 @@ class Event:
         """Give the event back."""
         handle, self.handle = self.handle, None
         if handle is not None:
-            ok(cu().cuEventDestroy(handle))
+            release(self._device, cu().cuEventDestroy, handle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
 from whet.errors import BackendError
 from whet.tactics.cuda._conv_config import ConvConfig, configs_for, estimate_us, step_channels
@@ -163,7 +163,7 @@ def conv_source(
     return source("conv.cu", made if eight is None else {**made, **eight.constants()})
 
 
-@functools.cache
+@per_device
 def conv_kernel(
     config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False, odd: bool = False, eight: Eight | None = None
 ) -> Kernel:
@@ -221,7 +221,7 @@ def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[Con
     taps, steps, found = shape.r * shape.s, shape.steps(bk), set()
     for wgs, mi in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2)):
         for bn in (16, 32, 64, 128):
-            if bn > 16 and bn >= 2 * shape.k:
+            if bn > 32 // size and bn >= 2 * shape.k:
                 continue
             for sk in (1, 2, 4, 8, 16):
                 base = ConvConfig(wgs, mi, bn, bk, 2, sk, 1, int(sk == 1), 1, size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.driver import current, per_device
 from whet.backends.cuda.executor import GpuCall
 from whet.backends.cuda.launch import Kernel, Launch, Module
 from whet.network import Layer, Tensor, static_shape
@@ -64,10 +64,12 @@ def ahead(machine: Any, sources: Sequence[str]) -> None:
         start(sources)
 
 
-@functools.cache
+@per_device
 def loaded(name: str, entry: str, constants: tuple[tuple[str, Any], ...], shared: int = 0) -> Kernel:
     """Function `entry` of `_kernels/<name>` with these constants and dynamic shared memory, compiled and loaded once a process."""
-    return Module(compile_cubin(source(name, dict(constants)), name=name)).kernel(entry, shared)
+    here = current()
+    arch = "sm_90a" if here is None else here.arch
+    return Module(compile_cubin(source(name, dict(constants)), name=name, arch=arch)).kernel(entry, shared)
 
 
 def launch(name: str, entry: str, constants: dict[str, Any], grid: tuple[int, int, int], block: int, fields: str, *values: Any) -> Launch:

@@ -41,8 +41,13 @@ template <int KIND> DEV float activate(float x, Act p) {
 }
 
 // ---- programmatic dependent launch: let the next kernel start; wait until the one in front is complete and visible ----
+#if __CUDA_ARCH__ >= 900
 DEV void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEV void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else   // launches follow each other
+DEV void let_next_start() {}
+DEV void wait_for_previous() {}
+#endif
 
 // ---- one lane of a warp, in a form that the compiler knows ----
 DEV bool elect() {

@@ -1,0 +1,39 @@
+"""Ranges for Nsight Systems under the user's node names: WHET_NVTX=1 turns them on; the package `nvtx` makes them.
+
+Inside of a CUDA graph a profiler sees kernels without their layers. With ranges on, layers are launched one by one, each in its range:
+what is seen is slower as a whole than what runs otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from whet.errors import BackendError
+
+
+@cache
+def _package() -> Any:
+    try:
+        import nvtx
+    except ImportError as error:
+        raise BackendError(f"WHET_NVTX=1 needs the package nvtx ({error}): pip install nvtx, or unset WHET_NVTX.") from error
+    return nvtx
+
+
+def shown() -> bool:
+    """Whether ranges are asked for. Raises BackendError when they are and the package is missing."""
+    return os.environ.get("WHET_NVTX", "") not in ("", "0") and _package() is not None
+
+
+@contextmanager
+def range_of(label: str) -> Iterator[None]:
+    """A range around the launches of a layer."""
+    _package().push_range(label or "layer", domain="whet")
+    try:
+        yield
+    finally:
+        _package().pop_range(domain="whet")

@@ -1,0 +1,101 @@
+"""DLPack by hand: round trips over memory that says it is a GPU's, refusals, and that capsules give their memory back."""
+
+import gc
+import weakref
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+
+from whet.errors import ShapeError
+from whet.network import BF16, F16, F32, I64
+from whet.runtime import dlpack
+from whet.runtime.dlpack import CUDA, DeviceArray, device_array, on_gpu
+
+
+class Tensor:
+    """What torch.Tensor shows of itself."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream=None):
+        return self.array.__dlpack__(stream=stream)
+
+
+class Owner:
+    """Something that can be watched."""
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, I64])
+def test_what_is_given_out_comes_back(dtype):
+    memory = np.arange(24, dtype=np.int64)
+    given = DeviceArray(memory.ctypes.data, (2, 3, 4), dtype, 1, memory)
+    got = device_array("x", Tensor(given))
+    assert (got.address, got.shape, got.dtype, got.device) == (given.address, given.shape, given.dtype, 1)
+    assert got.nbytes == 24 * dtype.bits // 8
+    assert on_gpu(given)
+    assert not on_gpu(memory)
+
+
+def test_memory_lives_as_long_as_a_tensor_over_it_and_no_longer():
+    owner = Owner()
+    watched = weakref.ref(owner)
+    before = len(dlpack._given)
+    got = device_array("x", Tensor(DeviceArray(4096, (2,), F32, 0, owner)))
+    del owner
+    gc.collect()
+    assert watched() is not None
+    assert len(dlpack._given) == before + 1
+    del got
+    gc.collect()
+    assert watched() is None
+    assert len(dlpack._given) == before
+
+
+def test_a_tensor_that_is_not_row_major_is_refused():
+    class Strided(DeviceArray):
+        def __dlpack__(self, *, stream=None):
+            capsule = DeviceArray.__dlpack__(self)
+            at = dlpack._api.PyCapsule_GetPointer(capsule, b"dltensor")
+            tensor = dlpack.ctypes.cast(at, dlpack.ctypes.POINTER(dlpack._Managed)).contents.tensor
+            self.kept.append((dlpack.ctypes.c_int64 * 2)(*self.steps))
+            tensor.strides = self.kept[-1]
+            return capsule
+
+    made = Strided(4096, (2, 3), F32)
+    object.__setattr__(made, "kept", [])
+    for steps, good in (((3, 1), True), ((1, 2), False)):
+        object.__setattr__(made, "steps", steps)
+        if good:
+            assert device_array("x", Tensor(made)).shape == (2, 3)
+        else:
+            with pytest.raises(ShapeError, match=r"'x'.*strides \[1, 2\].*contiguous"):
+                device_array("x", Tensor(made))
+
+
+def test_types_that_whet_has_not_are_refused():
+    odd = replace(DeviceArray(4096, (2,), F32), dtype=replace(F32, bits=128))
+    with pytest.raises(ShapeError, match="no element type"):
+        device_array("x", Tensor(odd))
+
+
+def test_a_tensor_on_a_gpu_is_no_input_of_a_cpu_engine():
+    from nets_runtime import engine_of_relu
+
+    engine = engine_of_relu()
+    context = engine.create_context()
+    shape = tuple(context.input_shapes()["x"])
+    with pytest.raises(ShapeError, match=r"is on a GPU.*backend 'cpu'"):
+        context.bind("x", Tensor(DeviceArray(4096, shape, F32)))
+    context.bind("x", np.full(shape, -1, np.float32))
+    started = context.enqueue()
+    started.synchronize()
+    assert started.done
+    assert context.fetch()["y"].tolist() == np.zeros(shape).tolist()
+    assert prod(shape) > 1
+    assert CUDA == 2
