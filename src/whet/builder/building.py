@@ -89,6 +89,7 @@ def _searched(
         for _ in range(_REBUILDS):
             search.list_all()
             search.time_all()
+            search.time_apart()
             try:
                 best = best_engine(search, lambda made, chosen: assemble(made, chosen, profiles, machine, config, net))
             except BrokenKernel as e:
@@ -98,9 +99,9 @@ def _searched(
             report = {
                 "choice": best.choice_report(),
                 "engines": best.engines,
-                "candidates": candidate_report(search, best.chosen),
+                "candidates": candidate_report(search, best.entry.lowered, best.chosen),
                 "timing": search.timing_report(),
-                "unfused": search.unfused,
+                "unfused": [*search.unfused, *best.entry.unfused],
                 "banned": search.banned,
             }
             if not config.verify or not getattr(machine, "runs", True):

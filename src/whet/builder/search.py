@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from whet.builder.apart import Apart, taken_apart, timed_apart
 from whet.builder.candidates import Candidates, Ident, Option, list_candidates, no_tactic
 from whet.builder.choice import inplace_refusal
 from whet.builder.config import BuildConfig
@@ -19,11 +20,13 @@ from whet.builder.unfuse import unfuse
 from whet.builder.views import is_view, view_refusal
 from whet.engine.plan import Candidate, Profile
 from whet.network import Layer, Network, evaluate
+from whet.ops import bind_layer
 from whet.tactics import Tactic
 
 #: options timed per kind of layer at each builderOptimizationLevel; None: all
 _TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
 _REFORMAT_ROUNDS = 3
+_APART = 3  # the level from which fused layers are timed against their parts
 
 
 class Search:
@@ -51,6 +54,7 @@ class Search:
         self.unfused: list[tuple[str, str]] = []
         self.banned: list[tuple[str, str, str]] = []  # (layer, option, reason)
         self._bans: dict[tuple[str, Ident], str] = {}
+        self.apart: dict[str, Apart] = {}  # by kind of fused layer
         self._no_views: set[str] = set()  # layers whose parts must be copied
         level = min(max(config.optimization_level, 0), 5)
         self.cap = config.max_tactics if config.max_tactics >= 0 else _TIMED[level]
@@ -113,16 +117,8 @@ class Search:
 
     def _better_apart(self, layer: Layer) -> bool:
         """Whether some layer of a fused body has a kernel of its own."""
-        apart = Network("apart", "lowered")
-        seen = {}
-        for t in layer.inputs:
-            if t is not None and t not in seen:
-                seen[t] = apart.constant(t.weight, t.name) if t.weight is not None else apart.add_input(t.name, t.type)
-        whole = apart.add_layer("Fused", [seen[t] for t in layer.inputs if t is not None], layer.attrs, name="whole", regions=layer.regions)
-        for t in whole.outputs:
-            apart.mark_output(t)
-        for part in unfuse(apart, whole):
-            bound = bound_layers(_only(apart, part), self.env)[part.name]
+        for part in taken_apart(layer).layers:
+            bound = bind_layer(part, self.env)
             listed = list_candidates(bound, [t for t in self.tactics if not t.fallback], self.machine, self.permissions)
             if listed.options:
                 return True
@@ -147,6 +143,42 @@ class Search:
                 f"other processes took up to {worst:.1f} CPUs while kernels were timed; what was timed then was repeated, but on a busy "
                 "machine choices may be off. Build again when it is quiet."
             )
+
+    def time_apart(self) -> None:
+        """Times what fused layers take when they are taken apart, at the levels that time a lot; sets `apart` by kind."""
+        if self.timer is None or self.config.optimization_level < _APART or not getattr(self.machine, "runs", True):
+            return
+        for kind in dict.fromkeys(k for n, k in self.kind_of.items() if self.layers[n].op == "Fused"):
+            found = self.kinds[kind]
+            if kind in self.apart or not found.options:
+                continue
+            kernels = [o for o in found.options if not o.tactic.fallback]
+            if len(kernels) == 1 and kernels[0].ms is None:
+                self.timer.time(found.layer, found.text, kernels)
+            timed = [o for o in kernels if o.ms is not None]
+            if not timed:
+                continue
+            best = min(timed, key=lambda o: o.cost)
+            names = {o.tactic.name for o in kernels}
+            self.apart[kind] = timed_apart(found.layer, found.text, best, names, self.tactics, self.permissions, self.timer)
+
+    def without_fused(self) -> tuple[Network, list[tuple[str, str]]] | None:
+        """A copy of the network with the fused layers taken apart whose parts win on their own, and (layer, why); None when none does.
+
+        The parts' candidates are listed and timed.
+        """
+        names = [x.name for x in self.net.layers if self.kind_of[x.name] in self.apart and self.apart[self.kind_of[x.name]].wins]
+        if not names:
+            return None
+        net, why = self.net.clone(), []
+        for name in names:
+            layer = next(x for x in net.layers if x.name == name)
+            parts = unfuse(net, layer)
+            if not all(self._kind(part).options for part in parts):
+                return None
+            why.append((name, str(self.apart[self.kind_of[name]])))
+        self.time_all()
+        return net, why
 
     def _timed_options(self, found: Candidates) -> list[Option]:
         """Which options are worth timing: no fallbacks beside kernels, and up to the cap, signatures in turn."""
@@ -185,14 +217,14 @@ class Search:
 
     # what layers may use
 
-    def usable(self, layer: Layer) -> list[Option]:
-        """The best option of each signature that this layer may use, in listing order. Raises NoTacticError."""
+    def usable(self, layer: Layer, net: Network) -> list[Option]:
+        """The best option of each signature that this layer of `net` may use, in listing order. Raises NoTacticError."""
         kind = self.kind_of[layer.name]
-        options = [o for o in self.kinds[kind].options if self.why_not(layer, o) is None]
+        options = [o for o in self.kinds[kind].options if self.why_not(layer, o, net) is None]
         timed = [o for o in options if o.ms is not None]
         options = timed or options
         if not options:
-            refused = [*self.kinds[kind].refused, *(o.candidate(self.why_not(layer, o) or "") for o in self.kinds[kind].options)]
+            refused = [*self.kinds[kind].refused, *(o.candidate(self.why_not(layer, o, net) or "") for o in self.kinds[kind].options)]
             raise no_tactic(layer, refused, self.machine)
         wanted = [o for o in options if self.permissions.meets(self.layers[layer.name], o.signature)]
         if not wanted:
@@ -202,16 +234,16 @@ class Search:
             groups.setdefault(o.signature, []).append(o)
         return sorted((earliest_in_noise(g) for g in groups.values()), key=lambda o: o.rank)
 
-    def why_not(self, layer: Layer, o: Option) -> str | None:
-        """Why this layer may not use an option of its kind, or None."""
+    def why_not(self, layer: Layer, o: Option, net: Network) -> str | None:
+        """Why this layer of `net` may not use an option of its kind, or None."""
         banned = self._bans.get((self.kind_of[layer.name], o.ident))
         if banned or not o.signature.inplace:
             return banned
         if not is_view(o):
-            return inplace_refusal(self.net, layer, o)
+            return inplace_refusal(net, layer, o)
         if layer.name in self._no_views:
             return "its parts lie inside of other tensors already"
-        return view_refusal(self.net, layer, o, fixed=self._fixed)
+        return view_refusal(net, layer, o, fixed=self._fixed)
 
     def copying(self, layer: str, view: Option) -> Option | None:
         """The best option of a layer that copies in the formats of a view, or None."""

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from whet.builder.candidates import Option
-from whet.builder.choice import Choosing, choose
+from whet.builder.choice import Choosing, ReformatCost, choose, links, total
 from whet.builder.reformats import with_reformats
 from whet.builder.search import Search
 from whet.builder.timing import typical
@@ -39,10 +39,13 @@ class BrokenKernel(BuildError):
 
 @dataclass
 class Entry:
-    """One whole engine: how it came about, its network with reformats, the option per layer, its plan and times in ms."""
+    """One whole engine: how it came about, the network chosen for (and what was taken apart for it), that network with reformats, the
+    option per layer, its plan and times in ms."""
 
     what: str
     choosing: Choosing
+    lowered: Network
+    unfused: list[tuple[str, str]]
     net: Network
     chosen: dict[str, Option]
     plan: EnginePlan
@@ -120,34 +123,69 @@ def _settled_entries(search: Search, make: Make) -> list[Entry]:
             search.refuse_views(stuck.layers)
 
 
+@dataclass(frozen=True)
+class _Way:
+    """A choice for the lowered network, or for one with fused layers taken apart."""
+
+    what: str
+    choosing: Choosing
+    lowered: Network
+    unfused: list[tuple[str, str]]
+
+
 def _entries(search: Search, make: Make) -> list[Entry]:
-    """The engine of least total time first, then others that differ: fewer reformats, one format throughout, each layer for itself."""
-    options = {layer.name: search.usable(layer) for layer in search.net.layers}
-    cost = search.reformats.cost
-    wanted = search.config.whole_engines if search.timer is not None and getattr(search.machine, "runs", True) else 1
-    ways: list[tuple[str, Callable[[], Choosing]]] = [("least sum of times", lambda: choose(search.net, options, cost))]
-    if wanted > 1:
-        formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
-        single = [(f"{f} wherever it can be", choose(search.net, _only_format(options, f), cost)) for f in formats]
-        single.sort(key=lambda s: _true_cost(search, s[1]))
-        ways += [(what, lambda c=c: c) for what, c in single[:1]]  # type: ignore[misc]
-        ways.append(("reformats weighted threefold", lambda: choose(search.net, options, _weighted(cost, 3.0))))
-        ways += [(what, lambda c=c: c) for what, c in single[1:]]  # type: ignore[misc]
-        ways.append(("reformats weighted a third", lambda: choose(search.net, options, _weighted(cost, 0.3))))
-    found: list[tuple[str, Choosing]] = []
-    for what, way in ways:
-        c = way()
-        if all(any(c.picked[n] is not other.picked[n] for n in c.picked) for _, other in found):
-            found.append((what, c))
-            if len(found) == max(wanted, 1):
-                break
-    return [_entry(search, what, c, make) for what, c in found]
+    """The engine of least total time first, then others that differ: fused layers whole or apart, fewer reformats, one format throughout."""
+    options = {layer.name: search.usable(layer, search.net) for layer in search.net.layers}
+    first = _Way("least sum of times", choose(search.net, options, search.reformats.cost), search.net, [])
+    several = search.timer is not None and getattr(search.machine, "runs", True) and search.config.whole_engines > 1
+    ways = [first]
+    if several:
+        apart = _apart_way(search)
+        if apart is not None:
+            ways = [apart, first] if apart.choosing.cost < first.choosing.cost else [first, apart]
+        ways += _other_ways(search, ways[0], options if ways[0] is first else None)
+    found: list[_Way] = []
+    for way in ways:
+        if all(_differ(way.choosing, other.choosing) for other in found):
+            found.append(way)
+    return [_entry(search, way, make) for way in found[: max(search.config.whole_engines, 1) if several else 1]]
 
 
-def _entry(search: Search, what: str, c: Choosing, make: Make) -> Entry:
-    net, chosen = with_reformats(search.net, c.picked, search.reformats)
+def _differ(a: Choosing, b: Choosing) -> bool:
+    return a.picked.keys() != b.picked.keys() or any(a.picked[n] is not b.picked[n] for n in a.picked)
+
+
+def _apart_way(search: Search) -> _Way | None:
+    """The least sum of times with the fused layers apart whose parts win on their own."""
+    made = search.without_fused()
+    if made is None:
+        return None
+    net, unfused = made
+    options = {layer.name: search.usable(layer, net) for layer in net.layers}
+    what = f"least sum of times, {len(unfused)} fused layer{'s' if len(unfused) > 1 else ''} apart"
+    return _Way(what, choose(net, options, search.reformats.cost), net, unfused)
+
+
+def _other_ways(search: Search, like: _Way, known: Mapping[str, list[Option]] | None) -> list[_Way]:
+    """Choices that may win in the network though the sum of their times is larger."""
+    net, cost = like.lowered, search.reformats.cost
+    options = known or {layer.name: search.usable(layer, net) for layer in net.layers}
+
+    def way(what: str, options: Mapping[str, list[Option]], cost: ReformatCost) -> _Way:
+        return _Way(what, choose(net, options, cost), net, like.unfused)
+
+    formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
+    single = [way(f"{f} wherever it can be", _only_format(options, f), cost) for f in formats]
+    single.sort(key=lambda w: total(net, w.choosing.picked, links(net), cost))
+    dear = way("reformats weighted threefold", options, _weighted(cost, 3.0))
+    cheap = way("reformats weighted a third", options, _weighted(cost, 0.3))
+    return [*single[:1], dear, *single[1:], cheap]
+
+
+def _entry(search: Search, way: _Way, make: Make) -> Entry:
+    net, chosen = with_reformats(way.lowered, way.choosing.picked, search.reformats)
     chosen = settled(net, chosen, search.copying)
-    return Entry(what, c, net, chosen, make(net, chosen))
+    return Entry(way.what, way.choosing, way.lowered, way.unfused, net, chosen, make(net, chosen))
 
 
 def _bound(search: Search, e: Entry, inputs, store: WeightStore) -> Bound:
@@ -173,12 +211,6 @@ def first_broken(bound: Bound) -> str | None:
     except BackendError:
         return bound.network.layers[done].name
     return None
-
-
-def _true_cost(search: Search, c: Choosing) -> float:
-    from whet.builder.choice import links, total
-
-    return total(search.net, c.picked, links(search.net), search.reformats.cost)
 
 
 def _weighted(cost: Callable[[Tensor, Operand, Operand], float], factor: float):
@@ -226,15 +258,16 @@ def _earliest(entries: Sequence[Entry]) -> Entry:
 def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore) -> Entry | None:
     """In the network, layer by layer, against the runner-up of the same signature: what wins there is taken. None when nothing does."""
     others: dict[str, Option] = {}
-    for layer in search.net.layers:
+    for layer in base.lowered.layers:
         mine = base.chosen[layer.name]
-        same = [o for o in search.kinds[search.kind_of[layer.name]].options if o.signature == mine.signature and o.ms is not None]
-        same = [o for o in same if o is not mine and o.ident != mine.ident and search.why_not(layer, o) is None and o.cost <= _CLOSE * mine.cost]
+        close = [o for o in search.kinds[search.kind_of[layer.name]].options if o.ms is not None and o.cost <= _CLOSE * mine.cost]
+        same = [o for o in close if o.signature == mine.signature and o.ident != mine.ident]
+        same = [o for o in same if search.why_not(layer, o, base.lowered) is None]
         if same:
             others[layer.name] = min(same, key=lambda o: o.cost)
     if not others:
         return None
-    alternative = Entry("runners-up", base.choosing, base.net, {**base.chosen, **others}, make(base.net, {**base.chosen, **others}))
+    alternative = _changed(base, "runners-up", others, make)
     alternative.bound = _bound(search, alternative, inputs, store)
     assert base.bound is not None
     a, b = _turns(base.bound, alternative.bound)
@@ -244,16 +277,15 @@ def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore
             better[layer.name] = others[layer.name]
     if not better:
         return None
-    chosen = {**base.chosen, **better}
-    refined = Entry(
-        f"{base.what}, {len(better)} layers changed for what is faster in the network",
-        base.choosing,
-        base.net,
-        chosen,
-        make(base.net, chosen),
-    )
+    refined = _changed(base, f"{base.what}, {len(better)} layers changed for what is faster in the network", better, make)
     refined.bound = _bound(search, refined, inputs, store)
     return refined
+
+
+def _changed(base: Entry, what: str, others: Mapping[str, Option], make: Make) -> Entry:
+    """`base` with other kernels of the same operands for some layers."""
+    chosen = {**base.chosen, **others}
+    return Entry(what, base.choosing, base.lowered, base.unfused, base.net, chosen, make(base.net, chosen))
 
 
 def _turns(a: Bound, b: Bound, rounds: int = 7) -> tuple[list[list[float]], list[list[float]]]:

@@ -1,0 +1,141 @@
+"""Fused or not: a chain of parts computes what the fused layer does, is timed in turns with it, and wins where it is faster."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from nets import inputs, residual
+
+from whet.backends import get_backend
+from whet.builder import BuildConfig, build, plan_digest, save_lock, whole
+from whet.builder.apart import Apart, _chains, timed_apart
+from whet.builder.candidates import list_candidates
+from whet.builder.key import layer_text
+from whet.builder.precision import Permissions
+from whet.builder.timing import Conditions, Timer
+from whet.builder.timing_cache import TimingCache
+from whet.engine.check import check_plan
+from whet.network import Layer, Network, from_stored, parse_type, to_stored
+from whet.ops import run_network, run_regions
+from whet.tactics import Args, get_tactic, load_tactics
+
+CPU = get_backend("cpu")
+load_tactics("cpu")
+QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=4)
+
+
+def fused_layer() -> Layer:
+    """Conv + Add + Relu over [1,16,8,8]; w and b constant."""
+    rng, body, net = np.random.default_rng(0), Network("body", "lowered"), Network("net", "lowered")
+    types = ("f32[1,16,8,8]", "f32[32,16,3,3]", "f32[32]", "f32[1,32,8,8]")
+    x, w, b, z = (body.add_input(n, parse_type(t)) for n, t in zip("xwbz", types, strict=True))
+    body.mark_output(body.add("Relu", body.add("Add", body.add("Conv", x, w, b, pads=(1, 1, 1, 1)), z)))
+    feeds = [net.add_input("x", parse_type(types[0])), *(net.constant(rng.standard_normal(s).astype("f4")) for s in ((32, 16, 3, 3), (32,)))]
+    return net.add_layer("Fused", [*feeds, net.add_input("z", parse_type(types[3]))], {"hint": "Conv"}, regions={"body": body})
+
+
+def ways(layer: Layer):
+    permissions = Permissions.of(BuildConfig())
+    found = list_candidates(layer, [get_tactic("cpu/onednn_conv")], CPU, permissions)
+    return found.options, permissions
+
+
+def tactics():
+    from whet.builder.sources import tactics_for
+
+    return tactics_for("cpu", ())
+
+
+def test_a_chain_computes_what_the_fused_layer_does():
+    layer, rng = fused_layer(), np.random.default_rng(1)
+    options, permissions = ways(layer)
+    assert len({o.signature for o in options}) > 2
+    tried = 0
+    for best in options:
+        chains = _chains(layer, best, {"cpu/onednn_conv"}, tactics(), permissions, CPU)
+        if isinstance(chains, str):
+            continue
+        tried += 1
+        (chain,) = chains
+        arrays = [t.array() if t.is_constant else rng.standard_normal(t.shape).astype("f4") for t in layer.inputs]
+        want = run_regions(layer, arrays)[0]
+        buffers = [None if o is None else np.ascontiguousarray(to_stored(a, o.format)) for a, o in zip(arrays, chain.signature.inputs, strict=True)]
+        kernel = chain.kernel
+        aligned = CPU.allocate(max(kernel.scratch, 64))
+        packed = [CPU.allocate(p.nbytes) for p in kernel.packed]
+        for p, buffer in zip(kernel.packed, packed, strict=True):
+            buffer.array[: p.nbytes] = p.make()
+        out = CPU.allocate(kernel.outputs[0])
+        addresses = [0 if b is None else b.ctypes.data for b in buffers]
+        target = out.address
+        for i, _ in chain.signature.inplace:
+            target = addresses[i]
+        stream = CPU.stream()
+        kernel.enqueue(Args(tuple(addresses), (target,), tuple(b.address for b in packed), aligned.address), stream)
+        stream.finish().run()
+        raw = buffers[chain.signature.inplace[0][0]].reshape(-1) if chain.signature.inplace else out.array.view("f4")[: want.size]
+        got = from_stored(raw.reshape(to_stored(want, chain.signature.outputs[0].format).shape), chain.signature.outputs[0].format, want.shape)
+        assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+    assert tried > 2
+
+
+def test_times_of_both_go_into_the_cache_and_come_back(tmp_path):
+    layer = fused_layer()
+    options, permissions = ways(layer)
+    found = []
+    for _ in range(2):
+        cache = TimingCache(str(tmp_path / "t.sqlite"))
+        timer = Timer(CPU, cache, Conditions("hot", 0), 2)
+        found.append(timed_apart(layer, layer_text(layer), options[0], {"cpu/onednn_conv"}, tactics(), permissions, timer))
+        misses = cache.misses
+        cache.close()
+    assert misses == 0
+    assert found[0] == found[1]
+    assert found[0].ms > 0
+    assert found[0].fused_ms > 0
+    assert str(found[0]).startswith("fused ")
+    assert options[0].ms is None, "the option's own time is not touched"
+
+
+def test_only_what_is_clearly_faster_wins():
+    assert Apart(1.0, 0.9, 0.05).wins
+    assert not Apart(1.0, 0.98, 0.0).wins  # a thirtieth is not worth another network
+    assert not Apart(1.0, 0.9, 0.2).wins  # inside the noise
+    assert not Apart(reason="no chain").wins
+
+
+def test_the_report_has_both_times():
+    plan = build(residual(), QUICK)
+    rows = [r for rows in plan.report["candidates"].values() for r in rows if r.tactic == "apart"]
+    assert len(rows) >= 3
+    assert all(r.ms is not None and r.reason.startswith("fused ") for r in rows)
+    assert all("cpu/onednn_conv" in r.implementation for r in rows)
+    none = build(residual(), dataclasses.replace(QUICK, optimization_level=2))
+    assert not [r for rows in none.report["candidates"].values() for r in rows if r.tactic == "apart"]
+
+
+@pytest.fixture()
+def apart_wins(monkeypatch):
+    monkeypatch.setattr(Apart, "wins", property(lambda self: self.ms is not None))
+    real = whole._earliest
+    monkeypatch.setattr(whole, "_earliest", lambda entries: next((e for e in entries if e.unfused), None) or real(entries))
+
+
+def test_where_the_parts_win_the_engine_has_them_and_a_lock_holds_them(apart_wins, tmp_path, monkeypatch):
+    net = residual()
+    plan = build(net, QUICK)
+    check_plan(plan)
+    assert len(plan.report["unfused"]) >= 3
+    assert all("apart" in why for _, why in plan.report["unfused"])
+    assert "apart" in plan.report["choice"]["kept"]
+    assert any(x.op == "Relu" for x in plan.network.layers)
+    from whet.runtime import bind
+
+    bound, feed = bind(plan, CPU), inputs(net)
+    bound.feed(feed)
+    bound.run()
+    want = run_network(net, feed, widen=True)["y"]
+    assert np.abs(bound.fetch()["y"] - want).max() <= 1e-5 * np.abs(want).max()
+    save_lock(plan, tmp_path / "lock.json")
+    monkeypatch.setattr(Timer, "time", lambda *a: pytest.fail("timed under a lock"))
+    assert plan_digest(build(residual(), dataclasses.replace(QUICK, lock=str(tmp_path / "lock.json")))) == plan_digest(plan)
