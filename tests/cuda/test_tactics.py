@@ -24,15 +24,15 @@ def sample_layer(op, i):
     return layer, arrays
 
 
-def planned(layer, machine):
-    """(tactic, signature, config, kernel) of all that the tactics offer for a layer."""
+def planned(layer, machine, most=MOST):
+    """(tactic, signature, config, kernel) of all that the tactics offer for a layer; at most so many configs of a signature."""
     for t in TACTICS:
         if t.why_not(layer):
             continue
         for signature in t.signatures(layer, machine):
             if t.refuses(layer, signature, machine):
                 continue
-            for config in t.configs(layer, signature, machine)[:MOST]:
+            for config in t.configs(layer, signature, machine)[:most]:
                 yield t, signature, config, t.plan(layer, signature, config, machine)
 
 
@@ -144,6 +144,7 @@ def test_samples_match_the_reference(gpu, op, i):
             got, fed = compute(gpu, layer, arrays, signature, kernel)
         for g, w, o in zip(got, reference(layer, fed), signature.outputs, strict=True):
             if w.dtype.kind != "f":
-                assert np.array_equal(g, w)
+                quantizes = w.dtype.itemsize == 1 and layer.op in ("Fused", "QuantizeLinear")  # a number between two integers may go either way
+                assert np.abs(g.astype(np.int64) - w.astype(np.int64)).max(initial=0) <= int(quantizes)
             else:
                 judge(g, w, max(kernel.rtol, 0.0), o.dtype, f"{t.name} {signature} {config}")

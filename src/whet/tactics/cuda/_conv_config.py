@@ -90,7 +90,7 @@ def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
     found = set()
     for wgs in (1, 2):
         for bn in (16, 32, 64, 128):
-            if bn > 16 and bn >= 2 * k:
+            if bn > 32 // size and bn >= 2 * k:
                 continue
             for sk in (1, 2, 4, 8, 16):
                 blocks = -(-m // (64 * wgs)) * -(-k // bn) * sk

@@ -118,11 +118,12 @@ def tile_launch(
     made: dict[str, int],
     addresses: tuple[int, int, int, int],
     bounds: tuple[float, float],
-    zero: float,
+    numbers8: tuple[float, float],
     multiprocessors: int,
     label: str,
 ) -> Launch:
-    """The launch; `addresses` are input, weights, bias, output; `made` are its constants; `zero` is added to integer results."""
+    """The launch; `addresses` are input, weights, bias, output; `made` are its constants; `numbers8`: steps of a real number
+    and the zero point of integer results."""
     size = _BYTES[made["FROM"]]
     kind = {0: "f32", 1: "f16", 2: "bf16"}.get(made["FROM"], "u8")
     x, weights, bias, out = addresses
@@ -133,7 +134,7 @@ def tile_launch(
     tiles = s.n * tiles_h * tiles_w
     each = -(-tiles // max(1, min(tiles, multiprocessors * tile.blocks // groups)))
     grid = groups * -(-tiles // each)
-    numbers = struct.pack("<3Q9i3f", weights, bias, out, s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles, *bounds, zero)
+    numbers = struct.pack("<3Q9i4f", weights, bias, out, s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles, *bounds, *numbers8)
     blob = box + numbers
     kernel = loaded("depthwise_tile.cu", "depthwise_tile", tuple(sorted(made.items())), tile.shared(s, size))
     return Launch(kernel, (grid, 1, 1), tile.threads, blob + bytes(-len(blob) % 64), label=label)

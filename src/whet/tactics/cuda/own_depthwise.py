@@ -71,7 +71,8 @@ class OwnDepthwise(Tactic):
         assert weights is not None
         kind, low, high = made.finish.activation
         constants = {
-            "TYPE": TYPE[signature.outputs[0].dtype.name],
+            "FROM": TYPE[signature.outputs[0].dtype.name],
+            "TO": TYPE[signature.outputs[0].dtype.name],
             "R": s.r,
             "S": s.s,
             "STRIDE": s.stride[1],
@@ -89,11 +90,11 @@ class OwnDepthwise(Tactic):
         )
         if not tall:
             tile = tile_from(config, s, machine)
-            text = tile_constants(s, tile, constants["TYPE"], constants["TYPE"], kind)
+            text = tile_constants(s, tile, constants["FROM"], constants["TO"], kind)
 
             def through(args: Args) -> list:
                 addresses = (args.inputs[x], *args.packed, args.outputs[0])  # type: ignore[index]
-                return [tile_launch(s, tile, text, addresses, (low, high), 0.0, machine.multiprocessors, layer.name)]
+                return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), machine.multiprocessors, layer.name)]
 
             return GpuKernel(layer, signature, through, implementation=f"own depthwise tile {tile}", packed=packed)
         grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
@@ -102,7 +103,7 @@ class OwnDepthwise(Tactic):
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])  # type: ignore[index]
             sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, made.finish.residual)
-            return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2f", *addresses, *sizes, low, high)]
+            return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2fI2f4x", *addresses, *sizes, low, high, 0, 1.0, 0.0)]
 
         return GpuKernel(layer, signature, make, implementation=f"own depthwise {tall}x{wide}", packed=packed)
 

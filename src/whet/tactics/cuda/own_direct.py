@@ -27,6 +27,8 @@ from whet.tactics.cuda._kernel import (
 from whet.tactics.cuda.own_conv import constant_weights, conv_shape, packed_bias
 from whet.tactics.cuda.own_gemm import gemm_reason, gemm_shape
 
+DIRECT_FIELDS = "<5Qq17i2f5fQ"
+
 
 @tactic
 class OwnDirect(Tactic):
@@ -95,13 +97,14 @@ class OwnDirect(Tactic):
             packed_bias(made, own, s.k),
         )
         kind, low, high = made.finish.activation
-        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "ACT": ACTIVATIONS[kind]}
+        stored = TYPE[signature.outputs[0].dtype.name]
+        constants = {"FROM": stored, "TO": stored, "ADD": stored, "FACTOR": 0, "ACT": ACTIVATIONS[kind]}
         count = s.m * s.k
 
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             sizes = (s.h, s.w, s.c, s.p, s.q, s.k, s.r, s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, s.c // group, s.k // group)
-            values = (args.inputs[x], *args.packed, residual, args.outputs[0], count, *sizes, made.finish.residual, low, high)  # type: ignore[index]
-            return [launch("direct.cu", "direct", constants, (blocks_of(count, 256), 1, 1), 256, "<5Qq17i2f4x", *values)]
+            values = (args.inputs[x], *args.packed, residual, args.outputs[0], count, *sizes, made.finish.residual, low, high, *(0.0,) * 5, 0)  # type: ignore[index]
+            return [launch("direct.cu", "direct", constants, (blocks_of(count, 256), 1, 1), 256, DIRECT_FIELDS, *values)]
 
         return GpuKernel(layer, signature, make, implementation="own direct", packed=packed)

@@ -12,8 +12,8 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, anchor, epilogue, outer_input, tactic
-from whet.tactics.cuda._conv import ConvShape
-from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, TYPE, GpuKernel, ahead, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._conv import TYPES, ConvShape
+from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, ending, loaded, machine_has, packed_array
 from whet.tactics.cuda._source import source as text
 from whet.tactics.cuda.own_conv import conv_shape, packed_bias
 from whet.tactics.cuda.own_stem import FirstLayer
@@ -84,14 +84,19 @@ class OwnFirst(FirstLayer):
             kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(s, tile["th"], tile["tw"]))
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            numbers = struct.pack("<3Q11i2f", args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:])  # type: ignore[index]
-            blob = box + numbers
+            numbers = (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:], 0.0, 1.0, 0.0, 0)  # type: ignore[index]
             grid = min(tiles, machine.multiprocessors * tile["blocks"])
-            return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob + bytes(-len(blob) % 64), label=layer.name)]
+            return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, first_arguments(box, numbers), label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
         name = f"own first wgmma {tile['th']}x{tile['tw']} b{tile['blocks']}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=rtol)
+
+
+def first_arguments(box: bytes, numbers: tuple) -> bytes:
+    """As Args in first.cu."""
+    blob = box + struct.pack("<3Q11i5fQ", *numbers)
+    return blob + bytes(-len(blob) % 64)
 
 
 def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:
@@ -106,10 +111,11 @@ def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source:
         "TW": tile["tw"],
         "BLOCKS": tile["blocks"],
         "BN": _columns(s),
-        "FROM": TYPE[source.dtype.name],
+        "FROM": TYPES[source.dtype.name],
         "NHWC": int(source.format == "nhwc"),
         "ACT": ACTIVATIONS[activation],
         "BF16": int(dtype == "bf16"),
+        "TO": 0,
     }
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
-from whet.tactics.cuda._kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
+from whet.tactics.cuda._conv import TYPES
+from whet.tactics.cuda._kernel import GpuKernel, all_static, blocks_of, float_types, launch, same
 
 
 @tactic
@@ -36,6 +37,8 @@ class OwnPool(Tactic):
         if _whole(layer):  # one value a channel: both formats are the same bytes
             outs = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
         types = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
+        if layer.op == "MaxPool" and layer.outputs[0].dtype.name in ("i8", "u8"):
+            types = [layer.outputs[0].dtype]
         return [same(layer, {0: Operand("nhwc", t)}, Operand(f, t)) for t in types for f in outs]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
@@ -48,25 +51,32 @@ class OwnPool(Tactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         n, c, h, w = static_shape(layer.inputs[0].shape)  # type: ignore[union-attr]
-        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "MAX": int(layer.op == "MaxPool"), "R": 0, "S": 0}
-        fields = "<2Q17i4x"
-        if _whole(layer):
-            sizes = (n, h, w, c, 1, 1, *(1,) * 8, 0, h, w)
-            entry, grid = "global_average", (blocks_of(c, 64), n, 1)
-        else:
-            a = layer.attrs
-            p, q = static_shape(layer.outputs[0].shape)[2:]
-            kernel, strides = a["kernel_shape"], a.get("strides") or (1, 1)
-            pads, dilations = a.get("pads") or (0, 0, 0, 0), a.get("dilations") or (1, 1)
-            whole = int(bool(a.get("count_include_pad")))
-            sizes = (n, h, w, c, p, q, *kernel, *strides, pads[0], pads[1], *dilations, whole, h + pads[2], w + pads[3])
-            constants |= {"R": int(kernel[0]), "S": int(kernel[1])} if kernel[0] * kernel[1] <= 25 else {}
-            entry, grid = "pool", (blocks_of(n * p * q * (c // 8), 256), 1, 1)
+        stored = TYPES[signature.outputs[0].dtype.name]
+        entry, constants, grid, sizes = pool_launch(layer, (n, c, h, w), static_shape(layer.outputs[0].shape), stored, stored)
 
         def make(args: Args) -> list:
-            return [launch("pool.cu", entry, constants, grid, 256, fields, args.inputs[0], args.outputs[0], *sizes)]
+            return [launch("pool.cu", entry, constants, grid, 256, FIELDS, args.inputs[0], args.outputs[0], *sizes, 0.0, 1.0, 0.0)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {entry}", rtol=0.0 if layer.op == "MaxPool" else None)
+
+
+FIELDS = "<2Q17i3f"
+
+
+def pool_launch(
+    layer: Layer, source: tuple[int, ...], target: tuple[int, ...], reads: int, stores: int
+) -> tuple[str, dict[str, int], tuple[int, int, int], tuple[int, ...]]:
+    """Entry, constants, grid and sizes of the launch of a pooling layer between these shapes (nchw) and types (as in vector.cuh)."""
+    n, c, h, w = source
+    constants = {"TYPE": reads, "TO": stores, "MAX": int(layer.op == "MaxPool"), "R": 0, "S": 0}
+    if _whole(layer):
+        return "global_average", constants, (blocks_of(c, 64), n, 1), (n, h, w, c, 1, 1, *(1,) * 8, 0, h, w)
+    a, (p, q) = layer.attrs, target[2:]
+    kernel, strides = a["kernel_shape"], a.get("strides") or (1, 1)
+    pads, dilations = a.get("pads") or (0, 0, 0, 0), a.get("dilations") or (1, 1)
+    sizes = (n, h, w, c, p, q, *kernel, *strides, pads[0], pads[1], *dilations, int(bool(a.get("count_include_pad"))), h + pads[2], w + pads[3])
+    constants |= {"R": int(kernel[0]), "S": int(kernel[1])} if kernel[0] * kernel[1] <= 25 else {}
+    return "pool", constants, (blocks_of(n * p * q * (c // 8), 256), 1, 1), sizes
 
 
 def _axes(layer: Layer) -> tuple[int, ...]:

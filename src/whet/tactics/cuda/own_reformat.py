@@ -7,6 +7,7 @@ from typing import Any
 
 from whet.network import DTYPES, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
+from whet.tactics.cuda._conv import TYPES
 from whet.tactics.cuda._kernel import TYPE, GpuKernel, all_static, blocks_of, launch
 
 _FORMATS = ("linear", "nhwc")
@@ -25,7 +26,8 @@ class OwnReformat(Tactic):
         a = layer.attrs
         if a["source_format"] not in _FORMATS or a["format"] not in _FORMATS:
             return f"knows {' and '.join(_FORMATS)}, not {a['source_format']} to {a['format']}"
-        if a["source_dtype"] not in TYPE or a["dtype"] not in TYPE:
+        same_bytes = a["source_dtype"] == a["dtype"] and a["dtype"] in TYPES
+        if not same_bytes and (a["source_dtype"] not in TYPE or a["dtype"] not in TYPE):
             return f"converts floats, not {a['source_dtype']} to {a['dtype']}"
         return None
 
@@ -39,16 +41,23 @@ class OwnReformat(Tactic):
         source, target = signature.inputs[0], signature.outputs[0]
         assert source is not None
         shape = static_shape(layer.outputs[0].shape)
-        constants = {"FROM": TYPE[source.dtype.name], "TO": TYPE[target.dtype.name], "UNIT": 1}
-        pixels = prod(shape[2:]) if len(shape) > 2 else 1
-        if source.format == target.format or shape[1] == 1 or pixels == 1:
-            entry, rows, columns, grid = "convert", 0, 0, (blocks_of(prod(shape), 2048), 1, 1)
-        else:
-            rows, columns = (shape[1], pixels) if source.format == "linear" else (pixels, shape[1])
-            entry, grid = "transpose", (blocks_of(columns, 32), blocks_of(rows, 32), shape[0])
+        entry, constants, grid, rows, columns = moving(shape, source, target)
 
         def make(args: Args) -> list:
-            values = (args.inputs[0], args.outputs[0], prod(shape), rows, columns)
-            return [launch("reformat.cu", entry, constants, grid, 256, "<QQq2i", *values)]
+            values = (args.inputs[0], args.outputs[0], prod(shape), rows, columns, 1.0, 0.0)
+            return [launch("reformat.cu", entry, constants, grid, 256, FIELDS, *values)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {entry}")
+
+
+FIELDS = "<QQq2i2f"
+
+
+def moving(shape: tuple[int, ...], source: Operand, target: Operand) -> tuple[str, dict[str, int], tuple[int, int, int], int, int]:
+    """Entry, constants, grid, rows and columns of the launch that brings a tensor from one operand's form to another's."""
+    constants = {"FROM": TYPES[source.dtype.name], "TO": TYPES[target.dtype.name], "UNIT": 1}
+    pixels = prod(shape[2:]) if len(shape) > 2 else 1
+    if source.format == target.format or shape[1] == 1 or pixels == 1:
+        return "convert", constants, (blocks_of(prod(shape), 2048), 1, 1), 0, 0
+    rows, columns = (shape[1], pixels) if source.format == "linear" else (pixels, shape[1])
+    return "transpose", constants, (blocks_of(columns, 32), blocks_of(rows, 32), shape[0]), rows, columns

@@ -1,5 +1,6 @@
 // Depthwise convolution of NHWC tensors: a thread makes TALL x WIDE neighbouring pixels of eight channels; weights [R][S][c] as f32, kept
-// in registers over the rows where they are few. Constants: TYPE, R, S, STRIDE (along w), WIDE, TALL, ACT.
+// in registers over the rows where they are few. Constants: FROM, TO (types; the residual has that of the result), R, S, STRIDE (along w),
+// WIDE, TALL, ACT. 8-bit input: pixels outside are its zero point (fill), which the bias takes back; 8-bit results: steps and a zero point.
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -12,6 +13,8 @@ struct Args {
     int n, h, w, c, p, q, stride_h, pad_h, pad_w, dil_h, dil_w;
     int has_residual;   // 1: added before the activation, 2: after it
     Act act;
+    u32 fill;
+    float per_step, zero;
 };
 
 constexpr bool KEEP = TALL > 1 && R * S <= 9;  // for one row it costs more (registers, so threads in flight) than it saves
@@ -45,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(const __grid_constan
 #pragma unroll
         for (int k = 0; k < WIDE; ++k) sum[k] = bias;
         if (a.dil_w == 1) {  // all pixels are asked for before the first is used; outside of the image they are zero
-            Raw<TYPE> raw[R][SPAN];
+            Raw<FROM> raw[R][SPAN];
 #pragma unroll
             for (int r = 0; r < R; ++r) {
                 const int y = row * a.stride_h - a.pad_h + r * a.dil_h;
@@ -53,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(const __grid_constan
 #pragma unroll
                 for (int j = 0; j < SPAN; ++j) {
                     const int x = q0 * STRIDE - a.pad_w + j;
-                    raw[r][j] = load_raw<TYPE>(a.in, start + x * a.c, (u32)y < (u32)a.h && (u32)x < (u32)a.w);
+                    raw[r][j] = load_raw<FROM>(a.in, start + x * a.c, (u32)y < (u32)a.h && (u32)x < (u32)a.w, a.fill);
                 }
             }
 #pragma unroll
@@ -63,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(const __grid_constan
                 for (int s = 0; s < S; ++s) weight[s] = KEEP ? kept[KEEP ? r * S + s : 0] : weights_at(a, r * S + s, channel);
 #pragma unroll
                 for (int j = 0; j < SPAN; ++j) {
-                    const Vec8 v = unpack_raw<TYPE>(raw[r][j]);
+                    const Vec8 v = unpack_raw<FROM>(raw[r][j]);
 #pragma unroll
                     for (int k = 0; k < WIDE; ++k)
                         if (j - k * STRIDE >= 0 && j - k * STRIDE < S) accumulate(sum[k], v, weight[j - k * STRIDE]);
@@ -74,13 +77,13 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(const __grid_constan
         for (int r = 0; r < R; ++r) {
             const int y = row * a.stride_h - a.pad_h + r * a.dil_h;
             if (y < 0 || y >= a.h) continue;
-            const u8* start = a.in + (((long long)n * a.h + y) * a.w * a.c + channel) * Element<TYPE>::BYTES;
+            const u8* start = a.in + (((long long)n * a.h + y) * a.w * a.c + channel) * Element<FROM>::BYTES;
 #pragma unroll
             for (int k = 0; k < WIDE; ++k)
 #pragma unroll
                 for (int s = 0; s < S; ++s) {
                     const int x = (q0 + k) * STRIDE - a.pad_w + s * a.dil_w;
-                    if (x >= 0 && x < a.w) accumulate(sum[k], load8<TYPE>(start, x * a.c), weights_at(a, r * S + s, channel));
+                    if (x >= 0 && x < a.w) accumulate(sum[k], load8<FROM>(start, x * a.c), weights_at(a, r * S + s, channel));
                 }
         }
 #pragma unroll
@@ -88,13 +91,13 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(const __grid_constan
             if (q0 + k >= a.q) break;
             const long long at = (((long long)n * a.p + row) * a.q + q0 + k) * a.c + channel;
             Vec8 r;
-            if (a.has_residual) r = load8<TYPE>(a.residual, at);
+            if (a.has_residual) r = load8<TO>(a.residual, at);
 #pragma unroll
             for (int e = 0; e < 8; ++e) {
                 const float v = activate<ACT>(a.has_residual == 1 ? sum[k].v[e] + r.v[e] : sum[k].v[e], a.act);
-                sum[k].v[e] = a.has_residual == 2 ? v + r.v[e] : v;
+                sum[k].v[e] = (a.has_residual == 2 ? v + r.v[e] : v) * a.per_step + a.zero;
             }
-            store8<TYPE>(a.out, at, sum[k]);
+            store8<TO>(a.out, at, sum[k]);
         }
     }
 }

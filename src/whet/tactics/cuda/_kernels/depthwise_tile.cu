@@ -21,7 +21,7 @@ struct Args {
     int c, p, q, pad_h, pad_w;
     int groups, tiles_h, tiles_w, tiles;   // tiles of one channel group
     Act act;
-    float zero;                            // of integer results
+    float per_step, zero;                  // of integer results
 };
 
 struct Four { float v[4]; };
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_tile(con
 #pragma unroll
                             for (int e = 0; e < 4; ++e) x[e] = activate<ACT>(sum[place][k].v[e], a.act);
                             u8* to = out + ((long long)row * a.q + k) * a.c * OUT;
-                            if (OUT == 1) *reinterpret_cast<u32*>(to) = bytes_of<TO>(x[0] + a.zero, x[1] + a.zero, x[2] + a.zero, x[3] + a.zero);
+                            if (OUT == 1) *reinterpret_cast<u32*>(to) = bytes_of<TO>(x[0] * a.per_step + a.zero, x[1] * a.per_step + a.zero, x[2] * a.per_step + a.zero, x[3] * a.per_step + a.zero);
                             else *reinterpret_cast<uint2*>(to) = make_uint2(pack_as<TO>(x[0], x[1]), pack_as<TO>(x[2], x[3]));
                         }
                 }

@@ -1,5 +1,6 @@
 // Any convolution of two spatial axes (and any product with constant weights) without tensor cores: a thread makes one value, neighbours
-// make neighbouring channels of a pixel. Weights [R][S][channels of a group][k] as f32. Constants: TYPE, ACT.
+// make neighbouring channels of a pixel. Weights [R][S][channels of a group][k] as f32. Constants: FROM, TO, ADD (types of input, result,
+// residual), ACT. With FACTOR a sum of integers, their zero point taken off, becomes a real number by a factor a channel.
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -13,6 +14,8 @@ struct Args {
     int h, w, c, p, q, k, r, s, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, group_c, group_k;
     int has_residual;    // 1: added before the activation, 2: after it
     Act act;
+    float in_zero, per_step, zero, add_step, add_shift;
+    const float* factor;
 };
 
 extern "C" __global__ void __launch_bounds__(256) direct(const __grid_constant__ Args a) {
@@ -23,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) direct(const __grid_constant__
     const long long pixel = i / a.k, line = pixel / a.q;
     const int k = (int)(i - pixel * a.k), q = (int)(pixel - line * a.q), n = (int)(line / a.p), p = (int)(line - (long long)n * a.p);
     const int c0 = k / a.group_k * a.group_c;
-    float sum = a.bias[k];
+    float sum = FACTOR ? 0.f : a.bias[k];
     for (int r = 0; r < a.r; ++r) {
         const int y = p * a.stride_h - a.pad_h + r * a.dil_h;
         if (y < 0 || y >= a.h) continue;
@@ -33,10 +36,12 @@ extern "C" __global__ void __launch_bounds__(256) direct(const __grid_constant__
             const long long from = (((long long)n * a.h + y) * a.w + x) * a.c + c0;
             const float* weight = a.weights + (long long)(r * a.s + s) * a.group_c * a.k + k;
 #pragma unroll 4
-            for (int c = 0; c < a.group_c; ++c) sum += load1<TYPE>(a.in, from + c) * weight[(long long)c * a.k];
+            for (int c = 0; c < a.group_c; ++c) sum += (load1<FROM>(a.in, from + c) - (FACTOR ? a.in_zero : 0.f)) * weight[(long long)c * a.k];
         }
     }
-    const float extra = a.has_residual ? load1<TYPE>(a.residual, i) : 0.f;
+    if (FACTOR) sum = sum * a.factor[k] + a.bias[k];
+    const float extra = a.has_residual ? load1<ADD>(a.residual, i) * (FACTOR ? a.add_step : 1.f) + (FACTOR ? a.add_shift : 0.f) : 0.f;
     const float v = activate<ACT>(a.has_residual == 1 ? sum + extra : sum, a.act);
-    store1<TYPE>(a.out, i, a.has_residual == 2 ? v + extra : v);
+    const float y = a.has_residual == 2 ? v + extra : v;
+    store1<TO>(a.out, i, FACTOR ? y * a.per_step + a.zero : y);
 }

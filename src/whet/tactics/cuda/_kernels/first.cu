@@ -1,7 +1,9 @@
 // A first convolution (few input channels) straight from the image: a block takes TH x TW output pixels, puts the piece of the image that
 // they need into shared memory (16-bit, channels filled to 4), and multiplies with the windows read as register fragments; the weights
 // stay in shared memory. K runs over filter rows, the TAPS of a row, the 4 channels. The next tile's pixels are on their way meanwhile.
-// Constants: C (channels, at most 4), R, TAPS (multiple of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS.
+// Constants: C (channels, at most 4), R, TAPS (multiple of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS,
+// TO (0: 16 bits; 3 i8, 4 u8: integers in and out. Differences to the input's zero point and weights are exact in f16, their sums in f32;
+// weight rows are permuted as in conv.cu, BN is a multiple of 32).
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
@@ -21,6 +23,8 @@ struct Args {
     int n, h, w, p, q, k, pad_h, pad_w;
     int tiles_h, tiles_w, tiles;
     Act act;
+    float in_zero, per_step, zero;
+    const float* factor;
 };
 
 DEV u32 load_shared_u32(u32 a) { u32 v; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(a)); return v; }
@@ -44,7 +48,7 @@ DEV void fetch(const Args& a, const Tile& t, float (&v)[EACH][C]) {
         const int i = threadIdx.x + j * THREADS, r = i / COLUMNS, y = y0 + r, x = x0 + i - r * COLUMNS, at = y * a.w + x;
         const bool inside = (j + 1 < EACH || i < PIXELS) && (u32)y < (u32)a.h && (u32)x < (u32)a.w;
 #pragma unroll
-        for (int c = 0; c < C; ++c) v[j][c] = inside ? load1<FROM>(image, NHWC ? at * C + c : c * plane + at) : 0.f;
+        for (int c = 0; c < C; ++c) v[j][c] = inside ? load1<FROM>(image, NHWC ? at * C + c : c * plane + at) - (TO ? a.in_zero : 0.f) : 0.f;
     }
 }
 
@@ -60,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
     }
     let_next_start();
     float2 bias[BN / 8];
+    if (!TO)
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j) bias[j] = *reinterpret_cast<const float2*>(a.bias + j * 8 + lane % 4 * 2);
     float pixels[EACH][C];
@@ -110,6 +115,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
         }
         mma_wait<0>();
         __syncthreads();  // the patch may be filled again
+        if (TO) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int m = row + half * 8, p = here.ty * TH + m / TW, q = here.tx * TW + m % TW;
+#pragma unroll
+                for (int g = 0; g < BN / 32; ++g) {
+                    const int col = g * 32 + lane % 4 * 8;
+                    const Vec8 by = load8<0>(reinterpret_cast<const u8*>(a.factor), col), add = load8<0>(reinterpret_cast<const u8*>(a.bias), col);
+                    Vec8 v;
+#pragma unroll
+                    for (int e = 0; e < 8; ++e)
+                        v.v[e] = activate<ACT>(acc[g * 16 + e / 2 * 4 + half * 2 + e % 2] * by.v[e] + add.v[e], a.act) * a.per_step + a.zero;
+                    if (p < a.p && q < a.q && col < a.k) store8<TO == 0 ? 4 : TO>(a.out, (((long long)here.n * a.p + p) * a.q + q) * a.k + col, v);
+                }
+            }
+            here = next;
+            continue;
+        }
 #pragma unroll
         for (int b = 0; b < BN / 16; ++b) {
             u32 v[4];

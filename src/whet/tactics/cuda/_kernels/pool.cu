@@ -1,4 +1,5 @@
-// Pooling of NHWC tensors, eight channels a thread. Constants: TYPE, MAX (else average), R and S (the window, or 0).
+// Pooling of NHWC tensors, eight channels a thread. Constants: TYPE, TO (types of input and result), MAX (else average), R and S (the window,
+// or 0). Averages of integers: their zero point is taken off, `per_step` and `zero` make steps of the result of them.
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -9,6 +10,7 @@ struct Args {
     int r, s, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w;
     int whole;           // average: divide by the whole window, padding included
     int end_h, end_w;    // where padding at the end stops: h + pad, w + pad
+    float in_zero, per_step, zero;
 };
 
 extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ Args a) {
@@ -23,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
     Vec8 sum;
 #pragma unroll
     for (int k = 0; k < 8; ++k) sum.v[k] = MAX ? -__int_as_float(0x7f800000) : 0.f;
-    int count = 0;
-    const u32 fill = !MAX ? 0 : TYPE == 0 ? 0xff800000u : TYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;  // minus infinity
+    int count = 0, read = 0;
+    const u32 fill = !MAX || TYPE == 4 ? 0 : TYPE == 3 ? 0x80808080u : TYPE == 0 ? 0xff800000u : TYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;  // minus infinity
     if (R * S > 0 && R * S <= 25) {  // a known window: all of it is asked for before the first value is used
         Raw<TYPE> raw[R > 0 ? R : 1][S > 0 ? S : 1];
 #pragma unroll
@@ -34,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
                 const int y = y0 + r * a.dil_h, x = x0 + s * a.dil_w;
                 const bool inside = (u32)y < (u32)a.h && (u32)x < (u32)a.w;
                 raw[r][s] = load_raw<TYPE>(a.in, (((long long)n * a.h + y) * a.w + x) * a.c + g * 8, inside, fill);
+                read += inside;
                 count += inside || (a.whole && y < a.end_h && x < a.end_w);
             }
 #pragma unroll
@@ -52,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
                 if (y < 0 || x < 0 || y >= a.h || x >= a.w) { count += a.whole && y < a.end_h && x < a.end_w; continue; }
                 const Vec8 v = load8<TYPE>(a.in, (((long long)n * a.h + y) * a.w + x) * a.c + g * 8);
                 ++count;
+                ++read;
 #pragma unroll
                 for (int k = 0; k < 8; ++k) sum.v[k] = MAX ? max_nan(sum.v[k], v.v[k]) : sum.v[k] + v.v[k];
             }
@@ -59,8 +63,11 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
     }
     if (!MAX)
 #pragma unroll
-        for (int k = 0; k < 8; ++k) sum.v[k] /= (float)count;
-    store8<TYPE>(a.out, (long long)i * 8, sum);
+        for (int k = 0; k < 8; ++k) {
+            if (TO >= 3) sum.v[k] = __fdiv_rn(sum.v[k] - a.in_zero * (float)read, (float)count) * a.per_step + a.zero;
+            else sum.v[k] /= (float)count;
+        }
+    store8<TO>(a.out, (long long)i * 8, sum);
 }
 
 // Mean over all pixels: a block of 256 threads takes 64 channels, 32 threads side by side of each group of eight.
@@ -85,6 +92,7 @@ extern "C" __global__ void __launch_bounds__(256) global_average(const __grid_co
         float total = 0.f;
 #pragma unroll
         for (int i = 0; i < 32; ++i) total += part[i][threadIdx.x];
-        store1<TYPE>(a.out, (long long)n * a.c + blockIdx.x * 64 + threadIdx.x, total / (float)pixels);
+        const float mean = total / (float)pixels;
+        store1<TO>(a.out, (long long)n * a.c + blockIdx.x * 64 + threadIdx.x, TO >= 3 ? (mean - a.in_zero) * a.per_step + a.zero : mean);
     }
 }

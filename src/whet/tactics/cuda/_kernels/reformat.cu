@@ -1,4 +1,5 @@
-// Between row-major (NCHW) and channels-last (NHWC), and between float types. Constants: FROM, TO (0 f32, 1 f16, 2 bf16).
+// Between row-major (NCHW) and channels-last (NHWC), and between types. Constants: FROM, TO (types as in vector.cuh), AFFINE (0 no,
+// 1 quantize: x / step + zero, NaN becomes 0; 2 dequantize: (x - zero) * step).
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -7,14 +8,27 @@ struct Args {
     u8* out;
     long long count;     // elements
     int rows, columns;   // transpose: [batch][rows][columns] -> [batch][columns][rows]
+    float step, zero;
 };
+#ifndef AFFINE
+#define AFFINE 0
+#endif
+DEV float affine(const Args& p, float x) {
+    if (AFFINE == 1) { const float y = rintf(__fdiv_rn(x, p.step)) + p.zero; return y == y ? y : 0.f; }
+    return AFFINE == 2 ? (x - p.zero) * p.step : x;
+}
 
 extern "C" __global__ void __launch_bounds__(256) convert(const __grid_constant__ Args p) {  // same order, another type
     let_next_start();
     wait_for_previous();
     const long long at = ((long long)blockIdx.x * 256 + threadIdx.x) * 8;
-    if (at + 8 <= p.count) store8<TO>(p.out, at, load8<FROM>(p.in, at));
-    else for (long long i = at; i < p.count; ++i) store1<TO>(p.out, i, load1<FROM>(p.in, i));
+    if (at + 8 <= p.count) {
+        Vec8 v = load8<FROM>(p.in, at);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v.v[e] = affine(p, v.v[e]);
+        store8<TO>(p.out, at, v);
+    } else
+        for (long long i = at; i < p.count; ++i) store1<TO>(p.out, i, affine(p, load1<FROM>(p.in, i)));
 }
 
 extern "C" __global__ void __launch_bounds__(256) transpose(const __grid_constant__ Args p) {  // tiles of 32 x 32; block z is the image
@@ -32,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(256) transpose(const __grid_constan
 #pragma unroll
     for (int i = 0; i < 32; i += 8) {
         const int column = column0 + y + i, row = row0 + x;
-        if (row < p.rows && column < p.columns) store1<TO>(p.out, image + (long long)column * p.rows + row, tile[x][y + i]);
+        if (row < p.rows && column < p.columns) store1<TO>(p.out, image + (long long)column * p.rows + row, affine(p, tile[x][y + i]));
     }
 }
 

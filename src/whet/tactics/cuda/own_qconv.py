@@ -1,0 +1,176 @@
+"""Quantized convolution on Hopper's tensor cores: u8 or i8 by i8, scales by channel, bias, residual, activation, and integers or floats out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._conv import ConvShape, Eight, View, conv_configs, conv_launch, conv_source, fits, pack_weights8, refuses
+from whet.tactics.cuda._conv_config import ConvConfig
+from whet.tactics.cuda._kernel import RTOL, Ending, GpuKernel, ahead, all_static, machine_has, packed_array
+from whet.tactics.cuda._quantized import (
+    EIGHT,
+    Factors,
+    Output,
+    conv_shape_of,
+    count_classes,
+    ending_of,
+    factors,
+    has_border,
+    key_of,
+    packed_factors,
+    parts_of,
+    signatures_of,
+    steps_of,
+    why_not_weighted,
+)
+from whet.tactics.cuda.own_conv import as_config, from_config
+
+MAX_CONFIGS = 20
+
+
+@tactic
+class OwnQConv(Tactic):
+    """Group 1, two spatial axes, input channels in sixteens; zero points at padding by a bias that depends on the pixel."""
+
+    ops = ("Conv",)
+    quantized = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+            return "takes images of two spatial axes, one group"
+        return why_not_weighted(parts)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        parts = parts_of(layer)
+        return [] if self.why_not(layer) or not all_static(layer) or isinstance(parts, str) else signatures_of(parts, "nhwc")
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        return refuses_product(parts, pairs(conv_shape_of(parts)), machine)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts)
+        shape = pairs(conv_shape_of(parts))
+        return product_configs(parts, shape, signature, conv_configs(shape, machine.multiprocessors, 1), machine)
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            raise PlanRefused(parts)
+        w = parts.view.inputs[parts.place(parts.head.inputs[1])]  # type: ignore[index]
+        return product_plan(layer, parts, conv_shape_of(parts), signature, config, machine, lambda: np.asarray(w.array(), np.int8), "conv")  # type: ignore[union-attr]
+
+
+def pairs(shape: ConvShape) -> ConvShape:
+    """Two pixels as one of twice the channels, where rows of 1x1 convolutions are no multiple of 16 bytes: half of the products are with zeros."""
+    if not shape.plain or shape.c % 16 != 8 or shape.m % 2 or shape.c > 64:
+        return shape
+    return ConvShape(1, 1, shape.m // 2, shape.c * 2, shape.k * 2)
+
+
+def refuses_product(parts: Parts, shape: ConvShape, machine: Any, axis: int = 1) -> str | None:
+    """Why the tensor-core kernel cannot take a product of 8-bit numbers, or None."""
+    if not machine_has(machine, "wgmma"):
+        return "needs Hopper's tensor cores (sm_90a)"
+    made = ending_of(parts, axis)
+    return made if isinstance(made, str) else refuses(shape, made.residual is None, 1)
+
+
+def kinds_of(parts: Parts, made: Ending, signature: Signature, shape: ConvShape) -> Eight:
+    """The types of an instance."""
+    x = parts.place(parts.head.inputs[0])
+    other = "" if made.residual is None else signature.inputs[made.residual].dtype.name  # type: ignore[union-attr]
+    return Eight(parts.reads[x].dtype.name, signature.outputs[0].dtype.name, other, has_border(parts, shape))  # type: ignore[index]
+
+
+def storable(tile: ConvConfig, eight: Eight, shape: ConvShape) -> bool:
+    """Whether a tile can store such results: through shared memory go 8-bit ones, residual too, in rows of 16 bytes; any number directly."""
+    if shape.k % 8:
+        return bool(tile.direct) and tile.sk == 1
+    staged = tile.sk == 1 and not tile.direct
+    return not staged or (eight.result in EIGHT and eight.residual in ("", *EIGHT) and shape.k % 16 == 0)
+
+
+def product_configs(
+    parts: Parts, shape: ConvShape, signature: Signature, found: list[ConvConfig], machine: Any, axis: int = 1
+) -> Sequence[Config]:
+    """The first of `found` that can run and store this; tiles that would go through shared memory and cannot go directly."""
+    made = ending_of(parts, axis)
+    if isinstance(made, str):
+        return []
+    eight = kinds_of(parts, made, signature, shape)
+    direct = (c if storable(c, eight, shape) else replace(c, direct=1, sk=1) for c in found)
+    good = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))[:MAX_CONFIGS]
+    kind, odd = made.finish.activation[0], shape.k % 8 != 0
+    ahead(machine, [conv_source(c, not shape.plain and not c.halo, kind, False, False, odd, eight) for c in good])
+    return [as_config(c) for c in good]
+
+
+def product_plan(
+    layer: Layer,
+    parts: Parts,
+    shape: ConvShape,
+    signature: Signature,
+    config: Config,
+    machine: Any,
+    array: Callable[[], np.ndarray],
+    name: str,
+    axis: int = 1,
+) -> GpuKernel:
+    """The kernel of a Conv, Gemm or MatMul; `array` gives its integer weights as [k, c, r, s]."""
+    made, tile, single = ending_of(parts, axis), from_config(config), shape
+    shape = pairs(shape)
+    reason = made if isinstance(made, str) else refuses(shape, made.residual is None, 1) or fits(tile, shape)
+    if reason or isinstance(made, str):
+        raise PlanRefused(str(reason))
+    eight = kinds_of(parts, made, signature, shape)
+    if not storable(tile, eight, shape):
+        raise PlanRefused(f"{tile} cannot store {eight.result} with {shape.k} channels and this residual")
+    x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
+    bias = None if b is None else parts.view.inputs[b]
+    classes, key = count_classes(shape) if eight.border else 1, key_of(parts, made)
+    digest = parts.view.inputs[w].weight.digest  # type: ignore[index,union-attr]
+    rows = shape.steps(tile.bk) * tile.bk
+
+    def filters() -> np.ndarray:
+        given = array()
+        return given if shape is single else np.kron(np.eye(2, dtype=np.int8), given[:, :, 0, 0])[:, :, None, None]
+
+    def numbers() -> Factors:
+        found = factors(parts, made, array(), single, bias)  # type: ignore[arg-type]
+        return found if shape is single else Factors(np.tile(found.factor, 2), np.tile(found.bias, (1, 2)), found.classes)
+    packed = (
+        packed_array(f"{digest}|{name} 8 bits {tile.bk} {shape is single}", -(-shape.k // 32) * 32 * rows, lambda: pack_weights8(filters(), tile.bk)),
+        *packed_factors(f"{key}|{name} {shape}", shape, classes, eight.border, numbers),
+    )
+    out = Output.of(parts, made)
+
+    def make(args: Args) -> list:
+        residual = None if made.residual is None else View(args.inputs[made.residual], shape.k)
+        biases, numbers = steps_of(out, args.packed[1], args.packed[2], classes, shape.k)
+        source = View(args.inputs[x], shape.c)  # type: ignore[index]
+        return [
+            conv_launch(
+                tile, shape, source, args.packed[0], biases, View(args.outputs[0], shape.k), residual=residual, finish=made.finish,
+                multiprocessors=machine.multiprocessors, label=layer.name, eight=eight, numbers8=numbers,
+            )
+        ]  # fmt: skip
+
+    rtol = 0.0 if eight.result in EIGHT else RTOL[eight.result]
+    return GpuKernel(layer, signature, make, implementation=f"own wgmma {eight.source} {tile}", packed=packed, rtol=rtol)

@@ -1,0 +1,143 @@
+"""Quantized depthwise convolution, channels last: the depthwise kernels with integers in and out, scales in the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._conv import TYPES, ConvShape, bias_count
+from whet.tactics.cuda._depthwise_tile import constants as tile_constants
+from whet.tactics.cuda._depthwise_tile import refuses as no_tile
+from whet.tactics.cuda._depthwise_tile import tile_launch, tiles_for
+from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, Ending, GpuKernel, ahead, all_static, blocks_of, launch, machine_has, packed_array
+from whet.tactics.cuda._quantized import EIGHT, Output, conv_shape_of, ending_of, key_of, parts_of, signatures_of, why_not_weighted
+from whet.tactics.cuda._source import source
+from whet.tactics.cuda.own_depthwise import tile_config, tile_from
+
+
+@tactic
+class OwnQDepthwise(Tactic):
+    """As many groups as channels, one filter each; kernels up to 7 x 7, no dilation, no residual."""
+
+    ops = ("Conv",)
+    quantized = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        x, w = parts.head.inputs[:2]
+        if x.type.rank != 4 or w.shape[1] != 1 or parts.head.attrs["group"] != w.shape[0] or w.shape[0] != x.shape[1]:  # type: ignore[union-attr]
+            return "is for depthwise convolutions of two spatial axes"
+        return why_not_weighted(parts)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        parts = parts_of(layer)
+        return [] if self.why_not(layer) or not all_static(layer) or isinstance(parts, str) else signatures_of(parts, "nhwc")
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
+        if isinstance(parts, str) or isinstance(made, str):
+            return str(made)
+        s = conv_shape_of(parts)
+        if made.residual is not None or s.dilation != (1, 1):
+            return "the kernel has no residual of integers, and no dilation"
+        if s.c % 8 or s.m * s.c // 8 >= 2**31:
+            return f"{s.c} channels are no multiple of 8, or there are more than 2**31 groups of eight values"
+        return "kernels above 7 x 7" if max(s.r, s.s) > 7 else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts)
+        s, made = conv_shape_of(parts), ending_of(parts)
+        found: list[Config] = []
+        if _can_tile(parts, s, signature) and machine_has(machine, "tma") and s.m * s.c >= 8192 * machine.multiprocessors:
+            tiles, (reads, stores) = tiles_for(s, 1, machine.multiprocessors), _types(parts, signature)
+            ahead(machine, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.finish.activation[0])) for t in tiles])  # type: ignore[union-attr]
+            found = [tile_config(t) for t in tiles]
+        for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
+            threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
+            large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
+            if not large and (tall == 1 or threads >= 256 * machine.multiprocessors):
+                found.append((("wide", wide), ("tall", tall)))
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
+        if isinstance(parts, str) or isinstance(made, str):
+            raise PlanRefused(str(made))
+        s, (reads, stores), given = conv_shape_of(parts), _types(parts, signature), dict(config)
+        x = parts.place(parts.head.inputs[0])
+        zero = parts.reads[x].zero  # type: ignore[index]
+        key = f"{key_of(parts, made)}|depthwise 8 bits"
+        packed = (
+            packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: _scaled(parts, s).T),
+            packed_array(f"{key} bias", bias_count(s.c) * 4, lambda: _bias(parts, made, s)),
+        )
+        out, (kind, low, high) = Output.of(parts, made), made.finish.activation
+        if not int(given.get("tall", 0)):
+            if not _can_tile(parts, s, signature):
+                raise PlanRefused("tiles fill padding with the integer 0, which is not this input's zero point, and store integers or 16 bits")
+            tile = tile_from(config, s, machine)
+            text = tile_constants(s, tile, reads, stores, kind)
+
+            def through(args: Args) -> list:
+                addresses = (args.inputs[x], *args.packed, args.outputs[0])  # type: ignore[index]
+                return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), machine.multiprocessors, layer.name)]
+
+            return _kernel(layer, signature, through, f"own depthwise tile {tile}", packed)
+        wide, tall = int(given["wide"]), int(given["tall"])
+        constants = {"FROM": reads, "TO": stores, "R": s.r, "S": s.s, "STRIDE": s.stride[1], "WIDE": wide, "TALL": tall, "ACT": ACTIVATIONS[kind]}
+        grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
+        fill = (zero & 0xFF) * 0x01010101
+
+        def make(args: Args) -> list:
+            addresses = (args.inputs[x], *args.packed, 0, args.outputs[0])  # type: ignore[index]
+            sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, 0)
+            values = (*addresses, *sizes, low, high, fill, out.per_step, out.zero)
+            return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2fI2f4x", *values)]
+
+        return _kernel(layer, signature, make, f"own depthwise {tall}x{wide}", packed)
+
+
+def _kernel(layer: Layer, signature: Signature, make: Any, name: str, packed: Any) -> GpuKernel:
+    stored = signature.outputs[0].dtype.name
+    return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if stored in EIGHT else RTOL[stored])
+
+
+def _types(parts: Parts, signature: Signature) -> tuple[int, int]:
+    x = parts.place(parts.head.inputs[0])
+    return TYPES[parts.reads[x].dtype.name], TYPES[signature.outputs[0].dtype.name]  # type: ignore[index]
+
+
+def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
+    """Copies fill what lies outside of the image with the integer 0."""
+    x = parts.place(parts.head.inputs[0])
+    whole = not any(s.pad)
+    return (parts.reads[x].zero == 0 or whole) and not no_tile(s) and signature.outputs[0].dtype.name != "f32"  # type: ignore[index]
+
+
+def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
+    """Weights [k, taps] as real numbers a step of the input."""
+    x, w = (parts.place(t) for t in parts.head.inputs[:2])
+    integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)  # type: ignore[index,union-attr]
+    factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))  # type: ignore[index]
+    return (integers * factor[:, None]).astype(np.float32)
+
+
+def _bias(parts: Parts, made: Ending, s: ConvShape) -> np.ndarray:
+    """Biases that take the zero point back: pixels outside of the image are read as the zero point."""
+    x, _, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
+    out = np.zeros(bias_count(s.c), np.float32)
+    own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
+    out[: s.c] = own - parts.reads[x].zero * _scaled(parts, s).astype(np.float64).sum(axis=1)  # type: ignore[index]
+    return out

@@ -1,0 +1,139 @@
+"""Quantized first convolutions (few input channels) straight from the image: differences to the zero point and weights are exact in f16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._conv import TYPES, ConvShape, bias_count, pack_weights8
+from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, loaded, machine_has, packed_array
+from whet.tactics.cuda._quantized import EIGHT, Factors, Output, conv_shape_of, ending_of, key_of, packed_factors, parts_of, why_not_weighted
+from whet.tactics.cuda._source import source as text
+from whet.tactics.cuda.own_first import _TILES, _chunks, _shared, _taps, first_arguments, first_constants
+
+
+@tactic
+class OwnQFirst(Tactic):
+    """Up to 4 input channels, filter rows up to 16 taps, up to 128 output channels, no dilation, no residual; integers in and out."""
+
+    ops = ("Conv",)
+    quantized = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        head = parts.head
+        if head.inputs[0].type.rank != 4 or head.attrs["group"] != 1 or head.inputs[0].shape[1] not in (1, 2, 3, 4):  # type: ignore[union-attr]
+            return "is for first layers: at most 4 input channels, one group"
+        if parts.stores is None or parts.stores.dtype.name not in EIGHT:
+            return "stores integers"
+        return why_not_weighted(parts)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        parts = parts_of(layer)
+        if self.why_not(layer) or not all_static(layer) or isinstance(parts, str) or parts.stores is None:
+            return []
+        x, made = parts.place(parts.head.inputs[0]), ending_of(parts)
+        if isinstance(made, str) or made.residual is not None:
+            return []
+        found = []
+        for form in ("linear", "nhwc"):
+            ins = tuple(Operand(form, parts.reads[i].dtype) if i == x else None for i in range(len(layer.inputs)))
+            found.append(Signature(ins, (Operand("nhwc", parts.stores.dtype),)))
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        s = conv_shape_of(parts)
+        if s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
+            return f"{s.k} output channels, filter {s.r} x {s.s}: at most 128 (in eights), 16 x 16, no dilation"
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts)
+        s, found = conv_shape_of(parts), []
+        for th, tw in _TILES:
+            for blocks in (1, 2, 3, 4):
+                threads = th * tw * 2
+                pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) // threads) * s.c
+                registers = _columns(s) // 2 + pixels + 72
+                if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(_wide(s), th, tw) * blocks < 220 * 1024:
+                    found.append((("th", th), ("tw", tw), ("blocks", blocks)))
+        ahead(machine, [text("first.cu", _constants(parts, s, {k: int(v) for k, v in c}, signature)) for c in found])
+        return found  # type: ignore[return-value]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
+        if isinstance(parts, str) or isinstance(made, str):
+            raise PlanRefused(str(made))
+        s, tile = conv_shape_of(parts), {k: int(v) for k, v in config}
+        x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
+        weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]  # type: ignore[index]
+        assert weights is not None
+        row, filters = _chunks(s) * 64, -(-s.k // 32) * 32
+
+        def permuted() -> np.ndarray:
+            given = np.asarray(weights.array(), np.float32)  # [k, c, r, s]
+            side = np.zeros((s.k, s.r, _taps(s), 4), np.float16)
+            side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
+            out = np.zeros((s.k, row), np.float16)
+            out[:, : side[0].size] = side.reshape(s.k, -1)
+            return pack_weights8(out[:, :, None, None], row)
+
+        def numbers() -> Factors:  # the kernel takes the zero point off each pixel: no class of pixels differs
+            factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))  # type: ignore[index]
+            return Factors(factor.astype(np.float32), made.bias(bias, s.k)[None], np.zeros(0, np.uint16))
+
+        packed = (
+            packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row * 2, permuted),  # type: ignore[union-attr]
+            packed_factors(f"{key_of(parts, made)}|first {s}", s, 1, False, numbers)[0],
+        )
+        constants = _constants(parts, s, tile, signature)
+        tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
+        tiles, out, zero = s.n * tiles_h * tiles_w, Output.of(parts, made), float(parts.reads[x].zero)  # type: ignore[index]
+
+        def make(args: Args) -> list:
+            kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(_wide(s), tile["th"], tile["tw"]))
+            box = tensormap.tiled(args.packed[0], "f16", (row, filters), (row * 2,), (64, constants["BN"]))
+            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
+            ends = (*made.finish.activation[1:], zero, out.per_step, out.zero, args.packed[1] + bias_count(s.k) * 4)
+            blob = first_arguments(box, (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *ends))  # type: ignore[index]
+            grid = min(tiles, machine.multiprocessors * tile["blocks"])
+            return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob, label=layer.name)]
+
+        name = f"own first of integers {tile['th']}x{tile['tw']} b{tile['blocks']}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
+
+
+def _columns(s: ConvShape) -> int:
+    return -(-s.k // 32) * 32
+
+
+def _wide(s: ConvShape) -> ConvShape:
+    """With output channels filled to 32s, which is what shared memory holds."""
+    return ConvShape(s.n, s.h, s.w, s.c, _columns(s), s.r, s.s, s.stride, s.pad, s.dilation)
+
+
+def _constants(parts: Parts, s: ConvShape, tile: dict[str, int], signature: Signature) -> dict[str, int]:
+    made, x = ending_of(parts), parts.place(parts.head.inputs[0])
+    if isinstance(made, str):
+        raise PlanRefused(made)
+    source, stores = signature.inputs[x], signature.outputs[0].dtype.name  # type: ignore[index]
+    fixed = {"BN": _columns(s), "FROM": TYPES[source.dtype.name], "TO": TYPES[stores]}  # type: ignore[union-attr]
+    return {**first_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}

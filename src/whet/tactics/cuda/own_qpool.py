@@ -1,0 +1,65 @@
+"""Quantized average pooling, channels last: windows and whole images, in steps of the result's scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._conv import TYPES
+from whet.tactics.cuda._kernel import GpuKernel, all_static, launch
+from whet.tactics.cuda._quantized import parts_of
+from whet.tactics.cuda.own_pool import FIELDS, _grown, pool_launch
+
+
+@tactic
+class OwnQPool(Tactic):
+    """AveragePool and GlobalAveragePool of integers into integers."""
+
+    ops = ("AveragePool", "GlobalAveragePool")
+    quantized = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        x = parts.place(parts.head.inputs[0])
+        if x not in parts.reads or parts.stores is None or parts.posts or layer.outputs[0].type.rank != 4:
+            return "pools integer images and stores integers"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        parts = parts_of(layer)
+        if self.why_not(layer) or not all_static(layer) or isinstance(parts, str) or parts.stores is None:
+            return []
+        x = parts.place(parts.head.inputs[0])
+        ins = tuple(Operand("nhwc", parts.reads[i].dtype) if i == x else None for i in range(len(layer.inputs)))
+        forms = ("nhwc", "linear") if parts.head.op == "GlobalAveragePool" else ("nhwc",)  # one value a channel lies row-major too
+        return [Signature(ins, (Operand(f, parts.stores.dtype),)) for f in forms]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        channels = parts.head.inputs[0].shape[1]  # type: ignore[union-attr]
+        if channels % 8:  # type: ignore[operator]
+            return f"{channels} channels are no multiple of 8"
+        return "ceil_mode's own padding is not counted as the window's" if _grown(parts.head) else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        if isinstance(parts, str) or parts.stores is None:
+            raise PlanRefused(str(parts))
+        x = parts.place(parts.head.inputs[0])
+        reads, stores = parts.reads[x], parts.stores  # type: ignore[index]
+        shapes = static_shape(parts.head.inputs[0].shape), static_shape(layer.outputs[0].shape)  # type: ignore[union-attr]
+        entry, constants, grid, sizes = pool_launch(parts.head, *shapes, TYPES[reads.dtype.name], TYPES[stores.dtype.name])
+        numbers = (float(reads.zero), reads.number / stores.number, float(stores.zero))
+
+        def make(args: Args) -> list:
+            return [launch("pool.cu", entry, constants, grid, 256, FIELDS, args.inputs[x], args.outputs[0], *sizes, *numbers)]  # type: ignore[index]
+
+        return GpuKernel(layer, signature, make, implementation=f"own {entry} of integers", rtol=0.0)
