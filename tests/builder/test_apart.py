@@ -114,7 +114,7 @@ def test_the_report_has_both_times():
     assert not [r for rows in none.report["candidates"].values() for r in rows if r.tactic == "apart"]
 
 
-@pytest.fixture()
+@pytest.fixture
 def apart_wins(monkeypatch):
     monkeypatch.setattr(Apart, "wins", property(lambda self: self.ms is not None))
     real = whole._earliest

@@ -21,6 +21,7 @@ from whet.builder.profiles import resolve_profiles
 from whet.builder.progress import Noting, Progress
 from whet.builder.search import Search
 from whet.builder.sources import tactics_for
+from whet.builder.threads import fastest, thread_counts
 from whet.builder.verification import ban, ban_failures, verification_inputs, verify_engine
 from whet.builder.whole import BrokenKernel, best_engine
 from whet.engine.plan import EnginePlan, Profile
@@ -44,11 +45,20 @@ def build(
     do not fit the network; CacheError for an unusable timing cache.
     """
     config = config or BuildConfig()
-    started, tell = time.perf_counter(), Noting(progress)
+    lock = read_lock(config.lock) if config.lock else None
+    counts = thread_counts(config, lock["threads"] if lock is not None else None)
+    plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs) for n in counts]
+    return plans[0] if len(plans) == 1 else fastest(plans, config.seed)
+
+
+def _built(
+    net: Network, config: BuildConfig, lock: dict[str, Any] | None, tell: Noting, inputs: Mapping[str, np.ndarray] | None
+) -> EnginePlan:
+    """The engine for one number of threads."""
+    started = time.perf_counter()
     machine = get_backend(config.backend, threads=config.threads)
     permissions = Permissions.of(config)
     tactics = tactics_for(machine.name, config.tactic_sources)
-    lock = read_lock(config.lock) if config.lock else None
     if lock is not None:
         check_lock(lock, net, config, machine)
     tell.stage("passes", 1)

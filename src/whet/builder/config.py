@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+AUTO_THREADS = -1
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -12,7 +13,7 @@ class BuildConfig:
     """Options of a build; the defaults are what most users want."""
 
     backend: str = "cpu"  # cpu | cuda | null
-    threads: int = 0  # CPU threads; 0: all usable ones
+    threads: int = 0  # CPU threads; 0: all usable ones (from level 4 on: fewer where whole engines run faster so); -1: measured at any level
     precisions: tuple[str, ...] = ()  # storage types allowed beside f32: "fp16", "bf16", "int8", "fp8", "best" (permissions, as in TensorRT 10)
     strict: bool = False  # refuse the build when a permission cannot be used at all
     precision_constraints: str = "none"  # none | prefer | obey

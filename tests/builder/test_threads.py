@@ -1,0 +1,56 @@
+"""The number of threads: measured where that is asked for, named in the report, held by a lock."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from nets import inputs, residual
+
+from whet.backends import get_backend
+from whet.builder import BuildConfig, build, plan_digest, save_lock, threads
+from whet.builder.config import AUTO_THREADS
+from whet.builder.threads import thread_counts
+from whet.ops import run_network
+from whet.runtime import bind
+
+QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, verify=False)
+USABLE = get_backend("cpu").threads
+
+
+@pytest.fixture(autouse=True)
+def _all_threads_afterwards():
+    yield
+    get_backend("cpu")
+
+
+def test_counts_are_tried_when_asked_for_and_at_high_levels():
+    def counts(**options):
+        return thread_counts(dataclasses.replace(QUICK, **options))
+
+    assert counts() == [0]
+    assert counts(threads=3, optimization_level=5) == [3]
+    assert counts(threads=AUTO_THREADS)[0] == USABLE
+    assert counts(optimization_level=4)[-1] == 1
+    assert counts(backend="null", optimization_level=5) == [0]
+    assert thread_counts(dataclasses.replace(QUICK, threads=AUTO_THREADS), locked=1) == [1]
+
+
+@pytest.mark.skipif(USABLE < 2, reason="one CPU: there is no choice")
+def test_the_faster_count_is_kept_and_a_lock_holds_it(tmp_path, monkeypatch):
+    config = dataclasses.replace(QUICK, threads=AUTO_THREADS)
+    real = threads.typical
+    monkeypatch.setattr(threads, "typical", lambda s, disturbed: (real(s, disturbed), order.append(0))[0] * (9 if len(order) == 1 else 1))
+    order: list[int] = []  # the first engine (all threads) is made to look nine times slower
+    plan = build(residual(), config)
+    assert plan.threads < USABLE
+    assert [r["threads"] for r in plan.report["threads"]] == list(dict.fromkeys((USABLE, max(USABLE // 2, 1), 1)))
+    assert any("threads were chosen by time" in n for n in plan.report["notes"])
+    save_lock(plan, tmp_path / "lock.json")
+    again = build(residual(), dataclasses.replace(config, lock=str(tmp_path / "lock.json")))
+    assert plan_digest(again) == plan_digest(plan)
+    feed = inputs(residual())
+    bound = bind(again, get_backend("cpu", threads=again.threads))
+    bound.feed(feed)
+    bound.run()
+    want = run_network(residual(), feed, widen=True)["y"]
+    assert np.abs(bound.fetch()["y"] - want).max() <= 1e-5 * np.abs(want).max()
