@@ -89,7 +89,7 @@ def test_dynamic_batch_through_profiles(folder):
         (["--onnx=nope.onnx"], 1, "cannot read nope.onnx"),
         (["--onnx=lenet.onnx", "--memPoolSize=arena:1K"], 1, "the arena needs"),
         (["--onnx=lenet.onnx", "--strict", "--fp16"], 1, "--fp16 cannot be used"),
-        (["--onnx=lenet.onnx", "--strict", "--useCudaGraph"], 2, "known but not available"),
+        (["--onnx=lenet.onnx", "--strict", "--useManagedMemory"], 2, "known but not available"),
         (["--onnx=lenet.onnx", "--passes=-fuse_cnv"], 2, "Did you mean"),
         (["--onnx=lenet.onnx", "--noFuse=/foo"], 2, "has no such node"),
         (["--onnx=lenet.onnx", "--layerPrecisions=x:fp16", "--precisionConstraints=obey"], 2, "no layer or node"),

@@ -109,11 +109,11 @@ def _flags() -> list[Flag]:
         ("duration", "S", "at least S seconds of iterations (3)"),
         ("sleepTime", "MS", "delay between enqueue and compute (0)"),
         ("idleTime", "MS", "delay between iterations (0)"),
-        ("infStreams", "N", "contexts that run at once, a thread each (1)"),
+        ("infStreams", "N", "contexts that run at once; a thread each on the CPU (1)"),
         ("streams", "N", "old name of --infStreams"),
         ("noDataTransfers", "", "leave the copies of inputs and outputs out"),
         ("includeDataTransfers", "", "TensorRT 11's name for the default here: copies counted"),
-        ("exposeDMA", "", "copies never overlap compute (always so on the CPU)"),
+        ("exposeDMA", "", "each query is over before the next one starts (always so on the CPU)"),
         ("threads", "", "a host thread per stream (always so with --infStreams)"),
         ("separateProfileRun", "", "profile in a run of its own (always so)"),
         ("useProfile", "N", "optimization profile to run (0)"),
@@ -122,7 +122,13 @@ def _flags() -> list[Flag]:
         ("numThreads", "N", "CPU threads of the engine (0: all usable)"),
         ("requireSameHardware", "", "refuse an engine that was tuned on other hardware"),
     ])  # fmt: skip
-    missing("Inference", "useSpinWait noSpinWait useCudaGraph noCudaGraph useManagedMemory", gpu)
+    add("Inference", [
+        ("useSpinWait", "", "wait for the GPU by asking it again and again (GPU; the CPU always does)"),
+        ("noSpinWait", "", "sleep until the GPU is done (so without --useSpinWait)"),
+        ("useCudaGraph", "", "replay the engine as one CUDA graph (so without any flag)"),
+        ("noCudaGraph", "", "launch kernel by kernel (GPU)"),
+    ])  # fmt: skip
+    missing("Inference", "useManagedMemory", gpu)
     missing("Inference", "persistentCacheRatio", gpu, "R")
     missing("Inference", "timeRefit", "refit is not built yet")
     missing("Inference", "weightStreamingBudget saveDebugTensors saveAllDebugTensors", "names a feature of TensorRT that has no counterpart here", "V")

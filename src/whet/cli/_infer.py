@@ -21,21 +21,23 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         raise UsageError(f"--useProfile={profile}: the engine has {max(len(engine.plan.profiles), 1)} profile(s), counted from 0")
     streams = o.number("infStreams", o.number("streams", 1, int, 1), int, 1)
     shapes = values.shapes(o.get("shapes"), "shapes") if "shapes" in o else {}
-    contexts = [engine.create_context(profile) for _ in range(streams)]
-    wanted = contexts[0].input_shapes(shapes)
+    context = engine.create_context(profile)
+    wanted = context.input_shapes(shapes)
     for name, shape in wanted.items():
         log.info(f"Input binding for {name} with dimensions {'x'.join(map(str, shape)) or 'scalar'} is created.")
     feed = make_inputs(engine, wanted, o.get("loadInputs"))
-    result = measure(
-        contexts,
-        [feed] * streams,
-        warmup_ms=o.number("warmUp", 200, float, 0),
-        duration_s=o.number("duration", 3, float),
-        iterations=o.number("iterations", 10, int, 1),
-        transfers="noDataTransfers" not in o,
-        sleep_ms=o.number("sleepTime", 0, float, 0),
-        idle_ms=o.number("idleTime", 0, float, 0),
-    )
+    limits = {
+        "warmup_ms": o.number("warmUp", 200, float, 0),
+        "duration_s": o.number("duration", 3, float),
+        "iterations": o.number("iterations", 10, int, 1),
+        "transfers": "noDataTransfers" not in o,
+        "idle_ms": o.number("idleTime", 0, float, 0),
+    }
+    if engine.plan.backend == "cuda":
+        result = _on_gpu(o, log, engine, profile, feed, streams, limits)
+    else:
+        others = [engine.create_context(profile) for _ in range(streams - 1)]
+        result = measure([context, *others], [feed] * streams, sleep_ms=o.number("sleepTime", 0, float, 0), **limits)
     batch = next((s[0] for s in wanted.values() if s), 1)
     print_summary(
         log,
@@ -44,11 +46,29 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         percentiles=values.percentiles(o.get("percentile", "90,95,99")),
         avg_runs=o.number("avgRuns", 10, int, 1),
     )
-    log.info(f"Peak memory: {engine.memory(contexts[0])}")
-    _profile(o, log, contexts[0], feed)
-    _outputs(o, log, contexts[0], feed)
+    log.info(f"Peak memory: {engine.memory(context)}")
+    _profile(o, log, context, feed)
+    _outputs(o, log, context, feed)
     if "exportTimes" in o:
         _write(Path(o.get("exportTimes")), [t.to_json() for t in result.traces], log)
+
+
+def _on_gpu(o: Any, log: Log, engine: Any, profile: int, feed: dict[str, np.ndarray], streams: int, limits: dict[str, Any]) -> Any:
+    """Times by the GPU's own clock; copies overlap computing unless --exposeDMA."""
+    from whet.cli._measure_gpu import measure_gpu
+
+    if "sleepTime" in o:
+        log.warn("--sleepTime delays the host between a query's parts, which start together on a GPU. It is ignored.")
+    return measure_gpu(
+        engine,
+        profile,
+        feed,
+        streams=streams,
+        overlap="exposeDMA" not in o,
+        spin="useSpinWait" in o,
+        graph="noCudaGraph" not in o,
+        **limits,
+    )
 
 
 def make_inputs(engine: Any, shapes: dict[str, tuple[int, ...]], spec: str) -> dict[str, np.ndarray]:
@@ -100,11 +120,33 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> Non
     if "dumpProfile" in o:
         log.info("")
         log.info(f"=== Profile ({records[0]['count']} iterations ) ===")
-        log.info("   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer")
-        for r in records[1:]:
-            log.info(f"{r['timeMs']:11.2f}  {r['averageMs']:11.4f}  {r['medianMs']:11.4f}  {r['percentage']:8.1f}   {r['name']}")
-        total, average, median = (sum(r[k] for r in records[1:]) for k in ("timeMs", "averageMs", "medianMs"))
-        log.info(f"{total:11.2f}  {average:11.4f}  {median:11.4f}     100.0   Total")
+        _profile_table(log, context.engine, records[1:], {k: v.shape for k, v in feed.items()})
+
+
+def _profile_table(log: Log, engine: Any, records: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]) -> None:
+    """Time per layer; where the machine tells what it can do at most, also what each layer moves and computes, and how near to that."""
+    from whet.inspector.facts import layer_facts
+
+    peaks = engine.backend.peaks() if hasattr(engine.backend, "peaks") else None
+    facts = layer_facts(engine.plan, shapes) if peaks else []
+    log.info("   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   " + ("      MB    GFLOP   Bound    Peak(%)   " if peaks else "") + "Layer")
+    for i, r in enumerate(records):
+        more = ""
+        if peaks:
+            f = facts[i]
+            moved, computed = f.bytes / peaks["bytes"], f.flops / (peaks[_computes_in(f)] or float("inf"))
+            share = 100 * 1e3 * max(moved, computed) / r["medianMs"] if r["medianMs"] > 0 else 0.0
+            bound = "memory" if moved >= computed else "compute"
+            more = f"{f.bytes / 1e6:8.2f} {f.flops / 1e9:8.3f}   {bound:<7}  {share:7.1f}   "
+        log.info(f"{r['timeMs']:11.2f}  {r['averageMs']:11.4f}  {r['medianMs']:11.4f}  {r['percentage']:8.1f}   {more}{r['name']}")
+    total, average, median = (sum(r[k] for r in records) for k in ("timeMs", "averageMs", "medianMs"))
+    log.info(f"{total:11.2f}  {average:11.4f}  {median:11.4f}     100.0   Total")
+
+
+def _computes_in(f: Any) -> str:
+    """The row of the machine's peaks for the types that a layer reads and its kernel's units: f32 by plain instructions."""
+    kinds = {o[1] for o in f.choice.inputs if o is not None}
+    return "i8" if kinds & {"i8", "u8"} else "f8" if "f8e4m3" in kinds else "f16" if kinds & {"f16", "bf16"} else "f32"
 
 
 def _outputs(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> None:

@@ -84,6 +84,10 @@ def _run(o: Options, log: Log) -> None:
     if ("onnx" in o) == ("loadEngine" in o):
         raise UsageError("give either --onnx=FILE to build an engine or --loadEngine=FILE to run one")
     _check_outputs(o)
+    if "device" in o:
+        from whet.backends.cuda import CudaBackend
+
+        CudaBackend.default_device = o.number("device", 0, int, 0)
     _print_options(o, log)
     engine = _load(o, log) if "loadEngine" in o else _build(o, log)
     if "timeDeserialize" in o:

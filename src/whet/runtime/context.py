@@ -221,6 +221,13 @@ class Context:
             for i, layer in enumerate(self.engine.plan.network.layers)
         ]
 
+    def launches(self) -> Bound:
+        """The recorded launches and memory at the present shapes: for measuring, which orders copies and launches by itself."""
+        with self._alone():
+            bound = self._bound()
+            self._point(bound, {})
+            return bound
+
     def nbytes(self) -> dict[str, int]:
         """Bytes of this context alone: arena and scratch."""
         return {

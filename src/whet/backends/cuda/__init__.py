@@ -20,14 +20,15 @@ from whet.errors import BackendError
 
 @backend
 class CudaBackend:
-    """GPU number `device`. Raises BackendError when there is none, the driver is too old or the packages are missing."""
+    """GPU number `device` (default: `default_device`). Raises BackendError when there is none, the driver is too old or the packages are missing."""
 
     name = "cuda"
     runs = True
+    default_device = 0  # the GPU that is taken where none is named: `whet exec --device=N`
     cache_bytes: dict[int, int] = {}  # noqa: RUF012 - candidates are timed as overlapping chains in a warm L2 cache; nothing to flush
 
-    def __init__(self, device: int = 0, threads: int = 0, **_: Any) -> None:
-        self.device = driver.device(device)
+    def __init__(self, device: int | None = None, threads: int = 0, **_: Any) -> None:
+        self.device = driver.device(self.default_device if device is None else device)
         self.threads = threads or 1  # launches come from one thread; kept for the shared contract
         major, minor = self.device.capability
         if major < 8:
@@ -143,6 +144,8 @@ class CudaBackend:
             "multiprocessors": self.multiprocessors,
             "memory_bytes": total,
             "l2_bytes": self.device.l2_bytes,
+            "bytes_per_s": self.peaks()["bytes"],
+            "peak_flops_per_s": self.peaks()["f16"],
             "driver": driver.ok(driver.cu().cuDriverGetVersion()),
             "nvrtc": nvrtc_version(),
         }
