@@ -1,0 +1,259 @@
+"""YOLOv5s, 640x640, with 40 % of the backbone's and neck's channels cut: what does it bring, batch by batch, on this machine?
+
+    python examples/yolov5s/run.py                                   # CPU, FP32
+    python examples/yolov5s/run.py --precisions fp32,bf16 --batches 1,2,4,8
+    python examples/yolov5s/run.py --backend cuda --precisions fp32,fp16
+
+One engine a row takes every batch from 1 to the largest. The weights are random (nothing can be downloaded), so this is about speed and
+about nothing breaking; accuracy after cutting is shown on trained detectors by benchmarks/pruned_detectors.py. The detection heads stay
+whole, and channels that are tied together (C3 blocks, the bottlenecks' sums, the concatenations of the neck) are cut together.
+
+`floor` is the roofline: the sum over layers of the longer of bytes/bandwidth and FLOPs/peak, with the best rates that the original's
+layers reached here (on a GPU the device's own). A cut that the machine can see lowers the time at least in step with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import whet
+from whet.backends import get_backend
+from whet.cli._build_progress import BuildProgress
+from whet.inspector.facts import layer_facts
+from whet.network import Network
+from whet.pruning import PruneConfig, count_flops, count_params, prune, save_recipe
+from whet.zoo import save
+
+RATIO = 0.4
+ROUNDS, SECONDS = 5, 0.4  # engines take turns: so many rounds, each of about so many seconds
+
+
+@dataclass
+class Case:
+    """One engine: a network in a precision, and what was measured of it by batch."""
+
+    step: str
+    precision: str
+    net: Network
+    engine: whet.Engine
+    ms: dict[int, list[float]] = field(default_factory=dict)
+    power: dict[int, list[float]] = field(default_factory=dict)
+    busy: dict[int, list[float]] = field(default_factory=dict)
+
+
+def main() -> int:
+    """Cuts, builds, measures, prints the table; returns the exit code."""
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
+    p.add_argument("--precisions", default="fp32", help="fp32 and any of fp16, bf16 (what else a layer may run in), comma-separated")
+    p.add_argument("--batches", default="1,2,4,8", help="batches to time; the engines take all up to the largest")
+    p.add_argument("--ratio", type=float, default=RATIO, help="share of each group's channels to cut (default: 0.4)")
+    p.add_argument("--multiple", type=int, default=8, help="kept channels are a multiple of this")
+    p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
+    p.add_argument("--out", default=".yolov5s", help="folder for the ONNX files, the recipe and the engines")
+    p.add_argument("--save", help="also write the rows as a result (JSON)")
+    args = p.parse_args()
+    batches = sorted(int(b) for b in args.batches.split(","))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=150)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+
+    original = whet.network_from_onnx(save("yolov5s", out / "yolov5s.onnx"))
+    made = prune(original, PruneConfig(ratio=args.ratio, scope="group", multiple=args.multiple))
+    whet.save_onnx(made.network, out / "yolov5s_pruned.onnx")
+    save_recipe(made.recipe, out / "yolov5s_pruned.recipe.json")
+    console.print(f"cut {made.share:.1%} of {made.channels[0]} channels in {len(made.recipe.groups)} coupled groups; the heads stay whole")
+
+    cases = []
+    for precision in args.precisions.split(","):
+        for step, net in (("original", original), ("pruned", made.network)):
+            engine = built(net, precision, batches, args, console, f"{step}, {precision}")
+            whet.write_engine(engine.plan, out / f"yolov5s_{step}_{precision}.engine")
+            cases.append(Case(step, precision, net, engine))
+    measure(cases, batches, args.backend)
+    rows = records(cases, batches)
+    console.print(table(rows, args.backend))
+    for line in conclusions(rows):
+        console.print(line)
+    if args.save:
+        write(rows, Path(args.save), args)
+    return 0
+
+
+def built(net: Network, precision: str, batches: list[int], args: argparse.Namespace, console: Console, what: str) -> whet.Engine:
+    """An engine for every batch from 1 to the largest, tuned for the largest."""
+    low, high = ({"images": (b, 3, 640, 640)} for b in (1, batches[-1]))
+    config = whet.BuildConfig(
+        backend=args.backend,
+        precisions=() if precision == "fp32" else (precision,),
+        profiles=((low, high, high),),
+        optimization_level=args.level,
+    )
+    start = time.perf_counter()
+    with BuildProgress(console.is_terminal) as progress:
+        plan = whet.build(net, config, progress=progress)
+    console.print(f"engine ({what}): built and verified in {time.perf_counter() - start:.1f} s")
+    for note in plan.report.get("notes", []):
+        console.print(f"  [yellow]{note}[/]")
+    return whet.Runtime(backend=args.backend).load(plan)
+
+
+def measure(cases: list[Case], batches: list[int], backend: str) -> None:
+    """Times every engine at every batch, in turns; on a GPU also power and utilization meanwhile."""
+    machine = get_backend(backend)
+    for batch in batches:
+        contexts = []
+        for case in cases:
+            context = case.engine.create_context()
+            context.set_input_shape("images", (batch, 3, 640, 640))
+            array = context.input_array("images")
+            array[...] = np.random.default_rng(0).random(array.shape, np.float32)
+            context.bind("images", array)
+            context.execute()
+            contexts.append(context)
+        for n in range(ROUNDS):
+            for case, context in list(zip(cases, contexts, strict=True))[:: -1 if n % 2 else 1]:
+                with Watch(backend) as watch:
+                    times, until = [], time.perf_counter() + SECONDS
+                    while time.perf_counter() < until:
+                        times += machine.seconds(context.launches(), 5)
+                case.ms.setdefault(batch, []).append(statistics.median(times) * 1e3)
+                case.power.setdefault(batch, []).extend(watch.power)
+                case.busy.setdefault(batch, []).extend(watch.busy)
+        for context in contexts:
+            context.close()
+
+
+class Watch:
+    """Reads a GPU's power (W) and utilization (%) every 50 ms while something runs; on a CPU it reads nothing."""
+
+    def __init__(self, backend: str):
+        self.power: list[float] = []
+        self.busy: list[float] = []
+        self._on = backend == "cuda"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def _read(self) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        while not self._stop.wait(0.05):
+            self.power.append(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+            self.busy.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        pynvml.nvmlShutdown()
+
+    def __enter__(self) -> Watch:
+        if self._on:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._on:
+            self._thread.join()
+
+
+def rates(engine: whet.Engine) -> tuple[float, float]:
+    """FLOP/s and bytes/s to reckon a floor with: the machine's where it tells, else the best that one of the layers reached."""
+    machine = engine.plan.machine
+    timed = [f for f in layer_facts(engine.plan) if f.ms]
+    flops = machine.get("peak_flops_per_s") or max(f.flops / f.ms for f in timed if f.ms) * 1e3
+    moved = machine.get("bytes_per_s") or max(f.bytes / f.ms for f in timed if f.ms) * 1e3
+    return flops, moved
+
+
+def floor_ms(engine: whet.Engine, batch: int, flops: float, moved: float) -> float:
+    """The roofline of all layers at this batch."""
+    facts = layer_facts(engine.plan, {"images": (batch, 3, 640, 640)})
+    return 1e3 * sum(max(f.flops / flops, f.bytes / moved) for f in facts)
+
+
+def records(cases: list[Case], batches: list[int]) -> list[dict[str, Any]]:
+    """Flat rows: one a precision, step and batch; `speed` and `floor_speed` are against the original of the same precision and batch."""
+    rows = []
+    base: dict[tuple[str, int], tuple[float, float]] = {}
+    known: dict[str, tuple[float, float]] = {}
+    for case in cases:
+        known.setdefault(case.precision, rates(case.engine))
+        for batch in batches:
+            ms, least = statistics.median(case.ms[batch]), floor_ms(case.engine, batch, *known[case.precision])
+            first = base.setdefault((case.precision, batch), (ms, least))
+            row = {
+                "case": f"yolov5s {case.step}",
+                "precision": case.precision,
+                "batch": batch,
+                "parameters": count_params(case.net),
+                "gflops": round(batch * count_flops(case.net) / 1e9, 3),
+                "whet_ms": round(ms, 4),
+                "ms_low": round(min(case.ms[batch]), 4),
+                "ms_high": round(max(case.ms[batch]), 4),
+                "images_per_s": round(batch * 1e3 / ms, 1),
+                "floor_ms": round(least, 4),
+                "speed": round(first[0] / ms, 3),
+                "floor_speed": round(first[1] / least, 3),
+                "peak_mib": round(case.engine.memory().peak / 2**20, 1),
+            }
+            if case.power[batch]:
+                row |= {"power_w": round(statistics.mean(case.power[batch]), 1), "gpu_busy_percent": round(statistics.mean(case.busy[batch]), 1)}
+            rows.append(row)
+    return rows
+
+
+def table(rows: list[dict[str, Any]], backend: str) -> Table:
+    """The rows as a table for the terminal."""
+    t = Table(title=f"YOLOv5s 640x640 on {backend}", title_justify="left")
+    columns = {"case": "network", "precision": "type", "batch": "batch", "parameters": "parameters", "gflops": "GFLOPs", "whet_ms": "ms",
+               "images_per_s": "frames/s", "speed": "speed", "floor_ms": "floor ms", "floor_speed": "floor's", "peak_mib": "MiB",
+               "power_w": "W", "gpu_busy_percent": "GPU %"}  # fmt: skip
+    shown = [k for k in columns if any(k in r for r in rows)]
+    for k in shown:
+        t.add_column(columns[k], justify="left" if k in ("case", "precision") else "right")
+    for r in rows:
+        t.add_row(*(f"{r[k]:,}" if isinstance(r.get(k), int) else str(r.get(k, "-")) for k in shown))
+    return t
+
+
+def conclusions(rows: list[dict[str, Any]]) -> list[str]:
+    """FLOPs against time, one line a precision and batch."""
+    lines = []
+    for r in rows:
+        if not r["case"].endswith("pruned"):
+            continue
+        whole = next(o for o in rows if o["case"].endswith("original") and (o["precision"], o["batch"]) == (r["precision"], r["batch"]))
+        fewer, shorter = 1 - r["gflops"] / whole["gflops"], 1 - r["whet_ms"] / whole["whet_ms"]
+        verdict = "in step with the roofline" if r["speed"] >= r["floor_speed"] else f"behind the roofline, which allows {r['floor_speed']:.2f}x"
+        lines.append(
+            f"{r['precision']}, batch {r['batch']}: FLOPs -{fewer:.0%}, latency -{shorter:.0%} ({r['speed']:.2f}x), {verdict}"
+        )
+    return lines
+
+
+def write(rows: list[dict[str, Any]], path: Path, args: argparse.Namespace) -> None:
+    """The rows as a result file, with where they come from."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from _record import provenance
+
+    about = provenance(("whet", "numpy")) | {"command": " ".join(["python", "examples/yolov5s/run.py", *sys.argv[1:]])}
+    machine = get_backend(args.backend).describe()
+    about["machine"] = {k: v for k, v in machine.items() if k in ("model", "name", "cpus", "threads", "driver")}
+    path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
