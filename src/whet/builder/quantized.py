@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,10 @@ from whet.precision import Ranges, calibrate, find_places, quantize, read_cache,
 from whet.precision.budget import Budget, Verdict
 from whet.precision.places import never_negative
 from whet.precision.ranges import Range
+from whet.precision.scaling import rescaled
 from whet.precision.sensitivity import chosen_samples
+from whet.precision.steps import SAMPLES as STEP_SAMPLES
+from whet.precision.steps import StepReport, find_corrections, find_scalings
 
 _INVENTED = 4.0  # largest magnitude of every tensor when there are no data, as trtexec invents it
 _ROUNDS_OF_DROPPING = 2
@@ -44,7 +48,8 @@ _ROUNDS_OF_FITTING = 3  # an engine that misses what its emulation held loses a 
 class Calibration:
     """Where ranges come from: a cache that exists, else samples (an iterable of inputs by name), else they are invented.
 
-    `cache` is written after calibrating. `method` and `forced` as in precision.calibrate.
+    `cache` is written after calibrating. `method` and `forced` as in precision.calibrate; `steps` of precision.scaling.STEPS are tried
+    and kept where they lower the error.
     """
 
     samples: Callable[[], Iterable[Mapping[str, np.ndarray]]] | None = None
@@ -52,6 +57,7 @@ class Calibration:
     method: str = "auto"
     forced: tuple[tuple[str, str], ...] = ()
     zero_points: bool = True
+    steps: tuple[str, ...] = ()
 
 
 def is_explicit(net: Network) -> bool:
@@ -66,8 +72,13 @@ def prepared(net: Network, config: BuildConfig) -> Network:
     return made
 
 
-def calibrated_ranges(net: Network, made: Network, calibration: Calibration, config: BuildConfig, note: Callable[[str], None]) -> Ranges:
-    """Ranges for `made` (prepared from `net`), from the cache, the samples, or invented with a loud note."""
+def calibrated_ranges(
+    net: Network, made: Network, calibration: Calibration, config: BuildConfig, note: Callable[[str], None], report: dict[str, Any] | None = None
+) -> Ranges:
+    """Ranges for `made` (prepared from `net`), from the cache, the samples, or invented with a loud note.
+
+    `report` takes, under "calibration_steps", what was tried and kept of `calibration.steps`.
+    """
     model = model_digest(net)
     if calibration.cache and os.path.exists(calibration.cache):
         return read_cache(calibration.cache, made, model)
@@ -77,11 +88,27 @@ def calibrated_ranges(net: Network, made: Network, calibration: Calibration, con
             "Give --calibData=DIR|FILE.npz|FILE.npy|python:MODULE:FUNCTION or --calib=CACHE."
         )
         return invented_ranges(made)
-    run = EngineRun(made, find_places(made).names())
+    steps = calibration.steps
+    if steps and calibration.cache and not calibration.cache.endswith(".json"):
+        note(f"{calibration.cache} is TensorRT's cache format, which holds scales alone: {', '.join(steps)} are left out. Name a .json cache.")
+        steps = ()
+    judges = chosen_samples(calibration.samples(), STEP_SAMPLES) if steps else []
+    scalings, moved = find_scalings(made, calibration.samples(), judges, EngineRun, steps, calibration.zero_points) if steps else ({}, StepReport())
+    scaled = rescaled(made, scalings)
     found = calibrate(
-        made, calibration.samples(), run=run, method=calibration.method, forced=dict(calibration.forced),
-        zero_points=calibration.zero_points, model=model,
+        scaled, calibration.samples(), run=EngineRun(scaled, find_places(scaled).names()), method=calibration.method,
+        forced=dict(calibration.forced), zero_points=calibration.zero_points, model=model,
     )  # fmt: skip
+    found.scalings = scalings
+    if "bias" in steps:
+        found.corrections, shifted = find_corrections(scaled, found, judges, EngineRun)
+        moved.tried += shifted.tried
+    if steps:
+        note(f"Calibration steps ({', '.join(steps)}): {moved.text()}")
+        if report is not None:
+            report["calibration_steps"] = [
+                {"step": step, "at": at, "error_before": before, "error_after": after, "kept": kept} for step, at, before, after, kept in moved.tried
+            ]
     if calibration.cache:
         write_cache(calibration.cache, found)
     return found
@@ -165,18 +192,22 @@ def build_int8(
         plan = build(net, without_int8(config), progress=progress, inputs=inputs)
         plan.report["notes"].append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
         return plan
-    ranges = calibrated_ranges(net, made, calibration, config, notes.append)
+    extra: dict[str, Any] = {}
+    ranges = calibrated_ranges(net, made, calibration, config, notes.append, extra)
     making = _Making(net, made, ranges, config, layers, must, None, progress, inputs, notes)
     if budget is not None:
         samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
         making.judge = Judge(made, "int8", ranges, samples, budget, config, progress)
     machine = get_backend(config.backend, threads=config.threads)
     if not getattr(machine, "runs", True) or config.optimization_level == 0:
-        return _untimed(making)
+        plan = _untimed(making)
+        plan.report.update(extra)
+        return plan
     tried = _candidates(making)
     fit = _fitted(making, tried) if making.judge is not None else Fit()
     times = in_turns([t.plan for t in tried], machine, config)
     plan = _kept(making, tried, times)
+    plan.report.update(extra)
     if making.judge is not None and budget is not None:
         kept = next(t for t in tried if t.plan is plan)
         plan.report["accuracy"] = report_of(budget, fit, kept.judged_on, kept.verdict)

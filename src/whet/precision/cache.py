@@ -21,8 +21,11 @@ _HEADER = "TRT-100100-EntropyCalibration2"
 def write_cache(path: str | os.PathLike[str], ranges: Ranges) -> None:
     """Writes JSON for a name that ends in .json, TensorRT's text for any other. The file appears whole or not at all.
 
-    TensorRT's text holds one symmetric scale a tensor: largest magnitude / 127. Raises UsageError when it cannot be written.
+    TensorRT's text holds one symmetric scale a tensor: largest magnitude / 127; it has no place for scalings and corrections, so ranges
+    with scalings are refused. Raises UsageError when it cannot be written.
     """
+    if ranges.scalings and not str(path).endswith(".json"):
+        raise UsageError(f"{path} is TensorRT's cache format, which cannot hold equalized scales: name a .json cache, or switch the steps off")
     text = _json(ranges) if str(path).endswith(".json") else _text(ranges)
     target = Path(path)
     try:
@@ -55,7 +58,11 @@ def _json(ranges: Ranges) -> str:
         name: {"low": float(r.low).hex(), "high": float(r.high).hex(), "method": r.method, "error": r.error}
         for name, r in ranges.tensors.items()
     }
-    return json.dumps({"whet_calibration": VERSION, "model": ranges.model, "samples": ranges.samples, "tensors": tensors}, indent=1) + "\n"
+    data = {"whet_calibration": VERSION, "model": ranges.model, "samples": ranges.samples, "tensors": tensors}
+    for kind, arrays in (("scalings", ranges.scalings), ("corrections", ranges.corrections)):
+        if arrays:
+            data[kind] = {n: np.ascontiguousarray(a, "<f4").tobytes().hex() for n, a in arrays.items()}
+    return json.dumps(data, indent=1) + "\n"
 
 
 def _text(ranges: Ranges) -> str:
@@ -73,6 +80,7 @@ def _read_json(path: str | os.PathLike[str], text: str, model: str) -> Ranges:
             str(n): Range(float.fromhex(r["low"]), float.fromhex(r["high"]), str(r["method"]), None if r["error"] is None else float(r["error"]))
             for n, r in data["tensors"].items()
         }
+        scalings, corrections = ({str(n): _floats(v) for n, v in data.get(k, {}).items()} for k in ("scalings", "corrections"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise CalibrationError(f"{path} is no calibration cache of whet, or damaged ({e}). Delete it and calibrate again.") from e
     if version != VERSION:
@@ -81,7 +89,15 @@ def _read_json(path: str | os.PathLike[str], text: str, model: str) -> Ranges:
         raise CalibrationError(f"{path} was calibrated for another model ({own[:12]}..., this is {model[:12]}...). Calibrate again.")
     for name, r in tensors.items():
         _check(path, name, r)
-    return Ranges(tensors, own, samples)
+    return Ranges(tensors, own, samples, scalings, corrections)
+
+
+def _floats(text: str) -> np.ndarray:
+    """f32 numbers from their bytes as hexadecimal digits. Raises ValueError for others, and for numbers that are not finite."""
+    a = np.frombuffer(bytes.fromhex(text), "<f4").astype(np.float32)
+    if not a.size or not np.isfinite(a).all():
+        raise ValueError("a scaling or correction is no list of numbers")
+    return a
 
 
 def _read_text(path: str | os.PathLike[str], text: str, net: Network) -> Ranges:

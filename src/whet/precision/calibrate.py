@@ -15,7 +15,7 @@ from whet.errors import CalibrationError, UsageError
 from whet.network import Layer, Network, Tensor
 from whet.ops import run_layer, run_network
 from whet.precision.histogram import Histogram
-from whet.precision.insert import weight_axis, weight_scales
+from whet.precision.insert import fake_weights
 from whet.precision.methods import LIMITS
 from whet.precision.places import Places, find_places
 from whet.precision.ranges import METHODS, Range, Ranges
@@ -63,7 +63,7 @@ def calibrate(
     found = Ranges(model=model, samples=count)
     for name, tensors in groups.items():
         wanted = (forced or {}).get(name, method)
-        candidates = _candidates(merged[name], LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
+        candidates = candidate_ranges(merged[name], LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
         best = _judged(places, tensors, candidates, values) if len(candidates) > 1 else candidates[0]
         for t in tensors:
             found.tensors[t.name] = best
@@ -123,7 +123,7 @@ def _merged(parts: list[Histogram]) -> Histogram:
     return whole
 
 
-def _candidates(h: Histogram, limits: Mapping[str, Callable[[Histogram], float]], zero_points: bool) -> list[Range]:
+def candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], float]], zero_points: bool) -> list[Range]:
     """The different ranges that the methods give, in the order of METHODS."""
     found: list[Range] = []
     for name in METHODS:
@@ -142,12 +142,12 @@ def _judged(places: Places, tensors: list[Tensor], candidates: list[Range], valu
     wrong, right = [0.0] * len(candidates), 0.0
     for t in tensors:
         readers: list[Layer | None] = [x for x in places.layers if x.inputs[0] is t] or [None]
-        x = np.concatenate([_middle(np.asarray(v[t.name], np.float32), readers[0]) for v in values])
+        x = np.concatenate([middle(np.asarray(v[t.name], np.float32), readers[0]) for v in values])
         for layer in readers:
-            want = (x if layer is None else _computed(layer, x, None)).astype(np.float64)
+            want = (x if layer is None else computed(layer, x, None)).astype(np.float64)
             right += float(np.sum(want**2))
             for k, r in enumerate(candidates):
-                got = r.fake(x) if layer is None else _computed(layer, x, r)
+                got = r.fake(x) if layer is None else computed(layer, x, r)
                 wrong[k] += float(np.sum((got - want) ** 2))
     errors = [w / right if right else w for w in wrong]
     at = int(np.argmin(errors))
@@ -155,13 +155,13 @@ def _judged(places: Places, tensors: list[Tensor], candidates: list[Range], valu
     return Range(best.low, best.high, best.method, errors[at])
 
 
-def _middle(x: np.ndarray, layer: Layer | None) -> np.ndarray:
-    """The part of a large tensor that is judged: a layer's window sees the middle of an image as it sees the rest."""
+def middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
+    """The part of a large tensor that is judged: a layer's window sees the middle of an image as it sees the rest. `crop` in pixels."""
     if x.ndim == 4:
         kernel = layer.inputs[1].shape[2:] if layer is not None and layer.op == "Conv" else (1, 1)  # type: ignore[union-attr]
         cuts = []
         for size, k in zip(x.shape[2:], kernel, strict=True):
-            most = max(_CROP, 2 * int(k))  # type: ignore[arg-type]
+            most = max(crop, 2 * int(k))  # type: ignore[arg-type]
             first = max(0, (size - most) // 2)
             cuts.append(slice(first, first + most))
         return x[:, :, cuts[0], cuts[1]]
@@ -170,16 +170,11 @@ def _middle(x: np.ndarray, layer: Layer | None) -> np.ndarray:
     return x
 
 
-def _computed(layer: Layer, x: np.ndarray, range_: Range | None) -> np.ndarray:
-    """What the layer makes of `x`, in f32: as it is, or with input and weights quantized."""
-    w = layer.inputs[1].array()  # type: ignore[union-attr]
+def computed(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndarray | None = None) -> np.ndarray:
+    """What the layer makes of `x`, without its bias, in f32: as it is, or with input and weights quantized. `weights` stand for its own."""
+    w = layer.inputs[1].array() if weights is None else weights  # type: ignore[union-attr]
     if range_ is not None:
-        x = range_.fake(x)
-        s = weight_scales(layer)
-        column = [1] * w.ndim
-        column[weight_axis(layer)] = -1
-        s = s.reshape(column)
-        w = (np.clip(np.rint(w / s), -128, 127) * s).astype(np.float32)
+        x, w = range_.fake(x), fake_weights(layer, w)
     alone = Network("alone")
     inputs = [alone.constant(x, "x"), alone.constant(w, "w")]
     made = alone.add_layer(layer.op, inputs, layer.attrs)

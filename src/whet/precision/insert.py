@@ -12,15 +12,17 @@ from whet.ops._origin import express, literal
 from whet.ops.quantize_linear import LARGEST
 from whet.precision.places import Places, find_places
 from whet.precision.ranges import Range, Ranges
+from whet.precision.scaling import rescaled
 
 
 def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | Iterable[str] = (), kind: str = "int8") -> Network:
     """A copy of `net` (source stage, batch norms folded) with Q/DQ where `find_places` wants them.
 
     `kind` is "int8", or "fp8": float8 e4m3, scaled so that the largest magnitude is its largest number, 448. Tensors that share a
-    range (a Concat's inputs) get the one that holds all of theirs. Raises CalibrationError naming the tensors that have no range.
+    range (a Concat's inputs) get the one that holds all of theirs. The scalings and corrections that came with the ranges are applied.
+    Raises CalibrationError naming the tensors that have no range.
     """
-    made = net.clone()
+    made = rescaled(net, ranges.scalings)
     places = find_places(made, skip)
     missing = [t.name for t in places.roots if t.name not in ranges.tensors]
     if missing:
@@ -32,6 +34,8 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
     merged = shared_ranges(places, ranges)
     for layer in places.layers:
         _weights(made, layer, kind)
+        if kind == "int8" and layer.name in ranges.corrections:
+            _correct(made, layer, ranges.corrections[layer.name])
     users = made.users()
     for t, readers in places.roots.items():
         _activation(made, t, merged[places.shared[t]], kind, [r for r, _ in users.get(t, []) if readers is None or r in readers])
@@ -51,14 +55,22 @@ def shared_ranges(places: Places, ranges: Ranges) -> dict[str, Range]:
     return merged
 
 
-def weight_scales(layer: Layer) -> np.ndarray:
-    """One scale an output channel (f32): the largest magnitude is 127; a channel of zeros has scale 1."""
-    w = layer.inputs[1].array()  # type: ignore[union-attr]
+def weight_scales(layer: Layer, weights: np.ndarray | None = None) -> np.ndarray:
+    """One scale an output channel (f32): the largest magnitude is 127; a channel of zeros has scale 1. `weights` stand for the layer's own."""
+    w = layer.inputs[1].array() if weights is None else weights  # type: ignore[union-attr]
     axis = weight_axis(layer)
     top = np.abs(w).max(axis=tuple(i for i in range(w.ndim) if i != axis)).astype(np.float32)
     if not np.isfinite(top).all():
         raise CalibrationError(f"the weights %{layer.inputs[1].name} of '{layer.name}' are not finite")  # type: ignore[union-attr]
     return np.where(top > 0, top / np.float32(127), np.float32(1)).astype(np.float32)
+
+
+def fake_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
+    """Weights of the layer's form, quantized to 8 bits and back."""
+    column = [1] * w.ndim
+    column[weight_axis(layer)] = -1
+    s = weight_scales(layer, w).reshape(column)
+    return (np.clip(np.rint(w / s), -128, 127) * s).astype(np.float32)
 
 
 def weight_axis(layer: Layer) -> int:
@@ -84,6 +96,16 @@ def _weights(net: Network, layer: Layer, kind: str) -> None:
     q = net.constant(small, f"{w.name}.{small.type.dtype.name}")
     y = net.add("DequantizeLinear", q, net.constant(scale, f"{w.name}.scale"), name=f"{w.name}.dequantized", axis=axis, at=at)
     layer.inputs = tuple(y if t is w and i == 1 else t for i, t in enumerate(layer.inputs))
+
+
+def _correct(net: Network, layer: Layer, shift: np.ndarray) -> None:
+    """Takes the mean shift of quantization off the bias."""
+    b = layer.input(2)
+    if b is not None and b.weight is not None:
+        bias = net.constant(express("Sub", b.weight, literal(shift.reshape(-1))), f"{b.name}.corrected")
+    else:
+        bias = net.constant(literal(-shift.reshape(-1)), f"{layer.name}.correction")
+    layer.inputs = (layer.inputs[0], layer.inputs[1], bias)
 
 
 def _activation(net: Network, t: Tensor, range_: Range, kind: str, readers: list[Layer]) -> None:

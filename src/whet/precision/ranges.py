@@ -64,8 +64,14 @@ class Range:
 
 @dataclass
 class Ranges:
-    """Ranges by tensor name, and what they hold for: the model's digest and how many samples were seen."""
+    """Ranges by tensor name, and what they hold for: the model's digest and how many samples were seen.
+
+    `scalings` (f32 a channel, by tensor: precision.scaling) were applied before the ranges were found; `corrections` (f32 an output
+    channel, by layer: precision.steps) are taken off the biases of layers that are quantized.
+    """
 
     tensors: dict[str, Range] = field(default_factory=dict)
     model: str = ""
     samples: int = 0
+    scalings: dict[str, np.ndarray] = field(default_factory=dict)
+    corrections: dict[str, np.ndarray] = field(default_factory=dict)

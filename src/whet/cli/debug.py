@@ -1,0 +1,107 @@
+"""`whet debug`: what went wrong, and where. `precision`: which layers low precision hurts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.group()
+def command() -> None:
+    """Find out where a network loses accuracy."""
+
+
+@command.command()
+@click.argument("model", type=click.Path(dir_okay=False))
+@click.option("--int8", "kind", flag_value="int8", default="int8", help="8-bit integers, calibrated (default).")
+@click.option("--fp8", "kind", flag_value="fp8", help="Float8 e4m3, scaled by the largest magnitude (emulated).")
+@click.option("--fp16", "kind", flag_value="fp16", help="FP16: inputs, weights and outputs of each layer rounded.")
+@click.option("--bf16", "kind", flag_value="bf16", help="BF16.")
+@click.option("--calibData", "data", help="DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION.")
+@click.option("--calibPreprocess", "preprocess", help="How images become numbers, as for whet exec.")
+@click.option("--calib", "cache", help="Calibration cache: read if it exists, else written.")
+@click.option("--calibMethod", "method", type=click.Choice(["auto", "minmax", "entropy", "percentile", "mse"]), default="auto", show_default=True)
+@click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="How many samples judge (those with the smallest digests).")
+@click.option("--times/--noTimes", default=True, show_default=True, help="Build engines too and set the time that each layer saves beside its harm.")
+@click.option("--shapes", help="Shapes to time: x:8x3x224x224 (default: 1 where the model leaves them open).")
+@click.option("--numThreads", "threads", type=click.IntRange(0), default=0, help="CPU threads (default: all).")
+@click.option("--builderOptimizationLevel", "level", type=click.IntRange(0, 5), default=2, show_default=True, help="Of the timed engines.")
+@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Rows to print.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture: FILE.html or FILE.svg.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, for scripts.")
+def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, **o: Any) -> None:
+    """Rank the layers of MODEL by what low precision of each does to the outputs, the most harmful first.
+
+    alone: SNR of the outputs (dB) with only this layer in low precision. from here: with this layer and all below it, so it says what is
+    left when the rows above stay in FP32. own output: SNR of the layer's own values with everything in low precision.
+    """
+    from whet.builder.harm import find_harm
+    from whet.builder.quantized import Calibration, is_explicit
+    from whet.cli._build_progress import BuildProgress
+    from whet.errors import UsageError
+    from whet.frontends import network_from_onnx
+    from whet.precision import Preprocessing, calibration_data
+    from whet.precision.plot import write_plot
+
+    if plot and Path(plot).suffix.lower() not in (".svg", ".html"):
+        raise UsageError(f"--plot={plot}: the picture is written as .svg or .html")
+    net = network_from_onnx(model)
+    if is_explicit(net) and kind in ("int8", "fp8"):
+        raise UsageError("the model has Q/DQ nodes of its own; give the floating-point model, which can be judged layer by layer")
+    preprocessing = Preprocessing.parse(o["preprocess"]) if o["preprocess"] else None
+    samples = None if o["data"] is None else lambda: calibration_data(o["data"], net, preprocessing)
+    calibration = Calibration(samples=samples, cache=o["cache"], method=o["method"])
+    with BuildProgress(enabled=sys.stderr.isatty()) as progress:
+        report = find_harm(net, kind, calibration, _config(net, o), samples=o["samples"], times=o["times"], progress=progress)
+    if plot:
+        write_plot(plot, report.rows, f"{Path(model).name}: {kind} layer by layer", report.all_db)
+    if as_json:
+        click.echo(json.dumps({"model": model, **report.to_json()}, indent=1))
+    else:
+        _print(report, top)
+        if plot:
+            click.echo(f"Wrote {plot}")
+
+
+def _config(net: Any, o: dict[str, Any]) -> Any:
+    from whet.builder.config import BuildConfig
+    from whet.cli import _exec_values as values
+
+    given = values.shapes(o["shapes"], "shapes") if o["shapes"] else {}
+    shapes = {t.name: given.get(t.name) or tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
+    dynamic = any(not t.type.static for t in net.inputs)
+    return BuildConfig(threads=o["threads"], optimization_level=o["level"], profiles=((shapes, shapes, shapes),) if dynamic else ())
+
+
+def _print(report: Any, top: int) -> None:
+    from rich.table import Table
+
+    from whet.cli._console import console as make_console
+
+    console = make_console()
+    for note in report.notes:
+        console.print(f"[yellow]note[/] {note}", highlight=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left", title_style="bold cyan",
+                  title=f"{report.precision}: harm by layer, judged on {report.samples} samples")  # fmt: skip
+    for name in (">", "layer", "op", ">alone dB", ">from here dB", ">own output dB", ">FP32 ms", f">{report.precision} ms", ">saves ms"):
+        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    for i, r in enumerate(report.rows[:top], 1):
+        table.add_row(str(i), r.layer, r.op, _db(r.alone_db), _db(r.from_here_db), _db(r.tensor_db), _ms(r.float_ms), _ms(r.low_ms), _ms(r.saved_ms))
+    console.print(table)
+    if len(report.rows) > top:
+        console.print(f"and {len(report.rows) - top} layers that hurt less (--top, or --json for all)", highlight=False)
+    timed = report.float_ms is not None and report.low_ms is not None
+    whole = f" Engines: FP32 {report.float_ms:.3f} ms, {report.precision} {report.low_ms:.3f} ms." if timed else ""
+    console.print(f"All {len(report.rows)} layers in {report.precision}: {report.all_db:.1f} dB at the outputs.{whole}", highlight=False)
+
+
+def _db(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,69 @@
+"""A picture of what low precision costs: one bar a layer, harm to the outputs against the time saved, as SVG alone or in an HTML page.
+
+Nothing is loaded from elsewhere: the file opens in any browser, and no library is needed to draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from whet.errors import UsageError
+from whet.precision.sensitivity import Harm
+
+_ROW, _LEFT, _WIDTH, _TOP, _RIGHT = 18, 330, 560, 54, 150
+_MOST = 60  # rows that are drawn; the rest is named in a line
+_FLOOR = 90.0  # dB that end the scale: beyond it nothing is seen
+
+
+def harm_svg(rows: Sequence[Harm], title: str, all_db: float) -> str:
+    """Bars from right (no harm) to left: the shorter the bar, the fewer dB the layer leaves; a dot marks the outputs' SNR from there on."""
+    shown = rows[:_MOST]
+    top = max(_FLOOR, 10.0)
+
+    def at(db: float) -> float:
+        return _LEFT + _WIDTH * min(max(db, 0.0), top) / top
+
+    height = _TOP + _ROW * len(shown) + 48
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + _RIGHT}" height="{height}" '
+        'font-family="ui-sans-serif, system-ui, sans-serif" font-size="12">',
+        f'<text x="8" y="20" font-size="15" font-weight="bold">{escape(title)}</text>',
+        f'<text x="8" y="40" fill="#555">all together: {all_db:.1f} dB at the outputs. Bar: the layer alone. Dot: it and all below it.</text>',
+    ]
+    for db in range(0, int(top) + 1, 10):
+        parts.append(f'<line x1="{at(db):.1f}" y1="{_TOP - 6}" x2="{at(db):.1f}" y2="{height - 40}" stroke="#e3e3e3"/>')
+        parts.append(f'<text x="{at(db):.1f}" y="{height - 26}" text-anchor="middle" fill="#777">{db}</text>')
+    parts.append(f'<text x="{_LEFT + _WIDTH / 2:.0f}" y="{height - 8}" text-anchor="middle" fill="#777">SNR of the outputs against FP32, dB</text>')
+    for i, r in enumerate(shown):
+        y = _TOP + _ROW * i
+        share = min(max(r.alone_db, 0.0), 60.0) / 60.0
+        colour = f"hsl({130 * share:.0f}, 60%, 48%)"
+        name = r.layer if len(r.layer) <= 44 else "..." + r.layer[-41:]
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(name)} <tspan fill="#888">{escape(r.op)}</tspan></text>')
+        parts.append(
+            f'<rect x="{_LEFT}" y="{y + 2}" width="{at(r.alone_db) - _LEFT:.1f}" height="{_ROW - 5}" fill="{colour}">'
+            f"<title>{escape(r.layer)}: {r.alone_db:.1f} dB alone</title></rect>"
+        )
+        if r.from_here_db is not None:
+            parts.append(f'<circle cx="{at(r.from_here_db):.1f}" cy="{y + _ROW / 2:.1f}" r="3" fill="#222"/>')
+        saved = "" if r.saved_ms is None else f", {'saves' if r.saved_ms > 0 else 'costs'} {abs(r.saved_ms):.4f} ms"
+        parts.append(f'<text x="{_LEFT + _WIDTH + 8}" y="{y + 12}" fill="#444">{r.alone_db:.1f}{saved}</text>')
+    if len(rows) > len(shown):
+        parts.append(f'<text x="8" y="{height - 8}" fill="#777">and {len(rows) - len(shown)} layers that hurt less</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def write_plot(path: str | Path, rows: Sequence[Harm], title: str, all_db: float) -> None:
+    """Writes the picture: .svg alone, .html as a page. Raises UsageError for another ending or a place that cannot be written."""
+    svg = harm_svg(rows, title, all_db)
+    ending = Path(path).suffix.lower()
+    if ending not in (".svg", ".html"):
+        raise UsageError(f"--plot={path}: the picture is written as .svg or .html")
+    head = f'<!doctype html><html><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
+    page = svg if ending == ".svg" else f"{head}<body>{svg}</body></html>"
+    try:
+        Path(path).write_text(page)
+    except OSError as e:
+        raise UsageError(f"--plot={path} cannot be written: {e.strerror}; choose another path") from e

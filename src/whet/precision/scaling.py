@@ -1,0 +1,225 @@
+"""Moving scale between layers before quantization: a tensor's channels divided by s, the weights that read it multiplied by s.
+
+The network stays the same function; what 8 bits lose changes. Two ways to choose s: cross-layer equalization from the weights alone (Nagel
+et al. 2019, arXiv:1906.04721, equation 11) and from the activations against the weights (SmoothQuant, Xiao et al. 2022, arXiv:2211.10438,
+equation 4). Either is kept only where the layers that read the tensor come out nearer to FP32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from whet.network import F32, Layer, Network, Tensor, Weight
+from whet.ops._origin import express, literal
+from whet.precision.places import WEIGHTED, find_places
+
+STEPS = ("equalize", "smooth", "bias")
+_THROUGH = ("Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "Identity", "Dropout")  # f(x / s) = f(x) / s for s > 0
+_SMOOTH = {"smooth 0.5": 0.5, "smooth 0.75": 0.75}  # how much of the difficulty goes from the activations to the weights
+_LIMIT = 1e4  # no channel is scaled by more
+
+
+@dataclass
+class Site:
+    """Where scale can be moved through a tensor: what is divided (layer, input, axis), the layers that read it, Clip's upper limit."""
+
+    tensor: Tensor
+    divided: list[tuple[Layer, int, int]] = field(default_factory=list)
+    readers: list[Layer] = field(default_factory=list)
+    limit: float | None = None
+    producer: Layer | None = None
+
+
+def sites(net: Network) -> tuple[dict[str, Site], dict[str, str]]:
+    """Sites by tensor name, and for other quantized tensors the reason why scale cannot move through them."""
+    places, users = find_places(net), net.users()
+    sizes: dict[str, int] = {}
+    for t in places.roots:
+        sizes[places.shared[t]] = sizes.get(places.shared[t], 0) + 1
+    found: dict[str, Site] = {}
+    refused: dict[str, str] = {}
+    for t in places.roots:
+        if sizes[places.shared[t]] > 1:
+            refused[t.name] = "it shares its range with other tensors"
+            continue
+        got = _site(net, t, users, set(places.layers))
+        if isinstance(got, str):
+            refused[t.name] = got
+        else:
+            found[t.name] = got
+    return found, refused
+
+
+def _site(net: Network, t: Tensor, users: Mapping[Tensor, list[tuple[Layer, int]]], own: set[Layer]) -> Site | str:
+    if any(t is o for o in net.outputs):
+        return "it is an output of the network"
+    site = Site(t)
+    for reader, i in users.get(t, []):
+        if reader not in own or i != 0:
+            return f"'{reader.name}' ({reader.op}) reads it and cannot take the scale"
+        site.readers.append(reader)
+    if not site.readers:
+        return "no quantized layer reads it directly"
+    x: Tensor | None = t
+    while x is not None:
+        maker = x.maker
+        if maker is None:
+            return "it is an input of the network, or comes straight from one"
+        if x is not t and len(users.get(x, [])) != 1:
+            return f"%{x.name} before it has other readers"
+        if x is not t and any(x is o for o in net.outputs):
+            return f"%{x.name} before it is an output of the network"
+        if maker.op in _THROUGH:
+            x = maker.inputs[0]
+        elif maker.op == "Clip":
+            low, high = maker.input(1), maker.input(2)
+            if low is None or high is None or not low.is_constant or not high.is_constant or float(low.array().reshape(-1)[0]) != 0:
+                return f"'{maker.name}' clips elsewhere than at 0 and a constant"
+            if site.limit is not None:
+                return "it is clipped twice"
+            site.limit = float(high.array().reshape(-1)[0])
+            x = maker.inputs[0]
+        elif maker.op == "Add" and (side := _vector_side(maker, x)) is not None:
+            site.divided.append((maker, side, -1))
+            x = maker.inputs[1 - side]
+        else:
+            return _end(site, maker, x)
+    return "nothing makes it"
+
+
+def _vector_side(layer: Layer, y: Tensor) -> int | None:
+    """Which input of an Add is a constant vector along the last axis."""
+    for i, t in enumerate(layer.inputs):
+        if t is not None and t.is_constant and t.dtype == F32 and t.type.rank >= 1 and t.array().size == t.shape[-1] == y.shape[-1]:
+            return i
+    return None
+
+
+def _end(site: Site, maker: Layer, x: Tensor) -> Site | str:
+    """The layer whose weights, or scale and bias, take the division."""
+    last = [r for r in site.readers if r.op != "Conv"]
+    rank = site.tensor.type.rank
+    if maker.op in WEIGHTED:
+        w, b = maker.inputs[1], maker.input(2)
+        if w is None or not w.is_constant or w.dtype != F32 or (b is not None and (not b.is_constant or b.array().ndim != 1)):
+            return f"the weights of '{maker.name}' are computed, or its bias is no vector"
+        if (maker.op == "Conv") != (not last) and not (rank == 2 and maker.op == "Gemm"):
+            return f"'{maker.name}' and what reads the tensor have their channels along different axes"
+        if maker.op == "MatMul" and w.type.rank != 2:
+            return f"'{maker.name}' multiplies by a batch of matrices"
+        axis = 0 if maker.op == "Conv" or maker.attrs.get("transB") else 1
+        site.divided.append((maker, 1, axis))
+        if b is not None:
+            site.divided.append((maker, 2, 0))
+    elif maker.op == "LayerNormalization" and last and maker.attrs.get("axis", -1) in (-1, x.type.rank - 1) and len(maker.outputs) == 1:
+        for i in (1, 2):
+            v = maker.input(i)
+            if v is not None and (not v.is_constant or v.dtype != F32):
+                return f"'{maker.name}' has computed scale or bias"
+            if v is not None:
+                site.divided.append((maker, i, -1))
+    else:
+        return f"'{maker.name}' ({maker.op}) before it cannot take the scale"
+    if len(last) not in (0, len(site.readers)):
+        return "its readers have their channels along different axes"
+    site.producer = maker
+    return site
+
+
+def channels_last(site: Site) -> bool:
+    """Whether the tensor's channels lie along its last axis (products), not along axis 1 (convolutions)."""
+    return site.readers[0].op != "Conv"
+
+
+def reading_weights(layer: Layer, s: np.ndarray) -> np.ndarray:
+    """The factors that a reader's weights take: `s` along their input channels, in a shape that broadcasts."""
+    w = layer.inputs[1].array()  # type: ignore[union-attr]
+    if layer.op != "Conv":
+        axis = 1 if layer.op == "Gemm" and layer.attrs["transB"] else 0
+        return s.reshape([-1 if i == axis else 1 for i in range(w.ndim)])
+    groups = layer.attrs["group"]
+    if groups == 1:
+        return s.reshape([1, -1] + [1] * (w.ndim - 2))
+    per = s.reshape(groups, w.shape[1])  # output channel o reads the inputs of its group
+    return np.repeat(per, w.shape[0] // groups, axis=0).reshape([w.shape[0], w.shape[1]] + [1] * (w.ndim - 2))
+
+
+def _largest_read(site: Site, count: int) -> np.ndarray:
+    """For each channel of the tensor the largest weight that reads it."""
+    top = np.zeros(count)
+    for layer in site.readers:
+        w = np.abs(layer.inputs[1].array().astype(np.float64))  # type: ignore[union-attr]
+        if layer.op != "Conv":
+            w = w if layer.op == "Gemm" and layer.attrs["transB"] else w.T
+            top = np.maximum(top, w.max(axis=0))
+            continue
+        flat = w.reshape(w.shape[0], w.shape[1], -1).max(axis=2)
+        groups = layer.attrs["group"]
+        top = np.maximum(top, flat.reshape(groups, -1, w.shape[1]).max(axis=1).reshape(-1))
+    return top
+
+
+def proposals(site: Site, largest: np.ndarray, steps: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The s of each way that is switched on (f32, one a channel); `largest` holds each channel's largest magnitude over the samples."""
+    read = _largest_read(site, largest.size)
+    made: dict[str, np.ndarray] = {}
+    if "equalize" in steps and site.producer is not None and site.producer.op in WEIGHTED:
+        w = np.abs(site.producer.inputs[1].array().astype(np.float64))  # type: ignore[union-attr]
+        axis = 0 if site.producer.op == "Conv" or site.producer.attrs.get("transB") else 1
+        own = w.max(axis=tuple(i for i in range(w.ndim) if i != axis))
+        made["equalize"] = _settled(site, largest, np.sqrt(_ratio(own, read)))
+    if "smooth" in steps:
+        for name, alpha in _SMOOTH.items():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                s = np.where((largest > 0) & (read > 0), largest**alpha / read ** (1 - alpha), 1.0)
+            made[name] = _settled(site, largest, s)
+    return made
+
+
+def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.where((a > 0) & (b > 0), a / np.where(b > 0, b, 1.0), 1.0)
+
+
+def _settled(site: Site, largest: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """`s` about 1 and within limits. A channel that Clip cuts keeps its place; others may grow until Clip's limit, no further."""
+    s = s / np.exp(np.mean(np.log(s)))
+    s = np.clip(s, 1 / _LIMIT, _LIMIT)
+    if site.limit is not None:
+        s = np.where(largest >= site.limit, 1.0, np.maximum(s, 1.001 * largest / site.limit))
+    return s.astype(np.float32)
+
+
+def rescaled(net: Network, scalings: Mapping[str, np.ndarray]) -> Network:
+    """A copy of `net` with scale moved through the named tensors; what is not a site (another network's) is left out."""
+    made = net.clone()
+    if not scalings:
+        return made
+    known, _ = sites(made)
+    for name, s in scalings.items():
+        site = known.get(name)
+        if site is None:
+            continue
+        for layer, i, axis in site.divided:
+            old = layer.inputs[i]
+            assert old is not None
+            shape = [1] * old.type.rank
+            shape[axis] = s.size
+            _exchange(made, layer, i, np.float32(1) / s, tuple(shape))
+        for layer in site.readers:
+            factor = reading_weights(layer, s)
+            _exchange(made, layer, 1, factor, factor.shape)
+    made.prune_dead()
+    return made
+
+
+def _exchange(net: Network, layer: Layer, i: int, factor: np.ndarray, shape: tuple[int, ...]) -> None:
+    """The layer's constant input times a factor."""
+    old = layer.inputs[i]
+    assert old is not None
+    assert old.weight is not None
+    weight: Weight = express("Mul", old.weight, literal(np.asarray(factor, np.float32).reshape(shape)))
+    new = net.constant(weight, f"{old.name}.scaled")
+    layer.inputs = tuple(new if k == i else t for k, t in enumerate(layer.inputs))
