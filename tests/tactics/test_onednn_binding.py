@@ -363,7 +363,7 @@ TRY = LOAD + "try:\n    print(library_version())\nexcept BackendError as e:\n   
 
 
 def test_the_library_is_named_or_refused():
-    assert re.match(r"onednn 3\.\d+\.\d+ \w* (omp|tbb|seq) isa=0x", dnn.library_version())
+    assert re.match(r"onednn 3\.\d+\.\d+ \w* (omp|iomp|tbb|seq) isa=0x", dnn.library_version())
     assert "is not a file" in child(TRY, WHET_ONEDNN="/nowhere/libdnnl.so.3")
     assert dnn.library_version() in child(TRY, WHET_ONEDNN=dnn.library().path)
     assert "BackendError: oneDNN cannot be loaded from" in child(TRY, WHET_ONEDNN=__file__)

@@ -57,12 +57,12 @@ class LaunchExecutable:
     def __init__(self, calls: list, thread_count: int, loop: loops.Loop):
         self.calls = list(calls)
         self._loop = loop
-        # The number of threads belongs to the calling thread, which may be another one each time: it is the first step of each run.
-        self._set_threads = (threads.address("omp_set_num_threads"), thread_count, 0, 0, 0, 0)
+        # The number of threads belongs to the calling thread, which may be another one each time: setting it is how each run begins.
+        self._set_threads: list[tuple[int, ...]] = [(setter, thread_count, 0, 0, 0, 0) for setter in threads.setters()]
         self._segments: list = []
         self._single: list = []
-        rows: list[tuple[int, ...]] = [self._set_threads]
-        members: list = ["omp_set_num_threads"]
+        rows: list[tuple[int, ...]] = list(self._set_threads)
+        members: list = ["omp_set_num_threads"] * len(rows)
         for call in self.calls:
             if call.native is None:
                 self._close(members, rows)
@@ -85,7 +85,7 @@ class LaunchExecutable:
         """Runs call by call; seconds of each, in the order of recording."""
         if not self._single:
             self._single = [c if c.native is None else _Native([c], [_row(c)], self._loop) for c in self.calls]
-        _Native(["omp_set_num_threads"], [self._set_threads], self._loop).run()
+        _Native(["omp_set_num_threads"] * len(self._set_threads), self._set_threads, self._loop).run()
         times = []
         for step in self._single:
             start = perf_counter()

@@ -1,11 +1,12 @@
-"""The process's one thread pool on CPUs: libgomp's, which oneDNN's OpenMP build and whet's own kernels both use.
+"""The process's one thread pool on CPUs: libgomp's, which oneDNN's default build and whet's own kernels both use.
 
 libgomp reads its environment once, when it is loaded, and by default a thread that waits at the end of a parallel region spins
 for about 3 ms before it sleeps. When a neighbour's load puts two of our threads on one core, the spinner holds the core that the
 working thread needs, and every layer costs a scheduler's slice: ten times slower (measured: docs/design/threads.md). So this
 module loads libgomp itself, before oneDNN does, with GOMP_SPINCOUNT set, unless the user has said otherwise.
 
-The number of threads in libgomp belongs to the *calling thread*: call `set_threads` in each thread that builds or runs.
+The number of threads in libgomp belongs to the *calling thread*: call `set_threads` in each thread that builds or runs. A build of
+oneDNN on another pool joins it here (pools.py).
 """
 
 import ctypes
@@ -14,11 +15,13 @@ import os
 from functools import cache
 from pathlib import Path
 
+from whet.backends.cpu.pools import Pool
 from whet.errors import BackendError
 
 #: spins before a waiting thread sleeps: about 20 us here, longer than layers are apart, far shorter than a scheduler's slice
 SPIN_COUNT = 1000
 LIBRARY = "libgomp.so.1"
+_joined: list[Pool] = []
 
 
 @cache
@@ -31,7 +34,7 @@ def gomp() -> ctypes.CDLL:
     added = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(added)  # also putenv(), which is what libgomp's constructor reads
     try:
-        lib = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+        lib = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW)
     except OSError as error:
         raise BackendError(
             f"{LIBRARY}, the OpenMP run-time library that the CPU backend needs, cannot be loaded ({error}). Install it: "
@@ -137,6 +140,19 @@ def set_threads(count: int) -> None:
     if count < 1:
         raise BackendError(f"a thread pool has at least one thread; {count} was asked for. Use 1 to run without workers.")
     gomp().omp_set_num_threads(count)
+    for pool in _joined:
+        pool.set(count)
+
+
+def join(pool: Pool) -> None:
+    """From now on `set_threads` and every run set this pool's thread count too; it begins with the calling thread's."""
+    pool.set(get_threads())
+    _joined.append(pool)
+
+
+def setters() -> list[int]:
+    """Addresses of the C functions void(int) that set the thread counts of all pools, for the calling thread."""
+    return [address("omp_set_num_threads"), *(pool.address for pool in _joined)]
 
 
 def parallel(function: int, context: int, count: int) -> None:

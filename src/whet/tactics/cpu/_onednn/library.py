@@ -10,7 +10,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from whet.backends.cpu import threads
+from whet.backends.cpu import pools, threads
 from whet.errors import BackendError
 
 #: names in `dnnl_version()->cpu_runtime`
@@ -79,13 +79,15 @@ class Library:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.runtime = ""
         threads.gomp()  # first: its settings are read when it loads, and oneDNN's OpenMP build would load it
         try:
             self.lib = C.CDLL(path)
         except OSError as error:
             raise BackendError(
                 f"oneDNN cannot be loaded from {path}: {error}. Install the package onednn-cpu-gomp, or let WHET_ONEDNN name an "
-                "OpenMP or TBB build's libdnnl.so.3, whose own libraries must be on LD_LIBRARY_PATH."
+                "OpenMP or TBB build's libdnnl.so.3, whose own libraries (libiomp5.so or libtbb.so.12; of Intel's builds also libimf.so) "
+                "must be on LD_LIBRARY_PATH when Python starts."
             ) from None
         self._check_version()
         for name, arguments in _SIGNATURES.items():
@@ -104,6 +106,10 @@ class Library:
         self.engine = self.make("engine_create", 1, 0)
         self.stream = self.make("stream_create", self.engine, 1)
         self.execute_address = C.cast(self.lib.dnnl_primitive_execute, c_void_p).value
+        pool = pools.of_library(self.lib, self.runtime, threads.gomp())
+        if pool is not None:
+            self.runtime = pool.name
+            threads.join(pool)
 
     def _check_version(self) -> None:
         self.lib.dnnl_version.restype = C.POINTER(_Version)
