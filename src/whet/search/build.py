@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from whet.builder import BuildConfig, build
-from whet.builder.quantized import Calibration, build_int8
+from whet.builder.assemble import model_digest
+from whet.builder.payoff import known_as
+from whet.builder.quantized import Calibration, build_int8, prepared
 from whet.engine.plan import EnginePlan
 from whet.errors import UsageError
 from whet.network import Network
+from whet.precision import quantize, read_cache
 from whet.runtime import Context, Engine, Runtime
 from whet.search.metrics import Predict
 from whet.search.recipe import AutoRecipe
@@ -73,6 +76,18 @@ def engine_plan(net: Network, config: BuildConfig, calibration: Feeds, folder: P
     if any(d != 1 for d in fixed.values()):
         samples = [dict(calibration)]
     return build_int8(net, config, Calibration(samples=lambda: samples, cache=str(folder / "calibration.json")), progress=progress)
+
+
+def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan, folder: Path) -> Network | None:
+    """The network with Q/DQ that a calibrated INT8 plan was built of; None where the plan computes in floating point."""
+    kept = next((c for c in plan.report.get("precision_choice", ()) if c["kept"]), None)
+    if kept is None or plan.model_digest == model_digest(net):
+        return None
+    made = prepared(net, config)
+    skip = frozenset(kept["float_layers"])
+    ranges = read_cache(folder / "calibration.json", made, model_digest(net))
+    chosen = quantize(made, ranges, skip=lambda x: x.name in skip or bool(skip & known_as(x)))
+    return chosen if model_digest(chosen) == plan.model_digest else None
 
 
 def quick_engine(net: Network, recipe: AutoRecipe, batch: int = 1) -> Engine:

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     with file_lock(folder / j.LOCK):  # one that lost its parent and is still dying holds this
         todo = j.Job.read(folder)
         for leftover in folder.iterdir():
-            if leftover.is_file() and leftover.name not in (j.JOB, j.LOG, j.LOCK):
+            if leftover.is_file() and leftover.name not in (j.JOB, j.LOG, j.LOCK) and leftover.suffix != ".safetensors":  # a checkpoint
                 leftover.unlink()
         where = todo.recipe.get("folder", ".")
         if os.path.isdir(where):

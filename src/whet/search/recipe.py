@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import UsageError
+from whet.registry import nearest
 from whet.search import _fields as f
 from whet.search._fields import Amount, key
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+_FINETUNE = {"epochs": 10.0, "distill": 0.5}
 #: sections and keys that say what is searched: a search goes on only under the same ones
 _IDENTITY = ("model", "data", "metric", "higher_is_better", "device", "threads", "shapes", "space", "scout")
 
@@ -99,14 +101,25 @@ class Budget:
     sampler: str = key(f.one_of("tpe", "nsga2", "random"), "tpe")
 
 
-@dataclass(frozen=True)
-class FineTune:
-    """Fine-tuning of the survivors with labels (the extra `train`)."""
+def finetuning(value: Any, where: str) -> dict[str, Any] | None:
+    """`false`, or settings of `whet.training.FinetuneConfig` over these defaults: 10 epochs, half of the loss from the original."""
+    from whet.training.config import FinetuneConfig
 
-    epochs: int = key(f.whole(1), 10)
-    batch: int = key(f.whole(1), 128)
-    learning_rate: float = key(f.number(0, open_low=True), 0.01)
-    distill: bool = key(f.flag, True)  # the original is the teacher
+    if isinstance(value, bool) or value is None:
+        return dict(_FINETUNE) if value else None
+    known = [x.name for x in dataclasses.fields(FinetuneConfig) if x.name not in ("checkpoint", "checkpoint_seconds", "masks")]
+    if not isinstance(value, dict):
+        raise UsageError(f"'{where}' is false, or settings ({', '.join(known)}), not {value!r}")
+    for name in value:
+        if name not in known:
+            raise UsageError(f"there is no key '{where}.{name}'.{nearest(str(name), known)} The keys there are {', '.join(known)}.")
+    made = {**_FINETUNE, **value}
+    try:
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in made.items()}
+        FinetuneConfig(**given)
+    except (UsageError, TypeError) as e:
+        raise UsageError(f"'{where}': {e}") from None
+    return made
 
 
 @dataclass(frozen=True)
@@ -125,7 +138,7 @@ class AutoRecipe:
     space: Space = key(f.section(Space), factory=Space)
     scout: Effort = key(f.section(Effort), factory=Effort)
     survivor: Survivor = key(f.section(Survivor), factory=Survivor)
-    finetune: FineTune | None = key(f.section(FineTune, None), factory=FineTune)
+    finetune: dict[str, Any] | None = key(finetuning, factory=lambda: dict(_FINETUNE))  # of the survivors, with data.train and PyTorch
     search: Budget = key(f.section(Budget), factory=Budget)
     timing_cache: str | None = key(f.text, None)  # file; none: the user's cache, shared with all builds
     out: str | None = key(f.text, None)  # work folder; none: NAME.auto beside the recipe

@@ -20,7 +20,7 @@ from whet.pruning import count_params, save_recipe
 from whet.pruning.depth import branches
 from whet.runtime import Engine, Runtime
 from whet.search import _fields as f
-from whet.search.build import build_config, engine_plan, predictor, quick_engine
+from whet.search.build import build_config, engine_plan, predictor, quantized_source, quick_engine
 from whet.search.data import Labelled, labelled, load_function, unlabelled
 from whet.search.job import STAGE, Job, read_json
 from whet.search.locks import DeviceLock, physical_gpu
@@ -29,8 +29,10 @@ from whet.search.metrics import Predict, Score, drop, top1, user_metric
 from whet.search.prepare import flops_of, prepared
 from whet.search.recipe import Effort, recipe_from
 from whet.search.space import Candidate
+from whet.search.tune import fine_tuned
 
-ENGINE, ONNX, PRUNING, CUTS, SCORES = "model.engine", "model.onnx", "pruning.json", "lock.json", "scores.npy"
+ENGINE, ONNX, QUANTIZED = "model.engine", "model.onnx", "model.int8.onnx"
+PRUNING, CUTS, SCORES = "pruning.json", "lock.json", "scores.npy"
 _CALIBRATE = 64  # samples that INT8 ranges come from
 _ENERGY_SECONDS = {"cpu": 1.0, "cuda": 2.0}
 
@@ -92,10 +94,8 @@ def _candidate(w: Worker) -> dict[str, Any]:
                 return w.score(predictor(quick_engine(step, recipe).create_context()), step).to_plain()
 
         made = prepared(net, c, job.kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
-        if job.role == "survivor" and recipe.finetune is not None:
-            from whet.search.tune import fine_tuned
-
-            fine_tuned(made, net, recipe, w.folder, say=w.say, rate=rate)
+        if rate is not None:
+            fine_tuned(made, net, recipe, c, w.folder, say=w.say, rate=rate)
         calibration = {n: a[:_CALIBRATE] for n, a in data.items()}
     with w.lock.timing():
         w.say("building")
@@ -122,6 +122,9 @@ def _candidate(w: Worker) -> dict[str, Any]:
     }  # fmt: skip
     if kept_files:
         save_onnx(made.network, w.folder / ONNX)
+        quantized = quantized_source(made.network, build_config(made.network, recipe, c, w.effort.level), plan, w.folder)
+        if quantized is not None:
+            save_onnx(quantized, w.folder / QUANTIZED)
         save_lock(plan, w.folder / CUTS)
     else:
         (w.folder / ENGINE).unlink()

@@ -1,0 +1,53 @@
+"""HTML as text: everything that comes from outside is escaped here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+
+def h(value: Any) -> Html:
+    """A value as HTML: escaped, unless it is HTML."""
+    return value if isinstance(value, Html) else Html(escape("" if value is None else str(value), quote=True))
+
+
+def tag(name: str, *children: Any, **attributes: Any) -> Html:
+    """An element; an attribute that is None or False is left out, `class_` is class, `_` in a name becomes `-`."""
+    shown = "".join(
+        f' {k.rstrip("_").replace("_", "-")}' + ("" if v is True else f'="{h(v)}"') for k, v in attributes.items() if v is not None and v is not False
+    )
+    return Html(f"<{name}{shown}>{''.join(h(c) for c in children)}</{name}>")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = (), classes: Sequence[str | None] | None = None) -> Html:
+    """A table; columns in `right` are numbers; a class a row where given."""
+    numbers = set(right)
+
+    def cells(kind: str, row: Sequence[Any]) -> Html:
+        return Html("".join(tag(kind, c, class_="n" if i in numbers else None) for i, c in enumerate(row)))
+
+    body = [tag("tr", cells("td", r), class_=classes[k] if classes else None) for k, r in enumerate(rows)]
+    made = tag("table", tag("thead", tag("tr", cells("th", head))), tag("tbody", Html("\n".join(body))))
+    return tag("div", made, class_="wide")
+
+
+def bar(share: float, kind: str = "") -> Html:
+    """A small bar, `share` of its full width (0 to 1)."""
+    return tag("span", tag("i", style=f"width:{100 * min(max(share, 0.0), 1.0):.1f}%"), class_=f"bar {kind}".strip())
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """A number with so many significant digits, thousands apart; a dash for none."""
+    if value is None:
+        return "-"
+    v = float(value)
+    if v == int(v) and abs(v) >= 10 ** (digits - 1):
+        return f"{v:,.0f}"
+    if abs(v) >= 10**digits:
+        return f"{v:,.0f}"
+    return f"{v:#.{digits}g}".rstrip(".") if v else "0"

@@ -1,0 +1,101 @@
+"""The Pareto plot as inline SVG: time against the metric, every trial a point that says what it is when pointed at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, floor, log10
+from typing import Any
+
+from whet.report._html import Html, h, tag
+
+WIDTH, HEIGHT = 860, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
+
+Point = Mapping[str, Any]  # x, y, kind (scout, original, survivor), chosen, front, name, lines
+
+
+def pareto_plot(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: float | None, limit_y: float | None, higher: bool = True) -> Html:
+    """The plot. `limit_x`: the largest time that meets the target; `limit_y`: the worst metric that does.
+
+    Points far below the limit are drawn at the lower edge, so that one bad trial does not flatten the rest.
+    """
+    if not points:
+        return tag("p", "No trial came to an end.")
+    x0, x1 = 0.0, max([p["x"] for p in points] + [limit_x or 0.0]) * 1.05
+    y0, y1 = _range([p["y"] for p in points], limit_y, higher)
+
+    def sx(x: float) -> float:
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * (x - x0) / (x1 - x0)
+
+    def sy(y: float) -> float:
+        share = (min(max(y, y0), y1) - y0) / (y1 - y0)
+        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * share
+
+    parts: list[Html] = []
+    if limit_x is not None or limit_y is not None:
+        left, right = sx(x0), sx(limit_x) if limit_x is not None else sx(x1)
+        ends = sorted((sy(limit_y) if limit_y is not None else sy(y0 if higher else y1), sy(y1 if higher else y0)))
+        parts.append(tag("rect", x=f"{left:.1f}", y=f"{ends[0]:.1f}", width=f"{right - left:.1f}", height=f"{ends[1] - ends[0]:.1f}", class_="goal"))
+        parts.append(tag("text", "meets the target", x=f"{left + 8:.1f}", y=f"{ends[0] + 16:.1f}", class_="goaltext"))
+    for v in _ticks(x0, x1):
+        parts.append(_line(sx(v), _TOP, sx(v), HEIGHT - _BOTTOM, "grid"))
+        parts.append(tag("text", _short(v), x=f"{sx(v):.1f}", y=HEIGHT - _BOTTOM + 17, text_anchor="middle"))
+    for v in _ticks(y0, y1):
+        parts.append(_line(_LEFT, sy(v), WIDTH - _RIGHT, sy(v), "grid"))
+        parts.append(tag("text", _short(v), x=_LEFT - 8, y=f"{sy(v) + 4:.1f}", text_anchor="end"))
+    parts.append(tag("text", x_name, x=(WIDTH + _LEFT) // 2, y=HEIGHT - 8, text_anchor="middle", class_="axis"))
+    parts.append(tag("text", y_name, x=16, y=HEIGHT // 2, text_anchor="middle", class_="axis", transform=f"rotate(-90 16 {HEIGHT // 2})"))
+    front = sorted((p for p in points if p.get("front")), key=lambda p: p["x"])
+    if len(front) > 1:
+        way = " ".join(f"{sx(p['x']):.1f},{sy(p['y']):.1f}" for p in front)
+        parts.append(tag("polyline", points=way, class_="front"))
+    order = {"scout": 0, "original": 1, "survivor": 2}
+    for p in sorted(points, key=lambda p: (bool(p.get("chosen")), order[p["kind"]])):
+        parts.append(_mark(p, sx(p["x"]), sy(p["y"]), outside=not y0 <= p["y"] <= y1))
+    return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", id="pareto", role="img", aria_label=f"{y_name} against {x_name}")
+
+
+def _mark(p: Point, x: float, y: float, outside: bool) -> Html:
+    """A circle for a scout, a square for the original, a diamond for a survivor; a triangle for one beyond the edge."""
+    kind = p["kind"]
+    if outside:
+        shape = tag("path", d=f"M{x - 5:.1f},{y - 6:.1f} h10 l-5,8 z")
+    elif kind == "scout":
+        shape = tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4.5")
+    elif kind == "original":
+        shape = tag("rect", x=f"{x - 5:.1f}", y=f"{y - 5:.1f}", width="10", height="10")
+    else:
+        shape = tag("path", d=f"M{x:.1f},{y - 7:.1f} l7,7 l-7,7 l-7,-7 z")
+    ring = [tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="11", class_="ring")] if p.get("chosen") else []
+    text = "\n".join([p["name"], *p["lines"]])
+    classes = " ".join(["pt", kind, *(["chosen"] if p.get("chosen") else [])])
+    return tag("g", *ring, shape, class_=classes, data_tip=text, tabindex="0", aria_label=h(text.replace("\n", ", ")))
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Html:
+    return tag("line", x1=f"{x1:.1f}", y1=f"{y1:.1f}", x2=f"{x2:.1f}", y2=f"{y2:.1f}", class_=kind)
+
+
+def _range(values: Sequence[float], limit: float | None, higher: bool) -> tuple[float, float]:
+    """The part of the metric's axis that is worth looking at: the best value, the limit, and three times as far below it."""
+    best = max(values) if higher else min(values)
+    worst = min(values) if higher else max(values)
+    if limit is not None and best != limit:
+        far = limit - 3 * (best - limit)
+        worst = max(worst, far) if higher else min(worst, far)
+    low, high = sorted((best, worst))
+    room = (high - low) * 0.08 or abs(high) * 0.02 or 1.0
+    return low - room, high + room
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About six round numbers between two others."""
+    rough = (high - low) / 6
+    power = 10 ** floor(log10(rough))
+    step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
+    first = ceil(low / step)
+    return [k * step for k in range(first, floor(high / step + 1e-9) + 1)]
+
+
+def _short(v: float) -> str:
+    return f"{v:.6g}"

@@ -1,0 +1,156 @@
+"""The search in a terminal: what runs now, the trials so far, the best of them, how long it will take. Lines instead where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whet.report._html import number
+
+_SHOWN = 12  # trials in the table
+
+
+class SearchLive:
+    """A search's watcher (search/watching.py says when each is called). A context manager: the screen is its own meanwhile."""
+
+    def __init__(self, *, live: bool, console: Any = None):
+        from rich.console import Console
+
+        self.console = console or Console(stderr=True)
+        self.live = live
+        self.phase_name, self.total, self.done = "", 1, 0
+        self.target: Mapping[str, Any] = {}
+        self.running: dict[Path, tuple[str, float]] = {}
+        self.trials: list[tuple[str, Mapping[str, Any], bool]] = []
+        self.seconds: list[float] = []  # of the jobs of this phase
+        self.slots = 1
+        self._screen: Any = None
+        self._drawn = 0.0
+
+    def __enter__(self) -> SearchLive:
+        if self.live:
+            from rich.live import Live
+
+            self._screen = Live(self.view(), console=self.console, transient=True, auto_refresh=False)
+            self._screen.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._screen is not None:
+            self._screen.stop()
+            self._screen = None
+
+    def plan(self, facts: Mapping[str, Any]) -> None:
+        self.target, self.slots = facts["target"], facts["workers"]
+        going = "goes on" if facts["resumed"] else "begins"
+        wanted = ", ".join(f"{k} {v}" for k, v in facts["target"].items())
+        self._say(f"The search {going} in {facts['folder']}: {facts['trials']} trials, target {wanted}; {facts['points']:,} points to choose from.")
+
+    def phase(self, name: str, total: int) -> None:
+        self.phase_name, self.total, self.done, self.seconds = name, max(total, 1), 0, []
+        self.tick()
+
+    def begun(self, folder: Path, what: str) -> None:
+        self.running[folder] = (what, time.monotonic())
+        self.tick()
+
+    def ended(self, folder: Path, result: Mapping[str, Any], again: bool) -> None:
+        self.running.pop(folder, None)
+        self.done += 1
+        if not again and result.get("seconds"):
+            self.seconds.append(result["seconds"])
+        if result["role"] != "final":
+            self.trials.append((f"{result['role']} {folder.name}", result, again))
+            if not again or self.live:
+                self._line(folder, result)
+        self.tick()
+
+    def note(self, text: str) -> None:
+        self._say(f"note: {text}")
+
+    def tick(self) -> None:
+        if self._screen is not None and time.monotonic() - self._drawn > 0.2:
+            self._drawn = time.monotonic()
+            self._screen.update(self.view(), refresh=True)
+
+    def eta(self) -> float | None:
+        """Seconds that this phase will still take, by the mean of its jobs so far; None while nothing is known."""
+        if not self.seconds:
+            return None
+        return sum(self.seconds) / len(self.seconds) * max(self.total - self.done, 0) / self.slots
+
+    def best(self) -> tuple[str, Mapping[str, Any]] | None:
+        """The fastest finished trial that loses no more than the target allows."""
+        allowed = self.target.get("accuracy_drop")
+        good = [(n, r) for n, r, _ in self.trials if r["state"] == "done" and (allowed is None or r["drop"]["value"] <= allowed)]
+        return min(good, key=lambda x: x[1]["latency"]["ratio"], default=None)
+
+    def view(self) -> Any:
+        """What stands on the screen."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        left = self.eta()
+        parts: list[Any] = []
+        about = "" if left is None else f", about {_time(left)} left in this phase"
+        parts.append(Text(f"{self.phase_name or 'starting'}: {min(self.done, self.total)} of {self.total}{about}", style="bold"))
+        for folder, (what, since) in self.running.items():
+            parts.append(Text(f"  {folder.name}: {_stage(folder)} ({time.monotonic() - since:.0f} s)  {what}", overflow="ellipsis", no_wrap=True))
+        found = self.best()
+        if found is not None:
+            parts.append(Text(f"best so far: {found[0]}: {_numbers(found[1])}", style="green"))
+        t = Table(box=None, pad_edge=False)
+        for column in ("job", "what", "x original", "median ms", "metric", "lost"):
+            t.add_column(column, justify="left" if column in ("job", "what") else "right", no_wrap=column != "what", overflow="ellipsis")
+        for name, r, _ in self.trials[-_SHOWN:]:
+            if r["state"] != "done":
+                t.add_row(name, f"failed: {r['reason']}"[:80], "-", "-", "-", "-", style="dim")
+            else:
+                ms = r["latency"]
+                t.add_row(name, _words(r), number(ms["ratio"]), number(ms["median_ms"]), number(r["metric"]["value"], 4), number(r["drop"]["value"]))
+        parts.append(t)
+        return Group(*parts)
+
+    def _line(self, folder: Path, result: Mapping[str, Any]) -> None:
+        if self.live:
+            return
+        what = f"failed: {result['reason']}" if result["state"] != "done" else f"{_numbers(result)}  {_words(result)}"
+        left = self.eta()
+        self._say(f"{result['role']} {folder.name} ({self.done}/{self.total}" + (f", {_time(left)} left" if left else "") + f"): {what}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _stage(folder: Path) -> str:
+    """What a job is busy with, as it says itself."""
+    try:
+        return (folder / "stage.txt").read_text() or "starting"
+    except OSError:
+        return "starting"
+
+
+def _numbers(r: Mapping[str, Any]) -> str:
+    busy = ", busy machine" if r["load"]["disturbed"] else ""
+    return (f"{number(r['latency']['ratio'])}x the original's time, {number(r['latency']['median_ms'])} ms{busy}, "
+            f"metric {number(r['metric']['value'], 4)}, lost {number(r['drop']['value'])}")  # fmt: skip
+
+
+def _words(r: Mapping[str, Any]) -> str:
+    c = r["candidate"]
+    cuts = [v for v in c.get("widths", {}).values() if v > 0]
+    parts = [c["precision"]]
+    if c["batch"] != 1:
+        parts.append(f"batch {c['batch']}")
+    if c["removed"]:
+        parts.append(f"{len(c['removed'])} branches out")
+    if cuts:
+        parts.append(f"{100 * sum(cuts) / len(c['widths']):.0f} % cut on average")
+    return ", ".join(parts)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

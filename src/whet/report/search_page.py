@@ -1,0 +1,170 @@
+"""The page of a search: the verdict, the Pareto plot, the engines compared, what each step gave, layers before and after, all trials.
+
+It is made of the plain data that report.json holds (search/summary.py makes them), so a page can be made again from that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from whet.report._html import Html, bar, h, number, table, tag
+from whet.report._plot import pareto_plot
+
+Data = Mapping[str, Any]
+_MIB = 2.0**20
+
+
+def search_page(data: Data) -> str:
+    """The page as one self-contained HTML text: no request leaves it, and its policy forbids the browser to make one."""
+    title = f"whet auto: {data['model']}"
+    parts = [
+        _head(data), _plot(data), _compared(data), _steps(data), _layers(data), _trials(data), _about(data),
+    ]  # fmt: skip
+    template = Template(files("whet.report").joinpath("search_page.html").read_text(encoding="utf-8"))
+    return template.substitute(title=h(title), body=Html("\n".join(parts)))
+
+
+def _head(d: Data) -> Html:
+    rows = d["rows"]
+    chosen, original = rows[d["chosen"]], rows[0]
+    verdict = "The target is met." if d["met"] else "The target is not met; this is the nearest that was found."
+    seen = "on data that the search has not seen" if d["scored_on"] == "judge" else "on the data that the trials were scored on"
+    checks = [tag("span", c["text"], "; ", class_=None if c["met"] else "miss") for c in chosen["checks"]]
+    return Html("".join([
+        tag("h1", d["model"]),
+        tag("p", d["device"], " · ", d["date"], " · ", f"{len(d['trials'])} trials · {_minutes(d['seconds'])}", class_="dim"),
+        tag("p", verdict, class_="verdict" if d["met"] else "verdict no"),
+        tag("p", tag("b", chosen["name"]), ": ", chosen["what"]),
+        tag("p", *checks),
+        tag("div",
+            _tile(f"{number(1 / chosen['latency']['ratio'])}x", "the original's speed, in turns with it"),
+            _tile(f"{number(original['latency']['median_ms'])} → {number(chosen['latency']['median_ms'])} ms", "a run, median"),
+            _tile(f"{number(original['metric']['value'], 4)} → {number(chosen['metric']['value'], 4)}", f"{d['metric']}, {seen}"),
+            _tile(f"{number(original['memory_bytes'] / _MIB)} → {number(chosen['memory_bytes'] / _MIB)} MiB", "peak memory"),
+            _tile(f"{number(original['engine_bytes'] / _MIB)} → {number(chosen['engine_bytes'] / _MIB)} MiB", "engine file"),
+            class_="tiles"),
+        *(tag("p", n, class_="dim") for n in d["warnings"]),
+    ]))  # fmt: skip
+
+
+def _tile(value: str, what: str) -> Html:
+    return tag("div", tag("b", value), tag("span", what), class_="tile")
+
+
+def _plot(d: Data) -> Html:
+    points = []
+    for t in d["trials"]:
+        if t["state"] == "done" and t["same_as"] is None:
+            points.append({"x": t["cost"], "y": t["metric"]["value"], "kind": "scout", "front": t["front"], "name": f"trial {t['number']}",
+                           "lines": [t["what"], *_lines(t, d), t["verdict"]]})  # fmt: skip
+    for i, r in enumerate(d["rows"]):
+        lines = [r["what"], *_lines(r, d), "chosen" if i == d["chosen"] else ""]
+        points.append({"x": r["cost"], "y": r["metric"]["value"], "kind": r["kind"], "chosen": i == d["chosen"], "name": r["name"],
+                       "lines": [x for x in lines if x]})  # fmt: skip
+    limit = d["limits"]
+    names = {"x_name": d["cost_name"], "y_name": d["metric"]}
+    plot = pareto_plot(points, **names, limit_x=limit["cost"], limit_y=limit["metric"], higher=d["higher_is_better"])
+    kinds = (("trial (short recovery)", None), ("original", "o"), ("survivor (full recovery)", "s"))
+    drawn = tag("span", "ring: chosen · line: Pareto set of the trials · ▾: below the plot")
+    key = tag("div", *(tag("span", tag("i"), what, class_=c) for what, c in kinds), drawn, class_="key")
+    note = ""
+    if d["scored_on"] == "judge":
+        note = "Trials are scored on other data than originals and survivors, which were judged last: heights of the two kinds differ by chance too."
+    shown = tag("div", plot, tag("div", id="tip"), class_="plot")
+    return Html(tag("h2", "Time against accuracy") + shown + key + (tag("p", note, class_="dim") if note else ""))
+
+
+def _lines(r: Data, d: Data) -> list[str]:
+    m = r["metric"]
+    sure = f" (95 %: {number(m['low'], 4)} to {number(m['high'], 4)}, {m['samples']} samples)" if m["low"] is not None else ""
+    ms = r["latency"]
+    return [f"{number(ms['ratio'])}x the original's time, {number(ms['median_ms'])} ms, p99 {number(ms['p99_ms'])} ms",
+            f"{d['metric']} {number(m['value'], 4)}{sure}"]  # fmt: skip
+
+
+def _compared(d: Data) -> Html:
+    head = ("engine", "what", d["metric"], "lost", "median ms", "p99 ms", "x original", "samples/s", "memory MiB", "engine MiB",
+            "mJ a sample", "build s", "parameters", "MFLOPs", "target")  # fmt: skip
+    rows, classes = [], []
+    for i, r in enumerate(d["rows"]):
+        m, ms = r["metric"], r["latency"]
+        within = f" ({number(m['low'], 4)}-{number(m['high'], 4)})" if m["low"] is not None else ""
+        drop = r["drop"]
+        lost = number(drop["value"]) + (f" ({number(drop['low'])} to {number(drop['high'])})" if drop["low"] is not None else "")
+        rows.append((
+            r["name"], r["what"], number(m["value"], 4) + within, lost, number(ms["median_ms"]), number(ms["p99_ms"]), number(ms["ratio"]),
+            number(r["throughput"]), number(r["memory_bytes"] / _MIB), number(r["engine_bytes"] / _MIB), number(r["energy"]["mj"]),
+            number(r["build_seconds"]), number(r["params"]), number(r["flops"] / 1e6) if r["flops"] else "-",
+            "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
+        ))  # fmt: skip
+        classes.append("chosen" if i == d["chosen"] else None)
+    about = "All timed in turns in one process. Intervals are 95 %; what was lost is compared sample by sample. "
+    about += f"Energy: {d['rows'][0]['energy']['about']}."
+    load = d["load"]
+    if load.get("other_cpus") is not None:
+        about += f" Other processes took {load['other_cpus']:.2f} CPUs meanwhile{', so times are to be read with care' if load['disturbed'] else ''}."
+    return Html(tag("h2", "The engines compared") + table(head, rows, right=range(2, 14), classes=classes) + tag("p", about, class_="dim"))
+
+
+def _steps(d: Data) -> Html:
+    """What each step gave on the way to the chosen engine."""
+    steps = d["steps"]
+    if not steps:
+        return Html("")
+    most = max((s["params"] for s in steps), default=1) or 1
+    rows = []
+    for s in steps:
+        m = s.get("metric")
+        rows.append((s["step"], bar(s["params"] / most), number(s["params"]), number(s["flops"] / 1e6) if s["flops"] else "-",
+                     number(m["value"], 4) if m else "-", number(s["ms"]) if s.get("ms") is not None else "-", number(s["seconds"])))  # fmt: skip
+    head = ("step", "", "parameters", "MFLOPs", d["metric"], "ms", "took s")
+    note = "Scored on the trials' data. Steps before the engine run as an FP32 engine that nothing was timed for, so they have no time of their own."
+    return Html(tag("h2", "What each step gave") + table(head, rows, right=range(2, 7)) + tag("p", note, class_="dim"))
+
+
+def _layers(d: Data) -> Html:
+    rows = d["layers"]
+    if not rows:
+        return Html("")
+    most = max([r["before_ms"] or 0.0 for r in rows] + [r["after_ms"] or 0.0 for r in rows]) or 1.0
+    cells = [
+        (r["name"], bar((r["before_ms"] or 0) / most, "before"), number(r["before_ms"]), bar((r["after_ms"] or 0) / most), number(r["after_ms"]),
+         r["before"] or "-", r["after"] or "-")
+        for r in rows
+    ]  # fmt: skip
+    head = ("nodes of the model", "", "before ms", "", "after ms", "kernel before", "kernel after")
+    note = "Times of single layers as their builds measured them (reformats between layers apart): their sum is not the engine's time."
+    return Html(tag("h2", "Layer by layer") + table(head, cells, right=(2, 4)) + tag("p", note, class_="dim"))
+
+
+def _trials(d: Data) -> Html:
+    rows, classes = [], []
+    for t in d["trials"]:
+        ok = t["state"] == "done"
+        busy = " (busy machine)" if ok and t["load"]["disturbed"] else ""
+        rows.append((t["number"], t["what"], number(t["latency"]["ratio"]) + busy if ok else "-", number(t["latency"]["median_ms"]) if ok else "-",
+                     number(t["metric"]["value"], 4) if ok else "-", number(t["seconds"]) if ok else "-", t["verdict"]))  # fmt: skip
+        classes.append("failed" if not ok else "chosen" if t["kept"] else "rejected" if t["same_as"] is not None or not t["met"] else None)
+    left = [tag("li", tag("b", what), ": ", why) for what, why in d["left_out"]]
+    more = tag("p", "Not searched over:") + tag("ul", *left) if left else ""
+    return tag("section", tag("h2", "Tried, kept and rejected"), tag("p", tag("input", id="filter", placeholder="show only trials with…")),
+               table(("trial", "what", "x original", "median ms", d["metric"], "took s", "what became of it"), rows, right=(0, 2, 3, 4, 5),
+                     classes=classes), Html(more), id="trials")  # fmt: skip
+
+
+def _about(d: Data) -> Html:
+    def block(name: str, text: str) -> Html:
+        return tag("details", tag("summary", name), tag("pre", text))
+
+    blocks = [block("recipe", d["recipe_text"]), block("machine and versions", d["machine_text"])]
+    if d["notes"]:
+        blocks.append(block(f"notes ({len(d['notes'])})", "\n".join(d["notes"])))
+    return Html(tag("h2", "Run it") + tag("pre", "\n".join(d["commands"])) + Html("\n".join(blocks)))
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
+

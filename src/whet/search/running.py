@@ -1,0 +1,93 @@
+"""Jobs on the workers: begun, waited for, their results read; what is there already is not done again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from whet.search import job as j
+from whet.search.folder import WorkFolder
+from whet.search.judging import Trial
+from whet.search.recipe import AutoRecipe, Effort
+from whet.search.space import SearchSpace
+from whet.search.watching import Watcher
+from whet.search.workers import Workers
+
+_POLL = 0.1
+
+
+class Running:
+    """The workers with the recipe's jobs; each begin and end is a line of events.jsonl."""
+
+    def __init__(self, recipe: AutoRecipe, folder: WorkFolder, workers: Workers, watcher: Watcher):
+        self.recipe, self.folder, self.workers, self.watch = recipe, folder, workers, watcher
+        self.plain = recipe.to_plain()
+        self.notes: list[str] = []
+
+    @property
+    def slots(self) -> int:
+        return self.workers.slots
+
+    def job(self, role: str, trial: Trial, space: SearchSpace, effort: Effort) -> j.Job:
+        """The job of a trial."""
+        c = trial.candidate
+        reference = str(self.folder.baseline("fp32", c.batch))
+        return j.Job(role, f"trial {trial.number}", self.plain, c.to_plain(), space.kept(c), dataclasses.asdict(effort), reference)
+
+    def begin(self, folder: Path, what: str) -> None:
+        """Starts a job that is written in its folder."""
+        self.event("begin", folder)
+        self.watch.begun(folder, what)
+        self.workers.start(folder)
+
+    def do(self, jobs: Iterable[tuple[Path, j.Job]]) -> None:
+        """Runs the jobs that have no result yet (or whose folder holds another job), as many at once as there are workers."""
+        waiting, running = [], 0
+        for folder, job in jobs:
+            found = j.result_of(folder) if job.same_as(folder) else None
+            if found is not None:
+                self.watch.ended(folder, found, True)
+            else:
+                (folder / j.RESULT).unlink(missing_ok=True)
+                job.write(folder)
+                waiting.append((folder, job.name))
+        while waiting or running:
+            while waiting and running < self.slots:
+                self.begin(*waiting.pop(0))
+                running += 1
+            for folder, problem in self.wait():
+                running -= 1
+                self.watch.ended(folder, self.result(folder, problem), False)
+
+    def wait(self) -> list[tuple[Path, str | None]]:
+        """Jobs that ended, with what went wrong; waits for one."""
+        while True:
+            found = self.workers.finished()
+            self.watch.tick()
+            if found:
+                return found
+            time.sleep(_POLL)
+
+    def result(self, folder: Path, problem: str | None) -> dict[str, Any]:
+        """A job's result; where its process left none, that is written as its result."""
+        found = j.result_of(folder)
+        if found is None:
+            found = j.failed(j.read_json(folder / j.JOB), problem or "no result")
+            j.write_json(folder / j.RESULT, found)
+        self.event("end", folder)
+        return found
+
+    def note(self, text: str) -> None:
+        """Something the user should know; it stands in the report too."""
+        self.notes.append(text)
+        self.watch.note(text)
+
+    def event(self, what: str, folder: Path | None = None) -> None:
+        """A line of events.jsonl: when what began and ended, across kills."""
+        job = None if folder is None else str(folder.relative_to(self.folder.path))
+        with (self.folder.path / "events.jsonl").open("a") as f:
+            f.write(json.dumps({"time": time.time(), "event": what, "job": job}) + "\n")
