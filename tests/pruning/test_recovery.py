@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whet.errors import PruneError
+from whet.errors import PruneError, ShapeError
 from whet.frontends import network_from_onnx
 from whet.network import parse_network
 from whet.ops import run_network
@@ -103,6 +103,25 @@ def test_what_is_redundant_is_recovered_exactly():
     assert [n[:2] for n in notes] == [(k, 7) for k in range(1, 8)]
     assert "c1: exact already" in notes[0][2]
     assert "-> 0.000 of its output" in notes[2][2]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_fixed_batch_takes_many_samples_in_several_runs(rows):
+    """Deployed models often have batch 1 in their graph; recovery still wants hundreds of samples."""
+    kept = {"w1": [0, 1, 2, 3, 4]}
+    data = {"x": RNG.standard_normal((40, 3, 6, 6)).astype(np.float32)}
+    made = []
+    for text in (REDUNDANT, REDUNDANT.replace("[N,", f"[{rows},")):
+        net = parse_network(text)
+        made.append(recover(cut(net, kept), net, kept, data))
+    for name in ("w1", "w2", "m", "v", "w3", "b3"):
+        np.testing.assert_allclose(made[1].constants[name].array(), made[0].constants[name].array(), rtol=1e-4, atol=1e-5)
+
+
+def test_samples_that_do_not_fill_a_fixed_batch_are_refused():
+    net, kept = parse_network(REDUNDANT.replace("[N,", "[2,")), {"w1": [0, 1, 2, 3, 4]}
+    with pytest.raises(ShapeError, match="axis 0: the network has 2, the array 5"):
+        recover(cut(net, kept), net, kept, {"x": np.zeros((5, 3, 6, 6), np.float32)})
 
 
 def test_an_intercept_goes_into_the_batch_norm_and_the_bias():
