@@ -8,8 +8,7 @@ that hold it is kept; within the noise it is the one with fewer integers. Layers
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from whet.backends import get_backend
-from whet.builder.assemble import model_digest
 from whet.builder.building import build
+from whet.builder.calibrating import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
 from whet.builder.config import BuildConfig
 from whet.builder.engine_run import EngineRun
 from whet.builder.floats import build_floats_within
@@ -29,95 +28,16 @@ from whet.builder.within import SAMPLES, Fit, Judge, report_of
 from whet.engine.plan import EnginePlan
 from whet.errors import BuildError
 from whet.network import Layer, Network
-from whet.passes import Phase, run_passes, select
-from whet.precision import Ranges, calibrate, find_places, quantize, read_cache, write_cache
+from whet.precision import Ranges, find_places, quantize
 from whet.precision.budget import Budget, Verdict
-from whet.precision.places import never_negative
-from whet.precision.ranges import Range
-from whet.precision.scaling import rescaled
 from whet.precision.sensitivity import chosen_samples
-from whet.precision.steps import SAMPLES as STEP_SAMPLES
-from whet.precision.steps import StepReport, find_corrections, find_scalings
 
-_INVENTED = 4.0  # largest magnitude of every tensor when there are no data, as trtexec invents it
+__all__ = [
+    "Calibration", "EngineRun", "build_int8", "calibrated_ranges", "invented_ranges", "is_explicit", "prepared", "slow_layers", "without_int8",
+]  # fmt: skip
+
 _ROUNDS_OF_DROPPING = 2
 _ROUNDS_OF_FITTING = 3  # an engine that misses what its emulation held loses a tenth of its integers, so often
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Where ranges come from: a cache that exists, else samples (an iterable of inputs by name), else they are invented.
-
-    `cache` is written after calibrating. `method` and `forced` as in precision.calibrate; `steps` of precision.scaling.STEPS are tried
-    and kept where they lower the error.
-    """
-
-    samples: Callable[[], Iterable[Mapping[str, np.ndarray]]] | None = None
-    cache: str | None = None
-    method: str = "auto"
-    forced: tuple[tuple[str, str], ...] = ()
-    zero_points: bool = True
-    steps: tuple[str, ...] = ()
-
-
-def is_explicit(net: Network) -> bool:
-    """Whether the network says itself where it is quantized."""
-    return any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers)
-
-
-def prepared(net: Network, config: BuildConfig) -> Network:
-    """A copy of the source network after the passes up to the folding of weights: what calibration looks at and Q/DQ goes into."""
-    made = net.clone()
-    run_passes(made, [p for p in select(config.optimization_level, config.passes) if p.phase <= Phase.FOLD])
-    return made
-
-
-def calibrated_ranges(
-    net: Network, made: Network, calibration: Calibration, config: BuildConfig, note: Callable[[str], None], report: dict[str, Any] | None = None
-) -> Ranges:
-    """Ranges for `made` (prepared from `net`), from the cache, the samples, or invented with a loud note.
-
-    `report` takes, under "calibration_steps", what was tried and kept of `calibration.steps`.
-    """
-    model = model_digest(net)
-    if calibration.cache and os.path.exists(calibration.cache):
-        return read_cache(calibration.cache, made, model)
-    if calibration.samples is None:
-        note(
-            "INT8 without calibration: the ranges are INVENTED (as trtexec does), so times are real but outputs mean nothing. "
-            "Give --calibData=DIR|FILE.npz|FILE.npy|python:MODULE:FUNCTION or --calib=CACHE."
-        )
-        return invented_ranges(made)
-    steps = calibration.steps
-    if steps and calibration.cache and not calibration.cache.endswith(".json"):
-        note(f"{calibration.cache} is TensorRT's cache format, which holds scales alone: {', '.join(steps)} are left out. Name a .json cache.")
-        steps = ()
-    judges = chosen_samples(calibration.samples(), STEP_SAMPLES) if steps else []
-    scalings, moved = find_scalings(made, calibration.samples(), judges, EngineRun, steps, calibration.zero_points) if steps else ({}, StepReport())
-    scaled = rescaled(made, scalings)
-    found = calibrate(
-        scaled, calibration.samples(), run=EngineRun(scaled, find_places(scaled).names()), method=calibration.method,
-        forced=dict(calibration.forced), zero_points=calibration.zero_points, model=model,
-    )  # fmt: skip
-    found.scalings = scalings
-    if "bias" in steps:
-        found.corrections, shifted = find_corrections(scaled, found, judges, EngineRun)
-        moved.tried += shifted.tried
-    if steps:
-        note(f"Calibration steps ({', '.join(steps)}): {moved.text()}")
-        if report is not None:
-            report["calibration_steps"] = [
-                {"step": step, "at": at, "error_before": before, "error_after": after, "kept": kept} for step, at, before, after, kept in moved.tried
-            ]
-    if calibration.cache:
-        write_cache(calibration.cache, found)
-    return found
-
-
-def invented_ranges(made: Network) -> Ranges:
-    """The same range for every tensor: good for timing and nothing else."""
-    places = find_places(made)
-    return Ranges({t.name: Range(0.0 if never_negative(t) else -_INVENTED, _INVENTED, "invented") for t in places.roots})
 
 
 @dataclass

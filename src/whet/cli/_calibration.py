@@ -7,7 +7,7 @@ from typing import Any
 from whet.cli import _exec_values as values
 from whet.errors import UsageError
 
-FLAGS = ("calib", "calibData", "calibPreprocess", "calibMethod", "calibZeroPoints")
+FLAGS = ("calib", "calibData", "calibPreprocess", "calibMethod", "calibZeroPoints", "calibSteps")
 
 
 def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
@@ -81,5 +81,17 @@ def _calibration(o: Any, net: Any) -> Any:
         def samples() -> Any:
             return calibration_data(source, net, preprocessing)
 
-    return Calibration(samples=samples, cache=o.get("calib") or None, method=method, zero_points=zero_points)
+    return Calibration(samples=samples, cache=o.get("calib") or None, method=method, zero_points=zero_points, steps=parse_steps(o.get("calibSteps")))
+
+
+def parse_steps(text: str) -> tuple[str, ...]:
+    """`equalize,smooth,bias`, `all` or `none` (the default). Raises UsageError."""
+    from whet.precision.scaling import STEPS
+
+    if text in ("", "none"):
+        return ()
+    chosen = STEPS if text == "all" else tuple(p for p in text.split(",") if p)
+    for p in chosen:
+        values.one_of(p, "calibSteps", (*STEPS, "all", "none"))
+    return chosen
 
