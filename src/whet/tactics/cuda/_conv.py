@@ -91,11 +91,12 @@ class Eight:
     result: str
     residual: str = ""
     border: bool = False
+    fold: bool = False  # integers out, the activation is a clip: the range of results is [0, 1] (_quantized.folded)
 
     def constants(self) -> dict[str, int]:
         """Macros of the kernel."""
         to = TYPES[self.result]
-        return {"IN8": TYPES[self.source], "TO": to, "ADD": TYPES[self.residual or self.result], "BORDER": int(self.border)}
+        return {"IN8": TYPES[self.source], "TO": to, "ADD": TYPES[self.residual or self.result], "BORDER": int(self.border), "FOLD": int(self.fold)}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 
 SHARED_LIMIT = 227 * 1024  # bytes a block may have on Hopper
 REGISTERS = 65536
@@ -22,6 +23,7 @@ class ConvConfig:
     direct: int = 0  # 1: results go from registers to memory; for few tiles, where latency counts
     halo: int = 0  # slots for input tiles that hold the pixels of all filter taps; 0: each tap's pixels are loaded for themselves
     size: int = 2  # bytes of an input element
+    outs: int = 1  # output tiles that take turns
 
     @property
     def bm(self) -> int:
@@ -46,8 +48,9 @@ class ConvConfig:
     def shared_with(self, slot: int) -> int:
         """The same for input slots of `slot` bytes."""
         ring = (self.halo or self.stages) * slot + self.stages * (-(-self.bn * self.row // 1024) * 1024)
-        extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else self.bm * self.bn * self.size
-        return 1024 + ring + extra + self.wgs * self.bn * (4 if self.size == 2 else 16) + (self.stages + self.halo) * 16 + self.wgs * 8 + 8
+        extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else self.outs * self.bm * self.bn * self.size
+        factors = self.wgs * self.bn * (4 if self.size == 2 else 16)
+        return 1024 + ring + extra + factors + (self.stages + self.halo) * 16 + self.wgs * self.outs * 8 + 8
 
     @property
     def registers(self) -> int:
@@ -55,7 +58,7 @@ class ConvConfig:
         direct = self.sk > 1 or self.direct
         chains = 4 if direct and self.mi * self.bn <= 32 and self.row >= 128 else 2 if direct and self.mi * self.bn <= 64 and self.row >= 64 else 1
         if self.size == 1:
-            return chains * self.mi * self.bn // 2 + (60 if direct else 46) + (self.mi * self.bn // 4 if self.direct else 0)
+            return chains * self.mi * self.bn // 2 + (60 if direct else 40 + self.mi * self.bn // 16) + (self.mi * self.bn // 4 if self.direct else 0)
         return chains * self.mi * self.bn // 2 + (44 if direct else 38) + (self.bn // 4 + self.mi * self.bn // 4 if self.direct else 0)
 
     @property
@@ -74,7 +77,7 @@ class ConvConfig:
     def constants(self, *, im2col: bool, act: int, bf16: bool, out_f32: bool = False, odd: bool = False) -> dict[str, int]:
         """The macros that make the instance."""
         names = {key.upper(): value for key, value in asdict(self).items() if key != "size"}
-        return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32), "ODD": int(odd), "IN8": 0, "TO": 1}
+        return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32), "ODD": int(odd), "IN8": 0, "TO": 1, "FOLD": 0}
 
     def __str__(self) -> str:
         return (
@@ -82,6 +85,7 @@ class ConvConfig:
             + "d" * self.direct
             + (f"h{self.halo}" if self.halo else "")
             + ("_8bit" if self.size == 1 else "")
+            + ("_o2" if self.outs == 2 else "")
         )
 
 
@@ -136,10 +140,10 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
     for wgs, mi, bn in LARGE_TILES:
         if (bn >= 2 * k and bn > 32) or (bn % 64 and bn > 32 and not -(-k // bn) * bn < -(-k // 64) * 64):
             continue  # odd widths are for channel counts that waste less with them
-        for stages in (2, 3, 4, 6):
-            for blocks in (1, 2, 3, 4):
-                config = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks, size=size)
-                more = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks + 1, size=size)
+        for stages, blocks, outs in product((2, 3, 4, 6), (1, 2, 3, 4), (1, 2)):
+            if outs == 1 or steps <= 4:  # few steps: what is read and written counts
+                config = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks, size=size, outs=outs)
+                more = replace(config, blocks=blocks + 1)
                 if config.valid() and (not more.valid() or blocks == 4) and not (stages > 3 and steps <= 2):
                     found.add(config)
     return sorted(found)
@@ -158,9 +162,17 @@ def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors:
     share = max(per_step_bytes / 83, per_step_bytes * min(tiles * config.sk, multiprocessors) / 8000)
     mma = 2 * config.bm * config.bn * config.row / 12000 * max(1.0, 128 / config.bn / 1.5)
     step_ns = max(share, mma, 600 / config.stages / resident)
+    if config.outs == 2:
+        return _estimate_overlapped(config, turns, each, step_ns, resident)
     store_ns = config.bm * config.bn * (1 if config.direct else 1.25) * config.size / (30 * resident)
     ending = 300 if config.direct else 900 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
     return (900 + turns * (each * step_ns + store_ns) + ending) / 1000
+
+
+def _estimate_overlapped(config: ConvConfig, turns: int, each: int, step_ns: float, resident: int) -> float:
+    """With two output tiles, storing one overlaps with computing the next."""
+    store_ns = config.bm * config.bn * 1.25 * config.size / (30 * resident)
+    return (900 + turns * max(each * step_ns, store_ns, 0.6 * (each * step_ns + store_ns)) + 900) / 1000
 
 
 def step_channels(c: int, size: int) -> int:

@@ -105,11 +105,11 @@ def _cost(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
     return alone * (0.6 + 0.4 * seams) * (0.5 + 0.5 * idle) * (0.7 + 0.3 * uneven) * (1 + 120 / resident) * (0.8 + 0.1 * again * reads)
 
 
-def constants(s: ConvShape, tile: Tile, source: int, target: int, activation: str) -> dict[str, int]:
+def constants(s: ConvShape, tile: Tile, source: int, target: int, activation: str, fold: bool = False) -> dict[str, int]:
     """The macros of an instance."""
     names = {key.upper(): value for key, value in asdict(tile).items()}
     fixed = {"R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "FROM": source, "TO": target}
-    return {**names, **fixed, "ACT": ACTIVATIONS[activation]}
+    return {**names, **fixed, "ACT": ACTIVATIONS[activation], "FOLD": int(fold)}
 
 
 def tile_launch(

@@ -77,6 +77,23 @@ class Output:
         return Output(1.0, 0.0, step, shift) if stores is None else Output(1.0 / stores.number, float(stores.zero), step, shift)
 
 
+def folds(made: Ending, stored: str) -> bool:
+    """Whether the limits of integer results and those of the activation are one clip at the end."""
+    return stored in EIGHT and made.finish.activation[0] == "clip" and made.finish.residual != 2
+
+
+def folded(out: Output, made: Ending, stored: str) -> tuple[float, float, Output]:
+    """(multiplier, shift) that bring real numbers to [0, 1] over the range of results, and the output's numbers for kernels with FOLD."""
+    bottom, top = (0, 255) if stored == "u8" else (-128, 127)
+    _, low, high = made.finish.activation
+    ends = np.clip(np.array([low, high]) * out.per_step, -1e6, 1e6)
+    least, most = np.clip(np.rint(ends) + out.zero, bottom, top)
+    span = float(most - least)
+    per = out.per_step / span if span else 0.0
+    shift = (out.zero - least) / span + out.add_shift * per if span else 0.0
+    return per, float(shift), Output(span, 12582912.0 + float(least), out.add_step * per, 0.0)
+
+
 @dataclass(frozen=True)
 class Factors:
     """Real value of a step of each channel's sum, and biases that take the input's zero point back: one, or one a class of pixels."""
@@ -84,6 +101,11 @@ class Factors:
     factor: np.ndarray  # [k] f32
     bias: np.ndarray  # [classes, k] f32
     classes: np.ndarray  # [pixels] u16, or empty
+
+    def times(self, by: float, shift: float) -> Factors:
+        """The same for real numbers times `by` plus `shift`."""
+        factor, bias = self.factor.astype(np.float64) * by, self.bias.astype(np.float64) * by + shift
+        return Factors(factor.astype(np.float32), bias.astype(np.float32), self.classes)
 
     @property
     def border(self) -> bool:

@@ -15,7 +15,7 @@ from whet.tactics.cuda._conv import ConvShape, View, bias_count, conv_configs, c
 from whet.tactics.cuda._conv_config import ConvConfig
 from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 
-MAX_CONFIGS = 20
+MAX_CONFIGS = 24
 
 
 @tactic
@@ -153,6 +153,7 @@ def as_config(c: ConvConfig) -> Config:
         ("direct", c.direct),
         ("halo", c.halo),
         *((("size", 1),) if c.size == 1 else ()),
+        *((("outs", 2),) if c.outs == 2 else ()),
     )
 
 

@@ -116,6 +116,7 @@ def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source:
         "ACT": ACTIVATIONS[activation],
         "BF16": int(dtype == "bf16"),
         "TO": 0,
+        "FOLD": 0,
     }
 
 

@@ -61,6 +61,7 @@ class OwnPool(Tactic):
 
 
 FIELDS = "<2Q17i3f"
+_SIZES = (4, 2, 2, 1, 1)  # bytes of the types of vector.cuh
 
 
 def pool_launch(
@@ -76,6 +77,9 @@ def pool_launch(
     pads, dilations = a.get("pads") or (0, 0, 0, 0), a.get("dilations") or (1, 1)
     sizes = (n, h, w, c, p, q, *kernel, *strides, pads[0], pads[1], *dilations, int(bool(a.get("count_include_pad"))), h + pads[2], w + pads[3])
     constants |= {"R": int(kernel[0]), "S": int(kernel[1])} if kernel[0] * kernel[1] <= 25 else {}
+    each = 16 // _SIZES[reads]
+    if layer.op == "MaxPool" and reads and kernel[0] * kernel[1] <= 25 and c % each == 0:
+        return "packed_max", constants, (blocks_of(n * p * q * (c // each), 256), 1, 1), sizes
     return "pool", constants, (blocks_of(n * p * q * (c // 8), 256), 1, 1), sizes
 
 

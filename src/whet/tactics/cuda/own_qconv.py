@@ -22,6 +22,8 @@ from whet.tactics.cuda._quantized import (
     count_classes,
     ending_of,
     factors,
+    folded,
+    folds,
     has_border,
     key_of,
     packed_factors,
@@ -32,7 +34,7 @@ from whet.tactics.cuda._quantized import (
 )
 from whet.tactics.cuda.own_conv import as_config, from_config
 
-MAX_CONFIGS = 20
+MAX_CONFIGS = 24
 
 
 @tactic
@@ -96,7 +98,8 @@ def kinds_of(parts: Parts, made: Ending, signature: Signature, shape: ConvShape)
     """The types of an instance."""
     x = parts.place(parts.head.inputs[0])
     other = "" if made.residual is None else signature.inputs[made.residual].dtype.name  # type: ignore[union-attr]
-    return Eight(parts.reads[x].dtype.name, signature.outputs[0].dtype.name, other, has_border(parts, shape))  # type: ignore[index]
+    stored = signature.outputs[0].dtype.name
+    return Eight(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), folds(made, stored))  # type: ignore[index]
 
 
 def storable(tile: ConvConfig, eight: Eight, shape: ConvShape) -> bool:
@@ -154,12 +157,16 @@ def product_plan(
 
     def numbers() -> Factors:
         found = factors(parts, made, array(), single, bias)  # type: ignore[arg-type]
-        return found if shape is single else Factors(np.tile(found.factor, 2), np.tile(found.bias, (1, 2)), found.classes)
+        found = found if shape is single else Factors(np.tile(found.factor, 2), np.tile(found.bias, (1, 2)), found.classes)
+        return found.times(per, shift)
+
+    out, per, shift = Output.of(parts, made), 1.0, 0.0
+    if eight.fold:
+        per, shift, out = folded(out, made, eight.result)
     packed = (
         packed_array(f"{digest}|{name} 8 bits {tile.bk} {shape is single}", -(-shape.k // 32) * 32 * rows, lambda: pack_weights8(filters(), tile.bk)),
-        *packed_factors(f"{key}|{name} {shape}", shape, classes, eight.border, numbers),
+        *packed_factors(f"{key}|{name} {shape} {per} {shift}", shape, classes, eight.border, numbers),
     )
-    out = Output.of(parts, made)
 
     def make(args: Args) -> list:
         residual = None if made.residual is None else View(args.inputs[made.residual], shape.k)

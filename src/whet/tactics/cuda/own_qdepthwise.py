@@ -14,7 +14,7 @@ from whet.tactics.cuda._depthwise_tile import constants as tile_constants
 from whet.tactics.cuda._depthwise_tile import refuses as no_tile
 from whet.tactics.cuda._depthwise_tile import tile_launch, tiles_for
 from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, Ending, GpuKernel, ahead, all_static, blocks_of, launch, machine_has, packed_array
-from whet.tactics.cuda._quantized import EIGHT, Output, conv_shape_of, ending_of, key_of, parts_of, signatures_of, why_not_weighted
+from whet.tactics.cuda._quantized import EIGHT, Output, conv_shape_of, ending_of, folded, folds, key_of, parts_of, signatures_of, why_not_weighted
 from whet.tactics.cuda._source import source
 from whet.tactics.cuda.own_depthwise import tile_config, tile_from
 
@@ -61,7 +61,8 @@ class OwnQDepthwise(Tactic):
         found: list[Config] = []
         if _can_tile(parts, s, signature) and machine_has(machine, "tma") and s.m * s.c >= 8192 * machine.multiprocessors:
             tiles, (reads, stores) = tiles_for(s, 1, machine.multiprocessors), _types(parts, signature)
-            ahead(machine, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.finish.activation[0])) for t in tiles])  # type: ignore[union-attr]
+            fold = folds(made, signature.outputs[0].dtype.name)  # type: ignore[arg-type]
+            ahead(machine, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.finish.activation[0], fold)) for t in tiles])  # type: ignore[union-attr]
             found = [tile_config(t) for t in tiles]
         for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
@@ -78,17 +79,21 @@ class OwnQDepthwise(Tactic):
         s, (reads, stores), given = conv_shape_of(parts), _types(parts, signature), dict(config)
         x = parts.place(parts.head.inputs[0])
         zero = parts.reads[x].zero  # type: ignore[index]
-        key = f"{key_of(parts, made)}|depthwise 8 bits"
+        out, per, shift, stored = Output.of(parts, made), 1.0, 0.0, signature.outputs[0].dtype.name
+        fold = not int(given.get("tall", 0)) and folds(made, stored)
+        if fold:
+            per, shift, out = folded(out, made, stored)
+        key = f"{key_of(parts, made)}|depthwise 8 bits {per} {shift}"
         packed = (
-            packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: _scaled(parts, s).T),
-            packed_array(f"{key} bias", bias_count(s.c) * 4, lambda: _bias(parts, made, s)),
+            packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: (_scaled(parts, s) * per).astype(np.float32).T),
+            packed_array(f"{key} bias", bias_count(s.c) * 4, lambda: (_bias(parts, made, s).astype(np.float64) * per + shift).astype(np.float32)),
         )
-        out, (kind, low, high) = Output.of(parts, made), made.finish.activation
+        kind, low, high = made.finish.activation
         if not int(given.get("tall", 0)):
             if not _can_tile(parts, s, signature):
                 raise PlanRefused("tiles fill padding with the integer 0, which is not this input's zero point, and store integers or 16 bits")
             tile = tile_from(config, s, machine)
-            text = tile_constants(s, tile, reads, stores, kind)
+            text = tile_constants(s, tile, reads, stores, kind, fold)
 
             def through(args: Args) -> list:
                 addresses = (args.inputs[x], *args.packed, args.outputs[0])  # type: ignore[index]
@@ -131,7 +136,7 @@ def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
     x, w = (parts.place(t) for t in parts.head.inputs[:2])
     integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)  # type: ignore[index,union-attr]
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))  # type: ignore[index]
-    return (integers * factor[:, None]).astype(np.float32)
+    return integers * factor[:, None]
 
 
 def _bias(parts: Parts, made: Ending, s: ConvShape) -> np.ndarray:
@@ -139,5 +144,5 @@ def _bias(parts: Parts, made: Ending, s: ConvShape) -> np.ndarray:
     x, _, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
     out = np.zeros(bias_count(s.c), np.float32)
     own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
-    out[: s.c] = own - parts.reads[x].zero * _scaled(parts, s).astype(np.float64).sum(axis=1)  # type: ignore[index]
+    out[: s.c] = own - parts.reads[x].zero * _scaled(parts, s).sum(axis=1)  # type: ignore[index]
     return out

@@ -13,7 +13,19 @@ from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Ta
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import TYPES, ConvShape, bias_count, pack_weights8
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, loaded, machine_has, packed_array
-from whet.tactics.cuda._quantized import EIGHT, Factors, Output, conv_shape_of, ending_of, key_of, packed_factors, parts_of, why_not_weighted
+from whet.tactics.cuda._quantized import (
+    EIGHT,
+    Factors,
+    Output,
+    conv_shape_of,
+    ending_of,
+    folded,
+    folds,
+    key_of,
+    packed_factors,
+    parts_of,
+    why_not_weighted,
+)
 from whet.tactics.cuda._source import source as text
 from whet.tactics.cuda.own_first import _TILES, _chunks, _shared, _taps, first_arguments, first_constants
 
@@ -71,7 +83,7 @@ class OwnQFirst(Tactic):
             for blocks in (1, 2, 3, 4):
                 threads = th * tw * 2
                 pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) // threads) * s.c
-                registers = _columns(s) // 2 + pixels + 72
+                registers = _columns(s) + pixels + 56
                 if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(_wide(s), th, tw) * blocks < 220 * 1024:
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
         ahead(machine, [text("first.cu", _constants(parts, s, {k: int(v) for k, v in c}, signature)) for c in found])
@@ -98,15 +110,18 @@ class OwnQFirst(Tactic):
 
         def numbers() -> Factors:  # the kernel takes the zero point off each pixel: no class of pixels differs
             factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))  # type: ignore[index]
-            return Factors(factor.astype(np.float32), made.bias(bias, s.k)[None], np.zeros(0, np.uint16))
+            return Factors(factor.astype(np.float32), made.bias(bias, s.k)[None], np.zeros(0, np.uint16)).times(per, shift)
 
+        stored, out, per, shift = signature.outputs[0].dtype.name, Output.of(parts, made), 1.0, 0.0
+        if folds(made, stored):
+            per, shift, out = folded(out, made, stored)
         packed = (
             packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row * 2, permuted),  # type: ignore[union-attr]
-            packed_factors(f"{key_of(parts, made)}|first {s}", s, 1, False, numbers)[0],
+            packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0],
         )
         constants = _constants(parts, s, tile, signature)
         tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
-        tiles, out, zero = s.n * tiles_h * tiles_w, Output.of(parts, made), float(parts.reads[x].zero)  # type: ignore[index]
+        tiles, zero = s.n * tiles_h * tiles_w, float(parts.reads[x].zero)  # type: ignore[index]
 
         def make(args: Args) -> list:
             kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(_wide(s), tile["th"], tile["tw"]))
@@ -135,5 +150,5 @@ def _constants(parts: Parts, s: ConvShape, tile: dict[str, int], signature: Sign
     if isinstance(made, str):
         raise PlanRefused(made)
     source, stores = signature.inputs[x], signature.outputs[0].dtype.name  # type: ignore[index]
-    fixed = {"BN": _columns(s), "FROM": TYPES[source.dtype.name], "TO": TYPES[stores]}  # type: ignore[union-attr]
+    fixed = {"BN": _columns(s), "FROM": TYPES[source.dtype.name], "TO": TYPES[stores], "FOLD": int(folds(made, stores))}  # type: ignore[union-attr]
     return {**first_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}

@@ -62,7 +62,7 @@ class OwnQuantize(Tactic):
         shift = 0.0 if zero is None else float(np.asarray(zero.array()).reshape(-1)[0])
 
         def make(args: Args) -> list:
-            values = (args.inputs[0], args.outputs[0], prod(shape), rows, columns, step, shift)
+            values = (args.inputs[0], args.outputs[0], prod(shape), rows, columns, 1.0 / step if quantizes else step, shift)
             return [launch("reformat.cu", entry, constants, grid, 256, FIELDS, *values)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {entry}", rtol=0.0 if quantizes else None)

@@ -5,11 +5,13 @@
 // With DIRECT (few tiles: latency counts) results go from registers to memory, else through shared memory and TMA.
 // With HALO (stride 1, SK > 1 or DIRECT) a tile is some rows of one image, each `wide` = width + taps_w - 1 long: the input pixels of all
 // filter taps are loaded once a channel step, and a tap is the same matrix shifted by r * wide + s rows; the ends of rows are not stored.
+// OUTS (1 or 2) output tiles take turns: with two the residual of the next tile comes, and the last one leaves, while this one is finished.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
 // IN8 (0, or 3 i8, 4 u8, 5 e4m3: input and weights of 8 bits). With IN8 a sum becomes a real number by a factor a channel, results are of
 // type TO (numbers as in vector.cuh; 8-bit ones by a scale and a zero point), the residual of type ADD. Weight rows are permuted in
-// 32s so that the sums of a thread belong to eight neighbouring channels. BORDER: the bias depends on the pixel (input zero points at padding).
+// 32s so that the sums of a thread belong to eight neighbouring channels. FOLD (integers out, activation a clip): factors, biases and the
+// residual's step are such that the range of results is [0, 1]; per_step is their number less one, zero 1.5 * 2^23 + the lowest. BORDER: the bias depends on the pixel (input zero points at padding).
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
@@ -22,7 +24,7 @@ constexpr int PW = BN % WIDEST == 0 ? WIDEST : BN % (WIDEST / 2) == 0 ? WIDEST /
 constexpr int PANEL_BYTES = 64 * PROW, OUT_BYTES = BM * BN * SIZE;
 constexpr int PITCH = BN + 8;                                              // floats between rows of a partial sum: no bank conflicts
 constexpr int SLICE = BM / SK;                                             // rows that each block of a cluster finishes
-constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUT_BYTES;
+constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUTS * OUT_BYTES;
 constexpr bool STAGED = SK == 1 && !DIRECT;
 constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // biases (IN8: factors too, and two turns of both)
 // A product must wait for the one before on the same sums: small tiles keep several sets of sums.
@@ -78,6 +80,21 @@ DEV float finish(const Args& p, float v, float r) {
 #if IN8
 // Eight neighbouring channels of a pixel: sums to real numbers, residual, activation, and into the type that is stored.
 DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out, long long to, int left) {
+    if (FOLD) {
+        if (p.has_residual) {
+            const Vec8 r = unpack_raw<ADD>(raw);
+#pragma unroll
+            for (int e = 0; e < 8; ++e) v[e] = fmaf(r.v[e], p.add_step, v[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = __saturatef(v[e]);
+        const u32 low = steps_of(v[0], v[1], v[2], v[3], p.per_step, p.zero), high = steps_of(v[4], v[5], v[6], v[7], p.per_step, p.zero);
+        if (!ODD) *reinterpret_cast<uint2*>(out + to) = make_uint2(low, high);
+        else
+#pragma unroll
+            for (int e = 0; e < 8; ++e) if (e < left) out[to + e] = (u8)((e < 4 ? low : high) >> e % 4 * 8);
+        return;
+    }
     if (p.has_residual) {
         const Vec8 r = unpack_raw<ADD>(raw);
 #pragma unroll
@@ -89,10 +106,14 @@ DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out
     Vec8 y;
 #pragma unroll
     for (int e = 0; e < 8; ++e) y.v[e] = TO >= 3 ? v[e] * p.per_step + p.zero : v[e];
-    if (left >= 8) store8<TO>(out, to, y);
-    else if (ODD)
+    if (!ODD) store8<TO>(out, to, y);
+    else  // rows begin anywhere
 #pragma unroll
         for (int e = 0; e < 8; ++e) if (e < left) store1<TO>(out, to + e, y.v[e]);
+}
+DEV Vec8 shared_eight(u32 at) {
+    const float4 a = load_shared_f4(at), b = load_shared_f4(at + 16);
+    return Vec8{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 DEV const float* bias_of(const Args& p, int pixel) { return BORDER ? p.bias + (pixel < 0 ? 0 : p.classes[pixel % p.pixels]) * p.class_pitch : p.bias; }
 #endif
@@ -143,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     const u32 a_bytes = HALO ? p.slot_bytes : A_BYTES;
     const u32 ring_a = base, ring_b = base + (HALO ? HALO : STAGES) * a_bytes, extra = ring_b + STAGES * B_BYTES;
     const u32 bias_s = extra + EXTRA_BYTES, bars = bias_s + FACTOR_BYTES;
-    const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8, a_full = res_full + WGS * 8, a_empty = a_full + HALO * 8;
+    const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8, a_full = res_full + WGS * OUTS * 8, a_empty = a_full + HALO * 8;
     const u32 parts = a_empty + HALO * 8;
     const int taps = p.steps / p.csteps;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
@@ -158,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         map_prefetch(&p.b);
         if (STAGED) { map_prefetch(&p.d); map_prefetch(&p.r); }
         for (int i = 0; i < STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, WGS); }
-        for (int i = 0; i < WGS; ++i) barrier_init(res_full + 8 * i, 1);
+        for (int i = 0; i < WGS * OUTS; ++i) barrier_init(res_full + 8 * i, 1);
         for (int i = 0; i < HALO; ++i) { barrier_init(a_full + 8 * i, 1); barrier_init(a_empty + 8 * i, WGS); }
         if (SK > 1) { barrier_init(parts, 1); barrier_expect(parts, BM * BN * 4); }
         barrier_init_fence();
@@ -302,13 +323,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #endif
             }
             [[maybe_unused]] float bias_early[(BN + 127) / 128], factor_early[(BN + 127) / 128];
-            if (STAGED && p.has_residual && warp % 4 == 0 && one) {  // into the place of the result: the stores before have read it
-                if (turn == 0) wait_for_previous();
-                barrier_expect(res_full + 8 * group, OUT_BYTES / WGS);
+            const int own_out = OUTS == 2 ? turn & 1 : 0;
+            const u32 place = extra + own_out * OUT_BYTES, res_bar = res_full + 8 * (group * OUTS + own_out);
+            const int res_parity = (OUTS == 2 ? turn >> 1 : turn) & 1;
+            auto ask_residual = [&](int which, u32 to, u32 bar) {  // into the place of the result: the stores before have read it
+                const int m = which / p.tiles_n * BM, n = which % p.tiles_n * BN;
+                barrier_expect(bar, OUT_BYTES / WGS);
                 for (int i = group * MI; i < group * MI + MI; ++i)
-                    for (int j = 0; j < PANELS; ++j) load_box2(extra + (i * PANELS + j) * PANEL_BYTES, &p.r, res_full + 8 * group, n0 + j * PW, m0 + i * 64);
+                    for (int j = 0; j < PANELS; ++j) load_box2(to + (i * PANELS + j) * PANEL_BYTES, &p.r, bar, n + j * PW, m + i * 64);
+            };
+            if (STAGED && p.has_residual && (OUTS == 1 || turn == 0) && warp % 4 == 0 && one) {
+                if (turn == 0) wait_for_previous();
+                ask_residual(tile, place, res_bar);
             }
-            if (STAGED || (IN8 && DIRECT))
+            if (STAGED || (IN8 && DIRECT && BN > 64))
 #pragma unroll
                 for (int i = 0; i < (BN + 127) / 128; ++i) {
                     bias_early[i] = t + i * 128 < BN ? p.bias[n0 + t + i * 128] : 0.f;
@@ -316,6 +344,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     factor_early[i] = t + i * 128 < BN ? p.factor[n0 + t + i * 128] : 0.f;
 #endif
                 }
+#if IN8
+            constexpr bool KEPT = DIRECT && BN <= 64;  // factors and biases in registers: no way through shared memory at the end
+            Vec8 kept_bias[KEPT ? BN / 32 : 1], kept_factor[KEPT ? BN / 32 : 1];
+            if (KEPT)
+#pragma unroll
+                for (int g = 0; g < BN / 32; ++g) {
+                    kept_factor[g] = load8<0>(reinterpret_cast<const u8*>(p.factor), n0 + g * 32 + lane % 4 * 8);
+                    if (!BORDER) kept_bias[g] = load8<0>(reinterpret_cast<const u8*>(p.bias), n0 + g * 32 + lane % 4 * 8);
+                }
+#endif
             Sum chain[CHAINS][MI][BN / 2];
             Sum(&acc)[MI][BN / 2] = chain[0];
             int previous = 0, left = -1;  // left: the input slot that the step before was the last to read
@@ -357,52 +395,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             if (t == 0) barrier_arrive(empty + 8 * previous);
             if (HALO && t == 0) barrier_arrive(a_empty + 8 * left);
             if (threadIdx.x == 0) MARK(4)
+            if (STAGED && OUTS == 2 && warp % 4 == 0 && one) {
+                if (p.has_residual && tile + stride < p.tiles) {
+                    store_wait_read();  // of the other place
+                    ask_residual(tile + stride, extra + (own_out ^ 1) * OUT_BYTES, res_full + 8 * (group * OUTS + (own_out ^ 1)));
+                } else
+                    store_wait_read<1>();  // of this place
+            }
 
 #if IN8
             const int row0 = group * MI * 64 + warp % 4 * 16 + lane / 4, eight = lane % 4 * 8;  // the first row and channel of this thread
             if (SK == 1) {
                 const u32 mine = bias_s + (turn & 1) * (FACTOR_BYTES / 2) + group * BN * 8;  // other warps may still read those of the turn before
+                if (!KEPT) {
 #pragma unroll
-                for (int i = 0; i < (BN + 127) / 128; ++i)
-                    if (t + i * 128 < BN) {
-                        store_shared_f(mine + (t + i * 128) * 4, bias_early[i]);
-                        store_shared_f(mine + (BN + t + i * 128) * 4, factor_early[i]);
-                    }
-                if (STAGED && p.has_residual) barrier_wait(res_full + 8 * group, turn & 1);
-                named_barrier(1 + group, 128);
+                    for (int i = 0; i < (BN + 127) / 128; ++i)
+                        if (t + i * 128 < BN) {
+                            store_shared_f(mine + (t + i * 128) * 4, bias_early[i]);
+                            store_shared_f(mine + (BN + t + i * 128) * 4, factor_early[i]);
+                        }
+                    if (STAGED && p.has_residual) barrier_wait(res_bar, res_parity);
+                    named_barrier(1 + group, 128);
+                }
 #pragma unroll
-                for (int i = 0; i < MI; ++i)
+                for (int g = 0; g < BN / 32; ++g) {
+                    const int col = g * 32 + eight;
+                    const Vec8 by = KEPT ? kept_factor[KEPT ? g : 0] : shared_eight(mine + (BN + col) * 4);
+                    Vec8 add = KEPT ? kept_bias[KEPT ? g : 0] : shared_eight(mine + col * 4);
 #pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        const int line = warp % 4 * 16 + lane / 4 + half * 8, mix = PROW == 128 ? line & 7 : PROW == 64 ? line >> 1 & 3 : line >> 2 & 1;
-                        const int row = DIRECT ? pixel[i][half] : m0 + row0 + i * 64 + half * 8;
-                        const float* border = bias_of(p, row < p.m ? row : -1);
+                    for (int i = 0; i < MI; ++i)
 #pragma unroll
-                        for (int g = 0; g < BN / 32; ++g) {
-                            const int col = g * 32 + eight;
-                            float4 add[2], by[2];
+                        for (int half = 0; half < 2; ++half) {
+                            const int line = warp % 4 * 16 + lane / 4 + half * 8, mix = PROW == 128 ? line & 7 : PROW == 64 ? line >> 1 & 3 : line >> 2 & 1;
+                            const int row = DIRECT ? pixel[i][half] : m0 + row0 + i * 64 + half * 8;
+                            if (BORDER) add = load8<0>(reinterpret_cast<const u8*>(bias_of(p, row < p.m ? row : -1)), n0 + col);
+                            float v[8];
 #pragma unroll
-                            for (int h = 0; h < 2; ++h) {
-                                add[h] = BORDER ? *reinterpret_cast<const float4*>(border + n0 + col + h * 4) : load_shared_f4(mine + (col + h * 4) * 4);
-                                by[h] = load_shared_f4(mine + (BN + col + h * 4) * 4);
-                            }
-                            const Sum(&a)[BN / 2] = acc[i];
-                            const int k = g * 16 + half * 2;
-                            float v[8] = {a[k] * by[0].x + add[0].x, a[k + 1] * by[0].y + add[0].y, a[k + 4] * by[0].z + add[0].z, a[k + 5] * by[0].w + add[0].w,
-                                          a[k + 8] * by[1].x + add[1].x, a[k + 9] * by[1].y + add[1].y, a[k + 12] * by[1].z + add[1].z, a[k + 13] * by[1].w + add[1].w};
+                            for (int e = 0; e < 8; ++e) v[e] = fmaf((float)acc[i][g * 16 + half * 2 + e / 2 * 4 + e % 2], by.v[e], add.v[e]);
                             if (DIRECT) {
                                 if (row >= 0 && n0 + col < p.n)
                                     finish_eight(p, v, res_items[i][half][g], p.out, (long long)row * p.out_pitch + n0 + col, ODD ? p.n - n0 - col : 8);
                             } else {
-                                const u32 at = extra + ((group * MI + i) * PANELS + g * 32 / PW) * PANEL_BYTES + line * PROW + ((((g * 32 % PW + eight) >> 4) ^ mix) << 4) + (eight & 8);
-                                u8* place = raw + (at - shared_address(raw));
+                                const u32 at = place + ((group * MI + i) * PANELS + g * 32 / PW) * PANEL_BYTES + line * PROW + ((((g * 32 % PW + eight) >> 4) ^ mix) << 4) + (eight & 8);
+                                u8* to = raw + (at - shared_address(raw));
                                 Raw<ADD> other;
                                 other.a = other.b = make_uint4(0, 0, 0, 0);
-                                if (p.has_residual) other = load_raw<ADD>(place, 0, true);
-                                finish_eight(p, v, other, place, 0, 8);
+                                if (p.has_residual) other = load_raw<ADD>(to, 0, true);
+                                finish_eight(p, v, other, to, 0, 8);
                             }
                         }
-                    }
+                }
                 if (STAGED) {
                     fence_async();
                     named_barrier(1 + group, 128);
@@ -411,9 +453,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                         for (int i = 0; i < MI; ++i)
                             for (int j = 0; j < PANELS; ++j)
-                                store_box2(&p.d, extra + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
+                                store_box2(&p.d, place + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
                         store_commit();
-                        store_wait_read();
+                        if (OUTS == 1) store_wait_read();
                     }
                 }
             } else {
@@ -442,9 +484,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                             sum[j * 2] += unbits(x.x, Sum());
                             sum[j * 2 + 1] += unbits(x.y, Sum());
                         }
-                    const float4 b0 = bias[i][0], b1 = bias[i][1], f0 = factor[i][0], f1 = factor[i][1];
-                    float v[8] = {sum[0] * f0.x + b0.x, sum[1] * f0.y + b0.y, sum[2] * f0.z + b0.z, sum[3] * f0.w + b0.w,
-                                  sum[4] * f1.x + b1.x, sum[5] * f1.y + b1.y, sum[6] * f1.z + b1.z, sum[7] * f1.w + b1.w};
+                    const Vec8 add = {bias[i][0].x, bias[i][0].y, bias[i][0].z, bias[i][0].w, bias[i][1].x, bias[i][1].y, bias[i][1].z, bias[i][1].w};
+                    const Vec8 by = {factor[i][0].x, factor[i][0].y, factor[i][0].z, factor[i][0].w, factor[i][1].x, factor[i][1].y, factor[i][1].z, factor[i][1].w};
+                    float v[8];
+#pragma unroll
+                    for (int e = 0; e < 8; ++e) v[e] = fmaf((float)sum[e], by.v[e], add.v[e]);
                     finish_eight(p, v, residual[i], p.out, (long long)target[i] * p.out_pitch + first % p.tiles_n * BN + column, 8);
                 }
             }
@@ -487,14 +531,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 const u32 mine = bias_s + group * BN * 4;
 #pragma unroll
                 for (int i = 0; i < (BN + 127) / 128; ++i) if (t + i * 128 < BN) store_shared_f(mine + (t + i * 128) * 4, bias_early[i]);
-                if (p.has_residual) barrier_wait(res_full + 8 * group, turn & 1);
+                if (p.has_residual) barrier_wait(res_bar, res_parity);
                 named_barrier(1 + group, 128);
 #pragma unroll
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
                     for (int j = 0; j < BN / 8; ++j) {
                         const int row = warp % 4 * 16 + lane / 4, col = j % (PW / 8);
-                        const u32 panel = extra + ((group * MI + i) * PANELS + j / (PW / 8)) * PANEL_BYTES;
+                        const u32 panel = place + ((group * MI + i) * PANELS + j / (PW / 8)) * PANEL_BYTES;
                         const float2 add = load_shared_f2(mine + (j * 8 + lane % 4 * 2) * 4);
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
@@ -511,9 +555,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                     for (int i = 0; i < MI; ++i)
                         for (int j = 0; j < PANELS; ++j)
-                            store_box2(&p.d, extra + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
+                            store_box2(&p.d, place + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
                     store_commit();
-                    store_wait_read();
+                    if (OUTS == 1) store_wait_read();
                 }
             } else {
                 cluster_wait();  // all blocks of the cluster run: their shared memory may be written
@@ -557,6 +601,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             }
 #endif
         }
+        if (STAGED && OUTS == 2 && warp % 4 == 0 && one) store_wait_read();  // shared memory must outlive its readers
     }
     if (SK > 1 && warp >= WGS * 4) { __syncwarp(); cluster_wait(); }
     if (threadIdx.x == 0) MARK(7)

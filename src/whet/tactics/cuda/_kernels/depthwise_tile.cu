@@ -1,7 +1,7 @@
 // Depthwise convolution of NHWC tensors through shared memory: a block loads the input of a tile (RG*TH rows, TW columns, CG channels) by one
 // bulk copy, zeros around the image included, while it computes the tile before. A thread walks down TH rows of WIDE pixels of four channels: each
 // input row is read and widened once and added to all output rows that it touches. Weights [R][S][c] as f32 stay in registers, as a block
-// keeps its channels. Constants: FROM, TO (types as in vector.cuh), R, S, STRIDE_H, STRIDE_W, TH, RG, TW, WIDE, CG, STAGES, BLOCKS, ACT.
+// keeps its channels. Constants: FROM, TO (types as in vector.cuh), R, S, STRIDE_H, STRIDE_W, TH, RG, TW, WIDE, CG, STAGES, BLOCKS, ACT, FOLD (as in conv.cu).
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -121,9 +121,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_tile(con
                             if (q0 + k >= a.q) break;
                             float x[4];
 #pragma unroll
-                            for (int e = 0; e < 4; ++e) x[e] = activate<ACT>(sum[place][k].v[e], a.act);
+                            for (int e = 0; e < 4; ++e) x[e] = FOLD ? __saturatef(sum[place][k].v[e]) : activate<ACT>(sum[place][k].v[e], a.act);
                             u8* to = out + ((long long)row * a.q + k) * a.c * OUT;
-                            if (OUT == 1) *reinterpret_cast<u32*>(to) = bytes_of<TO>(x[0] * a.per_step + a.zero, x[1] * a.per_step + a.zero, x[2] * a.per_step + a.zero, x[3] * a.per_step + a.zero);
+                            if (FOLD) *reinterpret_cast<u32*>(to) = steps_of(x[0], x[1], x[2], x[3], a.per_step, a.zero);
+                            else if (OUT == 1) *reinterpret_cast<u32*>(to) = bytes_of<TO>(x[0] * a.per_step + a.zero, x[1] * a.per_step + a.zero, x[2] * a.per_step + a.zero, x[3] * a.per_step + a.zero);
                             else *reinterpret_cast<uint2*>(to) = make_uint2(pack_as<TO>(x[0], x[1]), pack_as<TO>(x[2], x[3]));
                         }
                 }

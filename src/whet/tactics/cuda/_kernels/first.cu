@@ -3,7 +3,7 @@
 // stay in shared memory. K runs over filter rows, the TAPS of a row, the 4 channels. The next tile's pixels are on their way meanwhile.
 // Constants: C (channels, at most 4), R, TAPS (multiple of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS,
 // TO (0: 16 bits; 3 i8, 4 u8: integers in and out. Differences to the input's zero point and weights are exact in f16, their sums in f32;
-// weight rows are permuted as in conv.cu, BN is a multiple of 32).
+// weight rows are permuted as in conv.cu, BN is a multiple of 32), FOLD (as in conv.cu).
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
@@ -67,6 +67,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
     if (!TO)
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j) bias[j] = *reinterpret_cast<const float2*>(a.bias + j * 8 + lane % 4 * 2);
+    Vec8 kept_factor[TO ? BN / 32 : 1], kept_bias[TO ? BN / 32 : 1];
+    if (TO)
+#pragma unroll
+        for (int g = 0; g < BN / 32; ++g) {
+            kept_factor[TO ? g : 0] = load8<0>(reinterpret_cast<const u8*>(a.factor), g * 32 + lane % 4 * 8);
+            kept_bias[TO ? g : 0] = load8<0>(reinterpret_cast<const u8*>(a.bias), g * 32 + lane % 4 * 8);
+        }
     float pixels[EACH][C];
     Tile here(a, blockIdx.x), next = here;
     const Tile step(a, gridDim.x);
@@ -122,12 +129,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
 #pragma unroll
                 for (int g = 0; g < BN / 32; ++g) {
                     const int col = g * 32 + lane % 4 * 8;
-                    const Vec8 by = load8<0>(reinterpret_cast<const u8*>(a.factor), col), add = load8<0>(reinterpret_cast<const u8*>(a.bias), col);
+                    const Vec8 by = kept_factor[TO ? g : 0], add = kept_bias[TO ? g : 0];
                     Vec8 v;
 #pragma unroll
-                    for (int e = 0; e < 8; ++e)
-                        v.v[e] = activate<ACT>(acc[g * 16 + e / 2 * 4 + half * 2 + e % 2] * by.v[e] + add.v[e], a.act) * a.per_step + a.zero;
-                    if (p < a.p && q < a.q && col < a.k) store8<TO == 0 ? 4 : TO>(a.out, (((long long)here.n * a.p + p) * a.q + q) * a.k + col, v);
+                    for (int e = 0; e < 8; ++e) {
+                        const float x = fmaf(acc[g * 16 + e / 2 * 4 + half * 2 + e % 2], by.v[e], add.v[e]);
+                        v.v[e] = FOLD ? __saturatef(x) : activate<ACT>(x, a.act) * a.per_step + a.zero;
+                    }
+                    const long long to = (((long long)here.n * a.p + p) * a.q + q) * a.k + col;
+                    if (p < a.p && q < a.q && col < a.k) {
+                        if (FOLD) *reinterpret_cast<uint2*>(a.out + to) = make_uint2(steps_of(v.v[0], v.v[1], v.v[2], v.v[3], a.per_step, a.zero),
+                                                                                     steps_of(v.v[4], v.v[5], v.v[6], v.v[7], a.per_step, a.zero));
+                        else store8<TO == 0 ? 4 : TO>(a.out, to, v);
+                    }
                 }
             }
             here = next;

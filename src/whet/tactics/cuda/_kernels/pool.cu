@@ -13,6 +13,53 @@ struct Args {
     float in_zero, per_step, zero;
 };
 
+// The larger of two pairs of 16-bit numbers; bytes travel as two words of two.
+DEV u32 larger(u32 a, u32 b) {
+    u32 r;
+    if (TYPE == 1) asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else if (TYPE == 2) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+// Maxima over a known window, 16 bytes of channels a thread: all of the window is asked for, then compared as it lies.
+extern "C" __global__ void __launch_bounds__(256) packed_max(const __grid_constant__ Args a) {
+    let_next_start();
+    wait_for_previous();
+    constexpr int EACH = 16 / Element<TYPE>::BYTES;
+    constexpr u32 FLIP = TYPE == 3 ? 0x80808080u : 0u, LOWEST = TYPE == 1 ? 0xfc00fc00u : TYPE == 2 ? 0xff80ff80u : TYPE == 3 ? 0x80808080u : 0u;
+    const u32 groups = a.c / EACH, total = (u32)a.n * a.p * a.q * groups, i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= total) return;
+    const u32 pixel = i / groups, line = pixel / a.q;
+    const int g = i - pixel * groups, q = pixel - line * a.q, n = line / a.p, p = line - n * a.p;
+    const int y0 = p * a.stride_h - a.pad_h, x0 = q * a.stride_w - a.pad_w;
+    const uint4* in = reinterpret_cast<const uint4*>(a.in);
+    uint4 v[R > 0 ? R : 1][S > 0 ? S : 1];
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int s = 0; s < S; ++s) {
+            const int y = y0 + r * a.dil_h, x = x0 + s * a.dil_w;
+            v[r][s] = make_uint4(LOWEST, LOWEST, LOWEST, LOWEST);
+            if ((u32)y < (u32)a.h && (u32)x < (u32)a.w) v[r][s] = in[(((long long)n * a.h + y) * a.w + x) * groups + g];
+        }
+    u32 out[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        u32 even = 0, odd = 0;
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+#pragma unroll
+            for (int s = 0; s < S; ++s) {
+                const u32 w = (k == 0 ? v[r][s].x : k == 1 ? v[r][s].y : k == 2 ? v[r][s].z : v[r][s].w) ^ FLIP;
+                if (TYPE <= 2) even = r + s == 0 ? w : larger(even, w);
+                else { even = larger(even, w & 0x00ff00ffu); odd = larger(odd, w >> 8 & 0x00ff00ffu); }
+            }
+        out[k] = TYPE <= 2 ? even : (even | odd << 8) ^ FLIP;
+    }
+    reinterpret_cast<uint4*>(a.out)[i] = make_uint4(out[0], out[1], out[2], out[3]);
+}
+
 extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ Args a) {
     let_next_start();
     wait_for_previous();

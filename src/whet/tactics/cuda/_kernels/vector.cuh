@@ -25,6 +25,12 @@ template <int KIND> DEV u32 float_as_byte(float x) {
     const float low = KIND == 3 ? -128.f : 0.f, high = KIND == 3 ? 127.f : 255.f;
     return __float_as_uint(fminf(fmaxf(x, low), high) + 12582912.f);  // 1.5 * 2^23: the integer stands in the low bits
 }
+// Four integers from numbers in [0, 1]: span and base (1.5 * 2^23 + lowest) put them into the low bits. The limits cost nothing: products saturate.
+DEV u32 steps_of(float a, float b, float c, float d, float span, float base) {
+    const u32 low = __byte_perm(__float_as_uint(fmaf(a, span, base)), __float_as_uint(fmaf(b, span, base)), 0x0040);
+    const u32 high = __byte_perm(__float_as_uint(fmaf(c, span, base)), __float_as_uint(fmaf(d, span, base)), 0x0040);
+    return __byte_perm(low, high, 0x5410);
+}
 template <int KIND> DEV u32 bytes_of(float a, float b, float c, float d) {
     if (KIND == 5) {
         u32 r;
