@@ -25,11 +25,14 @@ BY_RUNTIME = {
     "LogSoftmax-4": "is the logarithm of a softmax that rounded to 0",
     "LpNormalization-1": "a 1-norm without absolute values",
     "MaxPool-8": "fails on int8",
+    "Loop-0": "joins what the turns scan out along an axis that is there already",
+    "Loop-2": "takes no turn where no condition is given",
     "Mean": "does not broadcast",
     "OneHot-1": "fails on a depth of shape [1]",
     "Pad-5": "fails on negative pads",
     "RNN-1": "knows no Relu",
     "Resize-12": "half_pixel_symmetric with floor of the output size",
+    "Scan-1": "not there with axes and directions",
     "Softsign-3": "fails on scalars",
 }
 # ... where neither can: the judge is a formula below.

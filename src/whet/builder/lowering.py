@@ -9,6 +9,7 @@ import numpy as np
 
 from whet.builder.config import BuildConfig
 from whet.builder.precision import unwanted_integers
+from whet.builder.regions import lift_captures
 from whet.builder.verification import relative_error
 from whet.network import Network
 from whet.ops import run_network
@@ -16,10 +17,12 @@ from whet.passes import PassLog, lower
 
 
 def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
-    """The network after the passes that `config` asks for. Its outputs are made by layers: one that is an input is copied."""
+    """The network after the passes that `config` asks for. Its outputs are made by layers: one that is an input is copied. What regions
+    read of the network around them is an input of their layers."""
     made, log = lower(
         net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config)
     )  # fmt: skip
+    lift_captures(made)
     for i, t in enumerate(made.outputs):
         twice = any(t is o for o in made.outputs[:i])
         if t.maker is not None and not twice:

@@ -1,14 +1,23 @@
-"""If: one of two branches, by a condition. A condition known from constants and shapes leaves only its branch when read."""
+"""If: one of two branches, by a condition. A condition known from constants and shapes leaves only its branch when read.
+
+What stands after the condition feeds the inputs of both branches (ONNX has none: its branches read values of the outer graph, and so do
+whet's source networks; lowering makes these captured values inputs).
+"""
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import BOOL, F32, Network
 from whet.ops._base import Sample, known_values, op
+from whet.ops._regions import check_feeds
+
+_BRANCHES = ("then_branch", "else_branch")
 
 
 def infer(layer):
-    if layer.inputs[0].dtype != BOOL or layer.inputs[0].type.elements != 1:
-        raise NetworkError(f"takes one truth value, not {layer.inputs[0].type}")
-    one, two = ([t.type for t in layer.regions[k].outputs] for k in ("then_branch", "else_branch"))
+    if layer.inputs[0] is None or layer.inputs[0].dtype != BOOL or layer.inputs[0].type.elements != 1:
+        raise NetworkError(f"takes one truth value, not {layer.inputs[0] and layer.inputs[0].type}")
+    for k in _BRANCHES:
+        check_feeds(layer, k, [t and t.type for t in layer.inputs[1:]])
+    one, two = ([t.type for t in layer.regions[k].outputs] for k in _BRANCHES)
     if one != two:
         raise UnsupportedError(
             f"If '{layer.name}': its branches make {list(map(str, one))} and {list(map(str, two))}; whet needs equal types, or a condition "
@@ -21,7 +30,7 @@ def read(node, g):
     known = known_values(node.inputs[0])
     if known is not None and isinstance(known[0], int):
         return node.inline("then_branch" if known[0] else "else_branch", g)
-    return node.add(g, "If", *node.inputs, regions={k: node.graphs[k]() for k in ("then_branch", "else_branch")})
+    return node.add(g, "If", *node.inputs, regions={k: node.graphs[k]() for k in _BRANCHES})
 
 
 def _sample() -> dict[str, Network]:
@@ -36,7 +45,7 @@ def _sample() -> dict[str, Network]:
 op(
     "If",
     infer,
-    lambda layer, condition, run: run("then_branch" if condition.item() else "else_branch"),
+    lambda layer, condition, *feeds, run: run("then_branch" if condition.item() else "else_branch", *feeds),
     onnx=read,
     samples=[Sample(["bool[]"], {}, _sample), Sample(["bool[1]"], {}, _sample)],
 )

@@ -1,0 +1,49 @@
+"""What If, Loop and Scan read of the network around them becomes inputs of theirs, so that a kernel has all it reads at hand."""
+
+from __future__ import annotations
+
+from whet.network import Layer, Network, Tensor
+
+
+def lift_captures(net: Network) -> int:
+    """Makes computed values that regions capture inputs of their layers, the innermost regions first; returns how many layers changed.
+
+    Constants stay captured: they have their values with them. The order of inputs is that of first use.
+    """
+    changed = 0
+    for layer in net.layers:
+        if layer.op == "Fused":
+            continue
+        changed += sum(lift_captures(r) for r in layer.regions.values())
+        captured = list(dict.fromkeys(t for r in layer.regions.values() for t in r.captures() if not t.is_constant))
+        if captured:
+            _lift(layer, captured)
+            changed += 1
+    return changed
+
+
+def _lift(layer: Layer, captured: list[Tensor]) -> None:
+    if layer.op in ("Loop", "Scan") and layer.attrs.get("states") is None:
+        layer.attrs["states"] = len(layer.inputs) - (2 if layer.op == "Loop" else layer.attrs["num_scan_inputs"])
+    layer.inputs = (*layer.inputs, *captured)
+    for region in layer.regions.values():
+        for t in captured:
+            _reads(region, t, _input(region, t))
+
+
+def _input(region: Network, t: Tensor) -> Tensor:
+    """A new input of a region for the outer tensor `t`, under its name where that is free."""
+    name = region.fresh(t.name)
+    inner = Tensor(name, t.type)
+    inner.shape_value = t.shape_value
+    region.inputs.append(inner)
+    return inner
+
+
+def _reads(region: Network, old: Tensor, new: Tensor) -> None:
+    """Everything in `region`, its own regions included, reads `new` in the place of `old`."""
+    for layer in region.layers:
+        layer.inputs = tuple(new if t is old else t for t in layer.inputs)
+        for inner in layer.regions.values():
+            _reads(inner, old, new)
+    region.outputs = [new if t is old else t for t in region.outputs]
