@@ -1,0 +1,244 @@
+"""INT8, FP8, FP16 and BF16 against FP32 on real trained models and all their labelled images, paired: what low precision costs.
+
+`python benchmarks/accuracy_precision.py [--models resnet20_cifar10 ...] [--precisions int8 fp8 fp16 bf16] [--limit N] [--out FILE]`
+
+Every layer that can computes in the low precision (time does not choose here). INT8 runs on the machine's integer kernels; FP8 (e4m3, a
+scale a tensor and a weight channel, min-max), FP16 and BF16 (inputs, weights and outputs of every layer rounded) are emulated in FP32,
+which rounds at the same places. "int8 steps" is INT8 with --calibSteps=all, "fp8 budget" FP8 with the layers in FP32 that --accuracy=snr:25
+takes out. Calibration sees images that are not judged: CIFAR-10's training part, MNIST's training part, and for ImageNet and COCO the odd
+images, of which the even ones are judged. A row: accuracy of both, the paired difference in points with its 95 % interval (from the images
+on which the two differ), and the SNR of the outputs in dB (of the numbers before the softmax where a model ends in one). Of the detector:
+the mean average precision of its boxes with the FP32 boxes (score from 0.4 on) as the truth. Bars: INT8 loses at most 0.5 points, FP8 0.3;
+of FP16 and BF16 the interval holds no loss; the detector's boxes agree to 0.95.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from _record import provenance
+
+from support import datasets, detection, realdata
+
+OUT = Path(__file__).parent / "results" / "cpu" / "accuracy_precision.json"
+MODELS = ("resnet20_cifar10", "resnet56_cifar10", "resnet8_mlperftiny", "lenet_mnist", "vit_mnist", "squeezenet1.1", "nanodet_m")
+CALIBRATION = 128
+PRECISIONS = ("int8", "int8 steps", "fp8", "fp8 budget", "fp16", "bf16")
+BARS = {"int8": 0.5, "fp8": 0.3}  # points that may be lost; of the others nothing that the interval can see
+BOXES_BAR, SCORE = 0.95, 0.4
+BUDGET_DB = 25.0  # of "fp8 budget"
+
+
+def calibration_images(model: realdata.RealModel, count: int) -> np.ndarray:
+    """Images that are not judged, preprocessed as the model wants them: f32 [count, C, H, W]."""
+    if "cifar10" in model.name or "mlperftiny" in model.name:
+        x, _ = datasets.cifar10_train_lossless()
+        x = x[datasets.spread(len(x), count)]
+        return x.astype(np.float32).transpose(0, 3, 1, 2) if "mlperftiny" in model.name else datasets.imagenet_norm(x)
+    if "mnist" in model.name:
+        with np.load(datasets.path_of("mnist/mnist_20k_10k.npz")) as f:
+            x = f["x_train"]
+        x = x[datasets.spread(len(x), count)].astype(np.float32)[:, None] / 255
+        return (x - np.float32(0.1307)) / np.float32(0.3081) if "vit" in model.name else x
+    odd = [next(iter(f.values())) for k, f in enumerate(model.inputs(None)) if k % 2]
+    return np.concatenate(odd[: min(count, len(odd))])
+
+
+def judged(model: realdata.RealModel, limit: int | None):
+    """(inputs, labels) that calibration has not seen, as arrays."""
+    name = next(iter(next(iter(model.inputs(1)))))
+    x = np.concatenate([f[name] for f in model.inputs(limit)])
+    load = {"mnist": datasets.mnist_test, "cifar": datasets.cifar10_lossless, "mlper": datasets.cifar10_lossless}
+    kind = next((k for k in load if k in model.name), None)
+    labels = load[kind]()[1] if kind else datasets.imagenet_sample(None)[1]
+    labels = labels[datasets.spread(len(labels), limit)]
+    return (x, labels) if kind else (x[::2], labels[::2])
+
+
+class Prepared:
+    """A model with what all its rows share: network, calibration images, the FP32 engine."""
+
+    def __init__(self, model: realdata.RealModel, batch: int):
+        from whet.builder import build
+        from whet.builder.calibrating import prepared
+        from whet.builder.config import BuildConfig
+        from whet.frontends import network_from_onnx
+        from whet.runtime import Runtime
+
+        self.model, self.images = model, calibration_images(model, CALIBRATION)
+        self.net = network_from_onnx(str(model.path))
+        last = self.net.outputs[0].maker
+        if len(self.net.outputs) == 1 and last is not None and last.op == "Softmax":
+            self.net.outputs = [last.inputs[0]]
+            self.net.prune_dead()
+        self.name = self.net.inputs[0].name
+        one, many = ({self.name: (n, *self.images.shape[1:])} for n in (1, batch))
+        profiles = ((one, many, many),) if not self.net.inputs[0].type.static else ()
+        self.config = BuildConfig(profiles=profiles, optimization_level=1, whole_engines=0, avg_timing=1, verify=False)
+        self.made = prepared(self.net, self.config)
+        self.floats = Runtime().load(build(self.net, self.config)).create_context().run
+        self.ranges: dict[str, object] = {}
+        self.notes: list[str] = []
+
+    def samples(self):
+        return ({self.name: self.images[i : i + 1]} for i in range(len(self.images)))
+
+    def calibrated(self, method: str, steps: tuple[str, ...] = ()):
+        from whet.builder.calibrating import Calibration, calibrated_ranges
+
+        key = f"{method} {steps}"
+        if key not in self.ranges:
+            calibration = Calibration(samples=self.samples, method=method, steps=steps)
+            self.ranges[key] = calibrated_ranges(self.net, self.made, calibration, self.config, self.notes.append)
+        return self.ranges[key]
+
+    def low(self, precision: str, method: str):
+        """run(feeds) in this precision, and what the row says of it."""
+        from whet.builder import build
+        from whet.builder.engine_run import EngineRun
+        from whet.builder.within import Judge
+        from whet.precision import Budget, chosen_samples, emulated, find_places, quantize
+        from whet.runtime import Runtime
+        from whet.tactics import is_quantized
+
+        start = time.perf_counter()
+        if precision.startswith("int8"):
+            ranges = self.calibrated(method, ("equalize", "smooth", "bias") if precision == "int8 steps" else ())
+            seconds = time.perf_counter() - start
+            plan = build(quantize(self.made, ranges), self.config)
+            said = {"calibration_seconds": round(seconds, 1), "int8_layers": sum(map(is_quantized, plan.network.layers)), "by": "integer kernels"}
+            if self.notes and precision == "int8 steps":
+                said["steps"] = self.notes[-1]
+            return Runtime().load(plan).create_context().run, said
+        ranges = self.calibrated("minmax") if precision.startswith("fp8") else None
+        kind, only, dropped = precision.split()[0], None, {}
+        if precision == "fp8 budget":
+            judge = Judge(self.made, "fp8", ranges, chosen_samples(self.samples(), 16), Budget("snr", BUDGET_DB), self.config)
+            dropped = judge.fit(judge.names, {}).dropped
+            only = [n for n in judge.names if n not in dropped]
+        net = emulated(self.made, kind, ranges, only)
+        said = {"calibration_seconds": round(time.perf_counter() - start, 1), "by": "emulation"}
+        if kind == "fp8":
+            said |= {"fp8_layers": len(find_places(self.made).layers) - len(dropped), "float_layers": sorted(dropped)}
+        return EngineRun(net, [t.name for t in self.made.outputs]), said
+
+
+def compare(floats: np.ndarray, low: np.ndarray, labels: np.ndarray) -> dict:
+    """Accuracies in percent, their paired difference with a 95 % interval, and the SNR of the outputs in dB."""
+    a, b = floats.argmax(1) == labels, low.argmax(1) == labels
+    d = b.astype(float) - a.astype(float)
+    half = 1.96 * d.std(ddof=1) / np.sqrt(len(d))
+    noise = np.sum((low.astype(np.float64) - floats) ** 2)
+    return {
+        "images": len(labels),
+        "fp32_percent": 100 * float(a.mean()),
+        "low_percent": 100 * float(b.mean()),
+        "difference_points": 100 * float(d.mean()),
+        "interval_points": [100 * float(d.mean() - half), 100 * float(d.mean() + half)],
+        "only_fp32_right": int((a & ~b).sum()),
+        "only_low_right": int((b & ~a).sum()),
+        "same_answer_percent": 100 * float((floats.argmax(1) == low.argmax(1)).mean()),
+        "snr_db": float(10 * np.log10(np.sum(floats.astype(np.float64) ** 2) / noise)) if noise else None,
+    }
+
+
+def measure_detector(ready: Prepared, precision: str, method: str) -> dict:
+    """NanoDet's boxes on the even photos by both engines, against each other and against the labels."""
+    run, said = ready.low(precision, method)
+    levels = (("792", "795"), ("814", "817"), ("836", "839"))
+    feeds = list(ready.model.inputs(None))[::2]
+    outs = [[{k: v.copy() for k, v in r(f).items()} for f in feeds] for r in (ready.floats, run)]
+    boxes = [[detection.nanodet_boxes([(o[s][0], o[d][0]) for s, d in levels]) for o in part] for part in outs]
+    sure = [b[b[:, 1] >= SCORE][:, [0, 2, 3, 4, 5]] for b in boxes[0]]
+    labels = [datasets.coco_boxes(n) for n in datasets.coco_names()[::2]]
+    truth = [np.concatenate([b[:, :1], b[:, 1:3] - b[:, 3:] / 2, b[:, 1:3] + b[:, 3:] / 2], 1) for b in labels]
+    agree = detection.average_precision(boxes[1], sure)
+    return {
+        "model": ready.model.name, "precision": precision, "method": method, "calibration_images": len(ready.images), **said,
+        "images": len(labels), "fp32_boxes": int(sum(map(len, sure))), "map_against_fp32": agree,
+        "fp32_ap50": detection.average_precision(boxes[0], truth), "low_ap50": detection.average_precision(boxes[1], truth),
+        "within_bar": agree >= BOXES_BAR,
+    }  # fmt: skip
+
+
+def measure(ready: Prepared, precision: str, limit: int | None, method: str, batch: int) -> dict:
+    run, said = ready.low(precision, method)
+    x, labels = judged(ready.model, limit)
+    outs = []
+    for r in (ready.floats, run):
+        size = batch if ready.model.dynamic_batch else 1
+        parts = [next(iter(r({ready.name: np.ascontiguousarray(x[i : i + size])}).values())).copy() for i in range(0, len(x), size)]
+        outs.append(np.concatenate(parts).reshape(len(x), -1))
+    row = {"model": ready.model.name, "precision": precision, "method": method, "calibration_images": len(ready.images), **said,
+           **compare(outs[0], outs[1], labels)}  # fmt: skip
+    bar = BARS.get(precision.split()[0])
+    row["bar_points"] = 0.0 if bar is None else bar
+    # FP16 and BF16: a loss that the interval can see is one whose interval lies below zero as a whole.
+    row["within_bar"] = row["interval_points"][1] >= 0 if bar is None else row["difference_points"] >= -bar
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
+    parser.add_argument("--limit", type=int, help="images a model; all if absent")
+    parser.add_argument("--method", default="auto")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    if datasets.root() is None:
+        parser.error("there is no shared data folder: set WHET_DATA to it")
+    rows = []
+    for model in realdata.models(args.models):
+        detector = model.name == "nanodet_m"
+        ready = Prepared(model, 1 if detector else args.batch)
+        for precision in args.precisions:
+            start = time.perf_counter()
+            row = measure_detector(ready, precision, args.method) if detector else measure(ready, precision, args.limit, args.method, args.batch)
+            row["seconds"] = round(time.perf_counter() - start, 1)
+            rows.append(row)
+            tell(row)
+            write(args.out, rows, args)
+    return 0 if all(r["within_bar"] for r in rows) else 1
+
+
+def tell(row: dict) -> None:
+    """One line."""
+    verdict = "" if row["within_bar"] else "  BEYOND THE BAR"
+    if "map_against_fp32" in row:
+        print(f"{row['model']:20s} {row['precision']:10s} {row['images']:6d} images  boxes against FP32 boxes: mAP {row['map_against_fp32']:.3f}  "
+              f"AP50 against labels FP32 {row['fp32_ap50']:.3f}, here {row['low_ap50']:.3f}{verdict}", flush=True)  # fmt: skip
+        return
+    low, high = row["interval_points"]
+    print(f"{row['model']:20s} {row['precision']:10s} {row['images']:6d} images  FP32 {row['fp32_percent']:6.2f} %  "
+          f"here {row['low_percent']:6.2f} %  {row['difference_points']:+.2f} points [{low:+.2f}, {high:+.2f}]  SNR {row['snr_db']:.1f} dB{verdict}", flush=True)  # fmt: skip
+
+
+def write(path: Path, rows: list[dict], args) -> None:
+    """The table so far, with what the file holds of other models and precisions; the file appears whole."""
+    from whet.backends import get_backend
+
+    machine = get_backend("cpu").describe()
+    kept = json.loads(path.read_text())["rows"] if path.exists() else []
+    own = {(r["model"], r["precision"]) for r in rows}
+    every = [*rows, *(r for r in kept if (r["model"], r["precision"]) not in own)]
+    every.sort(key=lambda r: (MODELS.index(r["model"]), PRECISIONS.index(r["precision"])))
+    data = {
+        "what": __doc__.splitlines()[0], "machine": machine.get("model"), **provenance(["numpy", "onnx"]), "limit": args.limit, "rows": every,
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.part")
+    partial.write_text(json.dumps(data, indent=1) + "\n")
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
