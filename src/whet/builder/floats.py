@@ -11,6 +11,7 @@ import numpy as np
 from whet.builder.building import build
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Progress
+from whet.builder.relock import locked_again, note_found
 from whet.builder.within import Fit, Judge, report_of
 from whet.engine.plan import EnginePlan
 from whet.network import BF16, F16, Network
@@ -45,6 +46,21 @@ def build_floats_within(
     First as permitted; where that misses the budget, with the most harmful layers in FP32; where that does too, in FP32 throughout.
     The plan's report says under "accuracy" what was found. Raises what `build` and Budget.judge raise.
     """
+    if config.lock:
+        return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None
+    plan, verdict = _within(net, made, config, budget, samples, progress, inputs)
+    return note_found(plan, config), verdict
+
+
+def _within(
+    net: Network,
+    made: Network,
+    config: BuildConfig,
+    budget: Budget,
+    samples: Sequence[Feeds],
+    progress: Progress | None,
+    inputs: Mapping[str, np.ndarray] | None,
+) -> tuple[EnginePlan, Verdict | None]:
     plan = build(net, config, progress=progress, inputs=inputs)
     small = small_type(plan)
     if small is None:

@@ -73,6 +73,7 @@ def lock_of(plan: EnginePlan) -> dict[str, Any]:
         "layers": [{"name": layer.name, **_choice(plan.choices[layer.name])} for layer in plan.network.layers],
         "arenas": [_plain(vars(a)) for a in plan.arenas],
         "digest": plan_digest(plan),
+        **{k: _plain(plan.report[k]) for k in ("asked", "quantized") if k in plan.report},  # builder/relock.py
     }
 
 

@@ -24,6 +24,7 @@ from whet.builder.floats import build_floats_within
 from whet.builder.payoff import in_turns, known_as, layer_times, slow_layers
 from whet.builder.precision import demanded_floats, demanded_integers
 from whet.builder.progress import Progress
+from whet.builder.relock import locked_again, note_found, recipe
 from whet.builder.within import SAMPLES, Fit, Judge, report_of
 from whet.engine.plan import EnginePlan
 from whet.errors import BuildError
@@ -84,7 +85,9 @@ class _Making:
         """The engine with every quantizable layer in INT8 but those of `skip` and those that the user keeps in floating point."""
         pinned = demanded_floats(self.config)
         chosen = quantize(self.made, self.ranges, skip=lambda x: pinned(x) or x.name in skip or bool(skip & known_as(x)))
-        return build(chosen, self.config, progress=self.progress, inputs=self.inputs)
+        plan = build(chosen, self.config, progress=self.progress, inputs=self.inputs)
+        plan.report["quantized"] = recipe(self.ranges, skip)
+        return plan
 
     def low(self, skip: frozenset[str]) -> list[str]:
         return [x.name for x in self.layers if x.name not in skip]
@@ -104,9 +107,26 @@ def build_int8(
     Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and what `build`
     raises. The plan's report says under "precision_choice" what was timed, under "accuracy" which layers the budget keeps out of INT8.
     """
+    return note_found(_built_int8(net, config, calibration, budget, progress, inputs), config)
+
+
+def _built_int8(
+    net: Network,
+    config: BuildConfig,
+    calibration: Calibration,
+    budget: Budget | None,
+    progress: Progress | None,
+    inputs: Mapping[str, np.ndarray] | None,
+) -> EnginePlan:
     notes: list[str] = []
     made = prepared(net, config)
     layers = find_places(made, demanded_floats(config)).layers
+    if config.lock:
+
+        def integers(ranges: Ranges, skip: frozenset[str]) -> EnginePlan:
+            return _Making(net, made, ranges, config, layers, frozenset(), None, progress, inputs).integers(skip)
+
+        return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs), integers)
     must = _demanded(made, layers, config, notes)
     if not layers:
         plan = build(net, without_int8(config), progress=progress, inputs=inputs)

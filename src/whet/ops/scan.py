@@ -64,7 +64,7 @@ def reference(layer, *arrays, run):
     states, read = list(arrays[:carried]), arrays[carried + sequences :]
     moved = [np.moveaxis(a, axis, 0) for a, axis in zip(arrays[carried:], _flags(layer, "scan_input_axes", sequences), strict=False)]
     moved = [a[::-1] if back else a for a, back in zip(moved, _flags(layer, "scan_input_directions", sequences), strict=True)]
-    held: list[list[np.ndarray]] = [[] for _ in range(results)]
+    held = [[] for _ in range(results)]
     for entries in zip(*moved, strict=True):
         made = run("body", *states, *(np.array(e) for e in entries), *read)
         states = made[:carried]
