@@ -110,7 +110,7 @@ def test_what_cannot_run_asynchronously_says_why(dynamic):
     with pytest.raises(ContextError, match="'x': it is in host memory"):
         context.enqueue()
     torch = pytest.importorskip("torch")
-    with pytest.raises(ShapeError, match="f32.*takes f16"):
+    with pytest.raises(ShapeError, match=r"f32.*takes f16"):
         context.bind("x", torch.zeros(4, 16, 12, 12, device="cuda"))
     with pytest.raises(ShapeError, match="contiguous"):
         context.bind("x", torch.zeros(4, 16, 12, 12, device="cuda", dtype=torch.half).to(memory_format=torch.channels_last))

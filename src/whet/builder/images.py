@@ -117,12 +117,12 @@ def network_on_images(
     images: Images,
     *,
     widen: bool = False,
-    constant: Callable[[Layer, Tensor, np.ndarray], np.ndarray] = lambda layer, t, a: a,
+    read: Callable[[Layer, Tensor, np.ndarray], np.ndarray] = lambda layer, t, a: a,
     made: Callable[[Layer, int, np.ndarray], np.ndarray] = lambda layer, i, a: a,
 ) -> dict[str, np.ndarray]:
     """Outputs of a network for some images of whole inputs, by the reference; in float64 with `widen`.
 
-    `constant` and `made` see what a layer reads and makes: an emulation rounds there. Raises NotPerImage.
+    `read` and `made` see what a layer reads and makes: an emulation rounds there. Raises NotPerImage.
     """
     env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
 
@@ -136,7 +136,7 @@ def network_on_images(
         twins = {b: t for t, b in zip((*layer.inputs, *layer.outputs), (*bound.inputs, *bound.outputs), strict=True) if b is not None}
         here: Axes = {b: axes[t] for b, t in twins.items() if t in axes}  # type: ignore[index]
         arrays = [
-            None if t is None else values[t] if t in values else prepared(constant(layer, t, t.array())) for t in layer.inputs
+            None if t is None else read(layer, t, values[t]) if t in values else prepared(read(layer, t, t.array())) for t in layer.inputs
         ]
         outs = on_images(bound, arrays, here, images, widen)
         for b, i in follow(bound, here, images.batch).items():

@@ -15,15 +15,15 @@ def family(t: Tactic) -> str:
 
 
 def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
-    """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or a family.
+    """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or a family (CUBLAS_LT is CUBLASLT).
 
-    Raises UsageError for a name that none has.
+    A tactic that is there for those who ask for it (`opt_in`) is left out until then. Raises UsageError for a name that none has.
     """
     everything = tactics_of(backend)
-    chosen = {t.name for t in everything}
+    chosen = {t.name for t in everything if not t.opt_in}
     for s in switches:
         name = s.lstrip("+-")
-        hit = {t.name for t in everything if name in (t.name, t.name.rpartition("/")[2]) or name.upper() == family(t)}
+        hit = {t.name for t in everything if name in (t.name, t.name.rpartition("/")[2]) or name.upper().replace("_", "") == family(t)}
         if not hit:
             names = sorted({family(t) for t in everything} | {t.name for t in everything})
             raise UsageError(f"no tactic or family of tactics is called {name!r}.{nearest(name, names)} There are {', '.join(names)}.")

@@ -24,6 +24,7 @@ from whet.errors import BackendError
 from whet.network import BF16, F16, F64, DType, Layer, Network, Tensor
 from whet.ops import run_layer, run_network, run_regions
 from whet.runtime import Bound, WeightStore, bind
+from whet.tactics import anchor, outer_input
 
 FLOOR = 1e-5  # network error that is always allowed
 FACTOR = 4.0  # times the emulation's error
@@ -247,6 +248,23 @@ def computing_type(layer: Layer, choice: Choice) -> DType | None:
     return None
 
 
+def computes_tf32(choice: Choice) -> bool:
+    """Whether the tactic rounds f32 operands to TF32 (its config says so)."""
+    return ("math", "tf32") in choice.config
+
+
+def multiplied(layer: Layer) -> list[Tensor | None]:
+    """The layer's inputs that its anchor multiplies."""
+    places = [outer_input(layer, t) for t in anchor(layer).inputs[:2]]
+    return [layer.inputs[i] for i in places if i is not None]
+
+
+def rounded_tf32(a: np.ndarray) -> np.ndarray:
+    """f32 numbers with 10 bits of mantissa, to nearest."""
+    bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
+    return np.where(np.isfinite(a), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), a).astype(a.dtype)
+
+
 def _wide(layer: Layer) -> Layer:
     """The layer with float types among its attributes widened (Cast to f32 would round the reference)."""
     if not any(isinstance(v, DType) and v.is_float for v in layer.attrs.values()):
@@ -318,7 +336,7 @@ def _check_network(
     found.network_bound = max(FLOOR, FACTOR * found.emulation_error)
     if found.network_error <= found.network_bound:
         return
-    if any(d in _UNIT for c in plan.choices.values() for _, d in c.outputs):
+    if any(computes_tf32(c) or any(d in _UNIT for _, d in c.outputs) for c in plan.choices.values()):
         lowered = list(_reference(plan.network, inputs, images, widen=True).values())
         if _worst(lowered, truth) <= found.network_bound:
             found.emulation_error = _worst(emulate(plan, inputs, images).values(), lowered)
@@ -361,8 +379,11 @@ def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: Images |
 
     net = plan.network
 
-    def constant(layer: Layer, t: Tensor, a: np.ndarray) -> np.ndarray:
-        small = computing_type(layer, plan.choices[layer.name])
+    def read(layer: Layer, t: Tensor, a: np.ndarray) -> np.ndarray:
+        choice = plan.choices[layer.name]
+        if computes_tf32(choice) and t in multiplied(layer):
+            return rounded_tf32(a)
+        small = computing_type(layer, choice) if t.is_constant else None
         return a.astype(small.numpy).astype(t.dtype.numpy) if small is not None and a.ndim >= 2 and t.dtype.is_float else a
 
     def stored_as(layer: Layer, i: int, a: np.ndarray) -> np.ndarray:
@@ -371,11 +392,11 @@ def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: Images |
         return a if stored is None or not t.dtype.is_float else a.astype(stored.numpy).astype(t.dtype.numpy)
 
     if images is not None:
-        return network_on_images(net, inputs, images, constant=constant, made=stored_as)
+        return network_on_images(net, inputs, images, read=read, made=stored_as)
     env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
     values = {t: np.asarray(inputs[t.name]) for t in net.inputs}
     for layer in net.layers:
-        arrays = [None if t is None else constant(layer, t, t.array()) if t.is_constant else values[t] for t in layer.inputs]
+        arrays = [None if t is None else read(layer, t, t.array() if t.is_constant else values[t]) for t in layer.inputs]
         bound = bind_layer(layer, env)
         outs = run_regions(bound, arrays) if layer.regions else run_layer(bound, arrays)
         for i, (t, a) in enumerate(zip(layer.outputs, outs, strict=True)):

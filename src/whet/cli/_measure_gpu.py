@@ -103,7 +103,7 @@ def measure_gpu(
 
     `overlap` False waits for each query before the next is started; `graph` False launches kernel by kernel.
     """
-    depth = DEPTH if overlap and transfers else 1
+    depth = DEPTH if overlap else 1
     lanes = []
     for _ in range(streams):
         slots = [Slot(engine.create_context(profile), feed, spin) for _ in range(depth)]

@@ -219,7 +219,7 @@ def build_config(o: Options, log: Log, net) -> Any:
         timing_cache=cache,
         error_on_cache_miss="errorOnTimingCacheMiss" in o,
         memory_limit=pools,
-        tactic_sources=tuple(p for p in o.get("tacticSources").split(",") if p),
+        tactic_sources=_sources(o),
         verify="noVerify" not in o,
         deterministic="deterministic" in o,
         lock=o.get("lock") or None,
@@ -227,6 +227,14 @@ def build_config(o: Options, log: Log, net) -> Any:
             o.get("profilingVerbosity", "layer_names_only"), "profilingVerbosity", ("layer_names_only", "detailed", "none")
         ),
     )
+
+
+def _sources(o: Options) -> tuple[str, ...]:
+    """--tacticSources, and what --pure and --noTF32 switch off on a GPU."""
+    given = tuple(p for p in o.get("tacticSources").split(",") if p)
+    if o.get("backend", "cpu") != "cuda":
+        return given
+    return (*given, *(("-CUBLASLT",) if "pure" in o else ()), *(("-cublaslt_tf32",) if "noTF32" in o else ()))
 
 
 def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str], ...]:

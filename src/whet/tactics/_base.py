@@ -148,6 +148,7 @@ class Tactic:
     ops: tuple[str, ...] = ()
     version = 1
     fallback = False  # listed after all others: always there, never first
+    opt_in = False  # used only where --tacticSources=+NAME asks for it
     quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others
 
     def signatures(self, layer: Layer, machine: Any) -> Sequence[Signature]:

@@ -137,7 +137,7 @@ def chain_of(layer: Layer) -> _Chain | str:
             if op in _UNARY:
                 made.unary(_UNARY[op])
             elif act is not None:
-                made.unary(f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{_number(act[1])}, {_number(act[2])}}})")
+                made.unary(f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})")
             else:
                 return f"the kernel has no {op}"
             return None
@@ -169,7 +169,7 @@ def chain_of(layer: Layer) -> _Chain | str:
     return said or made
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     """A float as its bits, infinities included."""
     return f"__int_as_float(0x{int(np.float32(value).view(np.uint32)):08x})"
 

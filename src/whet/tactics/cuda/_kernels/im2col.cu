@@ -1,0 +1,32 @@
+// The windows of a convolution as rows of a matrix: out[pixel][r][s][c], zeros where a window hangs over the edge and behind the last
+// column. For library products; whet's own kernels read windows where they lie. Constants: UNIT (bytes moved at once).
+#include "common.cuh"
+
+struct Args {
+    const u8* in;                // channels last
+    u8* out;
+    long long count;             // units of the result
+    int h, w, c, p, q, s, taps;  // c in units; taps = rows * columns of the filter
+    int stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, width;   // width: units of a row of the result
+};
+struct alignas(16) Sixteen { u32 w[4]; };
+template <int BYTES> struct Of {};
+template <> struct Of<2> { typedef u16 type; };
+template <> struct Of<4> { typedef u32 type; };
+template <> struct Of<8> { typedef u64 type; };
+template <> struct Of<16> { typedef Sixteen type; };
+
+extern "C" __global__ void __launch_bounds__(256) im2col(const __grid_constant__ Args a) {
+    typedef Of<UNIT>::type Unit;
+    let_next_start();
+    wait_for_previous();
+    const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
+    if (i >= a.count) return;
+    const long long pixel = i / a.width, line = pixel / a.q;
+    const int column = (int)(i - pixel * a.width), tap = column / a.c, c = column - tap * a.c;
+    const int q = (int)(pixel - line * a.q), n = (int)(line / a.p), p = (int)(line - (long long)n * a.p);
+    const int y = p * a.stride_h - a.pad_h + tap / a.s * a.dil_h, x = q * a.stride_w - a.pad_w + tap % a.s * a.dil_w;
+    Unit v = {};
+    if (tap < a.taps && y >= 0 && y < a.h && x >= 0 && x < a.w) v = reinterpret_cast<const Unit*>(a.in)[(((long long)n * a.h + y) * a.w + x) * a.c + c];
+    reinterpret_cast<Unit*>(a.out)[i] = v;
+}
