@@ -64,6 +64,8 @@ def fit(
     last = config.channels_last if config.channels_last is not None else device.type == "cuda"
     if last:
         module.to(memory_format=torch.channels_last)
+        if teacher is not None:
+            teacher.to(memory_format=torch.channels_last)
     feeder = Feeder(module.network, data, batch=config.batch, device=device, augment=config.augment, seed=config.seed, channels_last=last)
     run = _Run(module, config, optimizer, feeder, teacher, device)
     now = {"model": digest, "data": data.describe(), "settings": config.settings()}

@@ -1,0 +1,65 @@
+"""CIFAR-10 as the example uses it: 50,000 JPEG images to fine-tune on, two test sets, and how pixels become numbers.
+
+Beside a public copy of all 60,000 images as JPEG (quality 75, so it costs accuracy) there are the first 1,000 test images pixel by pixel.
+Fine-tuning sees the JPEG training images only; accuracy is judged on the 1,000 exact test images and on the 10,000 JPEG ones, apart.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from whet.precision import Preprocessing
+from whet.training.data import TrainingData
+
+PREPROCESS = "scale:1/255,mean:0.485/0.456/0.406,std:0.229/0.224/0.225"
+
+
+def preprocessing() -> Preprocessing:
+    """What the published weights were trained with."""
+    return Preprocessing.parse(PREPROCESS)
+
+
+def normalized(images: np.ndarray) -> np.ndarray:
+    """uint8 [N,32,32,3] -> float32 [N,3,32,32]."""
+    p = preprocessing()
+    numbers = (images * np.float32(p.scale) - np.asarray(p.mean, np.float32)) / np.asarray(p.std, np.float32)
+    return np.ascontiguousarray(numbers.transpose(0, 3, 1, 2), np.float32)
+
+
+def train_set(folder: Path, limit: int | None = None) -> TrainingData:
+    """The JPEG training images (or the first `limit` of them, shuffled with a fixed seed: the file is sorted by class)."""
+    return _jpegs(folder, "train", limit)
+
+
+def jpeg_test(folder: Path, limit: int | None = None) -> TrainingData:
+    """The 10,000 JPEG test images."""
+    return _jpegs(folder, "test", limit)
+
+
+def exact_test(folder: Path) -> TrainingData:
+    """The 1,000 test images that are pixel-exact."""
+    with np.load(folder / "cifar10" / "cifar10_lossless.npz") as f:
+        return TrainingData({"x": f["x_test"]}, f["y_test"].astype(np.int64), preprocessing())
+
+
+def _jpegs(folder: Path, part: str, limit: int | None) -> TrainingData:
+    with np.load(folder / "cifar10" / "cifar10_jpeg60k.npz") as f:
+        raw, lengths, labels = f[f"{part}_jpeg"], f[f"{part}_len"].astype(np.int64), f[f"{part}_label"].astype(np.int64)
+    ends = np.cumsum(lengths)
+    order = np.random.RandomState(0).permutation(len(labels))[:limit]
+    images = np.empty((len(order), 32, 32, 3), np.uint8)
+
+    def decode(place: int) -> None:
+        from PIL import Image
+
+        i = order[place]
+        images[place] = np.asarray(Image.open(io.BytesIO(raw[ends[i] - lengths[i] : ends[i]].tobytes())).convert("RGB"))
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(decode, range(len(order)), chunksize=500))
+    return TrainingData({"x": images}, labels[order], preprocessing())

@@ -1,0 +1,63 @@
+"""ResNet-56 on CIFAR-10 from beginning to end: prune, fine-tune, build in FP32 and INT8, measure, and the table of all steps.
+
+    python examples/resnet56/run.py --data DIR                    # everything; on a GPU fine-tuning takes minutes, on two cores a day
+    python examples/resnet56/run.py --data DIR --steps prune,tune --device cuda --seconds 180    # on the machine with the GPU
+    python examples/resnet56/run.py --data DIR --steps measure    # on the machine that the engines are for
+
+The published weights and the images come from examples/fetch.py or a local folder. Every step leaves its files in --out; a later step reads
+them there. What was fine-tuned for this repository lies beside this file (tuned/), so `--steps measure` works without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from pathlib import Path
+
+import tune
+
+STEPS = ("prune", "tune", "measure")
+
+
+def main() -> None:
+    """Runs the steps that are asked for."""
+    p = tune.parser()
+    p.add_argument("--steps", default=",".join(STEPS), help=f"of {', '.join(STEPS)}")
+    p.add_argument("--threads", type=int, default=1, help="CPU threads of the engines")
+    p.add_argument("--save", default="", help="folder for the results as JSON")
+    args = p.parse_args()
+    out, data = Path(args.out), Path(args.data)
+    out.mkdir(parents=True, exist_ok=True)
+    from variants import VARIANTS
+
+    args.variants = args.variants or list(VARIANTS)
+    if "prune" in args.steps:
+        prune(out, data)
+    if "tune" in args.steps:
+        tune.tune_all(out, data, args)
+    if "measure" in args.steps:
+        import measure
+
+        measure.table(out, data, args)
+
+
+def prune(out: Path, data: Path) -> None:
+    """Writes every variant, not yet fine-tuned."""
+    import model
+    from variants import VARIANTS
+
+    from whet.frontends import save_onnx
+    from whet.pruning import count_flops, count_params
+
+    net = model.load(data)
+    for name, variant in VARIANTS.items():
+        made = variant.make(net)
+        save_onnx(made, out / f"{tune.file_of(name)}.onnx")
+        print(f"{name}: {variant.about}; parameters {count_params(made):,}, FLOPs {count_flops(made) / 1e6:.1f} M "
+              f"({count_flops(net) / count_flops(made):.2f} times fewer)")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

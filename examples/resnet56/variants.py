@@ -1,0 +1,81 @@
+"""The pruned networks that are compared: what each cuts, and why these. All are cuts of one graph, so each comes with a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.network import Network
+from whet.pruning import branches, choose, cut, groups, importance, remove_branches
+
+#: Blocks by what the outputs lose without them (KL to the published network's, 200 training images): least first. `sensitivity.py` writes it.
+LEAST: tuple[str, ...] = (
+    "/layer2/layer2.8/Add",  # 0.067
+    "/layer2/layer2.6/Add",  # 0.070
+    "/layer2/layer2.5/Add",  # 0.095
+    "/layer2/layer2.4/Add",  # 0.099
+    "/layer1/layer1.5/Add",  # 0.108
+    "/layer2/layer2.7/Add",  # 0.118
+    "/layer2/layer2.1/Add",  # 0.125
+    "/layer2/layer2.2/Add",  # 0.128
+    "/layer3/layer3.6/Add",  # 0.149
+    "/layer1/layer1.8/Add",  # 0.171
+    "/layer3/layer3.8/Add",  # 0.172
+    "/layer2/layer2.3/Add",  # 0.179
+    "/layer3/layer3.3/Add",  # 0.215
+    "/layer1/layer1.0/Add",  # 0.218
+    "/layer3/layer3.1/Add",  # 0.221
+    "/layer1/layer1.2/Add",  # 0.236
+    "/layer3/layer3.5/Add",  # 0.263
+    "/layer1/layer1.6/Add",  # 0.287
+    "/layer1/layer1.4/Add",  # 0.291
+    "/layer1/layer1.3/Add",  # 0.301
+    "/layer3/layer3.7/Add",  # 0.308
+    "/layer3/layer3.2/Add",  # 0.326
+    "/layer3/layer3.4/Add",  # 0.451
+    "/layer1/layer1.1/Add",  # 0.737
+    "/layer1/layer1.7/Add",  # 1.488
+)
+
+
+HALF = {16: 8, 32: 16, 64: 32}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A network to fine-tune: `make` cuts the published one; `masks` are held while it is trained."""
+
+    about: str
+    make: Callable[[Network], Network]
+    masks: str = ""
+
+
+def inside(net: Network, kept: dict[int, int], kind: str = "l2") -> Network:
+    """Blocks that are narrower inside: of a block's `size` inner channels the `kept[size]` most important stay. The residual sums stay whole."""
+    found = [g for g in groups(net) if g.name.endswith("conv1.weight") and g.name != "conv1.weight"]
+    scores = importance(found, kind)
+    chosen = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.size]]) for g in found if kept[g.size] < g.size}
+    return cut(net, chosen, found)
+
+
+def shorter(net: Network, count: int) -> Network:
+    """Without the `count` blocks that matter least."""
+    known = {b.name for b in branches(net)}
+    return remove_branches(net, [name for name in LEAST if name in known][:count])
+
+
+def globally(net: Network, ratio: float) -> Network:
+    """The least important channels of all blocks' insides together, by L2 norm, to multiples of four."""
+    found = [g for g in groups(net) if g.name.endswith("conv1.weight") and g.name != "conv1.weight"]
+    return cut(net, choose(found, importance(found, "l2"), ratio, scope="global", multiple=4), found)
+
+
+VARIANTS: dict[str, Variant] = {
+    "original": Variant("as published, fine-tuned the same way", lambda net: net),
+    "width+depth": Variant("half of the inner channels of every block, and two blocks taken out", lambda net: inside(shorter(net, 2), HALF)),
+    "depth": Variant("14 of 27 blocks taken out", lambda net: shorter(net, 14)),
+    "global": Variant("the least of all inner channels together, half of them, by L2 norm", lambda net: globally(net, 0.5)),
+    "2:4": Variant("every weight 2:4 where its shape allows it", lambda net: net, masks="2:4"),
+}

@@ -1,0 +1,183 @@
+"""Quantization-aware training: the last step before an INT8 engine, with numbers rounded exactly where whet puts Q/DQ.
+
+Batch norms are folded first, as the builder folds them; `precision.find_places` says which tensors and weights become integers. While
+training they are rounded in the forward pass and passed straight through in the backward one. Weights have a scale per output channel,
+their largest magnitude / 127 at every step; activation scales start from calibration and are learned (LSQ, Esser et al.,
+arXiv:1902.08153). What comes out is the network with Q/DQ nodes: `whet exec --int8` builds it as it is, other runtimes read it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from whet.errors import TrainingError
+from whet.network import I8, Layer, Network
+from whet.passes import Phase, run_passes, select
+from whet.precision import Places, Range, Ranges, calibrate, find_places, quantize
+from whet.precision.insert import shared_ranges, weight_axis
+from whet.training.config import FinetuneConfig
+from whet.training.data import Batches, TrainingData
+from whet.training.feeding import Feeder
+from whet.training.loop import Progress
+from whet.training.loss import outputs_of
+from whet.training.module import Fakes, NetworkModule
+from whet.training.tuning import Finetuned, device_of, trained, without_softmax
+
+Skip = Callable[[Layer], bool] | Iterable[str]
+
+
+@dataclass(frozen=True)
+class QuantizationAware:
+    """`network` has Q/DQ nodes; `floating` is the same before they were put in; `ranges` are the learned ones."""
+
+    network: Network
+    floating: Network
+    ranges: Ranges
+    training: Finetuned
+
+
+class FakeActivation(nn.Module):
+    """Rounds to the integers of a range; the scale is a parameter where it is learned (its logarithm, so that it stays above 0)."""
+
+    def __init__(self, range_: Range, *, learn: bool):
+        super().__init__()
+        self.signed, self.zero = range_.dtype == I8, range_.zero
+        self.low, self.top = (-128 - self.zero, 127 - self.zero) if self.signed else (-self.zero, 255 - self.zero)
+        self.first = float(range_.scale)
+        if learn:
+            self.grown = nn.Parameter(torch.zeros(()))
+        else:
+            self.register_buffer("grown", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x rounded, in f32."""
+        x = x.float()
+        p = self.grown
+        if isinstance(p, nn.Parameter):
+            p = _Tempered.apply(p, (x.numel() * self.top) ** -0.5 / self.first**2)
+        s = self.first * torch.exp(p)
+        v = torch.clamp(x / s, self.low, self.top)
+        return (v + (torch.round(v) - v).detach()) * s
+
+    def range(self) -> Range:
+        """What it has learned. Raises TrainingError for a scale that is no number any more."""
+        s = self.first * float(torch.exp(self.grown.detach().double()))
+        if not np.isfinite(s) or s <= 0:
+            raise TrainingError(f"a learned scale became {s}: lower the learning rate, or keep the calibrated ranges (learn_ranges=False)")
+        return Range(-127 * s, 127 * s, "learned") if self.signed else Range(self.low * s, self.top * s, "learned")
+
+
+class _Tempered(torch.autograd.Function):
+    """Passes a scale's logarithm; its gradient is LSQ's (many numbers pull at one), of at most 1, so that no step changes a scale by more
+    than the learning rate."""
+
+    @staticmethod
+    def forward(ctx, p, factor):  # type: ignore[no-untyped-def]
+        ctx.factor = factor
+        return p.clone()
+
+    @staticmethod
+    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
+        return torch.clamp(grads[0] * ctx.factor, -1, 1), None
+
+
+class FakeWeight(nn.Module):
+    """Rounds weights to 8 bits with one scale an output channel, along `axis`."""
+
+    def __init__(self, axis: int):
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, w: torch.Tensor) -> torch.Tensor:
+        """w rounded."""
+        w = w.float()
+        others = tuple(i for i in range(w.ndim) if i != self.axis)
+        top = w.detach().abs().amax(others, keepdim=True)
+        s = torch.where(top > 0, top / 127, torch.ones_like(top))
+        v = torch.clamp(w / s, -128, 127)
+        return (v + (torch.round(v) - v).detach()) * s
+
+
+def quantization_aware(
+    net: Network,
+    data: TrainingData | Batches,
+    config: FinetuneConfig | None = None,
+    *,
+    ranges: Ranges | None = None,
+    samples: int = 256,
+    learn_ranges: bool = True,
+    skip: Skip = (),
+    teacher: Network | None = None,
+    test: TrainingData | Batches | None = None,
+    progress: Progress | None = None,
+) -> QuantizationAware:
+    """Trains `net` (fine-tuned, floating point) to be right in INT8. Without `ranges` it is calibrated on the first `samples` of the data.
+
+    `skip` names layers (or says of one) that stay in floating point; `teacher` is for distillation, `net` itself is a good one.
+    The default config is a short training at a low rate; folded weights differ widely in size, which AdamW takes better than SGD.
+    Raises CalibrationError, TrainingError, UsageError.
+    """
+    config = config or FinetuneConfig(epochs=2, optimizer="adamw", lr=1e-4, weight_decay=0.0, warmup=0.0)
+    skip = skip if callable(skip) else tuple(skip)
+    device = device_of(config.device)
+    made = folded(net)
+    places = find_places(made, skip)
+    if not places.layers:
+        raise TrainingError(f"'{net.name}' has no layer that 8 bits could compute: no convolution or product with constant weights")
+    if ranges is None:
+        feeds = Feeder(made, data, batch=1, device=device)
+        ranges = calibrate(made, _first(feeds, samples), run=_values(made, find_places(made).names(), device), zero_points=True)
+    fakes, learned = _fakes(places, ranges, learn_ranges)
+    module = NetworkModule(without_softmax(made), freeze=config.freeze, train=config.train, fakes=fakes).to(device)
+    answers = None
+    if config.distill > 0:
+        answers = NetworkModule(without_softmax(teacher or net)).to(device).eval().requires_grad_(False)
+    done = trained(made, module, data, replace(config, freeze=(), train=()), teacher=answers, test=test, progress=progress, what="quantization-aware")
+    final = Ranges({name: learned[name].range() for name in places.names()}, ranges.model, ranges.samples)
+    return QuantizationAware(quantize(done.network, final, skip=skip), done.network, final, done)
+
+
+def folded(net: Network) -> Network:
+    """A copy with batch norms folded into weights: what is calibrated, and what the builder puts Q/DQ into."""
+    made = net.clone()
+    run_passes(made, [p for p in select(3, ()) if p.phase <= Phase.FOLD])
+    return made
+
+
+def _fakes(places: Places, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:
+    """Where to round, and each tensor's rounding; tensors of one range share one."""
+    merged = shared_ranges(places, ranges)
+    by_group = {group: FakeActivation(r, learn=learn) for group, r in merged.items()}
+    hows = {t.name: by_group[places.shared[t]] for t in places.roots}
+    values = {t.name: (None if readers is None else frozenset(r.name for r in readers), hows[t.name]) for t, readers in places.roots.items()}
+    weights = {layer.name: FakeWeight(weight_axis(layer)) for layer in places.layers}
+    return Fakes(values, weights), hows
+
+
+def _first(feeder: Feeder, count: int) -> Iterable[dict[str, np.ndarray]]:
+    for k, (feeds, _) in enumerate(feeder.all()):
+        if k == count:
+            return
+        yield {n: x.cpu().numpy() for n, x in feeds.items()}
+
+
+def _values(net: Network, wanted: list[str], device: torch.device) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Runs a sample and gives the wanted tensors."""
+    watched = net.clone()
+    inputs = {t.name for t in watched.inputs}
+    names = [n for n in wanted if n not in inputs]
+    watched.outputs = [watched.tensor(n) for n in names]
+    module = NetworkModule(watched).to(device).eval()
+
+    def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with torch.no_grad():
+            got = outputs_of(module(**{n: torch.from_numpy(np.array(a)).to(device) for n, a in feeds.items()}))
+        return {**{n: np.asarray(a) for n, a in feeds.items()}, **{n: x.float().cpu().numpy() for n, x in zip(names, got, strict=True)}}
+
+    return run
+

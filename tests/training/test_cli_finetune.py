@@ -1,0 +1,55 @@
+"""`whet finetune` from files to a file."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
+
+from test_finetune import digits_net
+
+import whet
+from whet.cli import group
+from whet.errors import UsageError
+from whet.ops import run_network
+
+
+@pytest.fixture
+def files(tmp_path):
+    found = pytest.importorskip("sklearn.datasets").load_digits()
+    x, y = (found.images[:, None] / 16).astype(np.float32), found.target.astype(np.int64)
+    np.savez(tmp_path / "train.npz", x=x[:1200], y=y[:1200])
+    np.savez(tmp_path / "test.npz", x=x[1200:], y=y[1200:])
+    whet.save_onnx(digits_net(), tmp_path / "digits.onnx")
+    return tmp_path
+
+
+def run(*args):
+    return CliRunner().invoke(group, ["finetune", *map(str, args)])
+
+
+def test_a_model_is_trained_then_made_ready_for_int8(files):
+    common = ["--data", files / "train.npz", "--test", files / "test.npz", "--device", "cpu", "--batch", 60]
+    done = run(files / "digits.onnx", *common, "--epochs", 3, "--lr", 0.1, "-o", files / "tuned.onnx", "--checkpoint", files / "c.safetensors")
+    assert done.exit_code == 0, done.output
+    assert "epoch 3: loss" in done.output
+    assert "60 steps" in done.output
+    again = run(files / "digits.onnx", *common, "--epochs", 3, "--lr", 0.1, "-o", files / "again.onnx", "--checkpoint", files / "c.safetensors")
+    assert "went on from step 60" in again.output
+    assert (files / "again.onnx").read_bytes() == (files / "tuned.onnx").read_bytes()
+    done = run(files / "tuned.onnx", *common, "--qat", "--teacher", files / "tuned.onnx", "--distill", 0.5, "--epochs", 0.5, "--lr", 0.001,
+               "--optimizer", "adamw", "-o", files / "int8.onnx")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    net = whet.network_from_onnx(files / "int8.onnx")
+    assert any(x.op == "QuantizeLinear" for x in net.layers)
+    with np.load(files / "test.npz") as f:
+        right = run_network(net, {"x": f["x"]})["out"].argmax(1) == f["y"]
+    assert right.mean() > 0.85
+
+
+def test_mistakes_are_explained(files):
+    done = run(files / "digits.onnx", "--data", files / "none.npz")
+    assert isinstance(done.exception, UsageError)
+    assert "FILE.npz" in str(done.exception)
+    done = run(files / "digits.onnx", "--data", files / "train.npz", "--qat", "--train", "python:a:b")
+    assert "--train is for floating point" in str(done.exception)
