@@ -106,7 +106,8 @@ def _compared(d: Data) -> Html:
     load = d["load"]
     if load.get("other_cpus") is not None:
         about += f" Other processes took {load['other_cpus']:.2f} CPUs meanwhile{', so times are to be read with care' if load['disturbed'] else ''}."
-    return Html(tag("h2", "The engines compared") + table(head, rows, right=range(2, 14), classes=classes) + tag("p", about, class_="dim"))
+    shown = tag("div", table(head, rows, right=range(2, 14), classes=classes), id="compared")
+    return Html(tag("h2", "The engines compared") + shown + tag("p", about, class_="dim"))
 
 
 def _steps(d: Data) -> Html:

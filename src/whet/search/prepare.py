@@ -12,7 +12,7 @@ import numpy as np
 from whet.errors import WhetError
 from whet.network import Network
 from whet.pruning import Recipe, RecoveryConfig, count_flops, count_params, cut, groups, importance, recipe_of, recover
-from whet.pruning.depth import remove_branches
+from whet.pruning.importance import NEED_DATA, Samples
 from whet.search.recipe import Effort
 from whet.search.space import Candidate
 
@@ -45,27 +45,21 @@ def prepared(
         made.steps.append(row | ({"metric": rate(made.network)} if rate is not None else {}))
 
     step("original", perf_counter())
-    at: dict[str, np.ndarray] = {}
-    if candidate.removed:
-        start = perf_counter()
-        say("removing blocks")
-        made.network = remove_branches(net, candidate.removed)
-        step(f"{len(candidate.removed)} residual branches removed", start)
-    if kept:
-        start = perf_counter()
-        say("cutting channels")
-        found = groups(net)
-        chosen = [g for g in found if g.name in kept]
-        scores = importance(chosen, candidate.importance, seed)
-        at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.name]]) for g in chosen}
-        here = {g.name: g.size for g in groups(made.network)}  # those that went with a branch are gone
-        at = {name: index for name, index in at.items() if here.get(name) == next(g.size for g in chosen if g.name == name)}
-        made.network = cut(made.network, at)
-        step("channels cut", start)
     if candidate.pruned:
         start = perf_counter()
-        about = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "removed": list(candidate.removed)}
-        made.recipe = recipe_of(net, at, about=about)
+        say("cutting")
+        found = groups(net)
+        chosen = [g for g in found if g.name in kept]
+        samples = Samples(data) if candidate.importance in NEED_DATA else None
+        scores = importance(chosen, candidate.importance, seed, net=net, samples=samples)
+        at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.name]]) for g in chosen}
+        made.network = cut(net, at, found, removed=candidate.removed)
+        about = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths)}
+        made.recipe = recipe_of(net, at, about=about, found=found, removed=candidate.removed)
+        words = ["channels cut"] if kept else []
+        words += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
+        step(", ".join(words) or "nothing was left to cut", start)
+        start = perf_counter()
 
         def tell(done: int, total: int, what: str) -> None:
             say(f"recovering {done}/{total}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import UsageError
+from whet.pruning.importance import KINDS
 from whet.registry import nearest
 from whet.search import _fields as f
 from whet.search._fields import Amount, key
@@ -61,7 +62,7 @@ class Space:
 
     width: Width | None = key(f.section(Width, None), factory=Width)
     depth: bool = key(f.flag, True)  # whole residual blocks, where the network has some that can go
-    importance: tuple[str, ...] = key(f.many(f.one_of("l1", "l2", "random")), ("l1",))
+    importance: tuple[str, ...] = key(f.many(f.one_of(*KINDS)), ("l1",))
     precision: tuple[str, ...] = key(f.many(f.one_of(*PRECISIONS)), ())  # (): those that the device has
     two_four: tuple[bool, ...] = key(f.many(f.flag), (False,))
     fusion: tuple[str, ...] = key(f.many(f.text), ("all",))  # "all", or pass switches as --passes takes them: "-fuse_conv_add,-fuse_silu"

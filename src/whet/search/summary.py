@@ -42,7 +42,7 @@ def summary(found: SearchResult) -> dict[str, Any]:
         "load": found.final["load"],
         "trials": trials,
         "limits": _limits(found),
-        "cost_name": "ms a sample" if found.judging.cost_a_sample else "ms a run",
+        "cost_name": f"time a {'sample' if found.judging.cost_a_sample else 'run'}, of the original's in FP32",
         "steps": _steps(chosen),
         "layers": layer_pairs(_result(found, rows[0]["folder"])["layers"], chosen["layers"]) if found.chosen else [],
         "left_out": [list(x) for x in found.space.left_out],
@@ -66,9 +66,9 @@ def _row(found: SearchResult, i: int) -> dict[str, Any]:
     own, checked = _result(found, r["folder"]), found.checks[i]
     original = "-b" in r["folder"]
     c = Candidate.from_plain(own["candidate"])
-    cost, _ = found.points[i]
     return {
-        **r, "kind": "original" if original else "survivor", "cost": cost, "met": all(x.met for x in checked), "checks": plain_checks(checked),
+        **r, "kind": "original" if original else "survivor", "cost": found.points[i][0] / _original_cost(found),
+        "met": all(x.met for x in checked), "checks": plain_checks(checked),
         "name": f"original, {c.precision}" + (f", batch {c.batch}" if c.batch != 1 else "") if original else f"trial {int(r['folder'])}",
         "what": "as it is" if original else c.words(), "build_seconds": own["build_seconds"], "params": own["params"], "flops": own["flops"],
         "precision": own["precision"],
@@ -95,7 +95,7 @@ def _trials(found: SearchResult, rows: Sequence[Mapping[str, Any]]) -> list[dict
             row |= {k: r[k] for k in ("metric", "drop", "latency", "throughput", "memory_bytes", "engine_bytes", "energy", "build_seconds", "load")}
             row |= {"met": all(c.met for c in checked), "checks": plain_checks(checked)}
             if t.same_as is None:
-                row |= {"cost": points[t.number][0], "front": t.number in front}
+                row |= {"cost": points[t.number][0] / _original_cost(found), "front": t.number in front}
         row["kept"] = t.same_as is None and f"{t.number:04d}" in kept
         row["verdict"] = _verdict(t, row, kept.get(f"{t.number:04d}"), points, rows[found.chosen])
         made.append(row)
@@ -157,13 +157,17 @@ def layer_pairs(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
     return pairs
 
 
+def _original_cost(found: SearchResult) -> float:
+    """Cost of the original in FP32 at the first batch: the unit of the plot, the same however busy the machine was."""
+    return found.judging.point(found.judging.original(found.judging.batches[0]), found.judging.batches[0])[0]
+
+
 def _limits(found: SearchResult) -> dict[str, float | None]:
     """The target as lines in the plot, where it says something of its axes."""
     t, original = found.recipe.target, found.final["rows"][0]
     cost = None
-    base = found.judging.original(found.judging.batches[0])["latency"]["median_ms"]
     if t.latency is not None and not found.judging.cost_a_sample:
-        cost = t.latency.of(base)
+        cost = t.latency.value / (1.0 if t.latency.relative else original["latency"]["median_ms"])
     sign = 1 if found.recipe.higher_is_better else -1
     metric = None if t.accuracy_drop is None else original["metric"]["value"] - sign * t.accuracy_drop
     return {"cost": cost, "metric": metric}

@@ -1,0 +1,259 @@
+"""Locks, energy meters, labelled data, the space, and the study's memory: each by itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from search.conftest import perceptron, recipe_with
+from whet.errors import CalibrationError, UsageError
+from whet.search import energy
+from whet.search.data import labelled
+from whet.search.locks import DeviceLock, physical_gpu
+from whet.search.space import Candidate, kept_channels, search_space
+from whet.search.study import Study
+
+HOLD = """
+import sys, time
+from whet.search.locks import DeviceLock
+lock = DeviceLock(sys.argv[2], sys.argv[1])
+with getattr(lock, sys.argv[3])():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def holder(folder: Path, how: str, device: str = "cpu") -> subprocess.Popen:
+    p = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), device, how], stdout=subprocess.PIPE, text=True)
+    assert p.stdout.readline() == "held\n"
+    return p
+
+
+def waits(folder: Path, how: str, device: str = "cpu") -> bool:
+    """Whether taking the lock takes longer than a moment."""
+    p = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), device, how], stdout=subprocess.PIPE, text=True)
+    import select
+
+    try:
+        ready, _, _ = select.select([p.stdout], [], [], 2.5)
+        return not ready
+    finally:
+        p.kill()
+        p.communicate()
+
+
+def test_timing_is_alone_and_a_killed_holder_lets_go(tmp_path):
+    p = holder(tmp_path, "timing")
+    assert waits(tmp_path, "timing")
+    assert waits(tmp_path, "working")
+    assert not waits(tmp_path, "timing", "cuda:1")
+    p.kill()
+    p.communicate()
+    with DeviceLock("cpu", tmp_path).timing():
+        pass
+    p = holder(tmp_path, "working")
+    assert not waits(tmp_path, "working")
+    p.kill()
+    p.communicate()
+
+
+def test_a_gpu_has_one_name_whatever_the_environment_calls_it(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert physical_gpu("cpu") is None
+    assert physical_gpu("cuda:2") == "2"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-abc")
+    assert [physical_gpu(d) for d in ("cuda", "cuda:1")] == ["3", "GPU-abc"]
+
+
+def test_rapl_counters_are_read_across_their_wrap(tmp_path):
+    package = tmp_path / "intel-rapl:0"
+    package.mkdir()
+    (tmp_path / "intel-rapl:0:0").mkdir()  # a part of it, which must not be counted again
+    (package / "max_energy_range_uj").write_text("1000000")
+    (package / "energy_uj").write_text("900000")
+    read, about = energy.meter(None, tmp_path)
+    assert read is not None
+    assert "1 processor package" in about
+    (package / "energy_uj").write_text("100000")
+    assert read() == pytest.approx(0.2)
+    found = energy.per_run(lambda: (package / "energy_uj").write_text(str(int((package / "energy_uj").read_text()) + 5000)), read, 0.01)
+    assert found["mj"] == pytest.approx(5.0)
+
+
+def test_no_meter_is_said_and_not_guessed(tmp_path):
+    read, about = energy.meter(None, tmp_path)
+    assert read is None
+    assert about.startswith("not measurable")
+
+
+def test_labelled_data(tmp_path):
+    net, d = perceptron()
+    np.savez(tmp_path / "a.npz", x=d["x"][:5], y=d["y"][:5])
+    np.savez(tmp_path / "b.npz", anything=d["x"][5:9], labels=d["y"][5:9])
+    both = labelled(str(tmp_path), net, "data.score")
+    assert len(both) == 9
+    np.testing.assert_array_equal(both.inputs["x"], d["x"][:9])
+    np.savez(tmp_path / "c.npz", x=d["x"][:5])
+    with pytest.raises(CalibrationError, match=r"data\.score: .*c\.npz has no array `labels`; it has x"):
+        labelled(str(tmp_path / "c.npz"), net, "data.score")
+    np.savez(tmp_path / "d.npz", x=d["x"][:5], labels=d["y"][:4])
+    with pytest.raises(CalibrationError, match="has 4 labels for 5 samples"):
+        labelled(str(tmp_path / "d.npz"), net, "data.score")
+    np.savez(tmp_path / "e.npz", x=d["x"][:5], labels=np.ones(5, np.float32))
+    with pytest.raises(CalibrationError, match="labels are whole numbers"):
+        labelled(str(tmp_path / "e.npz"), net, "data.score")
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "multiple", "kept"), [(64, 0, 8, 64), (64, 0.5, 8, 32), (64, 0.3, 8, 48), (64, 0.95, 8, 8), (12, 0.5, 1, 6)]
+)
+def test_kept_channels(size, share, multiple, kept):
+    assert kept_channels(size, share, multiple) == kept
+
+
+def test_the_space_says_what_it_leaves_out_and_knows_equal_points(case, tmp_path):
+    import whet
+
+    net = whet.network_from_onnx(case / "model.onnx")
+    space = search_space(net, recipe_with(case, tmp_path, space={"precision": ["fp32"], "width": {"step": 0.01}}))
+    left = dict(space.left_out)
+    assert "skips zeros" in left["2:4"]
+    a, b = (space.candidate({"96 inner": share, "64 inner": 0.0}) for share in (0.5, 0.51))
+    assert a != b
+    assert space.kept(a) == {"w0": 48}
+    assert space.key(a) == space.key(b)
+    assert space.key(a) != space.key(space.candidate({"96 inner": 0.5, "64 inner": 0.5}))
+    assert Candidate.from_plain(a.to_plain()) == a
+    for point in space.seeds():
+        assert point.keys() == {d.name for d in space.dimensions}
+
+
+ASK_AND_DIE = """
+import json, os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from search.test_parts import study_of
+import optuna.trial
+drawn = []
+inner = optuna.trial.Trial.suggest_float
+def dies(self, name, *a, **k):
+    if drawn:
+        os._exit(9)
+    drawn.append(inner(self, name, *a, **k))
+    return drawn[0]
+optuna.trial.Trial.suggest_float = dies
+study_of(Path(sys.argv[1]), Path(sys.argv[2])).ask()
+"""
+
+
+def study_of(case: Path, out: Path, seed: int = 0) -> Study:
+    import whet
+
+    recipe = recipe_with(case, out)
+    space = search_space(whet.network_from_onnx(recipe.model), recipe)
+    return Study(out / "study.sqlite3", space, higher_is_better=True, sampler="tpe", seed=seed, startup=4)
+
+
+def test_a_trial_that_died_while_it_was_drawn_is_drawn_to_its_end(case, tmp_path):
+    died = subprocess.run([sys.executable, "-c", ASK_AND_DIE, str(case), str(tmp_path), str(Path(__file__).parents[1])], check=False)
+    assert died.returncode == 9
+    study = study_of(case, tmp_path, seed=5)
+    ((number, params),) = study.unfinished()
+    assert number == 0
+    assert params.keys() == {"96 inner", "64 inner"}
+    kept = study.study.trials[0].params
+    assert kept == params
+    study.tell(number, (1.0, 99.0), {"misses": [0.0], "candidate": {}})
+    study.tell(number, (2.0, 11.0), {"candidate": {}})
+    assert study.study.trials[0].values == [1.0, 99.0]
+    assert list(study.unfinished()) == []
+    assert study.ask()[0] == 1
+
+
+def test_enqueued_points_are_there_once(case, tmp_path):
+    study = study_of(case, tmp_path)
+    points = study.space.seeds()
+    study.enqueue(points)
+    study.enqueue(points)
+    drawn = [study.ask()[1] for _ in points]
+    assert drawn == points
+
+
+SLEEPY = """
+import os, time
+
+def metric(predict):
+    open("pid", "w").write(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
+def test_children_die_with_their_parent(case, tmp_path):
+    """A killed search leaves no process behind that would go on timing."""
+    from whet.search import job as j
+    from whet.search.workers import LocalWorkers
+
+    recipe = recipe_with(case, tmp_path, metric="python:sleepy:metric", folder=str(tmp_path), model=str(case / "model.onnx"),
+                         data={"calibrate": str(case / "calibrate.npz")})  # fmt: skip
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    folder = tmp_path / "job"
+    j.Job("baseline", "b", recipe.to_plain(), Candidate().to_plain(), effort={"seconds": 0.05, "level": 0}).write(folder)
+    context = multiprocessing.get_context("spawn")
+    parent = context.Process(target=_start_and_wait, args=(folder,))
+    parent.start()
+    pid = tmp_path / "pid"
+    deadline = time.monotonic() + 60
+    while not (pid.is_file() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    child = int(pid.read_text())
+    parent.kill()
+    parent.join()
+    while _alive(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _alive(child)
+    with LocalWorkers(1, 3.0) as workers:  # the same job again; it is ended when it takes too long
+        pid.unlink()
+        workers.start(folder)
+        while not (found := workers.finished()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert found == [(folder, "took longer than search.trial_timeout, 3 s, and was ended")]
+
+
+def _start_and_wait(folder: Path) -> None:
+    from whet.search.workers import LocalWorkers
+
+    with LocalWorkers(1, 600.0) as workers:
+        workers.start(folder)
+        time.sleep(600)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_one_search_at_a_time_in_a_folder(case, tmp_path):
+    from whet.search.folder import WorkFolder
+
+    recipe = recipe_with(case, tmp_path / "work")
+    folder = WorkFolder(tmp_path / "work")
+    with folder.opened(recipe) as resumed:
+        assert not resumed
+        with pytest.raises(UsageError, match="another search works in"), WorkFolder(tmp_path / "work").opened(recipe):
+            pass
+    with folder.opened(recipe) as resumed:
+        assert resumed
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    for fresh in (False, True):
+        with pytest.raises(UsageError, match=r"thesis\.txt|holds no search"), WorkFolder(tmp_path / "full").opened(recipe, fresh):
+            pass
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"

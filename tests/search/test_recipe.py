@@ -1,0 +1,97 @@
+"""Recipes: what is read, and the words that a mistake is answered with."""
+
+from __future__ import annotations
+
+import pytest
+
+from search.conftest import RECIPE, recipe_with
+from whet.errors import UsageError
+from whet.search import load_recipe, recipe_from
+from whet.search._fields import Amount
+
+
+def test_a_recipe_comes_back_from_its_plain_data(case, tmp_path):
+    recipe = recipe_with(case, tmp_path, target={"latency": "0.5x", "memory": "3 MiB", "energy": 2.5, "throughput": "2x", "accuracy_drop": 0.5},
+                         space__fusion=["all", "-fuse_gemm_add"], shapes={"x": "1x64"}, search__timeout="2 min")  # fmt: skip
+    assert recipe.target.latency == Amount(0.5, relative=True)
+    assert recipe.target.memory == Amount(3 * 2**20)
+    assert recipe.target.energy == Amount(2.5)
+    assert recipe.search.timeout == 120
+    assert recipe.shapes == {"x": (1, 64)}
+    assert recipe_from(recipe.to_plain()) == recipe
+    assert recipe_from(recipe.to_plain()).digest() == recipe.digest()
+
+
+def test_paths_are_of_the_recipe_s_folder(case):
+    recipe = load_recipe(case / "recipe.yaml")
+    assert recipe.model == str(case / "model.onnx")
+    assert recipe.data.score == str(case / "score.npz")
+    assert recipe.out == str(case / "recipe.auto")
+
+
+def test_the_digest_knows_the_bytes_of_model_and_data(case, tmp_path):
+    before = recipe_with(case, tmp_path).digest()
+    assert recipe_with(case, tmp_path, search__trials=99, target={"latency": "0.9x"}).digest() == before
+    assert recipe_with(case, tmp_path, space__batch=[2]).digest() != before
+    other = tmp_path / "calibrate.npz"
+    other.write_bytes((case / "calibrate.npz").read_bytes())
+    same = recipe_with(case, tmp_path, data__calibrate=str(other)).digest()
+    other.write_bytes((case / "judge.npz").read_bytes())
+    assert recipe_with(case, tmp_path, data__calibrate=str(other)).digest() != same
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"targte": {"latency": 1}}, r"there is no key 'targte'\. Did you mean 'target'\?"),
+    ({"target__latancy": "0.5x"}, r"there is no key 'target\.latancy'\. Did you mean 'latency'\? The keys there are latency, throughput"),
+    ({"space__width__stepp": 0.1}, r"there is no key 'space\.width\.stepp'\. Did you mean 'step'\?"),
+    ({"target__latency": "0.5 parsec"}, r"'target\.latency' is a time such as 3 ms, or a share of the original's such as 0\.5x, not '0\.5 parsec'"),
+    ({"target__latency": 0}, r"'target\.latency' is above zero, not 0"),
+    ({"target": {}}, r"'target' is empty: give at least one of latency, throughput, memory, energy, engine_size, accuracy_drop"),
+    ({"space__precision": ["fp32", "int9"]}, r"'space\.precision\[1\]' is one of fp32, fp16, bf16, int8, not 'int9'\. Did you mean 'int8'\?"),
+    ({"space__precision": ["fp16"]}, r"fp16 is for device cuda"),
+    ({"search__trials": 0}, r"'search\.trials' is a whole number of at least 1, not 0"),
+    ({"search__trials": True}, r"'search\.trials' is a whole number of at least 1, not True"),
+    ({"search__timeout": "soon"}, r"'search\.timeout' is a time such as 90 s, 15 min or 2 h, not 'soon'"),
+    ({"device": "gpu"}, r"'device' is cpu, cuda or cuda:N, not 'gpu'"),
+    ({"model": "nothing.onnx"}, r"'model': there is no file .*nothing\.onnx"),
+    ({"data__score": "nothing.npz"}, r"'data\.score': there is no file or folder .*nothing\.npz"),
+    ({"data": {"calibrate": "calibrate.npz"}}, r"'data\.score' is missing: top1 needs labelled data"),
+    ({"data": {}}, r"the key 'data\.calibrate' is missing"),
+    ({"metric": "top5"}, r"'metric' is top1 or python:MODULE:FUNCTION, not 'top5'"),
+    ({"shapes": {"x": "1xN"}}, r"'shapes\.x' is a shape such as 1x3x224x224, not '1xN'"),
+    ({"space": [1]}, r"space: expected keys with values, not \[1\]"),
+    ({"finetune": {"epoch": 3}}, r"there is no key 'finetune\.epoch'\. Did you mean 'epochs'\?"),
+    ({"finetune": {"distill": 3}}, r"'finetune': distill is from 0 to 1, not 3"),
+    ({"prefer": "speed"}, r"'prefer' is one of latency, accuracy, not 'speed'"),
+    ({"space__batch": [1, 1]}, r"'space\.batch' is a list of different values"),
+])  # fmt: skip
+def test_mistakes_are_named(case, tmp_path, change, text):
+    with pytest.raises(UsageError, match=text):
+        recipe_with(case, tmp_path, **change)
+
+
+@pytest.mark.parametrize(("written", "text"), [
+    ("model: a\nmodel: b\n", r"r\.yaml: the key 'model' is given twice"),
+    ("target:\n  latency: 1\n  latency: 2\n", r"r\.yaml: the key 'latency' is given twice \(line 2"),
+    ("model: [", r"r\.yaml: this is no YAML"),
+    ("- a\n", r"r\.yaml: the recipe: expected keys with values"),
+    ("", r"r\.yaml: the recipe: expected keys with values, not nothing"),
+    ("model: !!python/object:os.system x\n", r"r\.yaml: this is no YAML"),
+])  # fmt: skip
+def test_files_that_are_no_recipe(tmp_path, written, text):
+    (tmp_path / "r.yaml").write_text(written)
+    with pytest.raises(UsageError, match=text):
+        load_recipe(tmp_path / "r.yaml")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"the recipe .*none\.yaml cannot be read"):
+        load_recipe(tmp_path / "none.yaml")
+
+
+def test_width_and_finetuning_can_be_switched_off(case, tmp_path):
+    recipe = recipe_with(case, tmp_path, space__width=False)
+    assert recipe.space.width is None
+    assert recipe_from(recipe.to_plain()).space.width is None
+    assert recipe.finetune is None
+    assert recipe_from({**RECIPE, "finetune": True}, case).finetune == {"epochs": 10.0, "distill": 0.5}

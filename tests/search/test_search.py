@@ -1,0 +1,169 @@
+"""The whole loop on a small real case, killed three times on the way: nothing is lost, nothing is done twice, the result can be deployed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from search.conftest import recipe_with
+from whet.errors import BuildError, UsageError
+from whet.search import dry_run, search
+from whet.search.job import result_of
+from whet.search.loop import pick
+from whet.search.watching import Silent
+
+
+def command(case: Path, out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "whet.cli", "auto", str(case / "recipe.yaml"), "--out", str(out), *more]
+
+
+def environment(cache: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(cache), "OPENBLAS_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def finished(case, tmp_path_factory):
+    """A search that was killed with SIGKILL three times at random moments, and then let run to its end."""
+    out, cache = tmp_path_factory.mktemp("out") / "work", tmp_path_factory.mktemp("cache")
+    seed = int(time.time())
+    moments = random.Random(seed)
+    kills = []
+    for _ in range(3):
+        p = subprocess.Popen(command(case, out), env=environment(cache), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        wait = moments.uniform(0.5, 5)
+        try:
+            p.wait(wait)
+        except subprocess.TimeoutExpired:
+            os.kill(p.pid, signal.SIGKILL)
+            kills.append(wait)
+        p.communicate()
+    done = subprocess.run(command(case, out, "--json"), env=environment(cache), capture_output=True, text=True, check=False, timeout=300)
+    return out, done, kills, seed
+
+
+def test_it_ends_and_says_whether_the_target_is_met(finished):
+    _, done, kills, seed = finished
+    assert done.returncode in (0, 3), f"killed after {kills} s (seed {seed})\n{done.stderr[-3000:]}"
+    data = json.loads(done.stdout)
+    assert data["met"] == (done.returncode == 0)
+    chosen = data["rows"][data["chosen"]]
+    assert chosen["met"] == data["met"]
+    assert all(c["met"] for c in chosen["checks"]) == data["met"]
+
+
+def test_no_trial_is_lost_or_done_twice(finished):
+    import optuna
+
+    out, _, kills, seed = finished
+    study = optuna.load_study(study_name="whet", storage=f"sqlite:///{out / 'study.sqlite3'}")
+    trials = [t for t in study.get_trials() if t.state.name != "WAITING"]
+    assert [t.number for t in trials] == list(range(len(trials)))
+    assert all(t.state.name in ("COMPLETE", "FAIL") for t in trials), f"killed after {kills} s (seed {seed})"
+    own = [t for t in trials if "same_as" not in t.user_attrs]
+    assert len(own) == 5
+    assert len({json.dumps(t.params, sort_keys=True) for t in own}) == len(own)
+    for t in own:
+        result = result_of(out / "scouts" / f"{t.number:04d}")
+        assert result["state"] == "done", result
+        assert t.values[1] == result["metric"]["value"]
+        assert t.user_attrs["candidate"] == result["candidate"]
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    ended = [e["job"] for e in events if e["event"] == "end"]
+    assert len(ended) == len(set(ended)), "a job that had ended ran again"
+
+
+def test_the_deploy_folder_runs(finished, case):
+    out, done, *_ = finished
+    deploy, data = out / "deploy", json.loads(done.stdout)
+    for name in ("model.engine", "model.onnx", "lock.json", "recipe.json", "report.html", "report.json", "README.md"):
+        assert (deploy / name).stat().st_size > 0
+    assert "The lock was tried: it builds this very engine again" in (deploy / "README.md").read_text()
+    import whet
+
+    with np.load(case / "judge.npz") as f:
+        x, y = f["x"], f["labels"]
+    with whet.Runtime(threads=1).load(deploy / "model.engine").create_context() as context:
+        guesses = [int(context.run({"x": x[i : i + 1]}).popitem()[1].argmax()) for i in range(len(x))]
+    chosen = data["rows"][data["chosen"]]
+    assert 100 * np.mean(np.array(guesses) == y) == pytest.approx(chosen["metric"]["value"])
+    assert chosen["metric"]["samples"] == len(y)
+    assert (deploy / "model.engine").stat().st_size == chosen["engine_bytes"]
+    pruned = whet.network_from_onnx(deploy / "model.onnx")
+    assert sum(t.array().size for t in pruned.constants.values()) < 96 * 64 + 64 * 96 + 64 * 10
+
+
+def test_everything_is_measured(finished):
+    data = json.loads(finished[1].stdout)
+    original, *others = data["rows"]
+    assert original["latency"]["ratio"] == 1
+    assert len(others) == 2
+    for row in [*data["rows"], *(t for t in data["trials"] if t["same_as"] is None)]:
+        assert 0 < row["latency"]["median_ms"] <= row["latency"]["p99_ms"]
+        assert row["throughput"] > 0
+        assert row["memory_bytes"] > 0
+        assert row["engine_bytes"] > 0
+        assert row["build_seconds"] > 0
+        assert row["energy"]["mj"] is None or row["energy"]["mj"] > 0
+        assert row["energy"]["mj"] is not None or "not measurable" in row["energy"]["about"]
+        assert 0 <= row["metric"]["low"] <= row["metric"]["value"] <= row["metric"]["high"] <= 100
+    assert all(t["verdict"] for t in data["trials"])
+    assert data["steps"][0]["step"] == "original"
+    assert len(data["layers"]) >= 3
+
+
+def test_going_on_with_a_finished_search_does_nothing_again(finished, case):
+    out = finished[0]
+    before = (out / "events.jsonl").read_text()
+    found = search(recipe_with(case, out), deploy=False)
+    assert found.chosen == json.loads((out / "deploy" / "report.json").read_text())["chosen"]
+    new = (out / "events.jsonl").read_text()[len(before) :]
+    assert [json.loads(line)["event"] for line in new.splitlines()] == ["resume", "done"]
+
+
+def test_another_recipe_is_refused_in_the_same_folder(finished, case):
+    with pytest.raises(UsageError, match=r"search of another recipe \(changed: space\).*--fresh"):
+        search(recipe_with(case, finished[0], space__batch=[1, 4]))
+
+
+def test_survivors_are_those_nearest_to_the_target(finished, case):
+    found = search(recipe_with(case, finished[0]), deploy=False)
+    picked = pick(found.trials, found.judging, 99)
+    met = [all(c.met for c in found.judging.trial_checks(t)) for t in picked]
+    assert met == sorted(met, reverse=True)
+
+
+def test_a_dry_run_builds_nothing(case, tmp_path):
+    facts = dry_run(recipe_with(case, tmp_path / "work"))
+    assert not (tmp_path / "work").exists()
+    assert facts["classes"] == {"96 inner": ["w0"], "64 inner": ["w1"]}
+    assert facts["data"] == {"calibrate": {"x": [64]}, "score": 400, "judge": 397}
+    assert facts["points"] == 16
+
+
+def test_a_trial_whose_process_dies_fails_with_the_reason(case, tmp_path):
+    (tmp_path / "metric_that_dies.py").write_text(
+        "import os\n\n\ndef metric(predict):\n    if os.path.exists('die'):\n        os.abort()\n    return 1.0\n"
+    )
+    recipe = recipe_with(
+        case, tmp_path / "work", metric="python:metric_that_dies:metric", folder=str(tmp_path), model=str(case / "model.onnx"),
+        data__calibrate=str(case / "calibrate.npz"), data__score=str(case / "score.npz"), data__judge=str(case / "judge.npz"), search__trials=1,
+    )  # fmt: skip
+
+    class KillsScouts(Silent):
+        def begun(self, folder, what):
+            (tmp_path / "die").unlink(missing_ok=True)
+            if folder.parent.name == "scouts":
+                (tmp_path / "die").touch()
+
+    with pytest.raises(BuildError, match="all 1 trials failed; the first: the trial's process was ended by SIGABRT"):
+        search(recipe, watcher=KillsScouts())
+    assert result_of(tmp_path / "work" / "scouts" / "0000")["reason"].startswith("the trial's process was ended by SIGABRT")

@@ -1,0 +1,108 @@
+"""Targets, the Pareto set and the choice: by cases whose answer can be seen, and against the definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whet.search._fields import Amount
+from whet.search.metrics import Score, drop, top1, user_metric, wilson
+from whet.search.recipe import Target
+from whet.search.targets import checks, choose, distance, dominates, met, pareto
+
+
+def row(ms=1.0, ratio=0.5, drop=0.0, mj=None, memory=100.0, size=100.0):
+    return {
+        "latency": {"median_ms": ms, "ratio": ratio}, "throughput": 1e3 / ms, "memory_bytes": memory, "engine_bytes": size,
+        "energy": {"mj": mj, "about": "not measurable: no meter"}, "drop": {"value": drop}, "metric": {"value": 99.0},
+    }  # fmt: skip
+
+
+ORIGINAL = row(ms=2.0, ratio=1.0, mj=None, memory=200.0, size=400.0)
+
+
+@pytest.mark.parametrize(("target", "miss"), [
+    (Target(latency=Amount(0.5, True)), 0), (Target(latency=Amount(0.4, True)), 0.25),
+    (Target(latency=Amount(1.0)), 0), (Target(latency=Amount(0.5)), 1),
+    (Target(throughput=Amount(2, True)), 0), (Target(throughput=Amount(3, True)), 0.5), (Target(throughput=Amount(2000)), 1),
+    (Target(memory=Amount(0.5, True)), 0), (Target(memory=Amount(50)), 1), (Target(engine_size=Amount(0.2, True)), 0.25),
+])  # fmt: skip
+def test_a_miss_is_the_relative_distance(target, miss):
+    (only,) = checks(target, row(), ORIGINAL)
+    assert only.miss == pytest.approx(miss)
+    assert met([only]) == (miss == 0)
+
+
+def test_a_drop_is_counted_in_allowed_drops():
+    target = Target(accuracy_drop=0.5)
+    assert checks(target, row(drop=0.5), ORIGINAL)[0].miss == 0
+    assert checks(target, row(drop=-3), ORIGINAL)[0].miss == 0
+    assert checks(target, row(drop=1.5), ORIGINAL)[0].miss == pytest.approx(2)
+    assert checks(Target(accuracy_drop=0.0), row(drop=0.99), ORIGINAL)[0].miss == pytest.approx(1)
+
+
+def test_what_cannot_be_measured_is_not_met():
+    found = checks(Target(energy=Amount(5)), row(), ORIGINAL)
+    assert not met(found)
+    assert found[0].miss is None
+    assert "not measurable" in found[0].text
+    assert distance(found) == 0
+    assert met(checks(Target(energy=Amount(5)), row(mj=4.0), ORIGINAL))
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
+def test_the_pareto_set_is_what_nothing_dominates(points):
+    front = {points[i] for i in pareto(points)}
+    assert front == {p for p in points if not any(dominates(q, p) for q in points)}
+    assert len(front) == len(pareto(points))
+
+
+def test_the_choice():
+    def candidate(cost, loss, ratio, lost):
+        return cost, loss, checks(Target(latency=Amount(0.5, True), accuracy_drop=1.0), row(ratio=ratio, drop=lost), ORIGINAL)
+
+    slow, fast, right, wrong = candidate(10, 0, 1.0, 0), candidate(3, 0.9, 0.3, 0.9), candidate(4, 0.1, 0.4, 0.1), candidate(1, 9, 0.1, 9)
+    assert choose([slow, fast, right, wrong], "latency") == 1
+    assert choose([slow, fast, right, wrong], "accuracy") == 2
+    assert choose([slow, wrong], "latency") == 0  # twice as slow as wanted is nearer than nine allowed drops
+    assert choose([candidate(6, 0, 0.6, 0), wrong], "accuracy") == 0
+
+
+def test_wilson_s_interval_is_the_published_one():
+    low, high = wilson(81, 263)  # Newcombe 1998, table I, method 3
+    assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
+    assert wilson(0, 20)[0] == pytest.approx(0, abs=1e-12)
+    assert round(wilson(0, 20)[1], 4) == 0.1611
+    assert wilson(20, 20)[1] == 1
+
+
+def test_top1_and_its_drop_sample_by_sample():
+    from whet.search.data import Labelled
+
+    data = Labelled({"x": np.zeros((4, 2), np.float32)}, np.array([0, 1, 1, 0]))
+    scores = np.array([[1, 0], [0, 1], [1, 0], [1, 0]], np.float32)
+    score = top1(lambda feeds: {"y": scores, "other": np.zeros(3)}, data)
+    assert score.value == 75
+    assert score.samples == 4
+    better = Score(100.0, each=np.full(4, 100.0))
+    found = drop(better, score)
+    assert found["value"] == 25
+    assert found["low"] < 25 < found["high"]
+    assert drop(better, score, higher_is_better=False)["value"] == -25
+    assert drop(score, score) == {"value": 0, "low": 0, "high": 0}
+    assert drop(Score(3.0), Score(2.0)) == {"value": 1, "low": None, "high": None}
+
+
+def test_metric_functions():
+    from whet.errors import UsageError
+
+    predict = lambda feeds: {}  # noqa: E731
+    assert user_metric(lambda p: 0.5, predict, "m") == Score(0.5)
+    each = user_metric(lambda p: [1, 0, 1, 1], predict, "m")
+    assert (each.value, each.samples) == (0.75, 4)
+    assert each.low < 0.75 < each.high
+    for wrong in (float("nan"), "good", [[1]], []):
+        with pytest.raises(UsageError, match="m must return a finite number"):
+            user_metric(lambda p, wrong=wrong: wrong, predict, "m")
