@@ -133,6 +133,8 @@ SAMPLES = [
     quantized("MatMul", [("full u8[2,3,5,8]", 0.02, 0, 1), ("full i8[2,3,8,6]", 0.01, 0, 1)], _product("MatMul"), None),
     quantized("Add", [("full i8[1,16,8,8]", 0.02, 0, 1), ("full u8[1,16,8,8]", 0.0317, 10, 1)], _add, (0.0413, 5, "u8")),
     quantized("Add", [("full i8[3,17]", 0.02, 0, 1), ("full i8[3,17]", 0.0317, 0, 1)], _add, (0.0413, 0, "i8")),
+    quantized("Mul", [("full i8[2,32,9,9]", 0.02, 0, 1), "f32[2,32,1,1]"], _product("Mul"), (0.02, 0, "i8")),
+    quantized("Mul", ["f32[1,17,5,5]", ("full u8[1,17,5,5]", 0.02, 130, 1)], _product("Mul"), (0.0317, -7, "i8")),
     quantized(
         "AveragePool", [("full u8[1,16,8,8]", 0.02, 0, 1)], _product("AveragePool", kernel_shape=(3, 3), pads=(1,) * 4), (0.015, 0, "u8")
     ),

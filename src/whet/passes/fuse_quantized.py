@@ -1,4 +1,4 @@
-"""Dequantize, convolution, matrix product, Add or average pool, and quantize become one layer that reads and stores integers."""
+"""Dequantize, convolution, matrix product, Add, gate or average pool, and quantize become one layer that reads and stores integers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def fuse_quantized(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return _weighted(g, layer, head, value)
     if head.op == "Add":
         return _plain(g, layer, "Add", [head], value)
+    if head.op == "Mul":
+        return _gate(g, layer, head, value)
     if head.op in _CLIPS and all(t is None or t.is_constant for t in head.inputs[1:]):
         inner = g.maker(head.inputs[0])
         if inner is not None and inner.op == "Add":
@@ -66,3 +68,14 @@ def _plain(g: Graph, layer: Layer, hint: str, members: list[Layer], value: Tenso
     if reason:
         return Skip(reason)
     return fuse(g, hint, *own, *members, layer)
+
+
+def _gate(g: Graph, layer: Layer, head: Layer, value: Tensor) -> Tensor | Skip | None:
+    """Mul of a dequantized value by a factor in floating point that broadcasts over it, as squeeze-and-excitation has it."""
+    pairs = [(dequantizer(g, a), b) for a, b in (head.inputs, head.inputs[::-1]) if a is not None and a.type == value.type]
+    found = [m for m, other in pairs if m is not None and dequantizer(g, other) is None]
+    if len(found) != 1:
+        return None
+    if reason := unfit_activation(found[0]) or unfit_activation(layer) or g.shared(value, layer):
+        return Skip(reason)
+    return fuse(g, "Mul", found[0], head, layer)

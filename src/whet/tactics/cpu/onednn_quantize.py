@@ -1,22 +1,25 @@
-"""QuantizeLinear and DequantizeLinear by oneDNN's reorder, into another format on the way; one scale, or one an entry of an axis."""
+"""QuantizeLinear and DequantizeLinear by oneDNN: a reorder, into another format on the way, or an elementwise kernel where it stays."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from whet.network import BF16, F32, Layer, format_fits, static_shape
-from whet.tactics._base import Operand, Signature, tactic
+from whet.network import BF16, F32, Layer, format_fits
+from whet.tactics._base import Config, Operand, Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
-from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, static
+from whet.tactics.cpu._kernel import OneDnnKernel, OneDnnTactic, Recipe, describe, static
 
 _STORED = ("i8", "u8")
+MAX_RANK = 5  # of oneDNN's fast elementwise kernels
 
 
 @tactic
 class OneDnnQuantize(OneDnnTactic):
     ops = ("QuantizeLinear", "DequantizeLinear")
+    version = 2
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -54,16 +57,11 @@ class OneDnnQuantize(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        x, scale, zero = layer.inputs[0], layer.inputs[1], layer.input(2)
-        stored = signature.inputs[0]
+        side, values, shift = _scales(layer)
+        x, stored = layer.inputs[0], signature.inputs[0]
         assert x is not None
-        assert scale is not None
         assert stored is not None
-        side = "dst" if layer.op == "QuantizeLinear" else "src"
-        values = np.asarray(scale.array(), np.float32).reshape(-1)
-        shape = static_shape(x.shape)
-        mask = 0 if values.size == 1 else 1 << (layer.attrs["axis"] % len(shape))
-        shift = 0 if zero is None or not zero.array().size else int(zero.array().reshape(-1)[0])
+        mask = 0 if values.size == 1 else 1 << (layer.attrs["axis"] % x.type.rank)
         made = dnn.Attributes(scales=((side, mask, values.size),), zero_points=((side, 0, 1),) if shift else ())
         first = dnn.reorder(describe(x, stored), describe(layer.outputs[0], signature.outputs[0]), made)
         recipe = Recipe(first, {"src": ("input", 0), "dst": ("output", 0)}, 0.0 if side == "dst" else None)
@@ -71,3 +69,39 @@ class OneDnnQuantize(OneDnnTactic):
         if shift:
             recipe.constant(f"zero:{side}", f"zero|{shift}", lambda: np.array([shift], np.int32))
         return recipe
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        base = [(("kind", "reorder"), *c) for c in super().configs(layer, signature, machine)]
+        try:
+            other = _as_binary(layer, signature)
+            return base + ([] if isinstance(other, str) else [(("kind", "binary"), ("impl", n)) for n in self._usable(other) if n != "ref:any"])
+        except dnn.Unimplemented:
+            return base
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
+        if dict(config).get("kind") != "binary":
+            return super().plan(layer, signature, config, machine)
+        return super()._plan(lambda: _as_binary(layer, signature), layer, signature, config, machine)
+
+
+def _scales(layer: Layer) -> tuple[str, np.ndarray, int]:
+    """Which side of the conversion is scaled, by what, and the zero point."""
+    scale, zero = layer.inputs[1], layer.input(2)
+    assert scale is not None
+    shift = 0 if zero is None or not zero.array().size else int(zero.array().reshape(-1)[0])
+    return "dst" if layer.op == "QuantizeLinear" else "src", np.asarray(scale.array(), np.float32).reshape(-1), shift
+
+
+def _as_binary(layer: Layer, signature: Signature) -> Recipe | str:
+    """max(x, x), scaled and shifted: two and a half times as fast as the reorder from f32 to integers, where the format stays."""
+    side, values, shift = _scales(layer)
+    x, stored, out = layer.inputs[0], signature.inputs[0], signature.outputs[0]
+    assert x is not None
+    assert stored is not None
+    if values.size != 1 or stored.format != out.format or x.type.rank > MAX_RANK:
+        return "one scale, and the same format before and behind"
+    factor = float(values[0])
+    line = (1.0 / factor, float(shift)) if side == "dst" else (factor, -shift * factor)
+    source = describe(x, stored)
+    first = dnn.binary("max", source, source, describe(layer.outputs[0], out), dnn.Attributes((dnn.Eltwise("linear", *line),)))
+    return Recipe(first, {"src": ("input", 0), "src1": ("input", 0), "dst": ("output", 0)}, 0.0 if side == "dst" else None)

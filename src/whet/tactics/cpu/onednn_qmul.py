@@ -1,0 +1,88 @@
+"""Quantized Mul by oneDNN: an integer times a factor in floating point that broadcasts (a gate), integers out, in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import F32, Layer, format_fits, static_shape
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu._epilogue import Chain, chain
+from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, static
+from whet.tactics.cpu._quantized import Parts, take_apart
+
+
+@tactic
+class OneDnnQMul(OneDnnTactic):
+    ops = ("Mul",)
+    quantized = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        parts = take_apart(layer)
+        if isinstance(parts, str):
+            return parts
+        places = _places(parts)
+        if parts.stores is None or places is None:
+            return "multiplies one integer by one floating-point factor and stores integers"
+        x, factor = (parts.view.inputs[i] for i in places)
+        assert x is not None
+        assert factor is not None
+        if x.is_constant or factor.is_constant or x.shape != parts.view.outputs[0].shape or x.type.rank != factor.type.rank:
+            return "the integer has the output's shape, the factor its rank, and both are computed"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        parts = take_apart(layer)
+        assert isinstance(parts, Parts)
+        assert parts.stores is not None
+        places = _places(parts)
+        assert places is not None
+        x, factor = places
+        found = []
+        for f in ("nhwc", "linear"):
+            if format_fits(f, layer.outputs[0].type.rank):
+                stored = {x: Operand(f, parts.reads[x].dtype), factor: Operand(f, F32)}
+                found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand(f, parts.stores.dtype),)))
+        return found
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        parts = take_apart(layer)
+        assert isinstance(parts, Parts)
+        assert parts.stores is not None
+        places = _places(parts)
+        assert places is not None
+        x, factor = places
+        fused = chain(parts.posts, parts.view, signature)
+        if isinstance(fused, str):
+            return fused
+        whole, gate = (describe(parts.view.inputs[i], signature.inputs[i]) for i in places)  # type: ignore[arg-type]
+        if any(a not in (1, b) for a, b in zip(static_shape(parts.view.inputs[factor].shape), static_shape(layer.outputs[0].shape), strict=True)):  # type: ignore[union-attr]
+            return "the factor broadcasts the integer"
+        reads, steps, names = parts.reads[x], Chain(), {"src": x, "src1": factor}
+        if reads.zero:  # (q - zero) * scale first: max(q, q) is q, and the factor a step of its own
+            steps = Chain([dnn.Eltwise("linear", 1.0, -reads.zero * reads.number), dnn.Binary("mul", gate)], {"post1": ("input", factor)})
+            names["src1"] = x
+        steps.extend(fused)
+        steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.stores.number, float(parts.stores.zero)))
+        scaled = ("src", "src1") if reads.zero else ("src",)
+        made = dnn.Attributes(tuple(steps.post_ops), scales=tuple((name, 0, 1) for name in scaled))
+        target = describe(parts.view.outputs[0], signature.outputs[0])
+        first = dnn.binary("max" if reads.zero else "mul", whole, whole if reads.zero else gate, target, made)
+        recipe = Recipe(first, {name: ("input", i) for name, i in names.items()} | {"dst": ("output", 0)}, 0.0)
+        for name in scaled:
+            recipe.constant(f"scale:{name}", f"scale|{reads.scale.tobytes().hex()}", lambda: reads.scale)
+        steps.fill(recipe)
+        return recipe
+
+
+def _places(parts: Parts) -> tuple[int, int] | None:
+    """Input places of the integer and of the factor; None where it is not one of each."""
+    a, b = (parts.place(t) for t in parts.head.inputs)
+    if a is None or b is None or (a in parts.reads) == (b in parts.reads):
+        return None
+    return (a, b) if a in parts.reads else (b, a)
