@@ -19,7 +19,7 @@ from whet.tactics._base import PlanRefused
 from whet.tactics.cuda import _cublaslt
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
-LIBRARY = {"cuda/cublaslt_f32", "cuda/cublaslt_tf32"}
+LIBRARY = {"cuda/cublaslt_f32", "cuda/cublaslt_patches", "cuda/cublaslt_tf32"}
 
 
 def names(*switches):
@@ -30,7 +30,7 @@ def test_switches_turn_the_pack_off_and_its_referee_on():
     assert names() == LIBRARY, "the 16-bit referee waits to be asked for"
     assert names("+cublaslt_half") == LIBRARY | {"cuda/cublaslt_half"}
     assert names("-CUBLAS_LT") == names("-CUBLASLT") == set()
-    assert names("-cublaslt_tf32") == {"cuda/cublaslt_f32"}
+    assert names("-cublaslt_tf32") == {"cuda/cublaslt_f32", "cuda/cublaslt_patches"}
     with pytest.raises(UsageError, match="CUDNN"):
         tactics_for("cuda", ["+CUDNN"])
 
@@ -95,3 +95,19 @@ def test_f32_networks_run_through_the_library(switch, math, bound):
     error = np.abs(got - want).max() / np.abs(want).max()
     assert error < bound
     assert (error > 2e-6) == (math == "tf32"), "TF32 rounds, and shows it"
+
+
+@pytest.mark.gpu
+def test_patches_of_a_transformer_run_through_the_library():
+    if driver.available():
+        pytest.skip(driver.available())
+    if _cublaslt.library() is None:
+        pytest.skip("libcublasLt is not installed")
+    rng = np.random.default_rng(0)
+    net = Network("patches")
+    x = net.add_input("x", parse_type("f16[5,3,48,32]"))
+    w, b = ((rng.standard_normal(s) / 28).astype(np.float16) for s in ((40, 3, 16, 16), (40,)))
+    net.mark_output(net.add("Conv", x, net.constant(w), net.constant(b), strides=(16, 16)), "y")
+    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-own_direct",)))
+    assert "cuda/cublaslt_patches" in {c.tactic for c in plan.choices.values()}
+    assert plan.report["verification"]["failures"] == []

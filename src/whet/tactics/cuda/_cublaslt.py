@@ -23,6 +23,7 @@ _COMPUTE = {"f32": 68, "tf32": 77}  # CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAS
 _TRANSA, _EPILOGUE, _BIAS, _BIAS_TYPE = 3, 7, 8, 26
 _RELU, _WITH_BIAS = 2, 4
 _MAX_WORKSPACE = 1
+_MIN_ALIGNMENTS = (5, 6, 7, 8)  # of A, B, C, D
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
 
 
@@ -84,6 +85,7 @@ class Product:
     relu: bool
     residual: bool
     algo: int
+    align: int = 16  # bytes at which all operands begin
 
 
 class LtLaunch:
@@ -121,6 +123,9 @@ class LtLaunch:
         _ok(self._lib.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cublasLtMatmulPreferenceCreate")
         size = ctypes.c_size_t(WORKSPACE)
         _ok(self._lib.cublasLtMatmulPreferenceSetAttribute(preference, _MAX_WORKSPACE, ctypes.byref(size), 8), "a preference")
+        aligned = ctypes.c_uint32(self._product.align)
+        for operand in _MIN_ALIGNMENTS:  # the library takes 256 bytes for granted
+            _ok(self._lib.cublasLtMatmulPreferenceSetAttribute(preference, operand, ctypes.byref(aligned), 4), "a preference")
         found = (_Found * wanted)()
         w, x, d = self._layouts
         status = self._lib.cublasLtMatmulAlgoGetHeuristic(_handle(), self._desc, w, x, d, d, preference, wanted, found, ctypes.byref(count))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class _Work:
 class LibraryProduct(Tactic):
     """Base of the tactics: `kinds` are the storage types, `math` what the library computes in."""
 
-    ops = ("Conv", "Gemm", "MatMul")
+    ops: tuple[str, ...] = ("Conv", "Gemm", "MatMul")
     kinds: tuple[DType, ...] = ()
     math = "f32"
     windows = True  # lays windows out; else 1x1 convolutions only
@@ -133,7 +134,8 @@ class LibraryProduct(Tactic):
         kind, low, high = made.finish.activation
         relu = (kind, low, high) == ("clip", 0.0, float("inf"))
         nothing = (kind, low, high) == ("clip", -float("inf"), float("inf"))
-        laid_out = 0 if work.plain else work.chunk * work.each * work.padded * size
+        laid_out = 0 if work.plain else -(-work.chunk * work.each * work.padded * size // 256) * 256  # the workspace behind it begins there
+        step = work.chunk * work.each * work.n * size if work.images > work.chunk else 16
 
         def make(args: Args) -> list:
             start = -(-args.scratch // 256) * 256
@@ -145,7 +147,7 @@ class LibraryProduct(Tactic):
                     launches.append(_windows(layer, work, size, source, start, count))
                     source = start
                 product = Product(
-                    count * work.each, work.n, work.padded, dtype.name, self.math, relu, made.residual is not None, algo
+                    count * work.each, work.n, work.padded, dtype.name, self.math, relu, made.residual is not None, algo, gcd(16, step)
                 )
                 at = first * work.each * work.n * size
                 residual = 0 if made.residual is None else args.inputs[made.residual] + at

@@ -36,7 +36,8 @@ class OwnReduce(Tactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        return [same(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in float_types([layer.inputs[0]], (F16, BF16, F32))]
+        kinds = (F32,) if layer.op == "ReduceProd" else (F16, BF16, F32)  # a product of many numbers leaves the range of 16 bits
+        return [same(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in float_types([layer.inputs[0]], kinds)]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         if prod(static_shape(layer.inputs[0].shape)) >= 2**31:

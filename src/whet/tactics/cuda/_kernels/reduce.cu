@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__
     for (u32 k = lane; k < p.count; k += T) v = join(v, seen(load1<TYPE>(p.in, from + place(k, p.over, p.over_stride)), 0.f));
     v = together<0>(v);
     if (OP == 9) {
-        const float top = v;
+        const float top = isinf(v) ? 0.f : v;   // infinite values count as they are
         v = 0.f;
         for (u32 k = lane; k < p.count; k += T) v += expf(load1<TYPE>(p.in, from + place(k, p.over, p.over_stride)) - top);
         v = logf(together<1>(v)) + top;
