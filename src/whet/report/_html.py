@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+_VOID = ("br", "hr", "img", "input", "link", "meta")  # elements without an end
+
 
 class Html(str):
     """Text that is HTML already."""
@@ -21,6 +23,8 @@ def tag(name: str, *children: Any, **attributes: Any) -> Html:
     shown = "".join(
         f' {k.rstrip("_").replace("_", "-")}' + ("" if v is True else f'="{h(v)}"') for k, v in attributes.items() if v is not None and v is not False
     )
+    if name in _VOID:
+        return Html(f"<{name}{shown}>")
     return Html(f"<{name}{shown}>{''.join(h(c) for c in children)}</{name}>")
 
 

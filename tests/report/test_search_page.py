@@ -1,0 +1,150 @@
+"""The page of a search: nothing from outside becomes markup, nothing is asked of a network, and a real browser shows and explains it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from report.sample import HOSTILE, sample
+from support import browser
+from whet.report import search_page
+from whet.report._html import number
+from whet.report._plot import pareto_plot
+
+VOID = {"meta", "link", "input", "br"}
+
+
+class Wellformed(HTMLParser):
+    """Every element that begins ends, in order; collects scripts, addresses and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.scripts = 0
+        self.addresses: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in VOID:
+            self.open.append(tag)
+        self.scripts += tag == "script"
+        self.addresses += [v or "" for k, v in attrs if k in ("src", "href", "action", "data", "srcset")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def parsed(page: str) -> Wellformed:
+    p = Wellformed()
+    p.feed(page)
+    p.close()
+    return p
+
+
+def test_nothing_from_outside_becomes_markup():
+    page = search_page(sample())
+    p = parsed(page)
+    assert p.open == []
+    assert p.scripts == 1
+    assert "<script>alert" not in page
+    assert "".join(p.words).count(HOSTILE) >= 5
+
+
+def test_nothing_is_asked_of_a_network():
+    page = search_page(sample())
+    assert parsed(page).addresses == ["data:,"]
+    assert not re.findall(r"(?:https?:)?//[a-z]|url\(|@import|fetch\(|XMLHttpRequest|WebSocket", page.replace("http-equiv", ""))
+    assert "default-src 'none'" in page
+
+
+def test_everything_that_was_tried_is_there():
+    d = sample()
+    words = "".join(parsed(search_page(d)).words)
+    for t in d["trials"]:
+        assert t["verdict"] in words
+    for text in ("The target is met.", "What each step gave", "Layer by layer", "channels cut", "went on", "whet exec --loadEngine=model.engine"):
+        assert text in words
+    d["met"] = False
+    assert "The target is not met" in "".join(parsed(search_page(d)).words)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, "-"), (0, "0"), (0.5, "0.500"), (12.345, "12.3"), (615162, "615,162"), (99.66, "99.7"), (100, "100")]
+)
+def test_numbers(value, shown):
+    assert number(value) == shown
+
+
+def test_a_plot_of_one_point_or_of_none():
+    assert "No trial" in pareto_plot([], x_name="x", y_name="y", limit_x=None, limit_y=None)
+    one = [{"x": 1.0, "y": 99.0, "kind": "scout", "name": "a", "lines": []}]
+    assert pareto_plot(one, x_name="x", y_name="y", limit_x=None, limit_y=None).count('class="pt scout"') == 1
+
+
+def test_a_point_far_below_does_not_flatten_the_rest():
+    def height(svg: str, name: str) -> float:
+        return float(re.search(rf'class="pt scout" data-tip="{name}[^>]*><(?:circle cx="[\d.]+" cy="|path d="M[\d.]+,)([\d.]+)', svg)[1])
+
+    points = [{"x": 1.0 + i, "y": y, "kind": "scout", "name": f"n{i}", "lines": []} for i, y in enumerate((99.6, 99.0, 12.0))]
+    svg = pareto_plot(points, x_name="x", y_name="y", limit_x=None, limit_y=98.6)
+    assert height(svg, "n1") - height(svg, "n0") > 40
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    executable = browser.find()
+    if executable is None:
+        pytest.skip("no Chromium: apt-get install chromium (or WHET_CHROMIUM=path) shows the page to a real browser")
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "report.html").write_text(search_page(sample()), encoding="utf-8")
+    with browser.browser(executable, folder / "profile") as page:
+        page.open(folder / "report.html", 1100, 900)
+        yield page, folder
+
+
+def test_a_browser_shows_it_without_errors_and_asks_for_nothing(shown):
+    page, folder = shown
+    assert page.run("document.querySelectorAll('.pt').length") == 6
+    assert page.run("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.run("document.querySelector('svg').getBoundingClientRect().height") > 200
+    page.picture(folder / "report.png")
+    assert (folder / "report.png").stat().st_size > 20_000
+    asked = [e["params"]["request"]["url"] for e in page.events if e.get("method") == "Network.requestWillBeSent"]
+    assert [u for u in asked if not u.startswith(("file:", "data:"))] == []
+    wrong = [e for e in page.events if e.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening")]
+    assert wrong == []
+
+
+def test_pointing_at_a_trial_says_what_it_is(shown):
+    page, _ = shown
+
+    def middle(of: str) -> list[float]:
+        box = page.run(f"document.querySelector('{of}').getBoundingClientRect().toJSON()")
+        return [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
+
+    page.point_at(*middle(".pt.chosen path"))
+    text = page.run("document.getElementById('tip').textContent")
+    assert text.startswith("trial 1\n")
+    assert "0.300x the original's time" in text
+    assert HOSTILE in text
+    tip, plot = (page.run(f"document.querySelector('{of}').getBoundingClientRect().toJSON()") for of in ("#tip", ".plot"))
+    assert tip["width"] > 50
+    assert tip["left"] >= plot["left"]
+    assert tip["right"] <= plot["right"]
+    assert tip["top"] >= plot["top"]
+    assert tip["bottom"] <= plot["bottom"]
+    page.point_at(5, 5)
+    assert page.run("document.getElementById('tip').style.display") == "none"
+
+
+def test_the_filter_leaves_what_it_is_asked_for(shown):
+    page, _ = shown
+    rows = "Array.from(document.querySelectorAll('#trials tbody tr')).filter(r => r.style.display !== 'none').length"
+    assert page.run(rows) == 5
+    page.run("(function(){var f = document.getElementById('filter'); f.value = 'rejected'; f.dispatchEvent(new Event('input'))})()")
+    assert page.run(rows) == 1

@@ -1,0 +1,117 @@
+"""A headless Chromium, driven over its own pipe (DevTools protocol): nothing to install beside the browser, no port to open."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+
+
+def find() -> str | None:
+    """The browser's path, or None."""
+    return os.environ.get("WHET_CHROMIUM") or next((p for n in NAMES if (p := shutil.which(n))), None)
+
+
+class Page:
+    """One page. `events` holds everything that the browser told: requests, errors, messages."""
+
+    def __init__(self, to: int, source: int):
+        self._to, self._from = to, source
+        self._pending, self._last, self._session = b"", 0, None
+        self.events: list[dict[str, Any]] = []
+
+    def send(self, method: str, **params: Any) -> dict[str, Any]:
+        """Calls a method and returns its result. Raises RuntimeError with the browser's words."""
+        self._last += 1
+        message = {"id": self._last, "method": method, "params": params} | ({"sessionId": self._session} if self._session else {})
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            got = self._read()
+            if got.get("id") == self._last:
+                if "error" in got:
+                    raise RuntimeError(f"{method}: {got['error']}")
+                return got["result"]
+            self.events.append(got)
+        raise RuntimeError(f"{method}: no answer within a minute")
+
+    def _read(self) -> dict[str, Any]:
+        while b"\0" not in self._pending:
+            part = os.read(self._from, 1 << 16)
+            if not part:
+                raise RuntimeError("the browser has gone")
+            self._pending += part
+        one, _, self._pending = self._pending.partition(b"\0")
+        return json.loads(one)
+
+    def open(self, path: Path, width: int, height: int) -> None:
+        """Shows a file; returns when it has loaded."""
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.send(f"{domain}.enable")
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.send("Page.navigate", url=path.as_uri())
+        while not any(e.get("method") == "Page.loadEventFired" for e in self.events):
+            self.events.append(self._read())
+
+    def run(self, script: str) -> Any:
+        """The value of a script. Raises RuntimeError when it throws."""
+        got = self.send("Runtime.evaluate", expression=script, returnByValue=True)
+        if "exceptionDetails" in got:
+            raise RuntimeError(str(got["exceptionDetails"])[:400])
+        return got["result"].get("value")
+
+    def point_at(self, x: float, y: float) -> None:
+        """Moves the mouse there."""
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def picture(self, path: Path) -> None:
+        """A PNG of the whole page."""
+        import base64
+
+        got = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(got["data"]))
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe whose ends are not where the browser wants its own (3 and 4)."""
+    import fcntl
+
+    low = os.pipe()
+    high = tuple(fcntl.fcntl(f, fcntl.F_DUPFD_CLOEXEC, 10) for f in low)
+    for f in low:
+        os.close(f)
+    return high[0], high[1]
+
+
+@contextmanager
+def browser(executable: str, profile: Path) -> Iterator[Page]:
+    """A browser with a profile of its own, ended afterwards."""
+    child_reads, we_write = _pipe()
+    we_read, child_writes = _pipe()
+
+    def pipes() -> None:
+        os.dup2(child_reads, 3)
+        os.dup2(child_writes, 4)
+
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe", f"--user-data-dir={profile}",
+             "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
+    p = subprocess.Popen([executable, *flags], preexec_fn=pipes, pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.close(child_reads)
+    os.close(child_writes)
+    try:
+        yield Page(we_write, we_read)
+    finally:
+        p.kill()
+        p.wait()
+        os.close(we_write)
+        os.close(we_read)
