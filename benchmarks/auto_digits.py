@@ -1,0 +1,76 @@
+"""The loop on the CPU: `whet auto examples/auto/digits.yaml`, killed three times at random moments, then let run to its end.
+
+Writes benchmarks/results/cpu/auto_digits.json: minutes of all calls together, when it was killed, the engines compared, and whether
+the last engine meets the target (half the original's time or less, at most one point of accuracy lost).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from _record import provenance
+
+HERE = Path(__file__).resolve().parent
+RECIPE = HERE.parent / "examples" / "auto" / "digits.yaml"
+SHOWN = ("name", "what", "kind", "met", "metric", "drop", "latency", "throughput", "memory_bytes", "engine_bytes", "energy", "build_seconds", "params", "flops")
+
+
+def main() -> int:
+    """Runs it; exit code 0 when the target is met within the minutes asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default=str(HERE / "results" / "cpu" / "auto_digits.json"))
+    parser.add_argument("--work", help="work folder (default: a temporary one)")
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--between", type=float, nargs=2, default=(20.0, 120.0), help="seconds until a kill")
+    parser.add_argument("--minutes", type=float, default=20.0, help="the bar")
+    args = parser.parse_args()
+    seed = int(time.time())
+    moments, kills, load = random.Random(seed), [], [os.getloadavg()[0]]
+    with tempfile.TemporaryDirectory() as folder:
+        work = args.work or str(Path(folder) / "digits.auto")
+        command = [sys.executable, "-m", "whet.cli", "auto", str(RECIPE), "--out", work]
+        began = time.monotonic()
+        for _ in range(args.kills):
+            wait = moments.uniform(*args.between)
+            p = subprocess.Popen(command)
+            try:
+                p.wait(wait)
+            except subprocess.TimeoutExpired:
+                os.kill(p.pid, signal.SIGKILL)
+                p.wait()
+                kills.append(round(time.monotonic() - began, 1))
+            load.append(os.getloadavg()[0])
+        last = subprocess.run(command, check=False)
+        minutes = (time.monotonic() - began) / 60
+        load.append(os.getloadavg()[0])
+        data = json.loads((Path(work) / "deploy" / "report.json").read_text())
+        events = [json.loads(line) for line in (Path(work) / "events.jsonl").read_text().splitlines()]
+    ended = [e["job"] for e in events if e["event"] == "end"]
+    result = {
+        **provenance(("numpy", "onednn-cpu-gomp", "optuna", "llvmlite")),
+        "command": " ".join(["python", "benchmarks/auto_digits.py", *sys.argv[1:]]),
+        "device": data["device"], "exit_code": last.returncode, "met": data["met"], "minutes": minutes, "minutes_of_jobs": data["seconds"] / 60,
+        "killed_at_seconds": kills, "seed_of_kills": seed, "jobs_begun": sum(e["event"] == "begin" and e["job"] is not None for e in events),
+        "jobs_ended": len(ended), "jobs_ended_twice": len(ended) - len(set(ended)), "load_average": load,
+        "trials": len([t for t in data["trials"] if t["same_as"] is None]), "trials_failed": len([t for t in data["trials"] if t["state"] != "done"]),
+        "scored_on": data["scored_on"], "others_load": data["load"], "chosen": data["rows"][data["chosen"]]["name"],
+        "rows": [{k: r[k] for k in SHOWN} for r in data["rows"]],
+    }  # fmt: skip
+    Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+    chosen = data["rows"][data["chosen"]]
+    print(f"{minutes:.1f} min with {len(kills)} kills; target {'met' if data['met'] else 'missed'}: {chosen['latency']['ratio']:.3f}x, "
+          f"drop {chosen['drop']['value']:.2f} points, {chosen['what']}")  # fmt: skip
+    return 0 if data["met"] and minutes <= args.minutes else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
