@@ -219,7 +219,8 @@ def tell(row: dict) -> None:
         return
     low, high = row["interval_points"]
     print(f"{row['model']:20s} {row['precision']:10s} {row['images']:6d} images  FP32 {row['fp32_percent']:6.2f} %  "
-          f"here {row['low_percent']:6.2f} %  {row['difference_points']:+.2f} points [{low:+.2f}, {high:+.2f}]  SNR {row['snr_db']:.1f} dB{verdict}", flush=True)  # fmt: skip
+          f"here {row['low_percent']:6.2f} %  {row['difference_points']:+.2f} points [{low:+.2f}, {high:+.2f}]  "
+          f"SNR {row['snr_db']:.1f} dB{verdict}", flush=True)  # fmt: skip
 
 
 def write(path: Path, rows: list[dict], args) -> None:

@@ -30,7 +30,7 @@ ROUNDS = {
     "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "remove_zero_channels",
 }  # fmt: skip
 #: Passes that hold for numbers: which integer a NaN becomes, no standard says.
-NO_NAN = {"move_quantize"}
+NO_NAN = {"move_quantize", "move_quantize_split"}
 _LIMIT = 16  # the text form writes constants of up to so many elements out
 
 

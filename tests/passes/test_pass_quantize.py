@@ -104,7 +104,7 @@ def random_quantized(seed):
     for _ in range(16):
         t = values[int(rng.integers(max(0, len(values) - 3), len(values)))]
         image = t.type.rank == 4 and t.shape[2] > 1
-        kind = int(rng.integers(9))
+        kind = int(rng.integers(11))
         if kind <= 2:
             t = fakes[int(rng.integers(len(fakes)))](t)
         elif kind == 3 and image:
@@ -119,6 +119,16 @@ def random_quantized(seed):
             t = net.add("MaxPool", t, kernel_shape=(2, 2)) if rng.random() < 0.7 else net.add("AveragePool", t, kernel_shape=(2, 2))
         elif kind == 7 and image:
             t = net.add("Concat", t, fakes[1](net.add("Relu", t)), axis=1)
+        elif kind == 8 and image and t.shape[1] % 2 == 0:
+            a, b = net.add("Split", t, axis=1, num_outputs=2)
+            one, other = fakes[1], fakes[int(rng.integers(1, 4))]
+            t = net.add("Concat", one(a), other(b), axis=1)
+        elif kind == 9 and image and t.shape[2] <= 8:
+            if rng.random() < 0.5:
+                t = net.add("Pad", t, net.constant(np.array([0, 0, 1, 0, 0, 0, 1, 1]), "pads"))
+            else:
+                twice = net.constant(np.array([1, 1, 2, 1], np.float32), "scales")
+                t = net.add("Resize", t, None, twice, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
         elif image:
             t = net.add("Transpose", t, perm=(0, 1, 3, 2))
         values.append(t)

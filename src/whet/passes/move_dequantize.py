@@ -5,7 +5,7 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
 from whet.passes._graph import Graph
-from whet.passes._move_quantize import MOVES, again
+from whet.passes._move_quantize import MOVES, again, mixes, pads_exactly
 from whet.passes._quantize import dequantizer, scale_inputs, scales_of
 
 
@@ -28,5 +28,9 @@ def move_dequantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip("its inputs have different scales")
     if layer.op == "Relu" and first.zeros is not None:
         return Skip(f"zero is not the integer 0 in %{dq.inputs[0].name}")  # type: ignore[union-attr]
-    moved = again(g, layer, *[m.inputs[0] for m in makers if m is not None])  # type: ignore[misc]
+    if reason := mixes(layer):
+        return Skip(reason)
+    if not pads_exactly(layer, dq.inputs[1], dq.input(2)):  # type: ignore[arg-type]
+        return Skip(f"what '{layer.name}' pads with is no integer of %{dq.inputs[0].name}")  # type: ignore[union-attr]
+    moved = again(g, layer, *[m.inputs[0] for m in makers if m is not None], scales=scale_inputs(dq))  # type: ignore[misc]
     return g.add("DequantizeLinear", moved, *scale_inputs(dq))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
 from whet.passes._graph import Graph
-from whet.passes._move_quantize import MOVES, again
+from whet.passes._move_quantize import MOVES, again, mixes
 from whet.passes._quantize import scale_inputs, scales_of
 
 
@@ -20,8 +20,8 @@ def move_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
     found = scales_of(layer)
     if found is None or not found.per_tensor:
         return Skip(f"%{layer.output.name} has not one scale that is known")
-    if reason := g.shared(mover.output, layer):
+    if reason := mixes(mover) or g.shared(mover.output, layer):
         return Skip(reason)
     attrs = {k: layer.attrs[k] for k in ("saturate", "output_dtype") if k in layer.attrs}
     made = [g.add("QuantizeLinear", t, *scale_inputs(layer), **attrs) for t in data if t is not None]
-    return again(g, mover, *made)
+    return again(g, mover, *made, scales=scale_inputs(layer))

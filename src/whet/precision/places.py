@@ -10,7 +10,10 @@ from whet.network import F32, Layer, Network, Tensor
 WEIGHTED = ("Conv", "Gemm", "MatMul")
 POOLS = ("AveragePool", "GlobalAveragePool")
 #: Layers that only move or select numbers: the integers before and behind them have one scale.
-MOVES = ("Concat", "DepthToSpace", "Flatten", "MaxPool", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
+MOVES = (
+    "Concat", "DepthToSpace", "Flatten", "MaxPool", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Transpose",
+    "Unsqueeze",
+)  # fmt: skip
 UNARY = (
     "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Sigmoid", "Softplus", "Swish", "Tanh",
 )  # fmt: skip
@@ -88,7 +91,7 @@ class _Finder:
     def require(self, t: Tensor, reader: Layer) -> list[Tensor]:
         """`reader` reads `t` as integers: Q/DQ goes to what makes them, above all layers that only move them."""
         maker = t.maker
-        if maker is not None and maker.op in MOVES and len(maker.outputs) == 1 and not any(t is o for o in self.net.outputs):
+        if maker is not None and moves(maker) and not any(t is o for o in self.net.outputs):
             data = [x for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]) if x is not None]
             if data and not any(x.is_constant for x in data):
                 found = [s for x in data for s in self.require(x, maker)]
@@ -125,7 +128,7 @@ class _Finder:
         if t in self.places.roots:
             return True
         readers = [r for r, _ in self.users.get(t, [])]
-        if len(readers) == 1 and readers[0].op in (*UNARY, *MOVES) and len(readers[0].outputs) == 1:
+        if len(readers) == 1 and (readers[0].op in UNARY or moves(readers[0])) and len(readers[0].outputs) == 1:
             return self.quantized_result(readers[0].output)
         return False
 
@@ -152,7 +155,7 @@ class _Finder:
             return self.fusable(maker.inputs[0])  # type: ignore[arg-type]
         if maker.op in ("Add", "Mul"):
             return any(x is not None and self.fusable(x) for x in maker.inputs)
-        return maker.op in (*POOLS, *MOVES) and self.fusable(maker.inputs[0])  # type: ignore[arg-type]
+        return (maker.op in POOLS or moves(maker)) and self.fusable(maker.inputs[0])  # type: ignore[arg-type]
 
     def root(self, t: Tensor) -> Tensor:
         while self.parent[t] is not t:
@@ -161,6 +164,16 @@ class _Finder:
 
     def join(self, a: Tensor, b: Tensor) -> None:
         self.parent[self.root(b)] = self.root(a)
+
+
+def moves(layer: Layer) -> bool:
+    """Whether a layer gives the numbers that it reads on as they are (or fills in 0, which every range holds)."""
+    if layer.op == "Resize":
+        return layer.attrs.get("mode", "nearest") == "nearest"
+    if layer.op == "Pad" and layer.attrs["mode"] == "constant":
+        value = layer.input(2)
+        return value is None or (value.is_constant and not value.array().any())
+    return layer.op in MOVES
 
 
 def _weighted(layer: Layer) -> bool:
@@ -189,7 +202,7 @@ def never_negative(t: Tensor) -> bool:
     if maker.op == "Clip":
         low = maker.input(1)
         return low is not None and low.is_constant and float(low.array().reshape(-1)[0]) >= 0
-    if maker.op in (*MOVES, *POOLS) or maker.op in ("Add", "Mul"):
+    if moves(maker) or maker.op in (*POOLS, "Add", "Mul"):
         data = maker.inputs if maker.op in ("Concat", "Add", "Mul") else maker.inputs[:1]
         return all(x is not None and never_negative(x) for x in data)
     return False

@@ -12,6 +12,8 @@ from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, image_formats, static, storage_types
 
+_MOVABLE = ("i8", "u8")
+
 
 @tactic
 class OneDnnPad(OneDnnTactic):
@@ -40,7 +42,7 @@ class OneDnnPad(OneDnnTactic):
         absent = (None,) * (len(layer.inputs) - 1)
         return [
             Signature((Operand(f, d), *absent), (Operand(f, d),))
-            for d in storage_types([x, y], machine)
+            for d in storage_types([x, y], machine) or ([y.dtype] if y.dtype.name in _MOVABLE else [])
             for f in image_formats(y.type.rank)
         ]
 

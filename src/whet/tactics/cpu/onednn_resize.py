@@ -10,6 +10,8 @@ from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, image_formats, static, storage_types
 
+_MOVABLE = ("i8", "u8")  # that nearest picks without computing
+
 
 @tactic
 class OneDnnResize(OneDnnTactic):
@@ -31,7 +33,7 @@ class OneDnnResize(OneDnnTactic):
             return []
         return [
             Signature((Operand(f, d), *(None,) * (len(layer.inputs) - 1)), (Operand(f, d),))
-            for d in storage_types([x, y], machine)
+            for d in storage_types([x, y], machine) or ([y.dtype] if y.dtype.name in _MOVABLE and layer.attrs["mode"] == "nearest" else [])
             for f in image_formats(y.type.rank)
         ]
 
