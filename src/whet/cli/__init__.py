@@ -17,14 +17,14 @@ class Folder(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         from pkgutil import iter_modules
 
-        return sorted(m.name for m in iter_modules(__path__) if not m.name.startswith("_") and m.name != "__main__")
+        return sorted(m.name.replace("_", "-") for m in iter_modules(__path__) if not m.name.startswith("_") and m.name != "__main__")
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         from importlib import import_module
 
         if name not in self.list_commands(ctx):
             return None
-        return import_module(f"{__name__}.{name}").command
+        return import_module(f"{__name__}.{name.replace('-', '_')}").command
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         name = args[0] if args else ""

@@ -1,8 +1,7 @@
-"""`whet prune`: cut channels out of a model, recover it without labels, write the smaller model."""
+"""`whet prune`: cut a model down to a share of its channels, or to a latency; recover it without labels, write the smaller model."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,52 +9,73 @@ from typing import Any
 
 import click
 
+from whet.cli._prune_flags import Bar, build_config, build_flags
+
+_TARGETS = ("latency", "throughput", "flops", "params", "channels")
+
 
 @click.command()
 @click.argument("model", type=click.Path(dir_okay=False))
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.pruned.onnx).")
 @click.option("--ratio", type=click.FloatRange(0, 1, max_open=True), default=0.4, show_default=True, help="Share of all channels to cut.")
-@click.option("--importance", type=click.Choice(["l1", "l2", "random"]), default="l1", show_default=True)
+@click.option("--latency", help="Cut until a run takes at most this: 0.5x of what it took, or 3.2ms.")
+@click.option("--throughput", help="Cut until at least this many inferences a second: 2x, or a number.")
+@click.option("--flops", help="Cut until at most this many FLOPs stay: 0.5x, or a number.")
+@click.option("--params", help="Cut until at most this many parameters stay: 0.5x, or a number.")
+@click.option("--channels", help="Cut until this share of the channels stays: 0.6x. As --ratio, but chosen as the other targets are.")
+@click.option("--depth/--noDepth", "depth", default=True, help="With a target: may residual branches go whole?  [default: depth]")
+@click.option("--importance", default="l1", show_default=True,
+              help="l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION.")
 @click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Least important of all, or of each.")
 @click.option("--multiple", type=click.IntRange(1), default=8, show_default=True, help="Kept channels of a group are a multiple of this.")
-@click.option("--skip", multiple=True, help="Group that stays whole (repeatable; the recipe names the groups).")
+@click.option("--skip", multiple=True, help="Group or branch that stays whole (repeatable; the recipe names the groups).")
+@click.option("--latencyTable", "table", type=click.Path(dir_okay=False), help="Latency table to use and to extend.")
+@click.option("--noEngines", "no_engines", is_flag=True, help="With --latency: trust the table, build no engine to compare.")
 @click.option("--calibData", "data", help="Data to recover on, no labels: DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION.")
 @click.option("--calibPreprocess", "preprocess", help="How images become numbers, as for whet exec.")
 @click.option("--samples", type=click.IntRange(1), default=256, show_default=True, help="How many samples to recover on.")
+@click.option("--labels", type=click.Path(dir_okay=False), help="Classes of those samples (.npy), for Taylor importances.")
 @click.option("--recipe", "recipe_out", type=click.Path(dir_okay=False), help="Write what was cut (JSON).")
 @click.option("--applyRecipe", "recipe_in", type=click.Path(dir_okay=False), help="Cut what this recipe says; nothing is recovered.")
+@click.option("--insist", is_flag=True, help="Prune although the model is quantized already.")
+@build_flags
 def command(
     model: str,
     output: str | None,
-    ratio: float,
-    importance: str,
-    scope: str,
-    multiple: int,
-    skip: tuple[str, ...],
     data: str | None,
     preprocess: str | None,
     samples: int,
+    labels: str | None,
     recipe_out: str | None,
     recipe_in: str | None,
+    **options: Any,
 ) -> None:
-    """Cut whole channels (coupled through convolutions, norms, sums and products), so that every kernel has less to do.
+    """Cut whole channels, heads and residual branches (coupled through the network), so that every kernel has less to do.
 
-    Without --calibData nothing is recovered: fine-tune the result, or expect to lose much. Whether it became faster is for
-    `whet exec` to say: build both models and compare.
+    With --latency or --throughput each layer's time over its widths is measured here, cuts go to the steps in it, and the engine is built
+    and timed beside the prediction. Without --calibData nothing is recovered: fine-tune the result, or expect to lose much.
     """
     from whet.frontends import network_from_onnx, save_onnx
-    from whet.pruning import PruneConfig, apply_recipe, count_flops, count_params, load_recipe, prune, save_recipe
+    from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, save_recipe
+    from whet.pruning.order import check_order, note
 
     net = network_from_onnx(model)
+    config = _config(options)
     if recipe_in:
+        check_order(net, "prune", config.insist)
         made = apply_recipe(net, load_recipe(recipe_in))
+        note(made, "prune", recipe=Path(recipe_in).name)
     else:
-        config = PruneConfig(ratio=ratio, importance=importance, scope=scope, multiple=multiple, skip=skip)
         feeds = _stacked(net, data, preprocess, samples) if data else None
-        with _Bar(enabled=data is not None and sys.stderr.isatty()) as bar:
-            done = prune(net, config, feeds, bar.tell)
+        with Bar("pruning") as bar:
+            done = prune(net, config, feeds, bar.tell, labels=_labels(labels, samples))
         made = done.network
-        click.echo(f"cut {done.channels[0] - done.channels[1]} of {done.channels[0]} channels ({done.share:.0%}) by {importance}, {scope}")
+        how = "to the target" if config.target else config.scope
+        click.echo(f"cut {done.channels[0] - done.channels[1]} of {done.channels[0]} channels ({done.share:.0%}) by {config.importance}, {how}")
+        if done.recipe.removed:
+            click.echo(f"removed {len(done.recipe.removed)} residual branches: {', '.join(done.recipe.removed)}")
+        for line in done.report.lines():
+            click.echo(line)
         if recipe_out:
             click.echo(f"recipe: {save_recipe(done.recipe, recipe_out)}")
         if feeds is None:
@@ -64,6 +84,20 @@ def command(
     before, after = (count_params(n) for n in (net, made))
     flops = [_flops(count_flops, n) for n in (net, made)]
     click.echo(f"{target}: parameters {before:,} -> {after:,}" + (f", FLOPs {flops[0]:,} -> {flops[1]:,}" if all(flops) else ""))
+
+
+def _config(o: dict[str, Any]) -> Any:
+    """The PruneConfig of the flags. Raises UsageError for two targets."""
+    from whet.errors import UsageError
+    from whet.pruning import PruneConfig, Target
+
+    given = [(k, o.pop(k)) for k in _TARGETS]
+    targets = [Target.parse(k, v) for k, v in given if v is not None]
+    if len(targets) > 1:
+        raise UsageError(f"one target at a time: --{targets[0].kind} and --{targets[1].kind} are given")
+    own = {k: o.pop(k) for k in ("ratio", "depth", "importance", "scope", "multiple", "table", "insist")}
+    skip, engines = o.pop("skip"), not o.pop("no_engines")
+    return PruneConfig(**own, skip=skip, engines=engines, target=targets[0] if targets else None, build=build_config(**o))
 
 
 def _flops(count: Any, net: Any) -> int:
@@ -76,6 +110,20 @@ def _flops(count: Any, net: Any) -> int:
         return 0
 
 
+def _labels(path: str | None, samples: int) -> Any:
+    """The first classes of a .npy file. Raises UsageError for a file that cannot be read."""
+    if path is None:
+        return None
+    import numpy as np
+
+    from whet.errors import UsageError
+
+    try:
+        return np.load(path, allow_pickle=False).reshape(-1)[:samples]
+    except (OSError, ValueError) as e:
+        raise UsageError(f"--labels={path}: {e}. Give a .npy file of whole numbers, one a sample.") from e
+
+
 def _stacked(net: Any, source: str, preprocess: str | None, samples: int) -> dict[str, Any]:
     """The first `samples` samples, stacked along the batch by input name."""
     import numpy as np
@@ -85,30 +133,3 @@ def _stacked(net: Any, source: str, preprocess: str | None, samples: int) -> dic
     found: Iterator[dict[str, Any]] = calibration_data(source, net, Preprocessing.parse(preprocess) if preprocess else None)
     some = list(islice(found, samples))
     return {name: np.concatenate([s[name] for s in some]) for name in some[0]}
-
-
-class _Bar:
-    """A progress bar on standard error; `tell(done, total, what)` moves it."""
-
-    def __init__(self, enabled: bool):
-        self.enabled = enabled
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> _Bar:
-        if self.enabled:
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task("recovering", total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def tell(self, done: int, total: int, what: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, description=f"recovering {what[:40]}")

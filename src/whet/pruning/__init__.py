@@ -1,4 +1,4 @@
-"""Pruning of source networks: coupled groups, importance, cutting, recovery without labels, recipes."""
+"""Pruning of source networks: coupled groups, branches, importance, choice by measured latency, cutting, recovery without labels, recipes."""
 
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, find_group, groups
@@ -8,10 +8,11 @@ from whet.pruning.importance import Samples, choose, importance
 from whet.pruning.prune import PruneConfig, Pruned, prune
 from whet.pruning.recipe import Recipe, apply_recipe, load_recipe, recipe_of, save_recipe
 from whet.pruning.recovery import RecoveryConfig, recover, reestimate_batch_norms
+from whet.pruning.target import Target
 from whet.pruning.unstructured import matrices, zero_smallest, zeros
 
 __all__ = [
-    "Branch", "Group", "PruneConfig", "Pruned", "Recipe", "RecoveryConfig", "Samples", "apply_recipe", "branches", "choose",
+    "Branch", "Group", "PruneConfig", "Pruned", "Recipe", "RecoveryConfig", "Samples", "Target", "apply_recipe", "branches", "choose",
     "count_flops", "count_params", "cut", "find_group", "groups", "importance", "load_recipe", "matrices", "prune", "recipe_of",
     "recover", "reestimate_batch_norms", "remove_branches", "save_recipe", "silenced", "zero_smallest", "zeroed", "zeros",
 ]  # fmt: skip

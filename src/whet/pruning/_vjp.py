@@ -125,7 +125,7 @@ def _conv_transpose(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) 
     assert w is not None
     strides, dilations, pads, _ = attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
-    columns = windows(g, w.shape[2:], strides, dilations, pads, 0)[(..., *[slice(None)] * r)]
+    columns = windows(g, w.shape[2:], strides, dilations, pads, 0)
     columns = columns[(slice(None), slice(None), *(slice(0, n) for n in x.shape[2:]))]  # [N, K, *spatial, *kernel]
     n, per = len(g), w.shape[1]
     v = columns.reshape(n, group, per, *columns.shape[2:]).transpose(0, 1, 2, *range(3 + r, 3 + 2 * r), *range(3, 3 + r))

@@ -109,6 +109,11 @@ def remove_branches(net: Network, names: Iterable[str]) -> Network:
         assert shortcut is not None
         made.replace(add.output, shortcut)
         made.layers.remove(add)
+    for layer in [x for x in made.layers if x.op == "Relu"]:
+        t = layer.inputs[0]
+        if t is not None and t.maker is not None and t.maker.op == "Relu":  # y = relu(x + f(x)) was one of two in a row
+            made.replace(layer.output, t)
+            made.layers.remove(layer)
     made.prune_dead()
     return verify(made)
 

@@ -1,42 +1,90 @@
-"""prune(): choose, cut and recover in one call; what `whet prune` runs."""
+"""prune(): score, choose, cut and recover in one call; what `whet prune` runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
+from whet.builder.config import BuildConfig
 from whet.errors import PruneError
 from whet.network import Network
-from whet.pruning.coupling import groups
+from whet.pruning.costs import Costs, channel_costs, flop_costs, parameter_costs
+from whet.pruning.counting import count_flops, count_params
+from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
-from whet.pruning.importance import choose, importance
+from whet.pruning.depth import Branch, branches
+from whet.pruning.importance import NEED_DATA, Samples, choose, importance
+from whet.pruning.knapsack import Choice, choose_within, per_layer
+from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
+from whet.pruning.latency_table import LatencyTable
+from whet.pruning.meter import Meter
+from whet.pruning.order import check_order, note
 from whet.pruning.recipe import Recipe, recipe_of
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
+from whet.pruning.target import TIMED, Target
+from whet.pruning.truth import measured_ms
+
+_TRIES, _CLOSE = 3, 1.02  # choices until the engine meets a latency target, and what counts as meeting it
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneConfig:
-    """Which channels go, and how the rest recovers; `whet prune` reads its flags off these fields."""
+    """What goes, and how the rest recovers; `whet prune` reads its flags off these fields."""
 
-    ratio: float = 0.4  # share of all channels to cut
-    importance: str = "l1"  # l1 | l2 | random
+    ratio: float = 0.4  # share of all channels to cut; a target takes its place
+    target: Target | None = None  # latency, throughput, FLOPs, parameters or channels that may stay
+    importance: str = "l1"  # importance.KINDS, or python:MODULE:FUNCTION
     scope: str = "global"  # global: the least important of all groups together; group: the same share of every group
     multiple: int = 8  # kept channels of a group are a multiple of this
-    skip: tuple[str, ...] = ()  # groups that stay whole, by name
+    depth: bool = True  # with a target: residual branches may go whole
+    skip: tuple[str, ...] = ()  # groups that stay whole and branches that stay, by name
     seed: int = 0
+    insist: bool = False  # prune although the order of steps forbids it
+    build: BuildConfig = field(default_factory=BuildConfig)  # how engines are built that a latency is of
+    table: str | None = None  # file of a latency table to use and extend
+    engines: bool = True  # with a latency target: build both engines and time them
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
 
 
 @dataclass(frozen=True)
+class Report:
+    """What was predicted and what came: costs before and after in `unit` (None: not asked for), by layer sums; `engine_ms` is the truth."""
+
+    unit: str = ""
+    predicted: tuple[float, float] | None = None
+    summed: float | None = None  # the sum of layer times of the network as it was really cut
+    engine_ms: tuple[float, float] | None = None
+    flops: tuple[int, int] | None = None
+    params: tuple[int, int] = (0, 0)
+
+    def lines(self) -> list[str]:
+        """For people: "FLOPs -61 %, parameters -55 %; latency -48 %, predicted -50 %"."""
+        words = [f"FLOPs {_change(*self.flops)}"] if self.flops else []
+        words.append(f"parameters {_change(*self.params)}")
+        if self.engine_ms is not None:
+            before, after = self.engine_ms
+            words.append(f"latency {_change(before, after)} ({before:.3f} -> {after:.3f} ms)")
+        if self.predicted is not None and self.unit == "ms":
+            words.append(f"predicted {_change(*self.predicted)}")
+        return [", ".join(words)]
+
+
+def _change(before: float, after: float) -> str:
+    return f"{100 * (after / before - 1):+.0f} %" if before else "+0 %"
+
+
+@dataclass(frozen=True)
 class Pruned:
-    """What came of it: the network before recovery (`cut`), the one to use, the recipe, and channels before and after."""
+    """What came of it: the network before recovery (`cut`), the one to use, the recipe, channels before and after, and the report."""
 
     network: Network
     cut: Network
     recipe: Recipe
     channels: tuple[int, int]
+    report: Report = field(default_factory=Report)
 
     @property
     def share(self) -> float:
@@ -46,24 +94,146 @@ class Pruned:
 
 
 def prune(
-    net: Network, config: PruneConfig | None = None, data: Mapping[str, np.ndarray] | None = None, progress: Progress | None = None
+    net: Network,
+    config: PruneConfig | None = None,
+    data: Mapping[str, np.ndarray] | None = None,
+    progress: Progress | None = None,
+    *,
+    labels: np.ndarray | None = None,
 ) -> Pruned:
-    """Cuts `net` and recovers it on `data` (inputs by name, no labels); without data nothing is recovered.
+    """Cuts `net` and recovers it on `data` (inputs by name, samples along axis 0); without data nothing is recovered.
 
-    Raises PruneError when nothing can be cut, or for options that make no sense; ShapeError for data that do not fit.
+    Data-driven importances look at the same data, with `labels` (classes) if given. With a latency target both engines are built and timed,
+    and the choice is made again, tighter, while the engine misses what the table promised.
+    Raises PruneError when nothing can be cut, the target is out of reach, the order of steps is wrong, or for options that make no
+    sense; ShapeError for data that do not fit; BuildError where an engine is needed and none comes.
     """
     config = config or PruneConfig()
-    every = groups(net)
-    unknown = [name for name in config.skip if name not in {g.name for g in every}]
+    check_order(net, "prune", config.insist)
+    found, blocks = candidates(net, config)
+    samples = Samples(data, labels) if data is not None else None
+    if config.importance in NEED_DATA and samples is None:
+        raise PruneError(f"--importance={config.importance} is measured on data: give --calibData (no labels needed)")
+    scores = importance(found, config.importance, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
+    if config.target is None:
+        kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple)
+        choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
+    else:
+        choice, report = _towards(net, config, found, blocks, scores, progress)
+    small = cut(net, choice.kept, found, removed=choice.removed)
+    note(small, "prune", **_about(config))
+    made = small
+    if data is not None:
+        made = recover(small, net, choice.kept, data, config.recovery, progress)
+        note(made, "recover")
+    gone = {g.name for g in found for b in blocks if b.name in choice.removed and set(g.layers) <= set(b.layers)}
+    before = sum(g.size for g in found)
+    after = sum(0 if g.name in gone else len(choice.kept[g.name]) if g.name in choice.kept else g.size for g in found)
+    report = replace(report, flops=_flops(net, small), params=(count_params(net), count_params(small)))
+    recipe = recipe_of(net, choice.kept, about=_about(config), found=found, removed=choice.removed)
+    return Pruned(made, small, recipe, (before, after), report)
+
+
+def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Branch]]:
+    """Groups and branches that may be cut. Raises PruneError for an unknown name to skip, or when nothing is left."""
+    every, all_blocks = groups(net), branches(net) if config.depth and config.target is not None else []
+    known = {g.name for g in every} | {b.name for b in branches(net)}
+    unknown = [name for name in config.skip if name not in known]
     if unknown:
         raise PruneError(f"there is no group {unknown[0]!r} to leave whole; the groups are {', '.join(g.name for g in every) or 'none'}")
     found = [g for g in every if g.name not in config.skip]
     if not found:
         raise PruneError(f"'{net.name}' has no channels that can be cut: each is tied to an input, an output or an op that needs it whole")
-    kept = choose(found, importance(found, config.importance, config.seed), config.ratio, scope=config.scope, multiple=config.multiple)
-    small = cut(net, kept, found)
-    made = small if data is None else recover(small, net, kept, data, config.recovery, progress)
-    about = {k: v for k, v in asdict(config).items() if k not in ("recovery", "skip")}
-    before = sum(g.size for g in found)
-    after = sum(len(kept[g.name]) if g.name in kept else g.size for g in found)
-    return Pruned(made, small, recipe_of(net, kept, about=about, found=found), (before, after))
+    return found, [b for b in all_blocks if b.name not in config.skip]
+
+
+def _about(config: PruneConfig) -> dict:
+    about = {"importance": config.importance, "multiple": config.multiple, "seed": config.seed}
+    if config.target is None:
+        return {"ratio": config.ratio, "scope": config.scope, **about}
+    return {"target": {k: v for k, v in asdict(config.target).items() if v is not None}, "depth": config.depth, **about}
+
+
+def _flops(net: Network, small: Network) -> tuple[int, int] | None:
+    from whet.errors import NetworkError
+
+    try:
+        return count_flops(net), count_flops(small)
+    except NetworkError:  # a symbol stands where 1 makes no sense
+        return None
+
+
+def _towards(
+    net: Network,
+    config: PruneConfig,
+    found: Sequence[Group],
+    blocks: Sequence[Branch],
+    scores: Mapping[str, np.ndarray],
+    progress: Progress | None,
+) -> tuple[Choice, Report]:
+    """The choice for a target, and what came of it."""
+    target = config.target
+    assert target is not None
+    weights = per_layer(found, blocks, scores) if not config.importance.startswith("taylor") else scores
+
+    def within(costs: Costs, share: float) -> Choice:
+        return choose_within(found, blocks, weights, costs, share * costs.total({}), multiple=config.multiple, progress=progress)
+
+    if target.kind not in TIMED:
+        costs = {"flops": flop_costs, "params": parameter_costs}.get(target.kind, lambda n, f, b: channel_costs(f, b))(net, found, blocks)
+        choice = within(costs, target.of(costs.total({})))
+        return choice, Report(costs.unit, (choice.before, choice.after))
+    with ExitStack() as stack:
+        base = static_layers(net, config.build)
+        meter = stack.enter_context(Meter(config.build, LatencyTable(config.table), base))
+        costs = latency_costs(net, found, blocks, meter, base, progress)
+        return _timed(net, config, target, found, costs, meter, within, progress)
+
+
+def _timed(
+    net: Network,
+    config: PruneConfig,
+    target: Target,
+    found: Sequence[Group],
+    costs: Costs,
+    meter: Meter,
+    within: Callable[[Costs, float], Choice],
+    progress: Progress | None,
+) -> tuple[Choice, Report]:
+    """A choice whose engine meets the target; without engines, one whose layer times do."""
+    batch = batch_of(net, config.build)
+    runs = config.engines and getattr(meter.machine, "runs", True)
+    if target.value is not None and not runs:
+        share = target.of(costs.total({}), batch)
+    else:
+        (alone,) = measured_ms([net], config.build, seconds=0.3, progress=progress) if target.value is not None else (0.0,)
+        share = target.of(alone, batch)
+    asked, times, summed, choice = share, None, 0.0, None
+    for n in range(_TRIES):
+        try:
+            choice = within(costs, asked)
+        except PruneError:
+            if choice is None:
+                raise
+            break  # tighter is out of reach: the report says what the last one came to
+        small = cut(net, choice.kept, found, removed=choice.removed)
+        summed = measured_sum(small, meter)
+        meter.table.save()
+        if not runs:
+            break
+        before, after = measured_ms([net, small], config.build, progress=progress)
+        times = (before, after)
+        if after <= share * before * _CLOSE or n == _TRIES - 1:
+            break
+        asked *= share * before / after
+    assert choice is not None
+    return choice, Report("ms", (choice.before, choice.after), summed, times)
+
+
+def batch_of(net: Network, config: BuildConfig) -> int:
+    """Samples in one run at the opt shapes: axis 0 of the first input."""
+    from whet.builder.profiles import OPT, resolve_profiles
+
+    profiles, _ = resolve_profiles(net, config)
+    shapes = next(iter(profiles[0].shapes.values()), None)
+    return shapes[OPT][0] if shapes and shapes[OPT] else 1

@@ -1,22 +1,26 @@
-"""A recipe: which channels of which groups were kept, as JSON that can be read, edited and applied to other weights of the model."""
+"""A recipe: which channels of which groups were kept and which branches went, as JSON that can be read, edited and applied to other weights.
+
+Masks (zeros that stay, as 2:4 patterns) are boolean tensors in a safetensors file beside it: `model.recipe.json` and
+`model.recipe.safetensors`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from whet.errors import PruneError
-from whet.network import Network
+from whet.network import Network, Origin, Weight
 from whet.pruning.coupling import Group, find_group, groups
 from whet.pruning.cut import Kept, cut
 
-FORMAT, VERSION = "whet.pruning.recipe", 1
+FORMAT, VERSION = "whet.pruning.recipe", 2  # 1 had no branches and no masks; it is read
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Kept channels by group name; `about` says how they were chosen, in the chooser's own words."""
+    """Kept channels by group name, branches that went; `about` says how they were chosen, in the chooser's own words.
+
+    `masks` are bool arrays by weight name, of the weights' shapes after the cut: False where a zero stays.
+    """
 
     groups: Mapping[str, Entry]
     about: Mapping[str, Any] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def kept(self) -> dict[str, np.ndarray]:
         """What cut() takes."""
@@ -42,17 +51,27 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`."""
         entries = [{"name": n, "size": e.size, "layers": list(e.layers), "kept": list(e.kept)} for n, e in self.groups.items()]
-        return {"format": FORMAT, "version": VERSION, "about": dict(self.about), "groups": entries}
+        masks = {name: list(m.shape) for name, m in self.masks.items()}
+        data = {"format": FORMAT, "version": VERSION, "about": dict(self.about), "groups": entries, "removed": list(self.removed)}
+        return {**data, "masks": masks} if masks else data
 
 
-def recipe_of(net: Network, kept: Kept, *, about: Mapping[str, Any] | None = None, found: Sequence[Group] | None = None) -> Recipe:
+def recipe_of(
+    net: Network,
+    kept: Kept,
+    *,
+    about: Mapping[str, Any] | None = None,
+    found: Sequence[Group] | None = None,
+    removed: Sequence[str] = (),
+    masks: Mapping[str, np.ndarray] | None = None,
+) -> Recipe:
     """The recipe of a choice for `net`. Raises PruneError for a group that is not there."""
     known = list(found) if found is not None else groups(net)
     entries = {}
     for name, at in kept.items():
         g = find_group(known, name)
         entries[name] = Entry(g.size, g.layers, tuple(int(k) for k in at))
-    return Recipe(entries, dict(about or {}))
+    return Recipe(entries, dict(about or {}), tuple(removed), dict(masks or {}))
 
 
 def apply_recipe(net: Network, recipe: Recipe) -> Network:
@@ -64,15 +83,25 @@ def apply_recipe(net: Network, recipe: Recipe) -> Network:
             raise PruneError(
                 f"group {name!r} has {g.size} channels here, {e.size} in the recipe: it was made for another width. Choose again."
             )
-    return cut(net, recipe.kept(), known)
+    return _masked(cut(net, recipe.kept(), known, removed=recipe.removed), recipe.masks)
+
+
+def _masked(net: Network, masks: Mapping[str, np.ndarray]) -> Network:
+    """`net` with zeros where the masks are False; changes it in place."""
+    for name, mask in masks.items():
+        t = net.constants.get(name)
+        if t is None or t.shape != mask.shape:
+            raise PruneError(f"the recipe masks {name!r} of shape {list(mask.shape)}, the network has {t and t.type}: it is of another model")
+        t.weight = Weight(np.where(mask, t.array(), 0).astype(t.dtype.numpy), Origin("source", name))
+    return net
 
 
 def recipe_from_json(data: Any) -> Recipe:
     """The recipe in parsed JSON. Raises PruneError that says what is wrong with it."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise PruneError(f"this is no pruning recipe: its 'format' is not {FORMAT!r}")
-    if data.get("version") != VERSION:
-        raise PruneError(f"the recipe has version {data.get('version')!r}; this whet reads version {VERSION}")
+    if data.get("version") not in (1, VERSION):
+        raise PruneError(f"the recipe has version {data.get('version')!r}; this whet reads versions 1 and {VERSION}")
     entries = {}
     for one in data.get("groups", []):
         try:
@@ -83,7 +112,10 @@ def recipe_from_json(data: Any) -> Recipe:
         if not isinstance(size, int) or not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k < size for k in kept):
             raise PruneError(f"group {name!r} of the recipe: 'kept' must be whole numbers from 0 to below 'size'")
         entries[name] = Entry(size, layers, kept)
-    return Recipe(entries, data.get("about") or {})
+    removed = data.get("removed", [])
+    if not isinstance(removed, list) or not all(isinstance(n, str) for n in removed):
+        raise PruneError("'removed' of the recipe must be a list of branch names")
+    return Recipe(entries, data.get("about") or {}, tuple(removed))
 
 
 def save_recipe(recipe: Recipe, path: str | os.PathLike) -> Path:
@@ -92,6 +124,8 @@ def save_recipe(recipe: Recipe, path: str | os.PathLike) -> Path:
         Path(path).write_text(json.dumps(recipe.to_json(), indent=1) + "\n")
     except OSError as e:
         raise PruneError(f"cannot write {path}: {e.strerror}. Check that the folder exists and can be written.") from e
+    if recipe.masks:
+        _safetensors().save_file({n: np.ascontiguousarray(m, bool) for n, m in recipe.masks.items()}, _beside(path))
     return Path(path)
 
 
@@ -103,4 +137,29 @@ def load_recipe(path: str | os.PathLike) -> Recipe:
         raise PruneError(f"cannot read {path}: {e.strerror}. Check the path.") from e
     except (ValueError, RecursionError) as e:
         raise PruneError(f"{path} is no JSON: {e}") from e
-    return recipe_from_json(data)
+    recipe = recipe_from_json(data)
+    if not data.get("masks"):
+        return recipe
+    library = _safetensors()
+    from safetensors import SafetensorError
+
+    try:
+        masks = library.load_file(_beside(path))
+    except (OSError, ValueError, SafetensorError) as e:
+        raise PruneError(f"the recipe's masks cannot be read from {_beside(path)}: {e}. Keep both files together.") from e
+    if {n: list(m.shape) for n, m in masks.items()} != data["masks"]:
+        raise PruneError(f"{_beside(path)} does not hold the masks that {path} names: keep both files together")
+    return replace(recipe, masks=masks)
+
+
+def _beside(path: str | os.PathLike) -> Path:
+    return Path(path).with_suffix(".safetensors")
+
+
+def _safetensors():
+    """The library that reads and writes masks. Raises PruneError without it."""
+    try:
+        import safetensors.numpy
+    except ImportError as e:
+        raise PruneError("masks are kept as safetensors: pip install safetensors (it comes with whet[train])") from e
+    return safetensors.numpy

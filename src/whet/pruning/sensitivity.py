@@ -87,8 +87,8 @@ def _edges(net: Network, found: Sequence[Group], blocks: Sequence[Branch]) -> di
     """By (layer name, input): the gates that stand there."""
     at: dict[Tensor, list[tuple[Group, int, np.ndarray]]] = {}
     for g in found:
-        for (t, axis), places in g.members.items():
-            at.setdefault(t, []).append((g, axis, places))
+        for (member, axis), places in g.members.items():
+            at.setdefault(member, []).append((g, axis, places))
     edges: dict[tuple[str, int], list[_Edge]] = {}
     for layer in net.layers:
         going_on = {g.name for t in layer.outputs for g, _, _ in at.get(t, ())}
@@ -135,12 +135,12 @@ def _one(
         full = [np.zeros_like(o) if m is None else m for m, o in zip(mine, outs, strict=True)]
         inputs = [value(t) for t in layer.inputs]
         for i, c in enumerate(_back(layer, env, inputs, outs, full)):
-            t = layer.inputs[i]
-            if c is None or t is None:
+            read = layer.inputs[i]
+            if c is None or read is None:
                 continue
             for name, axis, places in edges.get((layer.name, i), ()):
                 z[name] = z.get(name, 0) + _gathered(inputs[i] * c, axis, places, n)
-            g[t] = g[t] + c if t in g else c
+            g[read] = g[read] + c if read in g else c
     return z, energy
 
 

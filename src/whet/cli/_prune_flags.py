@@ -1,0 +1,71 @@
+"""Flags that `whet prune` and `whet latency-table` share: for which engine latencies are measured; and their progress bar."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from whet.cli import _exec_values as values
+
+_FLAGS = (
+    click.option("--backend", default="cpu", show_default=True, help="Machine that the engine is for: cpu, cuda, null."),
+    click.option("--threads", type=click.IntRange(0), default=0, help="CPU threads (0: all usable ones)."),
+    click.option("--shapes", "shapes", help="Input shapes to be fast at: input0:8x3x224x224,... (default: 1 for each symbol)."),
+    click.option("--fp16", is_flag=True, help="The engine may store and compute in FP16."),
+    click.option("--bf16", is_flag=True, help="The engine may store and compute in BF16."),
+    click.option("--timingCacheFile", "timing_cache", type=click.Path(dir_okay=False), help="Timing cache (default: the user's)."),
+)
+
+
+def build_flags(command: Callable) -> Callable:
+    """Adds the flags; the command takes their values as keywords and passes them to `build_config`."""
+    for flag in reversed(_FLAGS):
+        command = flag(command)
+    return command
+
+
+def build_config(*, backend: str, threads: int, shapes: str | None, fp16: bool, bf16: bool, timing_cache: str | None) -> Any:
+    """The BuildConfig of the flags. Raises UsageError for shapes that cannot be read."""
+    from whet.builder import BuildConfig
+
+    at = values.shapes(shapes, "shapes") if shapes else None
+    return BuildConfig(
+        backend=backend,
+        threads=threads,
+        precisions=tuple(name for name, on in (("fp16", fp16), ("bf16", bf16)) if on),
+        profiles=((at, at, at),) if at else (),
+        timing_cache=timing_cache,
+    )
+
+
+class Bar:
+    """A progress bar on standard error with the time left; `tell(done, total, what)` moves it. Disabled off a terminal."""
+
+    def __init__(self, what: str, enabled: bool | None = None):
+        self.what = what
+        self.enabled = sys.stderr.isatty() if enabled is None else enabled
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Bar:
+        if self.enabled:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description:<14}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, TextColumn("[dim]{task.fields[note]}"), console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(self.what, total=None, note="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def tell(self, done: int, total: int, note: str) -> None:
+        """`done` of `total`; `note` says at what."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, note=note[:60])

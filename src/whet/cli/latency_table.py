@@ -1,0 +1,43 @@
+"""`whet latency-table`: measure how long a model's layers take at every width that pruning may choose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whet.cli._prune_flags import Bar, build_config, build_flags
+
+
+@click.command()
+@click.argument("model", type=click.Path(dir_okay=False))
+@click.option("--export", "table", type=click.Path(dir_okay=False), help="File to write or to extend (default: MODEL.latency.json).")
+@click.option("--multiple", type=click.IntRange(1), default=8, show_default=True, help="Widths are multiples of this.")
+@click.option("--most", type=click.IntRange(2), default=12, show_default=True, help="Widths a group, at most.")
+@build_flags
+def command(model: str, table: str | None, multiple: int, most: int, **build: Any) -> None:
+    """Time every layer of MODEL over its widths with the engine's own tactics, and show where the steps are.
+
+    The file holds one row a layer and shape, keyed by device, library versions, precision and tactics: `whet prune --latencyTable` reads
+    it, other models add to it, other machines' rows can stand in it too. Stop it with Ctrl-C; the next run goes on.
+    """
+    from whet.frontends import network_from_onnx
+    from whet.pruning.latency_table import LatencyTable
+    from whet.pruning.staircase import staircases
+
+    net = network_from_onnx(model)
+    target = table or str(Path(model).with_suffix(".latency.json"))
+    rows = LatencyTable(target)
+    known = len(rows.rows)
+    try:
+        with Bar("timing") as bar:
+            found, total = staircases(net, build_config(**build), rows, multiple=multiple, most=most, progress=bar.tell)
+    finally:
+        rows.save()
+        click.echo(f"{target}: {len(rows.rows)} rows, {rows.added} of them new" + (f", {known} known before" if known else ""))
+    click.echo(f"sum of the layers' times: {total:.3f} ms")
+    for s in found:
+        steps = "  ".join(f"{w}:{t:.4g}" + ("" if w in s.edges else "-") for w, t in zip(s.widths, s.ms, strict=True))
+        click.echo(f"{s.group} ({s.widths[-1]}): {steps}")
+    click.echo("units kept : ms of the layers that they touch; a minus marks a width that a wider one equals")

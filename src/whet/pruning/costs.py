@@ -1,0 +1,104 @@
+"""What a choice of widths and branches costs: parameters, FLOPs, channels here; milliseconds in latency_cost.py.
+
+A cost is a sum over items (constants, layers), each a function of the widths of the groups that touch it; removing a branch takes its
+items out. Knowing which item depends on which group makes a change cheap to price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
+
+from whet.network import Layer, Network, Tensor
+from whet.ops._cost import operations
+from whet.pruning.coupling import Group
+from whet.pruning.depth import Branch, remove_branches
+from whet.pruning.sizes import Overlaps, Widths, resized, source_parts
+
+
+class Costs:
+    """`total(widths, removed)` in `unit`; `groups_of` says what each item depends on, `gone` what goes with each branch."""
+
+    def __init__(
+        self,
+        unit: str,
+        price: Callable[[str, Widths], float],
+        groups_of: Mapping[str, tuple[str, ...]],
+        gone: Mapping[str, frozenset[str]],
+        added: Mapping[str, float] | None = None,
+    ):
+        """`added` is what a branch leaves behind when it goes: layers that were fused with it."""
+        self.unit, self._price, self.groups_of, self.gone = unit, price, groups_of, gone
+        self.added = dict(added or {})
+        self.items_of: dict[str, list[str]] = {}
+        for item, names in groups_of.items():
+            for name in names:
+                self.items_of.setdefault(name, []).append(item)
+        self._known: dict[tuple, float] = {}
+
+    def item(self, name: str, widths: Widths) -> float:
+        """One item at these widths; remembered."""
+        key = (name, *(widths.get(g, -1) for g in self.groups_of[name]))
+        if key not in self._known:
+            self._known[key] = self._price(name, widths)
+        return self._known[key]
+
+    def left(self, removed: Iterable[str]) -> list[str]:
+        """Items that stay."""
+        out = set().union(*(self.gone.get(b, frozenset()) for b in removed))
+        return [i for i in self.groups_of if i not in out]
+
+    def total(self, widths: Widths, removed: Iterable[str] = ()) -> float:
+        """The whole network at these widths without the removed branches."""
+        return sum(self.item(i, widths) for i in self.left(removed)) + sum(self.added.get(b, 0.0) for b in removed)
+
+
+def channel_costs(found: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
+    """Units that stay."""
+    sizes = {g.name: g.size for g in found}
+    return Costs("channels", lambda name, w: w.get(name, sizes[name]), {g.name: (g.name,) for g in found}, _inside(found, blocks))
+
+
+def _inside(found: Sequence[Group], blocks: Sequence[Branch]) -> dict[str, frozenset[str]]:
+    return {b.name: frozenset(g.name for g in found if set(g.layers) <= set(b.layers)) for b in blocks}
+
+
+def parameter_costs(net: Network, found: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
+    """Parameters as count_params counts them."""
+    statistics = {t for layer in net.layers if layer.op == "BatchNormalization" for t in layer.inputs[3:5]}
+    counted = {t.name: t for t in net.constants.values() if t.dtype.is_float and t.type.rank and t not in statistics}
+    shape, touching = _shapes(found)
+    after = {b.name: set(remove_branches(net, [b.name]).constants) for b in blocks}
+    gone = {name: frozenset(n for n in counted if n not in left) for name, left in after.items()}
+    return Costs("parameters", lambda n, w: prod(shape(counted[n], w)), {n: touching([t]) for n, t in counted.items()}, gone)
+
+
+def flop_costs(net: Network, found: Sequence[Group], blocks: Sequence[Branch], env: Mapping[str, int] | None = None) -> Costs:
+    """FLOPs of one run as count_flops counts them; symbols default to 1."""
+    values = {**dict.fromkeys(net.symbols(), 1), **(env or {})}
+    layers = {x.name: x for x in net.layers}
+    shape, touching = _shapes(found)
+
+    def price(name: str, w: Widths) -> float:
+        layer = layers[name]
+        return operations(resized(layer, {t: shape(t, w) for t in _tensors(layer)}), values)
+
+    after = {b.name: {x.name for x in remove_branches(net, [b.name]).layers} for b in blocks}
+    gone = {name: frozenset(n for n in layers if n not in left) for name, left in after.items()}
+    return Costs("FLOPs", price, {n: touching(_tensors(x)) for n, x in layers.items()}, gone)
+
+
+def _tensors(layer: Layer) -> list[Tensor]:
+    return [t for t in (*layer.inputs, *layer.outputs) if t is not None]
+
+
+def _shapes(found: Sequence[Group]):
+    parts, overlaps = source_parts(found), Overlaps.of(found)
+
+    def shape(t: Tensor, w: Widths) -> tuple:
+        return tuple(overlaps.size(d, parts[t, i], w) if (t, i) in parts else d for i, d in enumerate(t.shape))  # type: ignore[arg-type]
+
+    def touching(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(p.group for t in tensors for i in range(t.type.rank) for p in parts.get((t, i), ())))
+
+    return shape, touching

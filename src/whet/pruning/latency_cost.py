@@ -1,0 +1,145 @@
+"""Latency as a cost: the sum of the best measured times of the layers that the engine will run, at any widths.
+
+Which axes of which lowered layer lose how many places with a unit of a group is found by cutting one unit and lowering the network again,
+for all groups at once that share no layer. Times are measured when they are asked for and kept in the table. A sum of layer times leaves
+out what stands between layers (reformats, the executor), so it predicts ratios rather than milliseconds; the truth is the built engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from whet.builder.config import BuildConfig
+from whet.builder.lowering import lowered_network
+from whet.builder.profiles import OPT, bound_layers, environment, resolve_profiles
+from whet.errors import NetworkError, PruneError, WhetError
+from whet.network import Layer, Network
+from whet.pruning.costs import Costs
+from whet.pruning.coupling import Group
+from whet.pruning.cut import cut
+from whet.pruning.depth import Branch, remove_branches
+from whet.pruning.meter import Meter
+from whet.pruning.shrink import Slot, shrunk
+from whet.pruning.sizes import Overlaps, Part, Widths
+
+Progress = Callable[[int, int, str], None]
+
+
+def static_layers(net: Network, config: BuildConfig) -> dict[str, Layer]:
+    """The lowered layers of a network by name, at the opt shapes of the config's first profile."""
+    lowered, _ = lowered_network(net, config)
+    profiles, _ = resolve_profiles(lowered, config)
+    return bound_layers(lowered, environment(lowered, profiles[0], OPT))
+
+
+def latency_costs(
+    net: Network,
+    found: Sequence[Group],
+    blocks: Sequence[Branch],
+    meter: Meter,
+    base: Mapping[str, Layer],
+    progress: Progress | None = None,
+) -> Costs:
+    """Milliseconds of `net` (whose lowered layers are `base`) as a function of widths and removed branches."""
+    config = meter.config
+    parts: dict[str, dict[Slot, list[Part]]] = {name: {} for name in base}
+    near = _near(net, found, base)
+    waiting, done = _apart(found, near), 0
+    while waiting:
+        some = waiting.pop()
+        touched = _touched(cut(net, {g.name: range(g.size - 1) for g in some}, found), base, config)
+        owner = {name: [g for g in some if g.name in near[name]] for name in touched}
+        if len(some) > 1 and any(len(gs) != 1 for gs in owner.values()):
+            waiting += [[g] for g in some]  # a layer changed that does not say by whom
+            continue
+        for name, places in touched.items():
+            g = owner[name][0] if owner[name] else some[0]
+            for slot, lost in places.items():
+                parts[name].setdefault(slot, []).append(Part(g.name, g.size, lost))
+        done += len(some)
+        if progress is not None:
+            progress(done, len(found) + len(blocks), f"layers of {some[0].name}")
+    gone, added = {}, {}
+    for n, b in enumerate(blocks):
+        after = static_layers(remove_branches(net, [b.name]), config)
+        sources = {s for name in after for s in after[name].sources}
+        gone[b.name] = frozenset(name for name in base if name not in after and not set(base[name].sources) <= sources)
+        added[b.name] = sum(meter.ms(x) for name, x in after.items() if name not in base)
+        if progress is not None:
+            progress(len(found) + n + 1, len(found) + len(blocks), f"layers of {b.name}")
+    overlaps = Overlaps.of(found)
+
+    def price(name: str, widths: Widths) -> float:
+        layer = base[name]
+        full = {(side, k, axis): (layer.inputs if side == "in" else layer.outputs)[k].shape[axis] for side, k, axis in parts[name]}  # type: ignore[union-attr]
+        sizes = {slot: overlaps.size(d, parts[name][slot], widths) for slot, d in full.items()}  # type: ignore[arg-type]
+        changed = {slot: n for slot, n in sizes.items() if n != full[slot]}
+        if not changed:
+            return meter.ms(layer)
+        try:
+            return meter.ms(shrunk(layer, changed))
+        except NetworkError:  # it counts on sizes in a way that only a whole cut resolves: no gain is credited
+            return meter.ms(layer)
+
+    groups_of = {name: tuple(dict.fromkeys(p.group for ps in parts[name].values() for p in ps)) for name in base}
+    return Costs("ms", price, groups_of, gone, added)
+
+
+def _near(net: Network, found: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:
+    """For each lowered layer the groups that touch one of the source nodes it came from."""
+    nodes = {x.name: {x.name, *x.sources} for x in net.layers}
+    of_node: dict[str, set[str]] = {}
+    for g in found:
+        for name in g.layers:
+            for node in nodes[name]:
+                of_node.setdefault(node, set()).add(g.name)
+    return {name: set().union(*(of_node.get(s, set()) for s in (name, *layer.sources))) for name, layer in base.items()}
+
+
+def _apart(found: Sequence[Group], near: Mapping[str, set[str]]) -> list[list[Group]]:
+    """The groups in as few sets as a greedy colouring finds, such that no layer is touched by two of one set."""
+    together: dict[str, set[str]] = {g.name: set() for g in found}
+    for names in near.values():
+        for name in names:
+            together[name] |= names
+    sets: list[list[Group]] = []
+    for g in found:
+        home = next((s for s in sets if not together[g.name] & {x.name for x in s}), None)
+        if home is None:
+            sets.append([g])
+        else:
+            home.append(g)
+    return sets
+
+
+def _touched(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> dict[str, dict[Slot, int]]:
+    """What each layer of `base` has lost in the network that lacks one unit: {layer: {slot: places}}."""
+    made: dict[str, dict[Slot, int]] = {}
+    for name, after in static_layers(small, config).items():
+        before = base.get(name)
+        if before is None or len(before.inputs) != len(after.inputs):
+            continue  # lowered otherwise: its time stands as it is
+        for side, old, new in (("in", before.inputs, after.inputs), ("out", before.outputs, after.outputs)):
+            for k, (a, b) in enumerate(zip(old, new, strict=True)):
+                if a is None or b is None or a.type.rank != b.type.rank:
+                    continue
+                for axis, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)):
+                    if m != n and isinstance(m, int) and isinstance(n, int):
+                        made.setdefault(name, {})[side, k, axis] = m - n
+    return made
+
+
+def measured_sum(net: Network, meter: Meter, progress: Progress | None = None) -> float:
+    """Milliseconds of all lowered layers of a network, each by its best tactic. Raises PruneError where one has none."""
+    layers = static_layers(net, meter.config)
+    total = 0.0
+    for n, (name, layer) in enumerate(layers.items()):
+        try:
+            total += meter.ms(layer)
+        except PruneError:
+            raise
+        except WhetError as e:
+            raise PruneError(f"'{name}' could not be timed: {e}") from e
+        if progress is not None:
+            progress(n + 1, len(layers), name)
+    return total

@@ -1,0 +1,98 @@
+"""The latency table: how long layers take at which shapes, measured with the engine's tactics, as a file to keep, extend and share.
+
+One JSON file. A row is one layer at static shapes on one device under one set of tactics, precisions and cache conditions; its key is a
+digest of all of that, so rows of other machines or versions stand beside these and are never mistaken for them. Weights' values do not
+matter: a fine-tuned or otherwise cut model finds what was measured for its shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.errors import CacheError
+
+FORMAT, VERSION = "whet.pruning.latency_table", 1
+_SAVE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """Median and spread in milliseconds of the best tactic for a layer (`layer` is its text without names or weights)."""
+
+    device: str
+    precisions: str
+    conditions: str
+    layer: str
+    tactic: str
+    ms: float
+    spread_ms: float
+
+
+def row_key(device: str, tactics: str, precisions: str, conditions: str, layer: str) -> str:
+    """SHA-256 over everything that the time depends on; `tactics` is a digest of all tactics' sources and library versions."""
+    return hashlib.sha256(json.dumps([device, tactics, precisions, conditions, layer]).encode()).hexdigest()
+
+
+class LatencyTable:
+    """Rows by key. With a path, what is there is read and new rows are written every few seconds and on `save`."""
+
+    def __init__(self, path: str | os.PathLike | None = None):
+        self.path = Path(path) if path is not None else None
+        self.rows: dict[str, Row] = _read(self.path) if self.path is not None and self.path.exists() else {}
+        self.added = 0
+        self._unsaved = 0
+        self._saved = time.monotonic()
+
+    def get(self, key: str) -> Row | None:
+        """The row of this key, or None."""
+        return self.rows.get(key)
+
+    def put(self, key: str, row: Row) -> None:
+        """Keeps a row; saves when the last time was some seconds ago."""
+        self.rows[key] = row
+        self.added += 1
+        self._unsaved += 1
+        if self.path is not None and time.monotonic() - self._saved > _SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Writes the file in one step, with what others have added to it meanwhile. Raises CacheError."""
+        if self.path is None or (not self._unsaved and self.path.exists()):
+            return
+        if self.path.exists():
+            self.rows = {**_read(self.path), **self.rows}
+        data = {"format": FORMAT, "version": VERSION, "rows": {k: asdict(r) for k, r in sorted(self.rows.items())}}
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".tmp", delete=False) as f:
+                f.write(json.dumps(data, indent=1) + "\n")
+            os.replace(f.name, self.path)
+        except OSError as e:
+            raise CacheError(f"cannot write the latency table {self.path}: {e.strerror}. Check that the folder exists and can be written.") from e
+        self._unsaved, self._saved = 0, time.monotonic()
+
+
+def _read(path: Path) -> dict[str, Row]:
+    try:
+        data: Any = json.loads(path.read_text())
+    except OSError as e:
+        raise CacheError(f"cannot read the latency table {path}: {e.strerror}. Check the path.") from e
+    except (ValueError, RecursionError) as e:
+        raise CacheError(f"the latency table {path} is no JSON ({e}): delete it, or give another path") from e
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise CacheError(f"{path} is no latency table: its 'format' is not {FORMAT!r}. Give another path.")
+    if data.get("version") != VERSION:
+        raise CacheError(f"the latency table {path} has version {data.get('version')!r}, this whet writes version {VERSION}: give another path")
+    try:
+        rows = {str(k): Row(**r) for k, r in data["rows"].items()}
+    except (KeyError, TypeError, AttributeError) as e:
+        raise CacheError(f"the latency table {path} has a damaged row ({e}): delete it, or give another path") from e
+    if not all(isinstance(r.ms, int | float) and r.ms >= 0 for r in rows.values()):
+        raise CacheError(f"the latency table {path} holds a time that is no number from 0 on: delete it, or give another path")
+    return rows

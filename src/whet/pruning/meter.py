@@ -1,0 +1,110 @@
+"""Times a lowered layer at its shapes with all tactics that a build would try: the builder's own candidates, timer and timing cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from whet.backends import get_backend
+from whet.builder.candidates import Option, list_candidates
+from whet.builder.config import BuildConfig
+from whet.builder.key import layer_text, source_digest
+from whet.builder.precision import Permissions
+from whet.builder.sources import tactics_for
+from whet.builder.timing import Conditions, Timer
+from whet.builder.timing_cache import TimingCache
+from whet.builder.unfuse import unfuse
+from whet.errors import PruneError
+from whet.network import Layer, Network, Tensor, evaluate
+from whet.pruning.latency_table import LatencyTable, Row, row_key
+
+_FEW = 4  # configs of one tactic and signature that are tried
+
+
+class Meter:
+    """`ms(layer)` for layers with static shapes. A context manager: it holds the timing cache open and saves the table."""
+
+    def __init__(self, config: BuildConfig, table: LatencyTable, layers: Mapping[str, Layer]):
+        """`layers` are those of the whole network: what it touches decides how cold caches are between kernels."""
+        self.config, self.table = config, table
+        self.machine = get_backend(config.backend, threads=config.threads)
+        self.tactics = tactics_for(self.machine.name, config.tactic_sources)
+        self.permissions = Permissions.of(config)
+        tensors = {t for x in layers.values() for t in (*x.inputs, *x.outputs) if t is not None}
+        footprint = sum(evaluate(t.type.nbytes, {}) for t in tensors if t.type.static)
+        self.cache = TimingCache(config.timing_cache)
+        self.timer = Timer(self.machine, self.cache, Conditions.of(self.machine, footprint), config.avg_timing, config.error_on_cache_miss)
+        versions = sorted(f"{t.name} {t.version} {source_digest(t)} {t.library_version()}" for t in self.tactics)
+        self._tactics = hashlib.sha256("\n".join(versions).encode()).hexdigest()
+        self.device = str(self.machine.key())
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cache.close()
+        self.table.save()
+
+    def key(self, text: str) -> str:
+        """The table's key of a layer's text."""
+        return row_key(self.device, self._tactics, self._precisions, self.timer.conditions.state, text)
+
+    @property
+    def _precisions(self) -> str:
+        return ",".join(sorted(self.config.precisions)) or "fp32"
+
+    def known(self, layer: Layer) -> bool:
+        """Whether nothing has to be measured for this layer."""
+        return self.table.get(self.key(layer_text(layer))) is not None
+
+    def ms(self, layer: Layer) -> float:
+        """Milliseconds of the layer by its fastest tactic; a fused layer that no kernel computes whole is the sum of its parts.
+
+        Raises PruneError when nothing computes it.
+        """
+        text = layer_text(layer)
+        key = self.key(text)
+        row = self.table.get(key)
+        if row is None:
+            best = self._best(layer, text)
+            ms, name, spread = (best.cost, best.tactic.name, best.spread_ms) if isinstance(best, Option) else (best, "its parts", 0.0)
+            row = Row(self.device, self._precisions, self.timer.conditions.state, text, name, ms, spread)
+            self.table.put(key, row)
+        return row.ms
+
+    def _best(self, layer: Layer, text: str) -> Option | float:
+        found = list_candidates(layer, self.tactics, self.machine, self.permissions)
+        kernels = [o for o in found.options if not o.tactic.fallback]
+        if not kernels and layer.op == "Fused":
+            return sum(self.ms(part) for part in _parts(layer))
+        options = _some(kernels or found.options)
+        if not options:
+            raise PruneError(f"no tactic of '{self.machine.name}' computes {layer.op} '{layer.name}', so it has no latency: {found.refused[:1]}")
+        self.timer.time(layer, text, options)
+        timed = [o for o in options if o.ms is not None]
+        return min(timed or options, key=lambda o: o.cost)
+
+
+def _some(options: list[Option]) -> list[Option]:
+    """A few configs of each tactic and signature."""
+    seen: dict[object, int] = {}
+    kept = []
+    for o in options:
+        k = (o.tactic.name, o.signature)
+        seen[k] = seen.get(k, 0) + 1
+        if seen[k] <= _FEW:
+            kept.append(o)
+    return kept
+
+
+def _parts(layer: Layer) -> list[Layer]:
+    apart = Network("apart", "lowered")
+    seen: dict[Tensor, Tensor] = {}
+    for t in layer.inputs:
+        if t is not None and t not in seen:
+            seen[t] = apart.constant(t.weight, t.name) if t.weight is not None else apart.add_input(t.name, t.type)
+    inputs = [None if t is None else seen[t] for t in layer.inputs]
+    whole = apart.add_layer("Fused", inputs, layer.attrs, name="whole", regions=layer.regions)
+    for t in whole.outputs:
+        apart.mark_output(t)
+    return unfuse(apart, whole)

@@ -1,0 +1,57 @@
+"""The order of steps that keeps what each gains: prune, fine-tune, export, calibrate, build; and the record of it in the model.
+
+Pruning moves what activations are, so ranges measured before are ranges of another network, and Q/DQ scales per channel belong to channels
+that are gone. Calibrating a network that was cut and not yet recovered measures ranges of something broken. What whet did to a model stands
+in its ONNX metadata, so the guard works across files and sessions.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from whet.errors import PruneError
+from whet.network import Network
+
+KEY = "prop.whet.history"  # written as the ONNX metadata property whet.history
+STEPS = ("prune", "recover", "finetune", "calibrate")
+
+
+def history(net: Network) -> list[dict[str, Any]]:
+    """What was done to the network, oldest first: [{"step": "prune", ...}, ...]. A record that is not ours counts as none."""
+    try:
+        found = json.loads(net.metadata.get(KEY, "[]"))
+    except ValueError:
+        return []
+    return [s for s in found if isinstance(s, dict) and s.get("step") in STEPS] if isinstance(found, list) else []
+
+
+def note(net: Network, step: str, **about: Any) -> None:
+    """Adds a step to the network's record; `about` is plain data on how it was done."""
+    net.metadata[KEY] = json.dumps([*history(net), {"step": step, **about}])
+
+
+def check_order(net: Network, step: str, insist: bool = False) -> None:
+    """Raises PruneError, with the reason and the way out, when `step` comes too late or too early; `insist` lets it pass."""
+    if insist:
+        return
+    done = [s["step"] for s in history(net)]
+    quantized = "calibrate" in done or any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers)
+    if step in ("prune", "recover") and quantized:
+        raise PruneError(
+            f"the network is quantized already (Q/DQ nodes or a calibration), and {'pruning' if step == 'prune' else 'recovery'} changes "
+            "the activations that its ranges were measured on. Prune the floating-point model, fine-tune, then calibrate (or do QAT last). "
+            "--insist does it all the same."
+        )
+    if step == "finetune" and "calibrate" in done:
+        raise PruneError(
+            "the network is calibrated already, and fine-tuning moves the weights that its ranges were measured with. Fine-tune the "
+            "floating-point model and calibrate after it, or train the quantized network (QAT) as the last step. --insist does it all the same."
+        )
+    if step == "calibrate":
+        last = max((i for i, s in enumerate(done) if s == "prune"), default=-1)
+        if last >= 0 and not {"recover", "finetune"} & set(done[last + 1 :]):
+            raise PruneError(
+                "the network was pruned and neither recovered nor fine-tuned since, so calibration would measure the ranges of a network whose "
+                "accuracy is gone. Fine-tune it (or `whet prune --calibData` to recover it), then calibrate. --insist does it all the same."
+            )

@@ -1,0 +1,54 @@
+"""Staircases: a network's latency over the widths of each group, one group at a time, and the step edges in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from whet.builder.config import BuildConfig
+from whet.network import Network
+from whet.pruning.coupling import Group, groups
+from whet.pruning.depth import branches
+from whet.pruning.knapsack import edges, widths_of
+from whet.pruning.latency_cost import latency_costs, static_layers
+from whet.pruning.latency_table import LatencyTable
+from whet.pruning.meter import Meter
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Staircase:
+    """Milliseconds of the layers that a group touches, by the units that stay (ascending), all other groups whole; `edges` are the widths
+    worth cutting to."""
+
+    group: str
+    widths: tuple[int, ...]
+    ms: tuple[float, ...]
+    edges: tuple[int, ...]
+
+
+def staircases(
+    net: Network, config: BuildConfig, table: LatencyTable, *, multiple: int = 8, most: int = 12, progress: Progress | None = None
+) -> tuple[list[Staircase], float]:
+    """Every group's staircase, and the sum of all layers' times in ms. What the table knows is not timed again.
+
+    Raises PruneError where a layer cannot be timed at full size, BackendError where the machine is missing.
+    """
+    found: Sequence[Group] = groups(net)
+    base = static_layers(net, config)
+    made = []
+    with Meter(config, table, base) as meter:
+        costs = latency_costs(net, found, branches(net), meter, base, progress)
+        total = costs.total({})
+        todo = [(g, w) for g in found for w in widths_of(g, multiple, most)]
+        ms: dict[tuple[str, int], float] = {}
+        for n, (g, w) in enumerate(todo):
+            ms[g.name, w] = sum(costs.item(i, {g.name: w}) for i in costs.items_of.get(g.name, ()))
+            if progress is not None:
+                progress(n + 1, len(todo), f"{g.name} at {w} of {g.size}")
+        for g in found:
+            widths = widths_of(g, multiple, most)
+            times = [ms[g.name, w] for w in widths]
+            made.append(Staircase(g.name, tuple(widths), tuple(times), tuple(edges(widths, times))))
+    return made, total

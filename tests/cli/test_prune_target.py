@@ -1,0 +1,65 @@
+"""`whet prune --latency` and `whet latency-table`: the table is made, used and extended; the recipe and the report come out."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from whet import zoo
+from whet.cli import group
+from whet.cli.latency_table import command as latency_table
+from whet.cli.prune import command as prune
+from whet.errors import UsageError
+from whet.frontends import network_from_onnx, save_onnx
+from whet.pruning.order import history, note
+
+
+@pytest.fixture
+def model(tmp_path):
+    return zoo.save("lenet5", tmp_path / "m.onnx")
+
+
+def run(command, *args):
+    done = CliRunner().invoke(command, [str(a) for a in args], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_table_then_a_target(model, tmp_path):
+    table = tmp_path / "t.json"
+    null = ("--backend=null", "--timingCacheFile", tmp_path / "c.sqlite")
+    out = run(latency_table, model, f"--export={table}", *null)
+    assert re.search(r"t.json: (\d+) rows, \1 of them new", out)
+    assert "fc1.weight (120): 8:" in out
+    rows = len(json.loads(table.read_text())["rows"])
+    again = run(latency_table, model, f"--export={table}", *null)
+    assert f"{rows} rows, 0 of them new, {rows} known before" in again
+    out = run(prune, model, "--latency=0.7x", f"--latencyTable={table}", "--recipe", tmp_path / "r.json", *null)
+    assert re.search(r"FLOPs -\d+ %, parameters -\d+ %, predicted -3\d %", out)
+    small = network_from_onnx(tmp_path / "m.pruned.onnx")
+    assert history(small)[0]["target"] == {"kind": "latency", "ratio": 0.7}
+    assert len(json.loads(table.read_text())["rows"]) >= rows
+    run(prune, model, "-o", tmp_path / "again.onnx", "--applyRecipe", tmp_path / "r.json")
+    assert str(network_from_onnx(tmp_path / "again.onnx")).splitlines()[1:] == str(small).splitlines()[1:]
+
+
+def test_on_this_machine_the_engine_is_timed_beside_the_prediction(model, tmp_path):
+    out = run(prune, model, "--latency=0.95x", "--timingCacheFile", tmp_path / "c.sqlite", "--threads=1")
+    assert re.search(r"latency [+-]\d+ % \([\d.]+ -> [\d.]+ ms\), predicted -\d+ %", out)
+
+
+def test_two_targets_and_a_quantized_model(model, tmp_path):
+    with pytest.raises(UsageError, match="one target at a time: --latency and --flops"):
+        CliRunner().invoke(prune, [str(model), "--latency=0.5x", "--flops=0.5x"], catch_exceptions=False)
+    net = network_from_onnx(model)
+    note(net, "calibrate")
+    save_onnx(net, tmp_path / "q.onnx")
+    with pytest.raises(Exception, match="--insist does it all the same"):
+        CliRunner().invoke(prune, [str(tmp_path / "q.onnx")], catch_exceptions=False)
+    run(prune, tmp_path / "q.onnx", "--insist", "-o", tmp_path / "p.onnx")
+
+
+def test_names_with_a_dash():
+    assert "latency-table" in group.list_commands(None)
+    assert group.get_command(None, "latency-table") is latency_table

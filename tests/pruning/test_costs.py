@@ -1,0 +1,170 @@
+"""Costs without cutting: what they say of any widths is what counting the really cut network gives; shrunk layers are its layers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from whet import zoo
+from whet.builder.config import BuildConfig
+from whet.builder.key import layer_text
+from whet.errors import CacheError, NetworkError
+from whet.frontends import network_from_onnx
+from whet.pruning import branches, count_flops, count_params, cut, groups
+from whet.pruning.costs import channel_costs, flop_costs, parameter_costs
+from whet.pruning.knapsack import edges, widths_of
+from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
+from whet.pruning.latency_table import LatencyTable
+from whet.pruning.meter import Meter
+from whet.pruning.staircase import staircases
+
+SMALL = {
+    "bert_base": {"layers": 2, "sequence": 9, "hidden": 96, "heads": 6},
+    "vit_b_16": {"layers": 2, "image": 64, "hidden": 96, "heads": 6},
+    "swin_t": {"image": 64, "window": 2, "blocks": (1, 2, 1, 1)},
+    "resnext50_32x4d": {"image": 64},
+    "resnet18": {"image": 64},
+    "yolov5s": {"image": 64},
+    "densenet121": {"image": 64, "blocks": (3, 2, 2, 2)},
+    "unet": {"image": 64, "width": 16},
+    "mobilenet_v3_large": {"image": 64},
+    "convnext_tiny": {"image": 64, "blocks": (1, 1, 2, 1)},
+}
+NULL = BuildConfig(backend="null", timing_cache="")
+
+
+def net_of(name, **more):
+    return network_from_onnx(zoo.build(name, batch=2, **SMALL.get(name, {"image": 64}), **more))
+
+
+def some_choice(net, seed=0):
+    rng = np.random.default_rng(seed)
+    found, blocks = groups(net), branches(net)
+    return found, blocks, {g.name: int(rng.integers(1, g.size + 1)) for g in found}, [b.name for b in blocks][::3]
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_counts_are_those_of_the_cut_network(name):
+    net = net_of(name)
+    found, blocks, widths, removed = some_choice(net)
+    small = cut(net, {k: range(v) for k, v in widths.items()}, found, removed=removed)
+    for costs, count in ((parameter_costs(net, found, blocks), count_params), (flop_costs(net, found, blocks), count_flops)):
+        assert costs.total({}) == count(net)
+        if name == "resnet18" and costs.unit == "FLOPs":  # a Relu of a Relu goes with a branch, which costs do not foresee
+            assert costs.total(widths, removed) == pytest.approx(count(small), rel=0.01)
+        else:
+            assert costs.total(widths, removed) == count(small)
+
+
+def test_channels_of_a_removed_branch_are_gone():
+    net = net_of("resnet18")
+    found, blocks = groups(net), branches(net)
+    costs = channel_costs(found, blocks)
+    assert costs.total({}) == sum(g.size for g in found)
+    assert costs.total({"conv1.weight": 10}, ["/layer2/layer2.1/Add"]) == costs.total({}) - 54 - 128
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large", "vit_b_16", "bert_base", "yolov5s", "densenet121", "swin_t"])
+def test_latency_of_widths_is_that_of_the_cut_network(name, tmp_path):
+    """On the null machine times are a function of shapes: predicting from shrunk layers must give what the cut network's layers give."""
+    net = net_of(name)
+    found, blocks, widths, _ = some_choice(net, seed=5)
+    widths = {g.name: max(widths[g.name], g.size // 2) for g in found}
+    base = static_layers(net, NULL)
+    with Meter(NULL, LatencyTable(), base) as meter:
+        costs = latency_costs(net, found, [], meter, base)
+        small = cut(net, {k: range(v) for k, v in widths.items()}, found)
+        assert costs.total({}) == pytest.approx(measured_sum(net, meter))
+        assert costs.total(widths) == pytest.approx(measured_sum(small, meter), rel=0.01)
+        texts = {layer_text(x) for x in static_layers(small, NULL).values()}
+        known = {r.layer for r in meter.table.rows.values()}
+        assert len(texts & known) == len(texts), "the very layers of the cut network were timed"
+        assert blocks or name == "densenet121"
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large", "vit_b_16", "bert_base"])
+def test_latency_of_removed_branches(name):
+    net = net_of(name)
+    found, blocks = groups(net), branches(net)
+    base = static_layers(net, NULL)
+    with Meter(NULL, LatencyTable(), base) as meter:
+        costs = latency_costs(net, found, blocks, meter, base)
+        for gone in ([blocks[0].name], [b.name for b in blocks[::2]]):
+            truth = measured_sum(cut(net, {}, found, removed=gone), meter)
+            assert costs.total({}, gone) == pytest.approx(truth, rel=0.03)
+            assert truth < costs.total({})
+
+
+def test_a_table_is_kept_extended_and_shared(tmp_path):
+    path = tmp_path / "t.json"
+    net = network_from_onnx(zoo.build("lenet5"))
+    first = LatencyTable(path)
+    stairs, total = staircases(net, NULL, first, most=3)
+    assert first.added == len(first.rows) > 12
+    assert [s.widths for s in stairs] == [(6,), (8, 16), (8, 112, 120), (8, 80, 84)]
+    again = LatencyTable(path)
+    assert again.rows == first.rows
+    stairs2, total2 = staircases(net, NULL, again, most=3)
+    assert (again.added, stairs2, total2) == (0, stairs, total)
+    mine, other = LatencyTable(path), LatencyTable(path)
+    staircases(network_from_onnx(zoo.build("lenet5", num_classes=7)), NULL, mine, most=2)
+    staircases(net, replace(NULL, threads=2), other, most=3)
+    assert other.added == first.added, "another machine's rows are other rows"
+    both = LatencyTable(path).rows
+    assert set(mine.rows) | set(other.rows) == set(both)
+
+
+def test_a_stopped_measurement_goes_on(tmp_path, monkeypatch):
+    path, net = tmp_path / "t.json", network_from_onnx(zoo.build("lenet5"))
+    monkeypatch.setattr("whet.pruning.latency_table._SAVE_SECONDS", 0.0)
+
+    def stop(done, total, what):
+        if what.startswith("fc1"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        staircases(net, NULL, LatencyTable(path), most=3, progress=stop)
+    kept = LatencyTable(path)
+    assert 3 < len(kept.rows)
+    whole, _ = staircases(net, NULL, LatencyTable(), most=3)
+    resumed, _ = staircases(net, NULL, kept, most=3)
+    assert resumed == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "is no latency table"),
+        ('{"format": "whet.pruning.latency_table", "version": 7}', "has version 7"),
+        ('{"format": "whet.pruning.latency_table", "version": 1, "rows": {"a": {"ms": 1}}}', "damaged row"),
+        ('{"format": "whet.pruning.latency_table", "version": 1, "rows": {"a": {"device": "", "precisions": "", "conditions": "", "layer": "",'
+         ' "tactic": "", "ms": -1, "spread_ms": 0}}}', "no number from 0 on"),
+    ],
+)  # fmt: skip
+def test_damaged_tables(tmp_path, text, why):
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    with pytest.raises(CacheError, match=why):
+        LatencyTable(path)
+
+
+def test_shrinking_a_layer_that_counts_on_its_size_is_refused():
+    from whet.pruning.shrink import shrunk
+
+    base = static_layers(net_of("resnet18"), NULL)
+    conv = next(x for x in base.values() if x.hint == "Conv" or x.op == "Conv")
+    with pytest.raises(NetworkError):
+        shrunk(conv, {("out", 0, 1): 7})
+
+
+def test_step_edges():
+    assert edges([8, 16, 24, 32], [1.0, 2.0, 2.0, 4.0]) == [8, 24, 32]
+    assert edges([8, 16, 24], [3.0, 3.0, 3.0]) == [24]
+    assert edges([8, 16, 24], [1.0, 5.0, 2.0]) == [8, 24], "a narrower width that is slower is no step"
+    net = net_of("vit_b_16")
+    heads, width, mlp = groups(net)[:3]
+    assert widths_of(heads, 8) == [1, 2, 3, 4, 5, 6], "a head is a multiple by itself"
+    assert widths_of(width, 8) == [8, 16]
+    assert len(widths_of(mlp, 8)) == 12
+    assert widths_of(mlp, 8)[-1] == mlp.size

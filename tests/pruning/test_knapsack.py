@@ -1,0 +1,239 @@
+"""The choice under a budget: near the best of all choices, never over the budget, and honest when it is out of reach."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from whet import zoo
+from whet.builder.config import BuildConfig
+from whet.errors import PruneError, UsageError
+from whet.frontends import network_from_onnx, onnx_from_network, save_onnx
+from whet.network import parse_network
+from whet.ops import run_network
+from whet.pruning import (
+    PruneConfig,
+    Target,
+    apply_recipe,
+    branches,
+    count_flops,
+    count_params,
+    cut,
+    groups,
+    importance,
+    load_recipe,
+    prune,
+    recipe_of,
+    save_recipe,
+)
+from whet.pruning.costs import flop_costs, parameter_costs
+from whet.pruning.knapsack import choose_within, per_layer, widths_of
+from whet.pruning.order import check_order, history, note
+
+NULL = BuildConfig(backend="null", timing_cache="")
+TINY = """network n source
+in %x: f32[N,3,8,8]
+const %w1: f32[16,3,3,3] = seed(1)
+const %w2: f32[16,16,3,3] = seed(2)
+const %w3: f32[16,16,3,3] = seed(3)
+const %w4: f32[2,16,3,3] = seed(4)
+%a: f32[N,16,6,6] = Conv(%x, %w1)
+%b: f32[N,16,6,6] = Conv(%a, %w2, pads=(1, 1, 1, 1))
+%r: f32[N,16,6,6] = Relu(%b)
+%c: f32[N,16,6,6] = Conv(%r, %w3, pads=(1, 1, 1, 1))
+%s: f32[N,16,6,6] = Add(%a, %c)
+%y: f32[N,2,4,4] = Conv(%s, %w4)
+out %y
+"""
+
+
+def network(name="resnet18", **options):
+    return network_from_onnx(zoo.build(name, **{"image": 32, **options}))
+
+
+@pytest.mark.parametrize("share", [0.85, 0.6, 0.4, 0.25, 0.1])
+@pytest.mark.parametrize("seed", range(3))
+def test_near_the_best_of_all_choices(share, seed):
+    """Every combination of widths and of the branch is tried on a network small enough for that."""
+    net = parse_network(TINY)
+    found, blocks = groups(net), branches(net)
+    scores = per_layer(found, blocks, importance(found, "random", seed, net=net, blocks=blocks))
+    costs = flop_costs(net, found, blocks)
+    target = share * costs.total({})
+    choice = choose_within(found, blocks, scores, costs, target, multiple=2)
+    assert choice.after <= target
+    assert choice.after == costs.total({g: len(k) for g, k in choice.kept.items()}, choice.removed)
+    best = float("inf")
+    for removed in ((), ("s",)):
+        for some in product(*(widths_of(g, 2) for g in found)):
+            widths = {g.name: w for g, w in zip(found, some, strict=True)}
+            if costs.total(widths, removed) <= target:
+                inside = {g.name for g in found if removed and set(g.layers) <= set(blocks[0].layers)}
+                lost = sum(float(np.sort(scores[g.name])[: g.size - widths[g.name]].sum()) for g in found if g.name not in inside)
+                best = min(best, lost + (float(scores["s"][0]) if removed else 0))
+    assert choice.lost <= 1.35 * best + 1e-9
+    assert choice.lost >= best - 1e-9
+
+
+@pytest.mark.parametrize("kind", ["flops", "params"])
+@pytest.mark.parametrize("share", [0.7, 0.3])
+def test_targets_are_met_on_a_real_network(kind, share):
+    net = network("mobilenet_v2")
+    count = {"flops": count_flops, "params": count_params}[kind]
+    made = prune(net, PruneConfig(target=Target(kind, ratio=share), multiple=4))
+    ratio = count(made.cut) / count(net)
+    assert share - 0.08 <= ratio <= share
+    absolute = prune(net, PruneConfig(target=Target(kind, value=count(net) * share), multiple=4))
+    assert str(absolute.cut) == str(made.cut)
+
+
+def test_a_latency_target_on_the_null_machine():
+    net = network("resnet18")
+    made = prune(net, PruneConfig(target=Target("latency", ratio=0.5), build=NULL))
+    before, after = made.report.predicted
+    assert after <= 0.5 * before
+    assert after == pytest.approx(made.report.summed, rel=0.03), "what was predicted is what the cut network's layers take"
+    assert made.report.engine_ms is None, "the null machine runs nothing"
+    assert "FLOPs -" in made.report.lines()[0]
+    assert "predicted -5" in made.report.lines()[0]
+
+
+def test_it_prefers_what_is_slow_to_what_has_many_flops(tmp_path):
+    """At one latency the choice by latency keeps more importance than the choice by FLOPs does."""
+    net = network("mobilenet_v2")
+    from whet.pruning.latency_cost import latency_costs, static_layers
+    from whet.pruning.latency_table import LatencyTable
+    from whet.pruning.meter import Meter
+
+    found, base = groups(net), static_layers(net, NULL)
+    scores = per_layer(found, [], importance(found))
+    with Meter(NULL, LatencyTable(), base) as meter:
+        ms, flops = latency_costs(net, found, [], meter, base), flop_costs(net, found, [])
+        by_ms = choose_within(found, [], scores, ms, 0.6 * ms.total({}))
+        share = 0.7
+        while True:
+            by_flops = choose_within(found, [], scores, flops, share * flops.total({}))
+            if ms.total({g: len(k) for g, k in by_flops.kept.items()}) <= 0.6 * ms.total({}):
+                break
+            share *= 0.9
+    assert by_ms.lost < by_flops.lost
+
+
+def test_out_of_reach_and_met_already():
+    net = parse_network(TINY)
+    found = groups(net)
+    costs = parameter_costs(net, found, [])
+    with pytest.raises(PruneError, match="is out of reach"):
+        choose_within(found, [], importance(found), costs, 10)
+    with pytest.raises(PruneError, match="above 0"):
+        choose_within(found, [], importance(found), costs, 0)
+    assert choose_within(found, [], importance(found), costs, 1e9).kept == {}
+    with pytest.raises(PruneError, match="is met already"):
+        prune(net, PruneConfig(target=Target.parse("params", "1e9")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "want"),
+    [
+        ("latency", "0.5x", Target("latency", ratio=0.5)),
+        ("latency", "3.2ms", Target("latency", value=3.2)),
+        ("latency", "250us", Target("latency", value=0.25)),
+        ("throughput", "2x", Target("throughput", ratio=0.5)),
+        ("throughput", "400", Target("throughput", value=400.0)),
+        ("flops", "40%", Target("flops", ratio=0.4)),
+        ("params", "1e6", Target("params", value=1e6)),
+    ],
+)
+def test_targets_as_users_write_them(kind, text, want):
+    got = Target.parse(kind, text)
+    assert got.kind == want.kind
+    assert got.ratio == pytest.approx(want.ratio) if want.ratio else got.value == pytest.approx(want.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [("latency", "fast", "is no target"), ("latency", "1.5x", "asks for nothing"), ("flops", "3ms", "only a latency has a time"),
+     ("channels", "100", "as 0.6x"), ("latency", "0x", "is no target"), ("throughput", "0.5x", "asks for nothing")],
+)  # fmt: skip
+def test_targets_that_make_no_sense(kind, text, why):
+    with pytest.raises((PruneError, UsageError), match=why):
+        Target.parse(kind, text)
+
+
+def test_throughput_counts_the_batch():
+    assert Target("throughput", value=500).of(32.0, batch=8) == pytest.approx(0.5), "8 in 32 ms are 250 a second"
+    with pytest.raises(PruneError, match="is met already: the network is at 250/s"):
+        Target("throughput", value=100).of(32.0, batch=8)
+
+
+def test_recipes_with_branches_and_masks(tmp_path):
+    net, kept, removed = parse_network(TINY), {"w1": [0, 2, 3, 7]}, ("s",)
+    path = save_recipe(recipe_of(net, kept, removed=removed), tmp_path / "r.json")
+    assert load_recipe(path).removed == removed
+    assert str(apply_recipe(net, load_recipe(path))) == str(cut(net, kept, removed=removed))
+    pytest.importorskip("safetensors")
+    masks = {"w4": np.random.default_rng(0).random((2, 4, 3, 3)) < 0.5}
+    path = save_recipe(recipe_of(net, kept, removed=removed, masks=masks), tmp_path / "m.json")
+    assert (tmp_path / "m.safetensors").exists()
+    again = apply_recipe(net, load_recipe(path))
+    np.testing.assert_array_equal(again.constants["w4"].array() != 0, masks["w4"])
+    (tmp_path / "m.safetensors").unlink()
+    with pytest.raises(PruneError, match="both files together"):
+        load_recipe(path)
+
+
+def test_version_1_of_recipes_is_read():
+    from whet.pruning.recipe import recipe_from_json
+
+    old = {"format": "whet.pruning.recipe", "version": 1, "groups": [{"name": "w2", "size": 16, "kept": [0, 1]}]}
+    assert apply_recipe(parse_network(TINY), recipe_from_json(old)).constants["w2"].shape[0] == 2
+
+
+def test_dynamic_batch_survives_and_the_model_says_what_was_done(tmp_path):
+    net = parse_network(TINY)
+    x = {"x": np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype(np.float32)}
+    made = prune(net, PruneConfig(target=Target("flops", ratio=0.5), multiple=2), x)
+    again = network_from_onnx(save_onnx(made.network, tmp_path / "s.onnx"))
+    assert [s["step"] for s in history(again)] == ["prune", "recover"]
+    assert history(again)[0]["target"] == {"kind": "flops", "ratio": 0.5}
+    for n in (1, 6):
+        some = {"x": x["x"][:n]}
+        np.testing.assert_allclose(run_network(again, some)["y"], run_network(made.network, some)["y"], rtol=1e-5, atol=1e-5)
+
+
+def test_the_order_of_steps():
+    net = parse_network(TINY)
+    check_order(net, "prune")
+    check_order(net, "calibrate")
+    note(net, "prune", ratio=0.4)
+    with pytest.raises(PruneError, match="neither recovered nor fine-tuned since"):
+        check_order(net, "calibrate")
+    check_order(net, "calibrate", insist=True)
+    check_order(net, "prune"), "several rounds of pruning are fine"
+    note(net, "finetune")
+    check_order(net, "calibrate")
+    note(net, "calibrate")
+    for step, why in (("prune", "quantized already"), ("recover", "quantized already"), ("finetune", "calibrated already")):
+        with pytest.raises(PruneError, match=why):
+            check_order(net, step)
+    with pytest.raises(PruneError, match="quantized already"):
+        prune(net, PruneConfig(ratio=0.5, multiple=2))
+    assert prune(net, PruneConfig(ratio=0.5, multiple=2, insist=True)).share > 0.3
+    again = network_from_onnx(onnx_from_network(net))
+    assert [s["step"] for s in history(again)] == ["prune", "finetune", "calibrate"], "the record goes along in the file"
+
+
+def test_a_model_with_quantize_nodes_is_not_pruned():
+    net = parse_network(TINY)
+    scale, zero = net.constant(np.float32(0.1), "sc"), net.constant(np.int8(0), "zp")
+    y = net.outputs.pop()
+    net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", y, scale, zero), scale, zero))
+    with pytest.raises(PruneError, match="Prune the floating-point model"):
+        prune(net)
+
+
+def test_a_foreign_record_counts_as_none():
+    net = parse_network(TINY)
+    for text in ("no json", "3", '["x", {"step": "dance"}]'):
+        net.metadata["prop.whet.history"] = text
+        assert history(net) == []
