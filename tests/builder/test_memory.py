@@ -97,3 +97,63 @@ def test_limits_are_refused_with_the_numbers():
         plan_memory(uses, {"x": 1 << 20}, ["y"], limits={"arena": 1 << 20})
     with pytest.raises(MemoryLimitError, match=r"scratch .* 3.00 MiB, --memPoolSize=workspace allows 1.00 MiB"):
         plan_memory(uses, {"x": 1 << 20}, ["y"], limits={"workspace": 1 << 20})
+
+
+@st.composite
+def joined_programs(draw):
+    """Layers that make values, and Concats of them as views: nested, of prefixes, beside copies; parts are read on after they are joined."""
+    inputs, sizes, wholes = {"in": 128}, {"in": 128}, {}
+    uses, taken = [], set()
+    for step in range(draw(st.integers(3, 12))):
+        free = [n for n in sizes if n != "in" and n not in taken]
+        if len(free) >= 2 and draw(st.booleans()):
+            parts = draw(st.lists(st.sampled_from(free), min_size=2, max_size=3, unique=True))
+            name, shifts = f"j{step}", [sum(sizes[p] for p in parts[:k]) for k in range(len(parts))]
+            sizes[name], wholes[name] = sum(sizes[p] for p in parts), parts
+            taken.update(parts)
+            pairs = tuple((k, 0) for k in range(len(parts)))
+            uses.append(Use(name, tuple((p, sizes[p]) for p in parts), ((name, sizes[name]),), pairs, 0, tuple(shifts)))
+        else:
+            reads = draw(st.lists(st.sampled_from(sorted(sizes)), min_size=1, max_size=2, unique=True))
+            name = f"v{step}"
+            sizes[name] = 64 * draw(st.integers(1, 3))
+            uses.append(Use(name, tuple((r, sizes[r]) for r in reads), ((name, sizes[name]),), (), draw(st.sampled_from([0, 64]))))
+    outputs = [draw(st.sampled_from([n for n in sizes if n not in taken and n != "in"]))]
+    return uses, inputs, outputs, wholes
+
+
+@settings(max_examples=300, deadline=None)
+@given(joined_programs())
+def test_every_byte_of_parts_and_wholes_is_what_was_written(program):
+    uses, inputs, outputs, wholes = program
+    plan = plan_memory(uses, inputs, outputs)
+    memory: dict[int, tuple[str, int]] = {}
+
+    def written(name):
+        """What the bytes of a value are: those of its parts, in turn, or its own."""
+        if name in wholes:
+            return [b for part in wholes[name] for b in written(part)]
+        return [(name, i) for i in range(plan.sizes[name])]
+
+    def write(name):
+        memory.update(zip(range(plan.offsets[name], plan.offsets[name] + plan.sizes[name]), written(name), strict=True))
+
+    def check(name):
+        at = plan.offsets[name]
+        assert 0 <= at <= plan.total - plan.sizes[name]
+        assert [memory.get(at + i) for i in range(plan.sizes[name])] == written(name), f"%{name} is not what was written"
+
+    write("in")
+    for use in uses:
+        for name, _ in use.inputs:
+            check(name)
+        if use.shifts:
+            check(use.layer)  # nothing is moved, and it is there
+            continue
+        for i in range(plan.scratch_offset, plan.scratch_offset + use.scratch):
+            memory[i] = ("scratch", i)
+        write(use.outputs[0][0])
+        for name, _ in use.inputs:
+            check(name)  # writing the output has left the inputs alone
+    for name in (*inputs, *outputs):
+        check(name)

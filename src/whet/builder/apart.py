@@ -166,7 +166,7 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
         made = part.outputs[0].name
         leads = k == 0 and part.op == head
         usable = [t for t in tactics if not t.fallback and not (leads and t.name in fused and t.name != best.tactic.name)]
-        options = _options(static, stored, target, usable, permissions, machine)
+        options = _options(static, stored, target, usable, permissions, machine, first=not leads)
         if leads and len(options) > 1:
             options = [o for o in options if o.tactic is not best.tactic or o.config == best.config] or options
         if not options:
@@ -186,8 +186,10 @@ def _chain(best: Option, steps: list[_Step], between: Sequence[int], rank: int) 
     return Option(_ChainTactic(steps), best.signature, config, _ChainKernel(best.kernel, steps, between), rank)
 
 
-def _options(part: Layer, stored: Mapping[str, Operand], target: Operand, tactics: list[Tactic], permissions: Any, machine: Any) -> list[Option]:
-    """Kernels of a part that read its operands as they are stored and write `target`, none in place."""
+def _options(
+    part: Layer, stored: Mapping[str, Operand], target: Operand, tactics: list[Tactic], permissions: Any, machine: Any, *, first: bool
+) -> list[Option]:
+    """Kernels of a part that read its operands as they are stored and write `target`, none in place; with `first`, one is enough."""
 
     def fits(s: Signature) -> bool:
         if s.inplace or s.outputs != (target,):
@@ -196,6 +198,8 @@ def _options(part: Layer, stored: Mapping[str, Operand], target: Operand, tactic
 
     found: list[Option] = []
     for t in sorted(tactics, key=lambda t: t.name):
+        if first and found:
+            break
         try:
             if t.why_not(part) is not None:
                 continue

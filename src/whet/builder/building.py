@@ -108,6 +108,7 @@ def _searched(
                 continue
             report = {
                 "choice": best.choice_report(),
+                "choice_core": list(best.entry.choosing.core),
                 "engines": best.engines,
                 "candidates": candidate_report(search, best.entry.lowered, best.chosen),
                 "timing": search.timing_report(),

@@ -138,7 +138,7 @@ def _built_int8(
     if budget is not None:
         samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
         making.judge = Judge(made, "int8", ranges, samples, budget, config, progress)
-    machine = get_backend(config.backend, threads=config.threads)
+    machine = get_backend(config.backend, threads=max(config.threads, 0))
     if not getattr(machine, "runs", True) or config.optimization_level == 0:
         plan = _untimed(making)
         plan.report.update(extra)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from whet.tactics import Tactic
 #: options timed per kind of layer at each builderOptimizationLevel; None: all
 _TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
 _REFORMAT_ROUNDS = 3
+_APART_ROUNDS = 4  # enough to see that the parts are slower, as they mostly are
 _APART = 3  # the level from which fused layers are timed against their parts
 
 
@@ -148,6 +150,7 @@ class Search:
         """Times what fused layers take when they are taken apart, at the levels that time a lot; sets `apart` by kind."""
         if self.timer is None or self.config.optimization_level < _APART or not getattr(self.machine, "runs", True):
             return
+        timer = dataclasses.replace(self.timer, rounds=min(_APART_ROUNDS, self.timer.rounds))
         for kind in dict.fromkeys(k for n, k in self.kind_of.items() if self.layers[n].op == "Fused"):
             found = self.kinds[kind]
             if kind in self.apart or not found.options:
@@ -160,7 +163,7 @@ class Search:
                 continue
             best = min(timed, key=lambda o: o.cost)
             names = {o.tactic.name for o in kernels}
-            self.apart[kind] = timed_apart(found.layer, found.text, best, names, self.tactics, self.permissions, self.timer)
+            self.apart[kind] = timed_apart(found.layer, found.text, best, names, self.tactics, self.permissions, timer)
 
     def without_fused(self) -> tuple[Network, list[tuple[str, str]]] | None:
         """A copy of the network with the fused layers taken apart whose parts win on their own, and (layer, why); None when none does.

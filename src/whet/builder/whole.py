@@ -83,7 +83,8 @@ class Best:
         c = self.entry.choosing
         report: dict[str, Any] = {"method": c.method, "sum_of_layers_ms": self.estimate_ms, "kept": self.entry.what}
         if c.core:
-            report["core"], report["tried"] = list(c.core), c.tried
+            report["core_layers"] = len(c.core)
+            report.update({f"{what} ms": cost for what, cost in c.tried.items()})
         return report
 
 

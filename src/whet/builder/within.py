@@ -134,7 +134,7 @@ class PlanRun:
     """An engine plan as run(feeds) -> outputs by name."""
 
     def __init__(self, plan: EnginePlan, config: BuildConfig):
-        self.context = Runtime(backend=config.backend, threads=config.threads).load(plan).create_context()
+        self.context = Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan).create_context()
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return self.context.run(feeds)

@@ -121,7 +121,7 @@ def _flags() -> list[Flag]:
         ("useProfile", "N", "optimization profile to run (0)"),
         ("loadInputs", "SPEC", "name:file,... raw binary, .npy or .npz; else random, seeded"),
         ("timeDeserialize", "", "time loading the engine and stop"),
-        ("numThreads", "N", "CPU threads of the engine (0: all usable)"),
+        ("numThreads", "N", "CPU threads of the engine (0: all usable; auto: what whole engines run fastest with)"),
         ("requireSameHardware", "", "refuse an engine that was tuned on other hardware"),
     ])  # fmt: skip
     add("Inference", [

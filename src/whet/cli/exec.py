@@ -164,7 +164,13 @@ def _build(o: Options, log: Log):
         save_lock(plan, o.get("saveLock"))
         log.info(f"Lock written to {o.get('saveLock')}: --lock={o.get('saveLock')} builds this engine again")
     log.info(f"Engine built in {seconds:.4g} sec.")
-    return Runtime(backend=config.backend, threads=config.threads).load(plan)
+    return Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan)
+
+
+def _threads(o: Options) -> int:
+    from whet.builder.config import AUTO_THREADS
+
+    return AUTO_THREADS if o.get("numThreads") == "auto" else o.number("numThreads", 0, int, 0)
 
 
 def _load(o: Options, log: Log):
@@ -172,7 +178,7 @@ def _load(o: Options, log: Log):
 
     path = o.get("loadEngine")
     start = time.perf_counter()
-    engine = Runtime(backend=o.get("backend") or None, threads=o.number("numThreads", 0, int, 0)).load(
+    engine = Runtime(backend=o.get("backend") or None, threads=max(_threads(o), 0)).load(
         path, require_same_hardware="requireSameHardware" in o
     )
     log.info(f"Engine loaded in {time.perf_counter() - start:.4g} sec.")
@@ -203,7 +209,7 @@ def build_config(o: Options, log: Log, net) -> Any:
     level = values.number(o.get("builderOptimizationLevel", "3"), "builderOptimizationLevel", int, 0)
     return BuildConfig(
         backend=values.one_of(o.get("backend", "cpu"), "backend", ("cpu", "cuda", "null")),
-        threads=o.number("numThreads", 0, int, 0),
+        threads=_threads(o),
         precisions=precisions,
         strict="strict" in o,
         precision_constraints=constraints,

@@ -88,8 +88,8 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
     fired = ", ".join(f"{n} x{k}" for n, k in d["passes_fired"].items() if k)
     console.print(f"[bold cyan]Passes that fired[/] {fired or 'none'}", highlight=False)
     _skips(console, d["skips"], top)
-    for name, why in dict(d["banned"]).items():
-        console.print(f"[red]banned[/] {name}: {why}", highlight=False)
+    for name, what, why in d["banned"]:
+        console.print(f"[red]banned[/] {name} by {what}: {why}", highlight=False)
     for text in d["notes"]:
         console.print(f"[yellow]note[/] {text}", highlight=False)
 
