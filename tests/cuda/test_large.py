@@ -62,6 +62,8 @@ QUANTIZED = {
     "1x1 zero point": qconv("u8[4,128,28,28]", 9, 48, 128, 1, store=(0.03, 0, "i8")),
     "1x1 of 24": qconv("u8[4,96,28,28]", 0, 24, 96, 1, store=(0.03, 3, "i8"), residual=("i8[4,24,28,28]", 5)),
     "1x1 deep": qconv("u8[1,2048,7,7]", 0, 512, 2048, 1, store=(0.03, 0, "u8"), relu=True),
+    "3x3 many": qconv("u8[16,64,56,56]", 0, 64, 64, 3, store=(0.02, 0, "u8"), relu=True, **PAD),
+    "1x1 many": qconv("u8[16,64,56,56]", 0, 256, 64, 1, store=(0.02, 0, "u8"), residual=("i8[16,256,56,56]", 5), relu=True),
     "floats out": qconv("u8[2,64,20,20]", 7, 255, 64, 1, store=None),
     "floats added": qconv("u8[2,64,20,20]", 7, 64, 64, 3, store=(0.03, 0, "u8"), residual="f32[2,64,20,20]", relu=True, **PAD),
     "groups": qconv("u8[1,64,9,9]", 7, 64, 64, 3, store=(0.03, 0, "u8"), groups=4, relu=True, **PAD),
@@ -69,7 +71,7 @@ QUANTIZED = {
     "first": qconv("u8[2,3,64,64]", 114, 64, 3, 7, store=(0.03, 0, "u8"), relu=True, strides=(2, 2), pads=(3,) * 4),
     "first 32": qconv("i8[2,3,65,63]", 0, 40, 3, 3, store=(0.03, 3, "i8"), strides=(2, 2), **PAD),
     "depthwise": qconv("u8[8,64,56,56]", 0, 64, 64, 3, store=(0.01, 0, "u8"), groups=64, relu=True, **PAD),
-    "depthwise strided": qconv("i8[8,96,57,55]", 0, 96, 96, 3, store=(0.01, 4, "i8"), groups=96, strides=(2, 2), **PAD),
+    "depthwise strided": qconv("i8[16,96,57,55]", 0, 96, 96, 3, store=(0.01, 4, "i8"), groups=96, strides=(2, 2), **PAD),
     "depthwise zero point": qconv("u8[2,64,20,20]", 50, 64, 64, 5, store=(0.01, 4, "u8"), groups=64, activation="silu", pads=(2,) * 4),
     "product": quantized(
         "Gemm",
@@ -80,12 +82,21 @@ QUANTIZED = {
 }
 FLOATS = {
     "depthwise": Sample(["f32[8,64,56,56]", "const f32[64,1,3,3]", "const f32[64]"], {"group": 64, **PAD}),
-    "depthwise strided": Sample(["f32[8,144,57,55]", "const f32[144,1,3,3]", "const f32[144]"], {"group": 144, "strides": (2, 2), **PAD}),
+    "depthwise strided": Sample(["f32[16,144,57,55]", "const f32[144,1,3,3]", "const f32[144]"], {"group": 144, "strides": (2, 2), **PAD}),
     "depthwise 5x5": Sample(["f32[20,96,28,28]", "const f32[96,1,5,5]", "const f32[96]"], {"group": 96, "pads": (2,) * 4}),
     "depthwise small": Sample(["f32[60,480,7,7]", "const f32[480,1,3,3]", "const f32[480]"], {"group": 480, **PAD}),
     "1x1 of 96": Sample(["f32[4,32,32,32]", "const f32[96,32,1,1]", "const f32[96]"], {}),
     "1x1 of 144": Sample(["f32[4,24,32,32]", "const f32[144,24,1,1]", "const f32[144]"], {}),
+    "3x3 many": Sample(["f32[16,64,56,56]", "const f32[64,64,3,3]", "const f32[64]"], PAD),
     "1x1 of 160": Sample(["f32[4,96,32,32]", "const f32[160,96,1,1]", "const f32[160]"], {}),
+}
+
+
+FUSED = {
+    "1x1 many": quantized(
+        "Conv", ["f32[16,64,56,56]", "const f32[256,64,1,1]", "const f32[256]", "f32[16,256,56,56]"], conv(add=True, relu=True), None
+    ),
+    "1x1 of 96 many": quantized("Conv", ["f32[8,16,112,112]", "const f32[96,16,1,1]", "const f32[96]"], conv(relu=True), None),
 }
 
 
@@ -130,9 +141,9 @@ def test_quantized_layers(gpu, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", FLOATS)
-def test_float_layers(gpu, name):
-    _net, layer, arrays = layer_of("Conv", FLOATS[name])
+@pytest.mark.parametrize(("op", "name"), [*(("Conv", n) for n in FLOATS), *(("Fused", n) for n in FUSED)])
+def test_float_layers(gpu, op, name):
+    _net, layer, arrays = layer_of(op, FLOATS[name] if op == "Conv" else FUSED[name])
     wanted: dict = {}
     for t, signature, config, kernel in planned(layer, gpu, 40):
         if signature.outputs[0].dtype.name != "f16" or t.fallback:

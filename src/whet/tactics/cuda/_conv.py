@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -197,6 +198,8 @@ class Halo:
 
 def fits(config: ConvConfig, shape: ConvShape) -> str | None:
     """Why a configuration cannot run a shape, or None."""
+    if config.hold not in (0, shape.steps(config.bk)) or (config.hold and config.sk > 1):
+        return f"holds the weights of {config.hold} steps of {shape.steps(config.bk)}"
     if not config.halo:
         return None
     halo = Halo.of(shape, config)
@@ -235,12 +238,12 @@ def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[Con
                 each = -(-steps // sk)
                 slots = min(2, -(-each // taps) + (steps % sk != 0 or each % taps != 0))
                 many = blocks > 2 * multiprocessors
-                for stages in (3, 4, 6, 9, 12):
-                    for resident in (1, 2, 3) if many else (1,):
-                        config = replace(base, stages=stages, halo=slots, blocks=resident)
-                        limit = MAX_SHARED if many else 112 * 1024
-                        if stages <= max(each, 3) and config.valid() and config.shared_with(halo.slot) <= limit and fits(config, shape) is None:
-                            found.add(config)
+                limit = MAX_SHARED if many else 112 * 1024
+                for stages, resident, places in product((3, 4, 6, 9, 12), (1, 2, 3) if many else (1,), {slots, 2} if many else {slots}):
+                    config = replace(base, stages=stages, halo=places, blocks=resident)
+                    if stages <= max(each, 3):
+                        keeps = [replace(config, hold=steps, stages=2)] if many else []
+                        found.update(c for c in (config, *keeps) if c.valid() and c.shared_with(halo.slot) <= limit and fits(c, shape) is None)
     best: dict[ConvConfig, ConvConfig] = {}  # of equal tiles keep the deepest ring
     for c in sorted(found):
         best[replace(c, stages=1)] = c
@@ -255,12 +258,13 @@ def _halo_us(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> floa
     tiles = shape.n * -(-shape.p // halo.rows) * -(-shape.k // config.bn)
     turns = -(-tiles * config.sk // multiprocessors)
     each = -(-steps // config.sk)
-    taken = -(-each // taps) * halo.box + max(0, each - (config.stages if turns == 1 else 0)) * config.bn * row
+    taken = -(-each // taps) * halo.box + (0 if config.hold else 1) * max(0, each - (config.stages if turns == 1 else 0)) * config.bn * row
     busy = min(tiles * config.sk, multiprocessors)
     mma = each * 2 * config.bm * config.bn * row / 12000 * max(1.0, 128 / config.bn / 1.5)
     store = config.bm * config.bn * config.size / 30
     ending = 300 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
-    return (900 + turns * (max(taken / 83, taken * busy / 8000, mma) + store) + ending) / 1000
+    alone = 150 if config.halo > 1 or turns == 1 else 500  # with one slot a tile waits for its input
+    return (900 + turns * (alone + max(taken / 83, taken * busy / 8000, mma) + store) + ending) / 1000
 
 
 def window_map(shape: ConvShape, x: View, config: ConvConfig, dtype: str) -> bytes:
@@ -361,6 +365,8 @@ def conv_launch(
         numbers += struct.pack("<4x2Q4fi", n8.factor, n8.classes, n8.per_step, n8.zero, n8.add_step, n8.add_shift, n8.class_pitch)
     args = a + b + d + r + numbers
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
+    if config.hold:  # a block's tiles have the same output channels
+        grid = max(1, grid // tiles_n) * tiles_n
     im2col = not config.halo and (input_map is not None or not shape.plain)
     kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight)
     shared = config.shared_with(halo.slot) if config.halo else -1

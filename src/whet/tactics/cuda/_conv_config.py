@@ -24,6 +24,7 @@ class ConvConfig:
     halo: int = 0  # slots for input tiles that hold the pixels of all filter taps; 0: each tap's pixels are loaded for themselves
     size: int = 2  # bytes of an input element
     outs: int = 1  # output tiles that take turns
+    hold: int = 0  # all K steps, where a block keeps the weights of its output channels; 0: they stream
 
     @property
     def bm(self) -> int:
@@ -47,10 +48,10 @@ class ConvConfig:
 
     def shared_with(self, slot: int) -> int:
         """The same for input slots of `slot` bytes."""
-        ring = (self.halo or self.stages) * slot + self.stages * (-(-self.bn * self.row // 1024) * 1024)
+        ring = (self.halo or self.stages) * slot + (self.hold or self.stages) * (-(-self.bn * self.row // 1024) * 1024)
         extra = self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0 if self.direct else self.outs * self.bm * self.bn * self.size
         factors = self.wgs * self.bn * (4 if self.size == 2 else 16)
-        return 1024 + ring + extra + factors + (self.stages + self.halo) * 16 + self.wgs * self.outs * 8 + 8
+        return 1024 + ring + extra + factors + (self.stages + self.halo) * 16 + self.wgs * self.outs * 8 + 16
 
     @property
     def registers(self) -> int:
@@ -86,6 +87,7 @@ class ConvConfig:
             + (f"h{self.halo}" if self.halo else "")
             + ("_8bit" if self.size == 1 else "")
             + ("_o2" if self.outs == 2 else "")
+            + (f"_hold{self.hold}" if self.hold else "")
         )
 
 
@@ -140,9 +142,14 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
     for wgs, mi, bn in LARGE_TILES:
         if (bn >= 2 * k and bn > 32) or (bn % 64 and bn > 32 and not -(-k // bn) * bn < -(-k // 64) * 64):
             continue  # odd widths are for channel counts that waste less with them
-        for stages, blocks, outs in product((2, 3, 4, 6), (1, 2, 3, 4), (1, 2)):
-            if outs == 1 or steps <= 4:  # few steps: what is read and written counts
-                config = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks, size=size, outs=outs)
+        ways = [(1, 0, 0)]
+        if steps <= 4:  # few steps: what is read and written counts
+            ways += [(2, 0, 0), (2, steps, 0)]
+        if steps <= 2 and mi == 1 and bn <= 96:
+            ways += [(1, steps, 1)]
+        for stages, blocks, (outs, hold, direct) in product((2, 3, 4, 6), (1, 2, 3, 4), ways):
+            if stages <= 4 or not hold:
+                config = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks, direct, size=size, outs=outs, hold=hold)
                 more = replace(config, blocks=blocks + 1)
                 if config.valid() and (not more.valid() or blocks == 4) and not (stages > 3 and steps <= 2):
                     found.add(config)
@@ -156,13 +163,13 @@ def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors:
     """
     tiles = -(-m // config.bm) * -(-k // config.bn)
     each = -(-steps // config.sk)
-    per_step_bytes = (config.bm + config.bn) * config.row
+    per_step_bytes = (config.bm + (0 if config.hold else config.bn)) * config.row
     resident = min(config.blocks, -(-tiles * config.sk // multiprocessors))
     turns = -(-tiles * config.sk // multiprocessors)
     share = max(per_step_bytes / 83, per_step_bytes * min(tiles * config.sk, multiprocessors) / 8000)
     mma = 2 * config.bm * config.bn * config.row / 12000 * max(1.0, 128 / config.bn / 1.5)
     step_ns = max(share, mma, 600 / config.stages / resident)
-    if config.outs == 2:
+    if config.outs == 2 or (config.direct and config.hold):
         return _estimate_overlapped(config, turns, each, step_ns, resident)
     store_ns = config.bm * config.bn * (1 if config.direct else 1.25) * config.size / (30 * resident)
     ending = 300 if config.direct else 900 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
@@ -173,6 +180,18 @@ def _estimate_overlapped(config: ConvConfig, turns: int, each: int, step_ns: flo
     """With two output tiles, storing one overlaps with computing the next."""
     store_ns = config.bm * config.bn * 1.25 * config.size / (30 * resident)
     return (900 + turns * max(each * step_ns, store_ns, 0.6 * (each * step_ns + store_ns)) + 900) / 1000
+
+
+def varied(found: list[ConvConfig], most: int, each: int = 9) -> list[ConvConfig]:
+    """The first `most` configurations, of each way of working at most `each` before any has more."""
+    counts: dict[tuple, int] = {}
+    first: list[ConvConfig] = []
+    rest: list[ConvConfig] = []
+    for c in found:
+        way = (c.direct, c.outs, c.hold > 0, c.halo > 0, c.sk > 1)
+        counts[way] = counts.get(way, 0) + 1
+        (first if counts[way] <= each else rest).append(c)
+    return (first + rest)[:most]
 
 
 def step_channels(c: int, size: int) -> int:

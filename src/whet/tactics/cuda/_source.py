@@ -29,7 +29,7 @@ EIGHT_BITS = {3: "s32.s8.s8", 4: "s32.u8.s8", 5: "f32.e4m3.e4m3"}  # types of su
 def wgmma(columns: int, bf16: bool, in8: int = 0) -> str:
     """Device functions for acc[64 x columns] (+)= A x B over 32 bytes of K: `wgmma` with A in shared memory, `wgmma_registers`.
 
-    `in8`: operands of 8 bits (EIGHT_BITS), `wgmma` alone.
+    `in8`: operands of 8 bits (EIGHT_BITS).
     """
     if in8:
         return _wgmma8(columns, in8)
@@ -59,13 +59,20 @@ def _wgmma8(columns: int, in8: int) -> str:
     sums = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+{number}"(d[{i}])' for i in range(count))
     flags = ", 1, 1" if in8 == 5 else ""
-    return (
-        f"DEV void wgmma({'float' if in8 == 5 else 'int'} (&d)[{count}], u64 a, u64 b, int add) {{\n"
-        f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; "\n'
-        f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k32.{EIGHT_BITS[in8]} "\n'
-        f'                 "{{{sums}}}, %{count}, %{count + 1}, p{flags}; }}"\n'
-        f'                 : {operands} : "l"(a), "l"(b), "r"(add));\n}}\n'
-    )
+
+    def function(name: str, parameter: str, given: int, a: str, inputs: str) -> str:
+        at = count + given
+        return (
+            f"DEV void {name}({'float' if in8 == 5 else 'int'} (&d)[{count}], {parameter}, u64 b, int add) {{\n"
+            f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
+            f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k32.{EIGHT_BITS[in8]} "\n'
+            f'                 "{{{sums}}}, {a}, %{at}, p{flags}; }}"\n'
+            f'                 : {operands} : {inputs}, "l"(b), "r"(add));\n}}\n'
+        )
+
+    four = ", ".join(f"%{count + i}" for i in range(4))
+    registers = ", ".join(f'"r"(a[{i}])' for i in range(4))
+    return function("wgmma", "u64 a", 1, f"%{count}", '"l"(a)') + function("wgmma_registers", "const u32 (&a)[4]", 4, f"{{{four}}}", registers)
 
 
 @functools.cache

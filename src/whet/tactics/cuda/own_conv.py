@@ -12,10 +12,10 @@ from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
 from whet.tactics.cuda._conv import ConvShape, View, bias_count, conv_configs, conv_launch, conv_source, fits, pack_bias, pack_weights, refuses
-from whet.tactics.cuda._conv_config import ConvConfig
+from whet.tactics.cuda._conv_config import ConvConfig, varied
 from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 
-MAX_CONFIGS = 24
+MAX_CONFIGS = 30
 
 
 @tactic
@@ -52,9 +52,9 @@ class OwnConv(Tactic):
         odd = shape.k % 8 != 0
         found = conv_configs(shape, machine.multiprocessors)
         if odd:  # only results that go straight from registers to memory may lie anywhere
-            plain = (replace(c, direct=1) for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128)
+            plain = (replace(c, direct=1, outs=1) for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128)
             found = list(dict.fromkeys(c for c in plain if c.valid() and fits(c, shape) is None))
-        found = found[:MAX_CONFIGS]
+        found = varied(found, MAX_CONFIGS)
         made = ending(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
@@ -154,6 +154,7 @@ def as_config(c: ConvConfig) -> Config:
         ("halo", c.halo),
         *((("size", 1),) if c.size == 1 else ()),
         *((("outs", 2),) if c.outs == 2 else ()),
+        *((("hold", c.hold),) if c.hold else ()),
     )
 
 

@@ -84,7 +84,7 @@ class OwnFirst(FirstLayer):
             kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(s, tile["th"], tile["tw"]))
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            numbers = (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:], 0.0, 1.0, 0.0, 0)  # type: ignore[index]
+            numbers = (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)  # type: ignore[index]
             grid = min(tiles, machine.multiprocessors * tile["blocks"])
             return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, first_arguments(box, numbers), label=layer.name)]
 
@@ -95,7 +95,7 @@ class OwnFirst(FirstLayer):
 
 def first_arguments(box: bytes, numbers: tuple) -> bytes:
     """As Args in first.cu."""
-    blob = box + struct.pack("<3Q11i5fQ", *numbers)
+    blob = box + struct.pack("<3Q11i4fiQ", *numbers)
     return blob + bytes(-len(blob) % 64)
 
 
@@ -117,6 +117,7 @@ def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source:
         "BF16": int(dtype == "bf16"),
         "TO": 0,
         "FOLD": 0,
+        "IN8": 0,
     }
 
 

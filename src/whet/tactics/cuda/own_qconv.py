@@ -12,7 +12,7 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import ConvShape, Eight, View, conv_configs, conv_launch, conv_source, fits, pack_weights8, refuses
-from whet.tactics.cuda._conv_config import ConvConfig
+from whet.tactics.cuda._conv_config import ConvConfig, varied
 from whet.tactics.cuda._kernel import RTOL, Ending, GpuKernel, ahead, all_static, machine_has, packed_array
 from whet.tactics.cuda._quantized import (
     EIGHT,
@@ -34,7 +34,7 @@ from whet.tactics.cuda._quantized import (
 )
 from whet.tactics.cuda.own_conv import as_config, from_config
 
-MAX_CONFIGS = 24
+MAX_CONFIGS = 30
 
 
 @tactic
@@ -118,8 +118,8 @@ def product_configs(
     if isinstance(made, str):
         return []
     eight = kinds_of(parts, made, signature, shape)
-    direct = (c if storable(c, eight, shape) else replace(c, direct=1, sk=1) for c in found)
-    good = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))[:MAX_CONFIGS]
+    direct = (c if storable(c, eight, shape) else replace(c, direct=1, sk=1, outs=1) for c in found)
+    good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), MAX_CONFIGS)
     kind, odd = made.finish.activation[0], shape.k % 8 != 0
     ahead(machine, [conv_source(c, not shape.plain and not c.halo, kind, False, False, odd, eight) for c in good])
     return [as_config(c) for c in good]

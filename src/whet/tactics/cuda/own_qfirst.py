@@ -1,4 +1,4 @@
-"""Quantized first convolutions (few input channels) straight from the image: differences to the zero point and weights are exact in f16."""
+"""Quantized first convolutions (few input channels) straight from the image, on tensor cores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from whet.tactics.cuda._quantized import (
     why_not_weighted,
 )
 from whet.tactics.cuda._source import source as text
-from whet.tactics.cuda.own_first import _TILES, _chunks, _shared, _taps, first_arguments, first_constants
+from whet.tactics.cuda.own_first import _TILES, _shared, _taps, first_arguments, first_constants
 
 
 @tactic
@@ -83,7 +83,7 @@ class OwnQFirst(Tactic):
             for blocks in (1, 2, 3, 4):
                 threads = th * tw * 2
                 pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) // threads) * s.c
-                registers = _columns(s) + pixels + 56
+                registers = _columns(s) + pixels + 48
                 if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(_wide(s), th, tw) * blocks < 220 * 1024:
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
         ahead(machine, [text("first.cu", _constants(parts, s, {k: int(v) for k, v in c}, signature)) for c in found])
@@ -98,36 +98,38 @@ class OwnQFirst(Tactic):
         x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
         weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]  # type: ignore[index]
         assert weights is not None
-        row, filters = _chunks(s) * 64, -(-s.k // 32) * 32
+        row, filters, zero = _chunks(s) * 128, -(-s.k // 32) * 32, parts.reads[x].zero  # type: ignore[index]
 
         def permuted() -> np.ndarray:
-            given = np.asarray(weights.array(), np.float32)  # [k, c, r, s]
-            side = np.zeros((s.k, s.r, _taps(s), 4), np.float16)
+            given = np.asarray(weights.array(), np.int8)  # [k, c, r, s]
+            side = np.zeros((s.k, s.r, _taps(s), 4), np.int8)
             side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
-            out = np.zeros((s.k, row), np.float16)
+            out = np.zeros((s.k, row), np.int8)
             out[:, : side[0].size] = side.reshape(s.k, -1)
             return pack_weights8(out[:, :, None, None], row)
 
-        def numbers() -> Factors:  # the kernel takes the zero point off each pixel: no class of pixels differs
+        def numbers() -> Factors:  # pixels outside are the zero point: all taps count, for every pixel
             factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))  # type: ignore[index]
-            return Factors(factor.astype(np.float32), made.bias(bias, s.k)[None], np.zeros(0, np.uint16)).times(per, shift)
+            taken = zero * factor * np.asarray(weights.array(), np.float64).sum(axis=(1, 2, 3))
+            found = Factors(factor.astype(np.float32), (made.bias(bias, s.k) - taken)[None], np.zeros(0, np.uint16))
+            return found.times(per, shift)
 
         stored, out, per, shift = signature.outputs[0].dtype.name, Output.of(parts, made), 1.0, 0.0
         if folds(made, stored):
             per, shift, out = folded(out, made, stored)
         packed = (
-            packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row * 2, permuted),  # type: ignore[union-attr]
+            packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted),  # type: ignore[union-attr]
             packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0],
         )
         constants = _constants(parts, s, tile, signature)
         tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
-        tiles, zero = s.n * tiles_h * tiles_w, float(parts.reads[x].zero)  # type: ignore[index]
+        tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
             kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(_wide(s), tile["th"], tile["tw"]))
-            box = tensormap.tiled(args.packed[0], "f16", (row, filters), (row * 2,), (64, constants["BN"]))
+            box = tensormap.tiled(args.packed[0], "u8", (row, filters), (row,), (128, constants["BN"]))
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            ends = (*made.finish.activation[1:], zero, out.per_step, out.zero, args.packed[1] + bias_count(s.k) * 4)
+            ends = (*made.finish.activation[1:], out.per_step, out.zero, zero, args.packed[1] + bias_count(s.k) * 4)
             blob = first_arguments(box, (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *ends))  # type: ignore[index]
             grid = min(tiles, machine.multiprocessors * tile["blocks"])
             return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob, label=layer.name)]
@@ -150,5 +152,12 @@ def _constants(parts: Parts, s: ConvShape, tile: dict[str, int], signature: Sign
     if isinstance(made, str):
         raise PlanRefused(made)
     source, stores = signature.inputs[x], signature.outputs[0].dtype.name  # type: ignore[index]
-    fixed = {"BN": _columns(s), "FROM": TYPES[source.dtype.name], "TO": TYPES[stores], "FOLD": int(folds(made, stores))}  # type: ignore[union-attr]
+    kind = TYPES[source.dtype.name]  # type: ignore[union-attr]
+    fixed = {"BN": _columns(s), "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
     return {**first_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
+
+
+def _chunks(s: ConvShape) -> int:
+    """Rows of 128 bytes of K: filter rows of taps in fours, four bytes each."""
+    steps = -(-s.r * _taps(s) // 8)
+    return -(-steps // 4)

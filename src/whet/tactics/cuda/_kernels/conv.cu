@@ -5,6 +5,7 @@
 // With DIRECT (few tiles: latency counts) results go from registers to memory, else through shared memory and TMA.
 // With HALO (stride 1, SK > 1 or DIRECT) a tile is some rows of one image, each `wide` = width + taps_w - 1 long: the input pixels of all
 // filter taps are loaded once a channel step, and a tap is the same matrix shifted by r * wide + s rows; the ends of rows are not stored.
+// With HOLD (all K steps; SK == 1) a block keeps its output channels and their weights, and only inputs stream.
 // OUTS (1 or 2) output tiles take turns: with two the residual of the next tile comes, and the last one leaves, while this one is finished.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
@@ -31,6 +32,7 @@ constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // bi
 constexpr int CHAINS = !STAGED && MI * BN <= 32 && ROW >= 128 ? 4 : !STAGED && MI * BN <= 64 && ROW >= 64 ? 2 : 1;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
+static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
 static_assert(!IN8 || (BN % 32 == 0 && !(STAGED && SIZE != 1)), "tile of 8-bit operands");
 #if IN8 == 3 || IN8 == 4
 typedef int Sum;
@@ -162,10 +164,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u;
     const u32 a_bytes = HALO ? p.slot_bytes : A_BYTES;
-    const u32 ring_a = base, ring_b = base + (HALO ? HALO : STAGES) * a_bytes, extra = ring_b + STAGES * B_BYTES;
+    const u32 ring_a = base, ring_b = base + (HALO ? HALO : STAGES) * a_bytes, extra = ring_b + (HOLD ? HOLD : STAGES) * B_BYTES;
     const u32 bias_s = extra + EXTRA_BYTES, bars = bias_s + FACTOR_BYTES;
     const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8, a_full = res_full + WGS * OUTS * 8, a_empty = a_full + HALO * 8;
-    const u32 parts = a_empty + HALO * 8;
+    const u32 parts = a_empty + HALO * 8, held = parts + 8;
     const int taps = p.steps / p.csteps;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
     const bool one = elect();
@@ -181,6 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         for (int i = 0; i < STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, WGS); }
         for (int i = 0; i < WGS * OUTS; ++i) barrier_init(res_full + 8 * i, 1);
         for (int i = 0; i < HALO; ++i) { barrier_init(a_full + 8 * i, 1); barrier_init(a_empty + 8 * i, WGS); }
+        if (HOLD) barrier_init(held, 1);
         if (SK > 1) { barrier_init(parts, 1); barrier_expect(parts, BM * BN * 4); }
         barrier_init_fence();
     }
@@ -189,8 +192,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     let_next_start();
 
     if (warp == WGS * 4) {  // ---- input and weights: the whole warp walks, one lane asks (so that addresses stay uniform)
-        constexpr u32 STEP_BYTES = HALO ? BN * ROW : A_BYTES + BN * ROW;
-        const int ahead = min(k1 - k0, STAGES);  // weights do not depend on the kernel in front: load them before waiting for it
+        constexpr u32 STEP_BYTES = HALO ? BN * ROW : HOLD ? A_BYTES : A_BYTES + BN * ROW;
+        const int ahead = HOLD ? 0 : min(k1 - k0, STAGES);  // weights do not depend on the kernel in front: load them before waiting for it
         const int tap0 = HALO ? k0 % taps : 0, c0 = HALO ? k0 / taps : 0;
         Corner at_tile(p, first);  // divisions before the wait, not after it
         const Walk at_first(p, k0);
@@ -200,6 +203,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 load_box2(ring_b + i * B_BYTES, &p.b, full + 8 * i, (HALO ? tap * p.csteps + c : k0 + i) * BK, at_tile.n0);
             }
             if (HALO && ++tap == taps) { tap = 0; ++c; }
+        }
+        if (HOLD && one) {
+            barrier_expect(held, HOLD * BN * ROW);
+            for (int i = 0; i < HOLD; ++i)
+                load_box2(ring_b + i * B_BYTES, &p.b, held, (HALO ? i % taps * p.csteps + i / taps : i) * BK, at_tile.n0);
         }
         if (one) MARK(1)
         wait_for_previous();
@@ -219,12 +227,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     }
                     if (++a_slot == HALO) { a_slot = 0; ++a_turn; }
                 }
+                if (HALO && HOLD) {
+                    if (++tap == taps) { tap = 0; ++c; }
+                    continue;
+                }
                 const bool later = turn > 0 || slot >= ahead;
                 if (turn > 0) barrier_wait(empty + 8 * slot, (turn - 1) & 1);
                 if (one) {
                     if (later) {
                         barrier_expect(bar, STEP_BYTES);
-                        load_box2(ring_b + slot * B_BYTES, &p.b, bar, (HALO ? tap * p.csteps + c : k) * BK, at_tile.n0);
+                        if (!HOLD) load_box2(ring_b + slot * B_BYTES, &p.b, bar, (HALO ? tap * p.csteps + c : k) * BK, at_tile.n0);
                     }
                     if (HALO) {
                     } else if (IM2COL) {
@@ -358,11 +370,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             Sum(&acc)[MI][BN / 2] = chain[0];
             int previous = 0, left = -1;  // left: the input slot that the step before was the last to read
             int tap = HALO ? k0 % taps : 0, s = HALO ? tap % p.taps_w : 0, shift = HALO ? tap / p.taps_w * p.wide + s : 0;
+            if (HOLD && turn == 0) barrier_wait(held, 0);
             for (int k = k0; k < k1; ++k) {
-                barrier_wait(full + 8 * slot, phase);
+                if (!(HALO && HOLD)) barrier_wait(full + 8 * slot, phase);
                 if (threadIdx.x == 0 && k == k0) MARK(3)
                 if (HALO && (k == k0 || tap == 0)) barrier_wait(a_full + 8 * a_slot, a_phase);
-                const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : slot) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + slot * B_BYTES);
+                const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : slot) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);
                 mma_begin();
 #pragma unroll
                 for (int i = 0; i < ROW / 32; ++i)
@@ -370,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     for (int j = 0; j < MI; ++j) wgmma(chain[i % CHAINS][j], a + (j * 64 * ROW >> 4) + i * 2, b + i * 2, k > k0 || i >= CHAINS);
                 mma_commit();
                 mma_wait<1>();
-                if (k > k0 && t == 0) barrier_arrive(empty + 8 * previous);
+                if (!(HALO && HOLD) && k > k0 && t == 0) barrier_arrive(empty + 8 * previous);
                 if (HALO) {
                     if (left >= 0 && t == 0) barrier_arrive(a_empty + 8 * left);
                     left = -1;
@@ -392,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
                     for (int j = 0; j < BN / 2; ++j) acc[i][j] += chain[c][i][j];
-            if (t == 0) barrier_arrive(empty + 8 * previous);
+            if (!(HALO && HOLD) && t == 0) barrier_arrive(empty + 8 * previous);
             if (HALO && t == 0) barrier_arrive(a_empty + 8 * left);
             if (threadIdx.x == 0) MARK(4)
             if (STAGED && OUTS == 2 && warp % 4 == 0 && one) {

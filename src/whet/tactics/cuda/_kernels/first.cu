@@ -2,16 +2,16 @@
 // they need into shared memory (16-bit, channels filled to 4), and multiplies with the windows read as register fragments; the weights
 // stay in shared memory. K runs over filter rows, the TAPS of a row, the 4 channels. The next tile's pixels are on their way meanwhile.
 // Constants: C (channels, at most 4), R, TAPS (multiple of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS,
-// TO (0: 16 bits; 3 i8, 4 u8: integers in and out. Differences to the input's zero point and weights are exact in f16, their sums in f32;
-// weight rows are permuted as in conv.cu, BN is a multiple of 32), FOLD (as in conv.cu).
+// TO (0: 16 bits; 3 i8, 4 u8: integers in, products and out; pixels outside are the zero point, which the bias takes back; weight rows are
+// permuted as in conv.cu, BN is a multiple of 32), IN8 (FROM with TO, else 0), FOLD (as in conv.cu).
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
 
 constexpr int GROUPS = TH * TW / 64, THREADS = GROUPS * 128;
 constexpr int ROWS = (TH - 1) * STRIDE_H + R, COLUMNS = (TW - 1) * STRIDE_W + TAPS;
-constexpr int STEPS = R * TAPS / 4, CHUNKS = (STEPS + 3) / 4;               // of 16 and of 64 elements of K
-constexpr int PIXELS = ROWS * COLUMNS, PATCH_BYTES = PIXELS * 8, EACH = (PIXELS + THREADS - 1) / THREADS;
+constexpr int FOURS = R * TAPS / 4, STEPS = TO ? (FOURS + 1) / 2 : FOURS, CHUNKS = (STEPS + 3) / 4;               // of 16 and of 64 elements of K
+constexpr int PIXELS = ROWS * COLUMNS, PIXEL = TO ? 4 : 8, PATCH_BYTES = PIXELS * PIXEL, EACH = (PIXELS + THREADS - 1) / THREADS;
 constexpr int DEEP = 2;                                                     // steps whose fragments are read at once
 static_assert(TH * TW % 64 == 0 && TW % 8 == 0 && TAPS % 4 == 0 && BN % 16 == 0, "tile");
 
@@ -23,7 +23,8 @@ struct Args {
     int n, h, w, p, q, k, pad_h, pad_w;
     int tiles_h, tiles_w, tiles;
     Act act;
-    float in_zero, per_step, zero;
+    float per_step, zero;
+    int in_zero;
     const float* factor;
 };
 
@@ -39,8 +40,16 @@ struct Tile {  // which output pixels; steps to the block's next tile by additio
     }
 };
 
+#if TO
+typedef u32 Number;
+typedef int Sum;
+#else
+typedef float Number;
+typedef float Sum;
+#endif
+
 // This thread's pixels of the image under a tile; zeros outside.
-DEV void fetch(const Args& a, const Tile& t, float (&v)[EACH][C]) {
+DEV void fetch(const Args& a, const Tile& t, Number (&v)[EACH][C]) {
     const int y0 = t.ty * TH * STRIDE_H - a.pad_h, x0 = t.tx * TW * STRIDE_W - a.pad_w, plane = a.h * a.w;
     const u8* image = a.in + (long long)t.n * plane * C * Element<FROM>::BYTES;
 #pragma unroll
@@ -48,7 +57,13 @@ DEV void fetch(const Args& a, const Tile& t, float (&v)[EACH][C]) {
         const int i = threadIdx.x + j * THREADS, r = i / COLUMNS, y = y0 + r, x = x0 + i - r * COLUMNS, at = y * a.w + x;
         const bool inside = (j + 1 < EACH || i < PIXELS) && (u32)y < (u32)a.h && (u32)x < (u32)a.w;
 #pragma unroll
-        for (int c = 0; c < C; ++c) v[j][c] = inside ? load1<FROM>(image, NHWC ? at * C + c : c * plane + at) - (TO ? a.in_zero : 0.f) : 0.f;
+        for (int c = 0; c < C; ++c) {
+#if TO
+            v[j][c] = inside ? (u32)image[NHWC ? at * C + c : c * plane + at] : (u32)a.in_zero & 0xff;
+#else
+            v[j][c] = inside ? load1<FROM>(image, NHWC ? at * C + c : c * plane + at) : 0.f;
+#endif
+        }
     }
 }
 
@@ -60,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
         barrier_init(bar, 1);
         barrier_init_fence();
         barrier_expect(bar, CHUNKS * BN * 128);
-        for (int i = 0; i < CHUNKS; ++i) load_box2(base + i * BN * 128, &a.weights, bar, i * 64, 0);
+        for (int i = 0; i < CHUNKS; ++i) load_box2(base + i * BN * 128, &a.weights, bar, i * (TO ? 128 : 64), 0);
     }
     let_next_start();
     float2 bias[BN / 8];
@@ -74,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
             kept_factor[TO ? g : 0] = load8<0>(reinterpret_cast<const u8*>(a.factor), g * 32 + lane % 4 * 8);
             kept_bias[TO ? g : 0] = load8<0>(reinterpret_cast<const u8*>(a.bias), g * 32 + lane % 4 * 8);
         }
-    float pixels[EACH][C];
+    Number pixels[EACH][C];
     Tile here(a, blockIdx.x), next = here;
     const Tile step(a, gridDim.x);
     wait_for_previous();
@@ -85,9 +100,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
 #pragma unroll
         for (int j = 0; j < EACH; ++j) {
             const int i = threadIdx.x + j * THREADS;
-            const float* v = pixels[j];
+            const Number* v = pixels[j];
+#if TO
+            if (i < PIXELS) store_shared(patch + i * 4, v[0] | (C > 1 ? v[1 % C] << 8 : 0) | (C > 2 ? v[2 % C] << 16 : 0) | (C > 3 ? v[3 % C] << 24 : 0));
+#else
             const u32 low = pack(v[0], C > 1 ? v[1 % C] : 0.f), high = pack(C > 2 ? v[2 % C] : 0.f, C > 3 ? v[3 % C] : 0.f);
             if (i < PIXELS) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(patch + i * 8), "r"(low), "r"(high) : "memory");
+#endif
         }
         __syncthreads();
         next.add(a, step);
@@ -98,20 +117,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int m = row + half * 8;
-            from[half] = patch + ((m / TW * STRIDE_H) * COLUMNS + m % TW * STRIDE_W) * 8 + lane % 4 * 4;
+            from[half] = patch + ((m / TW * STRIDE_H) * COLUMNS + m % TW * STRIDE_W) * PIXEL + lane % 4 * 4;
         }
-        float acc[BN / 2];
+        Sum acc[BN / 2];
         u32 f[2][DEEP][4];
 #pragma unroll
         for (int s = 0; s < STEPS; s += DEEP) {
             u32(&g)[DEEP][4] = f[s / DEEP % 2];
 #pragma unroll
             for (int d = 0; d < DEEP && s + d < STEPS; ++d) {
+#if TO
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {  // four taps of four channels: 16 bytes
+                    const int four = (s + d) * 2 + h < FOURS ? (s + d) * 2 + h : 0, at = four * 4 / TAPS * COLUMNS * 4 + four * 4 % TAPS * 4;
+                    g[d][2 * h] = load_shared_u32(from[0] + at);
+                    g[d][2 * h + 1] = load_shared_u32(from[1] + at);
+                }
+#else
                 const int at = ((s + d) * 4 / TAPS) * COLUMNS * 8 + ((s + d) * 4 % TAPS) * 8;  // four taps of four channels: 32 bytes
                 g[d][0] = load_shared_u32(from[0] + at);
                 g[d][1] = load_shared_u32(from[1] + at);
                 g[d][2] = load_shared_u32(from[0] + at + 16);
                 g[d][3] = load_shared_u32(from[1] + at + 16);
+#endif
             }
             mma_begin();
 #pragma unroll
@@ -133,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
                     Vec8 v;
 #pragma unroll
                     for (int e = 0; e < 8; ++e) {
-                        const float x = fmaf(acc[g * 16 + e / 2 * 4 + half * 2 + e % 2], by.v[e], add.v[e]);
+                        const float x = fmaf((float)acc[g * 16 + e / 2 * 4 + half * 2 + e % 2], by.v[e], add.v[e]);
                         v.v[e] = FOLD ? __saturatef(x) : activate<ACT>(x, a.act) * a.per_step + a.zero;
                     }
                     const long long to = (((long long)here.n * a.p + p) * a.q + q) * a.k + col;
