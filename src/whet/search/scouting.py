@@ -98,7 +98,7 @@ class Scouting:
             self.trials[number] = trial
             if result is not None and same is None:
                 self.known.setdefault(self.space.key(trial.candidate), trial)
-            if result is not None:
+            if result is not None and same is None:
                 self.jobs.watch.ended(self.folder.scout(number), result, True)
 
     def _tell(self, trial: Trial, found: bool = False) -> None:
@@ -118,4 +118,4 @@ class Scouting:
         self.trials[trial.number] = trial
         if trial.same_as is None:
             self.known.setdefault(self.space.key(trial.candidate), trial)
-        self.jobs.watch.ended(self.folder.scout(trial.number), r, found)
+            self.jobs.watch.ended(self.folder.scout(trial.number), r, found)
