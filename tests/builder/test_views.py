@@ -79,6 +79,8 @@ def test_groups_keep_offsets_and_refuse_contradictions():
     assert [g.offset(n) for n in ("a", "b", "ab", "c", "abc")] == [0, 10, 0, 30, 0]
     assert g.extent(g.root("c")) == 35
     assert g.join("b", "ba", 0) is True
+    assert g.offset("ba") == g.offset("b") == 10
+    assert g.extent(g.root("ba")) == 40
     assert g.join("a", "ba", 20) is False
 
 
