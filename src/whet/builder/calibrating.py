@@ -22,6 +22,7 @@ from whet.precision.scaling import rescaled
 from whet.precision.steps import SAMPLES as STEP_SAMPLES
 from whet.precision.steps import find_corrections, find_scalings
 
+_LEAST_GAIN_DB = 0.3  # that steps have to gain at the outputs of a few samples, so that others see it too
 _INVENTED = 4.0  # largest magnitude of every tensor when there are no data, as trtexec invents it
 
 
@@ -114,7 +115,7 @@ def _improved(
             if corrections:
                 options.append(("bias" if what == "none" else f"{what} and bias", dataclasses.replace(ranges, corrections=corrections)))
     snrs = [Analysis(made, "int8", judges, EngineRun, ranges).snr() for _, ranges in options]
-    best = max(range(len(options)), key=lambda i: (snrs[i], -i))
+    best = max(range(len(options)), key=lambda i: (snrs[i] - (_LEAST_GAIN_DB if i else 0.0), -i))
     shown = ", ".join(f"{what} {snr:.1f} dB" for (what, _), snr in zip(options, snrs, strict=True))
     note(f"Calibration steps ({', '.join(steps)}): {tried.text()}. At the outputs: {shown}; kept: {options[best][0]}.")
     kept = options[best][1]

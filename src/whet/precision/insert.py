@@ -34,7 +34,7 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
     merged = shared_ranges(places, ranges)
     for layer in places.layers:
         _weights(made, layer, kind)
-        if kind == "int8" and layer.name in ranges.corrections:
+        if layer.name in ranges.corrections:
             _correct(made, layer, ranges.corrections[layer.name])
     users = made.users()
     for t, readers in places.roots.items():

@@ -1,25 +1,26 @@
 """The steps before and after calibration that make 8 bits lose less, each kept only where it does: scaling (scaling.py), bias correction.
 
-Bias correction (Nagel et al. 2019, arXiv:1906.04721, section 4.2): quantized weights and inputs shift the mean of what a layer computes;
-the shift, measured on samples, is taken off its bias.
+Bias correction (Nagel et al. 2019, arXiv:1906.04721, section 4.2, in its empirical form): quantized weights and inputs shift the mean of
+what a layer computes; the shift, measured on samples layer after layer, is taken off its bias.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from whet.network import Layer, Network
 from whet.precision.calibrate import Feeds, candidate_ranges, computed, middle
 from whet.precision.histogram import Histogram
+from whet.precision.insert import quantize
 from whet.precision.methods import LIMITS
 from whet.precision.places import find_places
-from whet.precision.ranges import Range, Ranges
+from whet.precision.ranges import Ranges
 from whet.precision.scaling import Site, channels_last, proposals, reading_weights, sites
 
-SAMPLES = 8  # that judge the steps; half of them give a bias, the other half say whether it helps
+SAMPLES = 16  # that judge the steps; half of them give a bias, the other half say whether it helps
 _PAYS = 0.9  # a scaling is kept when at most so much of the error is left
 _BIAS_PAYS = 0.98
 _JUDGED_BY = ("minmax", "mse")
@@ -128,49 +129,36 @@ def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, ze
 
 
 def find_corrections(
-    net: Network, ranges: Ranges, samples: Sequence[Feeds], run_of: RunOf, tell: Callable[[str], None] | None = None
+    net: Network, ranges: Ranges, samples: Sequence[Feeds], run_of: RunOf, kind: str = "int8", tell: Callable[[str], None] | None = None
 ) -> tuple[dict[str, np.ndarray], StepReport]:
-    """For each quantized layer what to take off its bias (f32, one an output channel), where that lowers its error on other samples."""
+    """For each quantized layer what to take off its bias (f32, one an output channel), where that lowers its error on other samples.
+
+    From the first layer to the last, with everything quantized and what was found before applied: so each takes off the shift that the
+    layers before it leave too.
+    """
     report = StepReport()
     layers = [x for x in find_places(net).layers if x.op in ("Conv", "Gemm")]
-    names = list(dict.fromkeys(x.inputs[0].name for x in layers))  # type: ignore[union-attr]
     if len(samples) < 2 or not layers:
         return {}, report
-    run = run_of(net, names)
-    values = [run(f) for f in samples]
-    corrections: dict[str, np.ndarray] = {}
+    outputs = [x.output.name for x in layers]
+    exact = run_of(net, outputs)
+    wants = [dict(exact(f)) for f in samples]
+    found = replace(ranges, scalings={}, corrections={})  # `net` is scaled already
+    half = len(samples) // 2
     for layer in layers:
-        t = layer.inputs[0]
-        assert t is not None
-        r = _range_of(net, ranges, t.name)
-        if r is None:
-            continue
-        shifts = [_shift(layer, np.asarray(v[t.name], np.float32), r) for v in values]
-        half = len(shifts) // 2
-        delta = _mean(shifts[:half])
-        before = sum(float(np.sum(e**2)) for e in shifts[half:])
-        after = sum(float(np.sum((e - _column(layer, delta)) ** 2)) for e in shifts[half:])
+        name = layer.output.name
+        run = run_of(quantize(net, found, kind=kind), [name])
+        errors = [np.asarray(run(f)[name], np.float64) - np.asarray(w[name], np.float64) for f, w in zip(samples, wants, strict=True)]
+        delta = _mean(errors[:half])
+        before = sum(float(np.sum(e**2)) for e in errors[half:])
+        after = sum(float(np.sum((e - _column(layer, delta)) ** 2)) for e in errors[half:])
         keep = after <= _BIAS_PAYS * before
         report.tried.append(("bias", layer.name, before, after, keep))
         if keep:
-            corrections[layer.name] = _mean(shifts).astype(np.float32)
+            found.corrections[layer.name] = _mean(errors).astype(np.float32)
         if tell is not None:
             tell(layer.name)
-    return corrections, report
-
-
-def _range_of(net: Network, ranges: Ranges, name: str) -> Range | None:
-    """The range that a layer's input is quantized with: its own, or that of what is moved to it."""
-    if name in ranges.tensors:
-        return ranges.tensors[name]
-    maker = net.tensor(name).maker
-    x = None if maker is None or not maker.inputs else maker.inputs[0]
-    return None if x is None or maker is None or maker.op == "Concat" else _range_of(net, ranges, x.name)
-
-
-def _shift(layer: Layer, x: np.ndarray, r: Range) -> np.ndarray:
-    part = middle(x, layer, _CROP)
-    return computed(layer, part, r).astype(np.float64) - computed(layer, part, None).astype(np.float64)
+    return found.corrections, report
 
 
 def _mean(errors: Iterable[np.ndarray]) -> np.ndarray:
