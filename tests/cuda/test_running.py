@@ -254,3 +254,22 @@ def test_no_memory_is_told_with_the_plans_sizes(dynamic):
     context._arena_plan = type(plan)(**{**vars(plan), "total": free + 2**30})
     with pytest.raises(BackendError, match=r"no memory for a context: its arena takes \d+.*packed weights.*MiB of GPU memory were asked for"):
         context.run({"x": feed(4)})
+
+
+def test_a_layer_without_a_kernel_runs_on_the_host_where_that_is_allowed():
+    from whet.errors import NoTacticError
+
+    net = Network("net")
+    x = net.add_input("x", parse_type("f32[5,40]"))
+    y = net.add("CumSum", net.add("Relu", x), net.constant(np.array(1)))
+    net.mark_output(net.add("Softmax", y, axis=1), "y")
+    with pytest.raises(NoTacticError, match="CumSum"):
+        build(net, CONFIG)
+    plan = build(net, BuildConfig(**{**vars(CONFIG), "tactic_sources": ("+host_reference",)}))
+    assert [n for n, c in plan.choices.items() if c.tactic == "cuda/host_reference"] == [next(x.name for x in net.layers if x.op == "CumSum")]
+    context = Runtime("cuda").load(plan).create_context()
+    for seed in (1, 2):
+        a = np.random.default_rng(seed).standard_normal((5, 40)).astype(np.float32)
+        assert np.allclose(context.run({"x": a})["y"], run_network(net, {"x": a})["y"], atol=1e-6)
+    assert context.launches().executable.graph_refused == "a layer runs on the host"
+    assert len(context.profile({"x": a})) == len(plan.network.layers)

@@ -145,6 +145,7 @@ def _build(o: Options, log: Log):
         plan = build_from(o, net, config, progress)
     for note in plan.report.get("notes", []):
         log.warn(note)
+    _copies_to_host(log, plan)
     passes = plan.report.get("passes", {})
     fired: dict[str, int] = {}
     for name, *_ in passes.get("fired", []):
@@ -235,12 +236,28 @@ def build_config(o: Options, log: Log, net) -> Any:
     )
 
 
+def _copies_to_host(log: Log, plan) -> None:
+    """What --allowFallback let run on the host, and what is copied for it."""
+    from math import prod
+
+    from whet.network import DTYPES, static_shape
+
+    for layer in plan.network.layers:
+        choice = plan.choices[layer.name]
+        if choice.tactic != "cuda/host_reference":
+            continue
+        pairs = (*zip(layer.inputs, choice.inputs, strict=True), *zip(layer.outputs, choice.outputs, strict=True))
+        moved = sum(prod(static_shape(t.shape)) * DTYPES[s[1]].bits / 8 for t, s in pairs if t is not None and s is not None and t.type.static)
+        log.warn(f"{layer.op} '{layer.name}' runs on the host, no kernel here computes it: {moved / 2**20:.3f} MiB are copied there and back.")
+
+
 def _sources(o: Options) -> tuple[str, ...]:
     """--tacticSources, and what --pure and --noTF32 switch off on a GPU."""
     given = tuple(p for p in o.get("tacticSources").split(",") if p)
     if o.get("backend", "cpu") != "cuda":
         return given
-    return (*given, *(("-CUBLASLT",) if "pure" in o else ()), *(("-cublaslt_tf32",) if "noTF32" in o else ()))
+    means = {"pure": "-CUBLASLT", "noTF32": "-cublaslt_tf32", "allowFallback": "+host_reference"}
+    return (*given, *(switch for flag, switch in means.items() if flag in o))
 
 
 def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str], ...]:

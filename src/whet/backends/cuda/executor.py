@@ -92,6 +92,9 @@ class GpuExecutable:
         self._device.make_current()
         if self._graph is None and self.use_graph and not self.graph_refused:
             launches = [launch for call in self.calls for launch in call.launches]  # kernels are loaded here: no capture is under way
+            if any(getattr(launch, "on_host", False) for launch in launches):
+                self.graph_refused = "a layer runs on the host"
+                return
             try:
                 self._graph = Graph(launches, self.stream)
             except LostContext:
@@ -145,6 +148,14 @@ class GpuExecutable:
         for call in self.calls:
             if not call.launches:
                 times.append(0.0)
+                continue
+            if any(getattr(launch, "on_host", False) for launch in call.launches):
+                start.record(self.stream)
+                for launch in call.launches:
+                    launch.run(self.stream)
+                end.record(self.stream)
+                end.synchronize()
+                times.append(end.since(start) / 1000)
                 continue
             if id(call) not in self._single:
                 self._single[id(call)] = Graph(call.launches * REPEATS, self.stream)
