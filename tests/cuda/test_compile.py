@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.errors import BackendError
-from whet.tactics.cuda._conv import ConvShape, conv_configs, conv_source
+from whet.tactics.cuda._conv import ConvShape, Eight, conv_configs, conv_source
 from whet.tactics.cuda._conv_config import ConvConfig, configs_for
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
@@ -36,14 +36,40 @@ CONVS = [
     (ConvConfig(1, 2, 64, stages=2, blocks=3), False, "clip", False, False),
     (ConvConfig(2, 1, 32, bk=32, stages=4, blocks=2), True, "leaky_relu", False, False),
     (ConvConfig(1, 1, 16, bk=16, stages=4, direct=1), True, "clip", False, False),
+    (ConvConfig(1, 1, 96, bk=16, stages=2, blocks=4, outs=2, hold=1), False, "clip", False, False),
+    (ConvConfig(2, 1, 144, bk=32, stages=2, outs=2), False, "clip", False, False),
+    (ConvConfig(1, 2, 64, stages=2, direct=1, halo=2, hold=9), False, "clip", False, False),
+]
+FOLDED = {"fold": True}
+EIGHTS = [
+    (ConvConfig(1, 1, 32, bk=128, stages=4, sk=4, size=1), Eight("u8", "u8", "i8", **FOLDED), True, "clip"),
+    (ConvConfig(1, 1, 64, bk=128, stages=3, sk=8, halo=2, size=1), Eight("i8", "i8", "u8", border=True), False, "silu"),
+    (ConvConfig(3, 1, 128, bk=128, stages=4, size=1), Eight("u8", "u8", **FOLDED), True, "clip"),
+    (ConvConfig(1, 1, 128, bk=128, stages=2, blocks=3, outs=2, hold=2, size=1), Eight("u8", "u8", "u8", **FOLDED), False, "clip"),
+    (ConvConfig(2, 2, 64, bk=64, stages=2, direct=1, halo=2, hold=9, size=1), Eight("u8", "u8", **FOLDED), False, "clip"),
+    (ConvConfig(2, 1, 64, bk=64, stages=4, direct=1, size=1), Eight("u8", "f16", "f16"), True, "silu"),
+    (ConvConfig(1, 1, 64, bk=128, stages=4, direct=1, size=1), Eight("i8", "f32"), False, "clip"),
+    (ConvConfig(2, 1, 128, bk=128, stages=3, size=1), Eight("f8e4m3", "f8e4m3", "f8e4m3"), True, "silu"),
+    (ConvConfig(1, 1, 64, bk=128, stages=4, sk=4, size=1), Eight("f8e4m3", "f16"), False, "clip"),
 ]
 OTHERS = [
     ("first.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 8, "TW": 16, "BLOCKS": 2, "BN": 64, "FROM": 0, "NHWC": 0, "ACT": 0,
-                  "BF16": 0}),
-    ("depthwise.cu", {"TYPE": 1, "R": 3, "S": 3, "STRIDE": 2, "WIDE": 2, "TALL": 4, "ACT": 0}),
-    ("depthwise.cu", {"TYPE": 0, "R": 5, "S": 5, "STRIDE": 1, "WIDE": 1, "TALL": 1, "ACT": 1}),
-    ("pool.cu", {"TYPE": 1, "MAX": 1, "R": 3, "S": 3}),
-    ("pool.cu", {"TYPE": 2, "MAX": 0, "R": 0, "S": 0}),
+                  "BF16": 0, "TO": 0, "FOLD": 0, "IN8": 0}),
+    ("first.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 4, "TW": 16, "BLOCKS": 4, "BN": 64, "FROM": 3, "NHWC": 0, "ACT": 0,
+                  "BF16": 0, "TO": 4, "FOLD": 1, "IN8": 3}),
+    ("depthwise.cu", {"FROM": 1, "TO": 1, "R": 3, "S": 3, "STRIDE": 2, "WIDE": 2, "TALL": 4, "ACT": 0}),
+    ("depthwise.cu", {"FROM": 0, "TO": 0, "R": 5, "S": 5, "STRIDE": 1, "WIDE": 1, "TALL": 1, "ACT": 1}),
+    ("depthwise.cu", {"FROM": 4, "TO": 3, "R": 3, "S": 3, "STRIDE": 1, "WIDE": 2, "TALL": 1, "ACT": 1}),
+    ("depthwise_tile.cu", {"FROM": 1, "TO": 1, "R": 3, "S": 3, "STRIDE_H": 1, "STRIDE_W": 1, "TH": 7, "RG": 2, "TW": 16, "WIDE": 4, "CG": 64,
+                           "STAGES": 2, "BLOCKS": 3, "ACT": 0, "FOLD": 0}),
+    ("depthwise_tile.cu", {"FROM": 4, "TO": 4, "R": 3, "S": 3, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 4, "RG": 2, "TW": 8, "WIDE": 4, "CG": 96,
+                           "STAGES": 1, "BLOCKS": 5, "ACT": 0, "FOLD": 1}),
+    ("qadd.cu", {"A": 3, "B": 4, "TO": 3, "ACT": 0}),
+    ("direct.cu", {"FROM": 4, "TO": 3, "ADD": 3, "FACTOR": 1, "ACT": 0}),
+    ("reformat.cu", {"FROM": 0, "TO": 3, "UNIT": 1, "AFFINE": 1}),
+    ("pool.cu", {"TYPE": 1, "TO": 1, "MAX": 1, "R": 3, "S": 3}),
+    ("pool.cu", {"TYPE": 3, "TO": 3, "MAX": 1, "R": 3, "S": 3}),
+    ("pool.cu", {"TYPE": 2, "TO": 2, "MAX": 0, "R": 0, "S": 0}),
     ("reformat.cu", {"FROM": 0, "TO": 1, "UNIT": 16}),
     ("stem.cu", {"FROM": 1, "TO": 1, "CP": 8, "NHWC": 1}),
     ("pointwise.cu", {"TYPE": 1, "LAST": 1, "STEPS": "for (int e = 0; e < 8; ++e) x.v[e] = activate<3>(x.v[e], Act{0.f, 0.f});"}),
@@ -76,11 +102,28 @@ def test_convolutions_use_what_hopper_has(config, im2col, activation, bf16, f32,
     assert "R2UR" not in loop, "descriptors stay in uniform registers"
 
 
+@pytest.mark.parametrize(("config", "eight", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))
+def test_products_of_8_bits_use_what_hopper_has(config, eight, im2col, activation, tmp_path):
+    assert config.valid()
+    text = sass(compile_cubin(conv_source(config, im2col, activation, False, eight=eight), cached=False), tmp_path)
+    product = "QGMMA" if eight.source == "f8e4m3" else "IGMMA"
+    assert product in text, "8-bit products run on the tensor cores"
+    assert "HGMMA" not in text, "and nothing else does"
+    assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text, "inputs come by bulk copies"
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert "R2UR" not in text[text.index(product) : text.rindex(product)], "descriptors stay in uniform registers"
+
+
 @pytest.mark.parametrize(("name", "constants"), OTHERS, ids=lambda v: v if isinstance(v, str) else "")
 def test_other_kernels_do_not_spill(name, constants, tmp_path):
     text = sass(compile_cubin(source(name, constants), name=name, cached=False), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text)
-    if constants.get("TYPE") == 1 or name == "first.cu":
+    if constants.get("IN8"):
+        assert "IGMMA" in text, "integer products"
+    elif name == "depthwise_tile.cu":
+        assert "UTMALDG" in text, "input comes by bulk copies"
+    elif constants.get("TYPE") == 1 or name == "first.cu" or (name == "depthwise.cu" and constants["FROM"] == 1):
         assert re.search(r"(LDG|STG)\.E\.128|STG\.E\.128", text), "16-byte accesses"
 
 

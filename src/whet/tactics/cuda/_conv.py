@@ -222,7 +222,8 @@ def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[Con
     if shape.r * shape.s == 1 or shape.stride != (1, 1) or shape.dilation != (1, 1):
         return []
     bk = step_channels(shape.c, size)
-    taps, steps, found = shape.r * shape.s, shape.steps(bk), set()
+    found: set[ConvConfig] = set()
+    taps, steps = shape.r * shape.s, shape.steps(bk)
     for wgs, mi in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2)):
         for bn in (16, 32, 64, 128):
             if bn > 32 // size and bn >= 2 * shape.k:
