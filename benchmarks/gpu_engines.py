@@ -1,6 +1,7 @@
-"""Whole networks on a GPU through the builder: FP16 engines of the zoo's networks, timed as isolated replays of their CUDA graph.
+"""Whole networks on a GPU through the builder: engines of the zoo's networks, verified, timed as isolated replays of their CUDA graph.
 
-Usage: python3 benchmarks/gpu_engines.py compile|run resnet50:1 resnet50:128 ...     results in $OUT/engines.json
+Usage: python3 benchmarks/gpu_engines.py compile|run [--fp32|--noTF32] resnet50:1 bert_base:8:sequence=128 ...     results in $OUT/engines.json
+FP16 is allowed unless --fp32 (TF32 may be used) or --noTF32 says otherwise.
 `compile` fills the kernel cache (WHET_CUDA_CACHE) and needs no GPU.
 """
 
@@ -12,6 +13,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 sys.path.insert(0, "src")
@@ -33,9 +35,9 @@ from whet.tactics.cuda.own_conv import conv_shape, from_config
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
 
 
-def network(name: str, batch: int) -> Network:
+def network(name: str, batch: int, **options: int) -> Network:
     """The zoo's network at a fixed batch."""
-    return network_from_onnx(zoo.build(name, batch=batch))
+    return network_from_onnx(zoo.build(name, batch=batch, **options))
 
 
 def kernels(net: Network) -> set[str]:
@@ -61,12 +63,12 @@ def compile_all(wanted: list[tuple[str, int]]) -> None:
     print(len(texts), "kernels", round(total / 1e6, 1), "MB")
 
 
-def engines(wanted: list[tuple[str, int]]) -> list[dict]:
+def engines(wanted: list[tuple], config: BuildConfig = CONFIG) -> list[dict]:
     """A row of numbers for each network; verified against the reference."""
     machine, rows = get_backend("cuda"), []
-    for name, batch in wanted:
-        net, begun = network(name, batch), time.perf_counter()
-        plan = build(net, CONFIG)
+    for name, batch, *rest in wanted:
+        net, begun = network(name, batch, **(rest[0] if rest else {})), time.perf_counter()
+        plan = build(net, config)
         took = time.perf_counter() - begun
         bound = bind(plan, machine)
         bound.run()
@@ -88,17 +90,27 @@ def engines(wanted: list[tuple[str, int]]) -> list[dict]:
                 "ms": round(statistics.median(times) * 1e3, 4),
                 "min_ms": round(min(times) * 1e3, 4),
                 "build_s": round(took, 1),
+                "allowed": list(config.precisions) or list(config.tactic_sources),
+                "verification": plan.report["verification"],
                 "bytes": bound.nbytes(),
                 "state": machine.state(),
                 "layers": layers,
             }
         )
-        print({k: v for k, v in rows[-1].items() if k not in ("layers", "state")}, flush=True)
+        print({k: v for k, v in rows[-1].items() if k not in ("layers", "state", "verification")}, flush=True)
         with open(os.environ.get("OUT", ".") + "/engines.json", "w") as out:
             json.dump(rows, out, indent=0)
     return rows
 
 
 if __name__ == "__main__":
-    asked = [(name, int(batch)) for name, batch in (word.split(":") for word in sys.argv[2:])]
-    {"compile": compile_all, "run": engines}[sys.argv[1]](asked)
+    flags = [w for w in sys.argv[2:] if w.startswith("--")]
+    asked = []
+    for word in (w for w in sys.argv[2:] if not w.startswith("--")):
+        net_name, size, *more = word.split(":")
+        asked.append((net_name, int(size), {k: int(v) for k, v in (m.split("=") for m in more)}))
+    chosen = replace(CONFIG, precisions=() if flags else ("fp16",), tactic_sources=("-cublaslt_tf32",) if "--noTF32" in flags else ())
+    if sys.argv[1] == "compile":
+        compile_all([(n, b) for n, b, _ in asked])
+    else:
+        engines(asked, chosen)

@@ -1,0 +1,95 @@
+"""Parts of the CUDA backend that need no GPU: caches for each context, what goes with a lost one, ranges for profilers, differences."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from whet.backends.cuda import driver, nvtx
+from whet.backends.cuda.compare import Difference
+from whet.errors import BackendError
+
+
+class Gpu:
+    """What the caches need of a device."""
+
+    lost = ""
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Sets the GPU that this thread is on."""
+    made = SimpleNamespace()
+    monkeypatch.setattr(driver, "_here", made)
+    return made
+
+
+def test_what_is_loaded_into_one_context_is_not_in_another(here):
+    calls = []
+
+    @driver.per_device
+    def load(name, *, shared=0):
+        calls.append((name, shared))
+        return object()
+
+    here.device = first = Gpu()
+    a = load("k", shared=1)
+    assert load("k", shared=1) is a
+    here.device = Gpu()
+    assert load("k", shared=1) is not a
+    here.device = first
+    assert load("k", shared=1) is a
+    assert calls == [("k", 1)] * 2
+
+
+def test_nothing_of_a_lost_context_is_given_back(here):
+    freed = []
+    good, lost = SimpleNamespace(lost="", make_current=lambda: None), SimpleNamespace(lost="a kernel failed")
+    for owner, handle in ((good, 1), (lost, 2), (None, 3)):
+        driver.release(owner, freed.append, handle)
+    assert freed == [1, 3]
+
+
+def test_a_sticky_error_is_told_apart_and_marks_its_device(here):
+    class Result:
+        CUDA_SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
+        CUDA_ERROR_OUT_OF_MEMORY = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
+
+    binding = SimpleNamespace(CUresult=Result, cuGetErrorString=lambda status: (0, b"words"))
+    here.device = SimpleNamespace(lost="")
+    with pytest.raises(BackendError, match="out of memory") as e:
+        driver._plain(binding, (Result.CUDA_ERROR_OUT_OF_MEMORY,))
+    assert not isinstance(e.value, driver.LostContext)
+    assert here.device.lost == ""
+    with pytest.raises(driver.LostContext, match=r"cannot be used again.*new process"):
+        driver._plain(binding, (SimpleNamespace(name="CUDA_ERROR_ILLEGAL_ADDRESS"),))
+    assert "ILLEGAL_ADDRESS" in here.device.lost
+
+
+def test_ranges_carry_the_users_names(monkeypatch):
+    seen = []
+    fake = SimpleNamespace(push_range=lambda label, domain: seen.append((label, domain)), pop_range=lambda domain: seen.append(domain))
+    monkeypatch.setitem(sys.modules, "nvtx", fake)
+    nvtx._package.cache_clear()
+    monkeypatch.delenv("WHET_NVTX", raising=False)
+    assert not nvtx.shown()
+    monkeypatch.setenv("WHET_NVTX", "0")
+    assert not nvtx.shown()
+    monkeypatch.setenv("WHET_NVTX", "1")
+    assert nvtx.shown()
+    with nvtx.range_of("/layer1/conv1/Conv"):
+        seen.append("inside")
+    assert seen == [("/layer1/conv1/Conv", "whet"), "inside", "whet"]
+    nvtx._package.cache_clear()
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(BackendError, match="pip install nvtx"):
+        nvtx.shown()
+    nvtx._package.cache_clear()
+
+
+def test_differences_are_relative_to_the_judges_side():
+    assert Difference(0, 0, 5, 9, 0).relative == 0
+    assert Difference(0.1, 0.3, 2, 10, 0).relative == 0.05
+    assert Difference(0.1, 0.8, 2, 10, 0).relative == 0.08
+    assert Difference(0.1, 0.1, 0, 0, 0).relative == 0.1
+    assert Difference(0, 0, 5, 9, 1).relative == float("inf")
