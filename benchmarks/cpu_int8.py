@@ -1,12 +1,13 @@
 """whet's INT8 against ONNX Runtime's and OpenVINO's on the CPU: zoo networks, paired and interleaved, in several processes.
 
-`python benchmarks/cpu_int8.py [--models resnet18,resnet50] [--batches 1,8] [--processes 6] [--stage make|time|both --folder DIR] [--out FILE]`
+`python benchmarks/cpu_int8.py [--models resnet18,resnet50] [--batches 1,8] [--processes 6] [--stage prepare|make|time|all --folder DIR] [--out FILE]`
 
 ONNX Runtime runs what its own static quantization writes (QDQ, weights by channel). OpenVINO runs what NNCF makes of the model where
 nncf is installed, else ONNX Runtime's QDQ file; the row says which. All calibrate on the same seeded samples. whet's engine is the one
 that `--int8` builds: floating point where that is faster. SNR is against ONNX Runtime's FP32 outputs on an input that none calibrated on.
-Ratios are a peer's time over whet's (above 1: whet is faster), the median over processes. `make` builds all files into a folder, which
-may take long and on a busy machine makes worse choices; `time` times what lies there; a model that cannot be made is a row with its reason.
+Ratios are a peer's time over whet's (above 1: whet is faster), the median over processes. `prepare` calibrates and
+makes the peers' files in a folder; `make` builds whet's engines there, choosing by time, so that a busy machine makes worse choices; `time`
+times what lies there. A model whose engine cannot be made is a row with its reason.
 """
 
 import argparse
@@ -117,35 +118,48 @@ def worker(args: argparse.Namespace) -> None:
     print(json.dumps({"ms": {n: median(t) for n, t in times.items()}, "snr_db": snr, "others_cpus": round(max(0.0, others), 3)}))
 
 
-def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
-    """whet's engine and the peers' files into the folder, and beside them what the row says of them."""
+def prepare(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
+    """The model, its calibration by whet, and the peers' files into the folder: long, and any machine load is good enough."""
     import whet.zoo
+    from whet.builder.quantized import Calibration, calibrated_ranges, prepared
+    from whet.frontends import network_from_onnx
+
+    model = folder / f"{name}-{batch}.onnx"
+    whet.zoo.save(name, model, batch=batch, **({"sequence": SEQUENCE} if name.startswith("bert") else {}))
+    net = network_from_onnx(model)
+    shapes = {t.name: [int(d) for d in t.shape] for t in net.inputs}
+    cache, config = model.with_suffix(".calibration.json"), engine_config(args, folder)
+    calibrated_ranges(net, prepared(net, config), Calibration(lambda: calibration(shapes), str(cache)), config, print)
+    qdq = ort_quantized(model, shapes)
+    openvino, origin = openvino_quantized(model, shapes, qdq)
+    said = {"case": name, "batch": batch, "inputs": shapes, "openvino_model": origin, "files": [f"{name}-{batch}.engine", qdq.name, openvino.name]}
+    (folder / f"{name}-{batch}.json").write_text(json.dumps(said))
+
+
+def engine_config(args: argparse.Namespace, folder: Path):
     from whet.builder import BuildConfig
+
+    precisions = ("int8", "bf16") if args.best else ("int8",)
+    return BuildConfig(threads=args.threads, timing_cache=str(folder / "timings.sqlite"), optimization_level=args.level, precisions=precisions)
+
+
+def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
+    """whet's engine, from the calibration that `prepare` left; it chooses by time, so the machine should be quiet."""
     from whet.builder.quantized import Calibration, build_int8
     from whet.engine import write_engine
     from whet.errors import WhetError
     from whet.frontends import network_from_onnx
 
-    stem = folder / f"{name}-{batch}"
-    model, engine = stem.with_suffix(".onnx"), stem.with_suffix(".engine")
-    whet.zoo.save(name, model, batch=batch, **({"sequence": SEQUENCE} if name.startswith("bert") else {}))
-    net = network_from_onnx(model)
-    shapes = {t.name: [int(d) for d in t.shape] for t in net.inputs}
-    precisions = ("int8", "bf16") if args.best else ("int8",)
-    config = BuildConfig(threads=args.threads, timing_cache=str(folder / "timings.sqlite"), optimization_level=args.level, precisions=precisions)
-    said = {"case": name, "batch": batch, "inputs": shapes}
+    path, net = folder / f"{name}-{batch}.json", network_from_onnx(folder / f"{name}-{batch}.onnx")
+    said = {k: v for k, v in json.loads(path.read_text()).items() if k != "failed"}
     try:
-        plan = build_int8(net, config, Calibration(samples=lambda: calibration(shapes)))
+        plan = build_int8(net, engine_config(args, folder), Calibration(cache=str(folder / f"{name}-{batch}.calibration.json")))
+        write_engine(plan, folder / said["files"][0])
+        said["kept"] = next(c for c in plan.report["precision_choice"] if c["kept"])["what"]
+        said["build_seconds"] = round(plan.report["build_seconds"], 1)
     except WhetError as error:
-        (folder / f"{name}-{batch}.json").write_text(json.dumps(said | {"failed": str(error)[:500]}))
-        return
-    write_engine(plan, engine)
-    said["kept"] = next(c for c in plan.report["precision_choice"] if c["kept"])["what"]
-    said["build_seconds"] = round(plan.report["build_seconds"], 1)
-    qdq = ort_quantized(model, shapes)
-    openvino, said["openvino_model"] = openvino_quantized(model, shapes, qdq)
-    said["files"] = [p.name for p in (engine, qdq, openvino)]
-    (folder / f"{name}-{batch}.json").write_text(json.dumps(said))
+        said["failed"] = str(error)[:500]
+    path.write_text(json.dumps(said))
 
 
 def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> dict:
@@ -206,7 +220,7 @@ def main() -> None:
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
     p.add_argument("--best", action="store_true", help="permit BF16 too")
     p.add_argument("--out", default=str(Path(__file__).parent / "results" / "cpu" / "int8.json"))
-    p.add_argument("--stage", choices=("make", "time", "both"), default="both")
+    p.add_argument("--stage", choices=("prepare", "make", "time", "all"), default="all")
     p.add_argument("--folder", help="where the files lie between the stages")
     for hidden in ("worker", "files", "model", "inputs"):
         p.add_argument(f"--{hidden}", help=argparse.SUPPRESS, type=int if hidden == "worker" else str)
@@ -218,10 +232,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.folder or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        if args.stage != "time":
-            for name, batch in cases:
-                make(name, batch, args, folder)
-        if args.stage != "make":
+        for stage, work in (("prepare", prepare), ("make", make)):
+            if args.stage in (stage, "all"):
+                for name, batch in cases:
+                    work(name, batch, args, folder)
+        if args.stage in ("time", "all"):
             raise SystemExit(0 if record([measure(n, b, args, folder) for n, b in cases], args) else 1)
 
 
