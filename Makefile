@@ -26,7 +26,8 @@ $(VENV)/.demo: $(VENV)/.core
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) -e '.[test,search]'
+	$(PIP) torch==2.13.0  # by itself and first: another release may be the CUDA build, gigabytes of it
+	$(PIP) -e '.[test,search,torch-test]'
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

@@ -2,10 +2,10 @@
 
     python examples/resnet56/run.py --data DIR                    # everything; on a GPU fine-tuning takes minutes, on two cores a day
     python examples/resnet56/run.py --data DIR --steps prune,tune --device cuda --seconds 180    # on the machine with the GPU
-    python examples/resnet56/run.py --data DIR --steps measure    # on the machine that the engines are for
+    python examples/resnet56/run.py --data DIR --steps build,time    # on the machine that the engines are for
 
 The published weights and the images come from examples/fetch.py or a local folder. Every step leaves its files in --out; a later step reads
-them there. What was fine-tuned for this repository lies beside this file (tuned/), so `--steps measure` works without a GPU.
+them there. What was fine-tuned for this repository lies beside this file (tuned/), so `--steps build,time` works without a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import tune
 
-STEPS = ("prune", "tune", "measure")
+STEPS = ("prune", "tune", "build", "time")
 
 
 def main() -> None:
@@ -37,10 +37,13 @@ def main() -> None:
         prune(out, data)
     if "tune" in args.steps:
         tune.tune_all(out, data, args)
-    if "measure" in args.steps:
+    if "build" in args.steps or "time" in args.steps:
         import measure
 
-        measure.table(out, data, args)
+        if "build" in args.steps:
+            measure.build_all(out, data, args)
+        if "time" in args.steps:
+            measure.timed(out, args)
 
 
 def prune(out: Path, data: Path) -> None:

@@ -21,6 +21,7 @@ _HOME = {
     "WhetError": "whet.errors",
     "build": "whet.builder",
     "check_onnx": "whet.frontends",
+    "from_torch": "whet.frontends.torch",
     "network_from_onnx": "whet.frontends",
     "read_engine": "whet.engine",
     "save_onnx": "whet.frontends",

@@ -1,0 +1,175 @@
+"""A PyTorch module -> Network, by torch.export and torch.onnx. Needs torch and onnxscript (the extra `export`).
+
+Models pruned outside (Torch-Pruning, ASP, ModelOpt, your own) come in this way with the weights that they have now. Batch norms are kept, so
+that what comes in can be pruned, fine-tuned and calibrated on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from whet.errors import BackendError, FrontendError, UnsupportedError
+from whet.frontends.onnx import network_from_onnx
+from whet.network import Expr, Network
+
+OPSET = 18
+_INSTALL = "pip install 'whet[export]' (PyTorch from 2.6 on, and onnxscript)"
+
+
+def from_torch(
+    module: Any,
+    example: Any,
+    *,
+    dynamic_batch: bool = True,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+) -> Network:
+    """`module` (torch.nn.Module) as a source network, in evaluation mode; it is left as it was.
+
+    `example` is a tensor or a tuple of tensors that the module takes. With `dynamic_batch` the first dimension of each becomes the symbol N.
+    Raises BackendError without torch or onnxscript, FrontendError where torch's exporter fails, naming the smallest submodule that it fails
+    on and the way out; UnsupportedError for an op that whet has not.
+    """
+    for package in ("torch", "onnxscript"):
+        if find_spec(package) is None:
+            raise BackendError(f"whet.from_torch needs {package}, which is not installed: {_INSTALL}")
+    import torch
+
+    args = example if isinstance(example, tuple) else (example,)
+    if not args or not all(isinstance(a, torch.Tensor) for a in args):
+        raise FrontendError("the example is a tensor, or a tuple of tensors: what module(*example) takes")
+    was = {m: m.training for m in module.modules()}
+    module.eval()
+    try:
+        try:
+            model = _exported(module, args, {}, dynamic_batch, input_names, output_names)
+        except _failures() as e:
+            raise FrontendError(_explained(module, args, e, dynamic_batch)) from e
+        try:
+            net = network_from_onnx(model)
+            if not dynamic_batch or not any(t.type.rank and isinstance(t.shape[0], Expr) for t in net.inputs):
+                return net
+            batch = {t.name: ("N", *(None,) * (t.type.rank - 1)) for t in net.inputs if t.type.rank}  # torch calls it s31, or the like
+            return network_from_onnx(model, shapes=batch)
+        except UnsupportedError as e:
+            raise UnsupportedError(f"torch exported {type(module).__name__}, but {e}") from e
+    finally:
+        for m, training in was.items():
+            m.training = training
+
+
+def _exported(
+    module: Any, args: tuple, kwargs: dict, dynamic: bool, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
+) -> bytes:
+    """The ONNX model that torch makes of the module."""
+    import torch
+
+    shapes = None
+    if dynamic:
+        batch = torch.export.Dim("N", min=1)
+        shapes = tuple({0: batch} if a.ndim else None for a in args)
+        args = tuple(_doubled(a) for a in args)  # a batch of one would be taken for a constant
+    with _quiet(), torch.no_grad():
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
+        made = torch.onnx.export(
+            program, opset_version=OPSET, input_names=inputs, output_names=outputs, dynamo=True, optimize=False, verbose=False,
+        )  # fmt: skip
+    return made.model_proto.SerializeToString()  # type: ignore[union-attr]
+
+
+def _doubled(a: Any) -> Any:
+    import torch
+
+    return torch.cat([a, a]) if a.ndim and len(a) == 1 else a
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What torch's exporters raise: their own errors, and whatever a traced forward raises."""
+    import torch
+
+    return (
+        torch.onnx.OnnxExporterError, torch._dynamo.exc.TorchDynamoException, RuntimeError, TypeError, ValueError, AttributeError, KeyError,
+        IndexError, NotImplementedError, AssertionError,
+    )  # fmt: skip
+
+
+def _explained(module: Any, args: tuple, error: Exception, dynamic: bool) -> str:
+    """What failed, in which submodule, why, and what to do."""
+    if dynamic:
+        try:
+            _exported(module, args, {}, False)
+            return (
+                f"torch cannot export {type(module).__name__} with a dynamic batch ({_first_line(error)}): its forward counts on the batch of the "
+                "example. Give dynamic_batch=False, or take sizes from x.shape instead of numbers."
+            )
+        except _failures() as e:
+            error = e
+    path, found, reason = _culprit(module, args, error)
+    where = f"{type(module).__name__}" if not path else f"its submodule '{path}' ({type(found).__name__})"
+    return (
+        f"torch cannot export {where}: {_first_line(reason)}. Way out: make this part exportable (no data-dependent Python branches, no numbers "
+        "taken out of tensors by .item(), torch.where and torch.cond instead), which torch.export.export(module, example) alone tells you "
+        "fastest; for an op without ONNX form give torch.onnx.export a custom_translation_table (onnxscript); or export the ONNX file yourself "
+        "and use whet.network_from_onnx."
+    )
+
+
+def _culprit(module: Any, args: tuple, error: Exception) -> tuple[str, Any, Exception]:
+    """The smallest submodule that cannot be exported with the inputs that it gets, its path, and its error."""
+    import torch
+
+    seen: dict[str, tuple[tuple, dict]] = {}
+    handles = [
+        m.register_forward_pre_hook(lambda m, a, k, name=name: seen.setdefault(name, (a, k)) and None, with_kwargs=True)
+        for name, m in module.named_modules()
+        if name
+    ]
+    try:
+        with torch.no_grad():
+            module(*args)
+    except _failures() as e:
+        return "", module, e
+    finally:
+        for h in handles:
+            h.remove()
+    path, at, reason = "", module, error
+    while True:
+        for name, child in at.named_children():
+            full = f"{path}.{name}" if path else name
+            if full not in seen:
+                continue
+            try:
+                _exported(child, seen[full][0], seen[full][1], False)
+            except _failures() as e:
+                path, at, reason = full, child, e
+                break
+        else:
+            return path, at, reason
+
+
+def _first_line(e: Exception) -> str:
+    """The part of torch's error that says what was wrong (the rest is its own stack)."""
+    cause: BaseException = e
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return f"{type(cause).__name__}: {lines[0][:300].rstrip('.')}" if lines else type(cause).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch's exporters print progress and warn about their own insides."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

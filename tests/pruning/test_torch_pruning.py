@@ -1,0 +1,156 @@
+"""Models pruned outside: a real run of Torch-Pruning, 2:4 masks, unstructured zeros. Each comes in as it is and gets the same report."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
+pytest.importorskip("onnxscript", reason="the extra 'export' is not installed: pip install onnxscript")
+
+from torch import nn  # noqa: E402
+
+import whet  # noqa: E402
+from whet.errors import FrontendError  # noqa: E402
+from whet.ops import run_network  # noqa: E402
+from whet.pruning import count_flops, count_params, groups, zeros  # noqa: E402
+from whet.sparsity import eligible_layers  # noqa: E402
+
+EXAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Block(nn.Module):
+    """A residual block: Torch-Pruning must cut both sides of its sum alike."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return torch.relu(x + self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))))
+
+
+def model(width=32):
+    torch.manual_seed(1)
+    made = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), Block(width), Block(width),
+                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))  # fmt: skip
+    for m in made.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            nn.init.uniform_(m.weight, 0.5, 1.5)
+            nn.init.normal_(m.running_mean, std=0.1)
+    return made.eval()
+
+
+def latency(net):
+    """Milliseconds of one image, as the builder timed the engine that it chose."""
+    shapes = {net.inputs[0].name: (1, 3, 16, 16)}
+    config = whet.BuildConfig(threads=1, profiles=((shapes, shapes, shapes),), whole_engines=1, verify=False)
+    plan = whet.build(net, config)
+    return plan, plan.report["latency_ms"]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    made = model()
+    return made, whet.from_torch(made, EXAMPLE)
+
+
+def same(module, net, x):
+    with torch.no_grad():
+        want = module(x).numpy()
+    got, = run_network(net, {net.inputs[0].name: x.numpy()}).values()
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want)) < 1e-5
+
+
+def test_a_module_comes_in_with_its_names_its_batch_norms_and_any_batch(whole):
+    module, net = whole
+    assert [x.op for x in net.layers].count("BatchNormalization") == 5
+    assert {"3.conv1.weight", "3.bn1.running_var", "7.bias"} <= set(net.constants)
+    assert str(net.inputs[0].type) == "f32[N,3,16,16]"
+    assert same(module, net, torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(2)))
+    assert groups(net)  # and can be pruned on
+    assert set(net.to_torch().weight_names().values()) == {n for n, _ in module.named_parameters()} | {
+        n for n, b in module.named_buffers() if b.is_floating_point()
+    }
+
+
+@pytest.mark.parametrize(("pruner", "importance", "ratio"), [
+    ("MagnitudePruner", "MagnitudeImportance", "pruning_ratio"),
+    ("GroupNormPruner", "GroupMagnitudeImportance", "pruning_ratio"),
+    ("MagnitudePruner", "MagnitudeImportance", "ch_sparsity"),  # the old API's word, deprecated since 1.3
+])
+@pytest.mark.filterwarnings("ignore")
+def test_torch_pruning_runs_and_its_model_gets_the_same_report(pruner, importance, ratio, whole):
+    tp = pytest.importorskip("torch_pruning", reason="pip install torch-pruning")
+    module = model()
+    score = getattr(tp.importance, importance)(p=2)
+    getattr(tp.pruner, pruner)(module, EXAMPLE, importance=score, ignored_layers=[module[-1]], **{ratio: 0.5}).step()
+    net = whet.from_torch(module, EXAMPLE)
+    operations, parameters = tp.utils.count_ops_and_params(module, EXAMPLE)
+    assert count_params(net) == parameters  # both count weights, biases and gammas, not the running statistics
+    assert count_params(net) < 0.3 * count_params(whole[1])
+    assert count_flops(net) < 0.3 * count_flops(whole[1])
+    convolutions = sum(2 * np.prod(x.output.shape[1:]) * np.prod(x.inputs[1].shape[1:]) for x in net.layers if x.op == "Conv")
+    assert 0.9 < 2 * operations / convolutions < 1.2  # theirs are multiply-adds, ours single operations
+    assert same(module, net, EXAMPLE)
+    (plan, small), (_, large) = latency(net), latency(whole[1])
+    assert small < 1.1 * large  # a quarter of the arithmetic; the tenth is for a busy machine
+    assert plan.network.layers
+
+
+def test_masks_of_asp_and_modelopt_come_in_through_the_weights(whole):
+    """Both keep a weight and a mask and multiply them when they are done; what is exported are the products."""
+    module = model()
+    for m in module.modules():
+        if isinstance(m, nn.Conv2d | nn.Linear) and m.weight.shape[1] % 4 == 0:
+            w = m.weight.data
+            fours = w.movedim(1, -1).reshape(-1, 4)  # along the input channels, as ASP's m4n2_1d does for convolutions
+            mask = torch.zeros_like(fours, dtype=torch.bool).scatter_(1, fours.abs().topk(2, 1).indices, True)
+            m.weight.data = (fours * mask).reshape(w.movedim(1, -1).shape).movedim(-1, 1).contiguous()
+    net = whet.from_torch(module, EXAMPLE)
+    yes, no = eligible_layers(net)
+    assert len(yes) == 5
+    assert [reason for reason in no.values()] == ["its reduction axis has 3 elements, no multiple of 4"]
+    assert not eligible_layers(whole[1])[0]
+    assert same(module, net, EXAMPLE)
+
+
+def test_unstructured_zeros_change_no_count_and_no_kernel(whole):
+    import torch.nn.utils.prune as torch_prune
+
+    module = model()
+    for m in module.modules():
+        if isinstance(m, nn.Conv2d | nn.Linear):
+            torch_prune.l1_unstructured(m, "weight", 0.5)
+            torch_prune.remove(m, "weight")
+    net = whet.from_torch(module, EXAMPLE)
+    assert zeros(net) == pytest.approx(0.5, abs=0.01)
+    assert (count_params(net), count_flops(net)) == (count_params(whole[1]), count_flops(whole[1]))
+    (sparse, _), (dense, _) = latency(net), latency(whole[1])
+    work = [[(x.op, x.hint, [str(t.type) for t in x.inputs if t is not None]) for x in p.network.layers] for p in (sparse, dense)]
+    assert work[0] == work[1]  # every kernel has the same work to do: the proof in milliseconds is examples/digits/demo.py's
+
+
+class Branching(nn.Module):
+    """What torch.export cannot follow: a branch on values."""
+
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+class FixedBatch(nn.Module):
+    """A forward that knows the batch of its example."""
+
+    def forward(self, x):
+        return x.reshape(2, -1)
+
+
+def test_where_the_exporter_fails_the_module_is_named_with_the_way_out():
+    bad = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.ReLU(), Branching())).train()
+    with pytest.raises(FrontendError, match=r"submodule '1\.1' \(Branching\).*torch\.export.*onnxscript"):
+        whet.from_torch(bad, EXAMPLE)
+    assert bad.training
+    with pytest.raises(FrontendError, match=r"with a dynamic batch.*Give dynamic_batch=False"):
+        whet.from_torch(FixedBatch(), torch.zeros(2, 3, 4, 4))
+    assert str(whet.from_torch(FixedBatch(), torch.zeros(2, 3, 4, 4), dynamic_batch=False).outputs[0].type) == "f32[2,48]"
+    with pytest.raises(FrontendError, match="the example is a tensor"):
+        whet.from_torch(model(), np.zeros((1, 3, 16, 16)))
