@@ -203,7 +203,7 @@ def main() -> int:
         for precision in args.precisions:
             start = time.perf_counter()
             row = measure_detector(ready, precision, args.method) if detector else measure(ready, precision, args.limit, args.method, args.batch)
-            row["seconds"] = round(time.perf_counter() - start, 1)
+            row |= {"seconds": round(time.perf_counter() - start, 1), "commit": provenance([])["commit"]}
             rows.append(row)
             tell(row)
             write(args.out, rows, args)

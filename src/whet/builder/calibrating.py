@@ -16,6 +16,7 @@ from whet.builder.engine_run import EngineRun
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
 from whet.precision import Analysis, Ranges, calibrate, chosen_samples, find_places, read_cache, write_cache
+from whet.precision.calibrate import content_digest
 from whet.precision.places import never_negative
 from whet.precision.ranges import Range
 from whet.precision.scaling import rescaled
@@ -23,6 +24,7 @@ from whet.precision.steps import SAMPLES as STEP_SAMPLES
 from whet.precision.steps import find_corrections, find_scalings
 
 _LEAST_GAIN_DB = 0.3  # that steps have to gain at the outputs of a few samples, so that others see it too
+_LEAST_SAMPLES = 4
 _INVENTED = 4.0  # largest magnitude of every tensor when there are no data, as trtexec invents it
 
 
@@ -84,10 +86,12 @@ def calibrated_ranges(
     return found
 
 
-def _ranges(made: Network, calibration: Calibration, model: str) -> Ranges:
+def _ranges(made: Network, calibration: Calibration, model: str, left_out: frozenset[str] = frozenset()) -> Ranges:
+    """Ranges from all samples but those with the digests `left_out`."""
     assert calibration.samples is not None
+    samples = (f for f in calibration.samples() if not left_out or content_digest(f) not in left_out)
     return calibrate(
-        made, calibration.samples(), run=EngineRun(made, find_places(made).names()), method=calibration.method,
+        made, samples, run=EngineRun(made, find_places(made).names()), method=calibration.method,
         forced=dict(calibration.forced), zero_points=calibration.zero_points, model=model,
     )  # fmt: skip
 
@@ -97,19 +101,27 @@ def _improved(
 ) -> tuple[Ranges, list[dict[str, Any]]]:
     """The best of: no step; what scaling kept; either of them with the bias corrections that were kept. Judged at the network's outputs.
 
-    A step that helps the layer behind it may still hurt the network, so each kind has to raise the outputs' SNR too.
+    A step that helps the layer behind it may still hurt the network, and one that fits the samples may saturate on others: so each kind
+    has to raise the outputs' SNR on samples that neither it nor its ranges have seen. What is kept is then calibrated on all of them.
     """
     assert calibration.samples is not None
-    judges = chosen_samples(calibration.samples(), STEP_SAMPLES)
-    scalings, tried = find_scalings(made, calibration.samples(), judges, EngineRun, steps, calibration.zero_points)
-    options = [("none", plain)]
+    count = sum(1 for _ in calibration.samples())
+    if count < _LEAST_SAMPLES:
+        note(f"Calibration steps ({', '.join(steps)}) are left out: {count} samples are too few to judge them on some of them")
+        return plain, []
+    judges = chosen_samples(calibration.samples(), min(STEP_SAMPLES, count // 2))
+    unseen = frozenset(content_digest(f) for f in judges)
+    others = [f for f in calibration.samples() if content_digest(f) not in unseen][:STEP_SAMPLES]
+    scalings, tried = find_scalings(
+        made, (f for f in calibration.samples() if content_digest(f) not in unseen), others, EngineRun, steps, calibration.zero_points
+    )
+    trial = _ranges(made, calibration, model, unseen)
+    options = [("none", trial)]
     if scalings:
-        scaled = _ranges(rescaled(made, scalings), calibration, model)
-        scaled.scalings = scalings
-        options.append(("scaling", scaled))
+        options.append(("scaling", dataclasses.replace(_ranges(rescaled(made, scalings), calibration, model, unseen), scalings=scalings)))
     if "bias" in steps:
         for what, ranges in list(options):
-            corrections, shifted = find_corrections(rescaled(made, ranges.scalings), ranges, judges, EngineRun)
+            corrections, shifted = find_corrections(rescaled(made, ranges.scalings), ranges, others, EngineRun)
             if what == "none":
                 tried.tried += shifted.tried
             if corrections:
@@ -117,10 +129,14 @@ def _improved(
     snrs = [Analysis(made, "int8", judges, EngineRun, ranges).snr() for _, ranges in options]
     best = max(range(len(options)), key=lambda i: (snrs[i] - (_LEAST_GAIN_DB if i else 0.0), -i))
     shown = ", ".join(f"{what} {snr:.1f} dB" for (what, _), snr in zip(options, snrs, strict=True))
-    note(f"Calibration steps ({', '.join(steps)}): {tried.text()}. At the outputs: {shown}; kept: {options[best][0]}.")
-    kept = options[best][1]
+    note(f"Calibration steps ({', '.join(steps)}): {tried.text()}. At the outputs, on other samples: {shown}; kept: {options[best][0]}.")
+    chosen = options[best][1]
+    kept = plain
+    if chosen.scalings:
+        kept = dataclasses.replace(_ranges(rescaled(made, chosen.scalings), calibration, model), scalings=chosen.scalings)
+    kept = dataclasses.replace(kept, corrections=chosen.corrections)
     used = {"bias": set(kept.corrections)}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"step": step, "at": at, "error_before": before, "error_after": after, "kept": at in used.get(step, set(kept.scalings))}
         for step, at, before, after, _ in tried.tried
     ]
