@@ -19,9 +19,9 @@ from whet.tactics.cuda._kernel import Ending, ending, packed_array
 EIGHT = ("i8", "u8")
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=8)
 def parts_of(layer: Layer) -> Parts | str:
-    """The quantized layer taken apart, or why not; kept, as every candidate asks."""
+    """The quantized layer taken apart, or why not; the last few are kept, as every candidate asks."""
     return take_apart(layer)
 
 
