@@ -127,3 +127,14 @@ def test_a_good_engine_of_a_large_batch_is_kept_and_says_what_was_judged():
     assert len(said["images"]) == 3
     assert said["turned_error"] <= 1e-5
     assert plan.probe
+
+
+def test_every_layer_that_nothing_computes_is_named_at_once():
+    from whet.errors import NoTacticError
+
+    net = Network("net")
+    x = net.add_input("x", parse_type("f32[2,4]"))
+    y = net.add("Relu", net.add("CumSum", x, net.constant(np.array(1)), name="sums"))
+    net.mark_output(net.add("Tile", y, net.constant(np.array([1, 2])), name="twice"), "y")
+    with pytest.raises(NoTacticError, match=r"(?s)computes CumSum 'sums'.*Nothing computes these either: .*Tile 'twice'"):
+        build(net, only("-NUMPY"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,12 +123,15 @@ def _kernel_refusal(kernel: Kernel, deterministic: bool, workspace: int | None) 
     return None
 
 
-def no_tactic(layer: Layer, refused: list[Candidate], machine: Any) -> NoTacticError:
-    """The error for a layer that nothing computes: every refusal, and what to do."""
+def no_tactic(layer: Layer, refused: list[Candidate], machine: Any, others: Sequence[Layer] = ()) -> NoTacticError:
+    """The error for a layer that nothing computes: every refusal, the names of `others` of that kind, and what to do."""
     lines = [f"  {c.tactic}{' ' + c.signature if c.signature else ''}: {c.reason}" for c in refused]
+    more = ", ".join(f"{x.op} '{x.name}'" for x in others)
     return NoTacticError(
         f"No tactic of '{machine.name}' computes {layer.op} '{layer.name}' (from {', '.join(layer.sources) or 'no node'}):\n"
         + "\n".join(lines)
+        + (f"\nNothing computes these either: {more}." if more else "")
+        + ("\n--allowFallback lets such layers run on the host, which copies their inputs and outputs." if machine.name == "cuda" else "")
         + f"\nAllow more precisions, or write src/whet/tactics/{machine.name}/<name>.py."
     )
 

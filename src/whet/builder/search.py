@@ -91,6 +91,7 @@ class Search:
         """
         self.tell.stage("candidates", len(self.net.layers))
         waiting = list(self.net.layers)
+        nothing: list[tuple[Layer, list[Candidate]]] = []
         while waiting:
             layer = waiting.pop(0)
             self.tell.step(layer.name)
@@ -103,7 +104,9 @@ class Search:
                 del self.kind_of[layer.name], self.layers[layer.name]
                 continue
             if not found.options:
-                raise no_tactic(layer, found.refused, self.machine)
+                nothing.append((layer, found.refused))
+        if nothing:
+            raise no_tactic(*nothing[0], self.machine, [layer for layer, _ in nothing[1:]])
 
     def _kind(self, layer: Layer) -> Candidates:
         bound = bound_layers(_only(self.net, layer), self.env)[layer.name]
