@@ -12,6 +12,7 @@ from whet.ops import OPS, sample_layer
 from whet.ops._quantized_samples import quantized
 from whet.tactics import get_tactic, is_quantized, tactics_of
 from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu._quantized import needed, take_apart
 
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
 
@@ -125,3 +126,31 @@ def test_random_convolutions(seed):
     layer, arrays = one(f"full {dtype}[2,{c},{size},{size}]", w, zero=zero, store=store, relu=bool(rng.random() < 0.5),
                         pads=(r // 2,) * 4, strides=(int(rng.integers(1, 3)),) * 2)  # fmt: skip
     assert check(layer, arrays) > 0
+
+
+@pytest.mark.parametrize(
+    ("store", "clip", "kept"),
+    [
+        ((0.05, 0, "u8"), None, []),  # a Relu before u8 with zero point 0
+        ((0.05, 3, "u8"), None, ["Relu"]),
+        ((0.05, 0, "i8"), None, ["Relu"]),
+        ((6 / 255, 0, "u8"), (0, 6), []),  # Relu6 in the range that it gives
+        ((6 / 254, 0, "u8"), (0, 6), ["Clip"]),
+        ((2 / 127, 0, "i8"), (-2, 2), ["Clip"]),  # -128 would be left
+        ((2 / 127, 0, "i8"), (-2.02, 2), []),
+    ],
+)
+def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, kept):
+    w = np.random.default_rng(0).integers(-127, 128, (32, 16, 3, 3)).astype(np.int8)
+
+    def build(body, values):
+        y = body.add("Conv", *values[:2], pads=(1, 1, 1, 1))
+        return body.add("Relu", y) if clip is None else body.add("Clip", y, *values[2:])
+
+    bounds = [] if clip is None else [np.float32(c) for c in clip]
+    sample = quantized("Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (w, np.float32(1 / 2000), None, 0), *map(np.asarray, bounds)], build, store)
+    _, layer, arrays = sample_layer("Fused", sample)
+    parts = take_apart(layer)
+    assert [p.op for p in needed(parts)] == kept
+    if dnn.has_isa("avx512_core_vnni"):
+        assert check(layer, arrays) > 0

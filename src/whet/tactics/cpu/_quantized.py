@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,10 +11,22 @@ from whet.network import BF16, F32, DType, static_shape
 from whet.tactics._base import Operand, Post, Signature
 from whet.tactics._quantized import Parts, Scale, take_apart
 from whet.tactics.cpu import _onednn as dnn
-from whet.tactics.cpu._epilogue import Chain, Shaper, chain, same_places
+from whet.tactics.cpu._epilogue import Chain, Shaper, chain, clip_bounds, same_places
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe
 
-__all__ = ["OneDnnQuantized", "Parts", "Scale", "add_scales", "attributes", "quantization", "signatures", "take_apart", "unsafe", "weight_key"]
+__all__ = [
+    "OneDnnQuantized",
+    "Parts",
+    "Scale",
+    "add_scales",
+    "attributes",
+    "needed",
+    "quantization",
+    "signatures",
+    "take_apart",
+    "unsafe",
+    "weight_key",
+]
 
 #: Implementations that add 8-bit products in 32 bits; what else oneDNN lists may saturate at 16.
 _EXACT = ("vnni", "amx", "x64:gemm", "gemm:jit", "ref:", "simple:")
@@ -74,7 +87,7 @@ def signatures(parts: Parts, fmt: str, machine) -> list[Signature]:
 def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
     """The epilogue as post-ops on real numbers, summands dequantized on the way."""
     made = Chain()
-    for post in parts.posts:
+    for post in needed(parts):
         if post.other not in parts.reads or parts.view.inputs[post.other].is_constant:  # type: ignore[index, union-attr]
             step = chain([post], parts.view, signature, shaper)
         else:
@@ -83,6 +96,23 @@ def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None)
             return step
         made.extend(step)
     return made
+
+
+def needed(parts: Parts) -> list[Post]:
+    """The epilogue without the bounds at its end that storing as integers sets anyway: Relu before u8 with zero point 0, a Clip to the range.
+
+    A bound is one where it rounds to the lowest (highest) integer or beyond: what it cuts off saturates to the same integer.
+    """
+    posts, stores = list(parts.posts), parts.stores
+    if stores is None:
+        return posts
+    lowest, highest = (-128, 127) if stores.dtype.name == "i8" else (0, 255)
+    while posts and posts[-1].other is None and posts[-1].op in ("Relu", "Clip"):
+        low, high = (0.0, math.inf) if posts[-1].op == "Relu" else clip_bounds(posts[-1].attrs)
+        if np.rint(low / stores.number) + stores.zero > lowest or np.rint(high / stores.number) + stores.zero < highest:
+            break
+        posts.pop()
+    return posts
 
 
 def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:

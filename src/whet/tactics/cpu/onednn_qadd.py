@@ -9,12 +9,13 @@ from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, chain
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, static
-from whet.tactics.cpu._quantized import Parts, take_apart
+from whet.tactics.cpu._quantized import Parts, needed, take_apart
 
 
 @tactic
 class OneDnnQAdd(OneDnnTactic):
     ops = ("Add",)
+    version = 2
     quantized = True
 
     def why_not(self, layer: Layer) -> str | None:
@@ -50,7 +51,7 @@ class OneDnnQAdd(OneDnnTactic):
         places = [i for i in (parts.place(t) for t in parts.head.inputs) if i is not None]
         shift = -sum(parts.reads[i].zero * parts.reads[i].number for i in places)
         steps = Chain([dnn.Eltwise("linear", 1.0, shift)] if shift else [])
-        fused = chain(parts.posts, parts.view, signature)
+        fused = chain(needed(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
         steps.extend(fused)

@@ -28,6 +28,7 @@ from whet.tactics.cpu.onednn_conv import _geometry, _grouped
 @tactic
 class OneDnnQConv(OneDnnQuantized):
     ops = ("Conv",)
+    version = 2
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)

@@ -29,6 +29,7 @@ from whet.tactics.cpu._quantized import (
 @tactic
 class OneDnnQMatMul(OneDnnQuantized):
     ops = ("Gemm", "MatMul")
+    version = 2
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)

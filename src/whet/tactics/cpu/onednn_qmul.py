@@ -9,7 +9,7 @@ from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, chain
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, static
-from whet.tactics.cpu._quantized import Parts, take_apart
+from whet.tactics.cpu._quantized import Parts, needed, take_apart
 
 
 @tactic
@@ -57,7 +57,7 @@ class OneDnnQMul(OneDnnTactic):
         places = _places(parts)
         assert places is not None
         x, factor = places
-        fused = chain(parts.posts, parts.view, signature)
+        fused = chain(needed(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
         whole, gate = (describe(parts.view.inputs[i], signature.inputs[i]) for i in places)  # type: ignore[arg-type]
