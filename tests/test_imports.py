@@ -57,7 +57,8 @@ def test_imports_flow_one_way(path):
         assert top not in NEVER, f"{path.name} imports {name}"
         if top in ("torch", "safetensors"):
             masks = (top, path) == ("safetensors", ROOT / "pruning" / "recipe.py")  # a recipe's masks, without torch
-            assert masks or folder in TORCH_ALLOWED or path == ROOT / "frontends" / "torch.py", f"{path.name} imports {top}; only {sorted(TORCH_ALLOWED)} may"
+            allowed = masks or folder in TORCH_ALLOWED or path == ROOT / "frontends" / "torch.py"
+            assert allowed, f"{path.name} imports {top}; only {sorted(TORCH_ALLOWED)} may"
         if top == "onnx":
             assert folder in ONNX_ALLOWED, f"{path.name} imports onnx; only {sorted(ONNX_ALLOWED)} may"
         if top == "whet" and "." in name and folder in MAY_IMPORT:

@@ -60,6 +60,24 @@ def test_two_targets_and_a_quantized_model(model, tmp_path):
     run(prune, tmp_path / "q.onnx", "--insist", "-o", tmp_path / "p.onnx")
 
 
+def test_calibration_of_a_model_that_is_pruned_and_not_recovered_is_refused(model, tmp_path):
+    import numpy as np
+
+    from whet.cli._calibration import build_from
+    from whet.errors import PruneError
+
+    run(prune, model, "-o", tmp_path / "p.onnx", "--ratio=0.3")
+    net = network_from_onnx(tmp_path / "p.onnx")
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((4, 1, 32, 32)).astype(np.float32))
+    from whet.builder import BuildConfig
+
+    config = BuildConfig(precisions=("int8",), timing_cache="", optimization_level=0)
+    o = {"calibData": str(tmp_path / "x.npy"), "calibSteps": "none"}
+    with pytest.raises(PruneError, match="neither recovered nor fine-tuned since"):
+        build_from(o, net, config, None)
+    assert build_from({**o, "insist": ""}, net, config, None) is not None
+
+
 def test_names_with_a_dash():
     assert "latency-table" in group.list_commands(None)
     assert group.get_command(None, "latency-table") is latency_table

@@ -35,6 +35,10 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
         for name in (*given, *(["accuracy"] if budget else [])):
             plan.report["notes"].append(f"--{name} is not used: the model has Q/DQ nodes, which say where and how it is quantized")
         return plan
+    if wants:
+        from whet.pruning.order import check_order
+
+        check_order(net, "calibrate", "insist" in o)
     calibration = _calibration(o, net)
     known = calibration.samples is not None or _has_cache(calibration)
     if wants == ["best"] and not known:

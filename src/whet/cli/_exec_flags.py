@@ -89,6 +89,7 @@ def _flags() -> list[Flag]:
         ("calibMethod", "NAME", "auto|minmax|entropy|percentile|mse: how ranges are chosen (auto: by the error of what reads them)"),
         ("calibZeroPoints", "on|off", "zero points for skewed activations (on)"),
         ("calibSteps", "LIST", "equalize,smooth,bias, all or none: steps that may make INT8 lose less, kept where they do (none)"),
+        ("insist", "", "calibrate although the model was pruned by whet and neither recovered nor fine-tuned since"),
         ("accuracy", "SPEC", "what low precision may cost: python:MODULE:FUNCTION:MAX_DROP (a metric of yours), snr:DB or cosine:LEAST"),
         ("noTF32", "", "forbid TF32 (GPU)"),
         ("precisionConstraints", "none|prefer|obey", "what --layerPrecisions means (none)"),

@@ -1,0 +1,417 @@
+"""What people believe about pruning, measured: one row a claim with its number, its command and a verdict; writes docs/claims.md.
+
+`python benchmarks/claims.py [--backend cpu|cuda] [--only NAME,...] [--quick] [--out FILE]` measures and keeps the rows in
+benchmarks/results/<device>/claims.json (a row that is measured again replaces its old one). `--write` alone writes docs/claims.md from what
+the result files hold. Times are medians of engines run in turns; accuracies are of real CIFAR-10 networks on 1,000 pixel-exact test images
+(whet's own calibration data are 256 training images without labels) and need the shared data folder; a claim that needs what is not here
+says so. Verdicts follow from the numbers by the rule beside each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from _record import provenance
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support import datasets  # noqa: E402
+from whet import zoo  # noqa: E402
+from whet.backends import get_backend  # noqa: E402
+from whet.builder import BuildConfig, build  # noqa: E402
+from whet.engine.probe import probe_inputs, probe_shapes  # noqa: E402
+from whet.frontends import network_from_onnx, onnx_from_network  # noqa: E402
+from whet.network import Network  # noqa: E402
+from whet.pruning import (  # noqa: E402
+    PruneConfig,
+    Target,
+    choose,
+    count_flops,
+    cut,
+    groups,
+    importance,
+    prune,
+    recover,
+    zero_smallest,
+)
+from whet.pruning.importance import Samples  # noqa: E402
+from whet.runtime import Runtime, bind  # noqa: E402
+from whet.zoo.layers import conv, relu  # noqa: E402
+from whet.zoo.writer import GraphWriter  # noqa: E402
+
+DOC = ROOT / "docs" / "claims.md"
+RESULTS = ROOT / "benchmarks" / "results"
+NORMS = {"importance": "l1", "scope": "group"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One claim measured: `number` in words, `verdict` in a word or two, `rows` the figures behind it."""
+
+    name: str
+    claim: str
+    number: str
+    verdict: str
+    rows: list[dict[str, Any]]
+    others: float = 0.0  # CPUs that other processes took while it was timed: above a few hundredths the times say little
+
+
+class Bench:
+    """The machine, and engines timed in turns on it."""
+
+    def __init__(self, backend: str, quick: bool, cache: str):
+        self.backend, self.quick = backend, quick
+        self.config = BuildConfig(backend=backend, verify=False, timing_cache=cache)
+        self.machine = get_backend(backend)
+        self.others = 0.0
+
+    def plans(self, nets: list[Network], batch: int = 1) -> list:
+        made = []
+        for net in nets:
+            shapes = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
+            made.append(build(net, replace(self.config, profiles=((shapes, shapes, shapes),))))
+        return made
+
+    def ms(self, nets: list[Network], batch: int = 1, plans: list | None = None) -> list[float]:
+        """Median ms of each network's engine, run in turns for some seconds."""
+        plans = plans or self.plans(nets, batch)
+        bounds = [bind(p, self.machine) for p in plans]
+        for p, b in zip(plans, bounds, strict=True):
+            b.feed(probe_inputs(p.network, 0, probe_shapes(p)))
+            b.seconds(3)
+        once = sum(b.seconds(1)[0] for b in bounds)
+        rounds = max(7, min(200, int((2.0 if self.quick else 6.0) / once)))
+        samples: list[list[float]] = [[] for _ in plans]
+        with self.machine.watch() as load:
+            for r in range(rounds):
+                for k in range(len(plans)) if r % 2 == 0 else reversed(range(len(plans))):
+                    samples[k].append(bounds[k].seconds(1)[0] * 1e3)
+        self.others = max(self.others, getattr(load, "others", 0.0))
+        return [median(s) for s in samples]
+
+
+def percent(before: float, after: float) -> str:
+    """"-48.2 %"."""
+    return f"{100 * (after / before - 1):+.1f} %"
+
+
+# --- real data ---
+
+def cifar(name: str) -> Network:
+    """A CIFAR-10 ResNet with its published weights. FileNotFoundError without the data folder."""
+    return network_from_onnx(datasets.path_of(f"cifar10/{name}_cifar10.onnx"))
+
+
+def calibration(count: int = 256) -> dict[str, np.ndarray]:
+    """Training images by input name, no labels."""
+    return {"x": datasets.imagenet_norm(datasets.cifar10_train_lossless()[0][:count])}
+
+
+def accuracy(net: Network) -> float:
+    """Per cent right of 1,000 test images, by ONNX Runtime, which shares no code with whet."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(onnx_from_network(net).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    images, labels = datasets.cifar10_lossless()
+    x = datasets.imagenet_norm(images)
+    guesses = [session.run(None, {"x": x[i : i + 200]})[0].argmax(1) for i in range(0, len(x), 200)]
+    return 100 * float((np.concatenate(guesses) == labels).mean())
+
+
+def uniform(net: Network, ratio: float, data: dict | None, kind: str = "l1") -> Network:
+    """The same share of every group cut to multiples of two, recovered without labels if there are data."""
+    found = groups(net)
+    samples = Samples(data) if data else None
+    kept = choose(found, importance(found, kind, net=net, samples=samples), ratio, scope="group", multiple=2)
+    small = cut(net, kept, found)
+    return recover(small, net, kept, data) if data else small
+
+
+# --- the claims ---
+
+CLAIMS: dict[str, Callable[[Bench], Row]] = {}
+
+
+def claim(f: Callable[[Bench], Row]) -> Callable[[Bench], Row]:
+    CLAIMS[f.__name__] = f
+    return f
+
+
+def large(b: Bench) -> tuple[str, Network]:
+    """ResNet-50; with --quick ResNet-18, which tells whether the claim runs and no more."""
+    name = "resnet18" if b.quick else "resnet50"
+    return name, network_from_onnx(zoo.build(name))
+
+
+@claim
+def zeros(b: Bench) -> Row:
+    """Confirmed as useless when the change is under 10 %."""
+    name, net = large(b)
+    dense, sparse = b.ms([net, zero_smallest(net, 0.5)])
+    gain = 1 - sparse / dense
+    verdict = "no: a dense kernel multiplies by a zero as by any number" if gain < 0.1 else "yes"
+    rows = [{"weights": "dense", "ms": dense}, {"weights": "half zeros", "ms": sparse}]
+    return Row("zeros", f"Setting 50 % of {name}'s weights to zero makes it faster", f"{dense:.2f} -> {sparse:.2f} ms ({percent(dense, sparse)})",
+               verdict, rows)  # fmt: skip
+
+
+@claim
+def macs_are_not_time(b: Bench) -> Row:
+    """Refuted when time falls by less than nine tenths of what the FLOPs fall by."""
+    rows = []
+    for name, net in (large(b), ("mobilenet_v2", network_from_onnx(zoo.build("mobilenet_v2")))):
+        small = prune(net, PruneConfig(target=Target("flops", ratio=0.5), depth=False)).cut
+        before, after = b.ms([net, small])
+        rows.append({"network": name, "FLOPs x": count_flops(net) / count_flops(small), "time x": before / after, "ms": before, "ms after": after})
+    worst = min(r["time x"] / r["FLOPs x"] for r in rows)
+    number = "; ".join(f"{r['network']}: FLOPs {r['FLOPs x']:.2f}x fewer, time {r['time x']:.2f}x less" for r in rows)
+    return Row("macs_are_not_time", "Half the multiply-adds take half the time", number, "no" if worst < 0.9 else "yes", rows)
+
+
+@claim
+def fusion_and_memory(b: Bench) -> Row:
+    """Confirmed when the engine has as many layers and its memory falls by at least half of what the channels do."""
+    name, net = large(b)
+    found = groups(net)
+    small = cut(net, choose(found, importance(found), 0.4), found)
+    plans = b.plans([net, small], batch=8)
+    runtime = Runtime(None if b.backend == "cpu" else b.backend)
+    layers, peaks = [len(p.network.layers) for p in plans], []
+    for p in plans:
+        with runtime.load(p) as engine:
+            peaks.append(engine.memory().peak / 2**20)
+    rows = [{"network": n, "layers": k, "peak MiB": m} for n, k, m in zip(("whole", "40 % of channels cut"), layers, peaks, strict=True)]
+    verdict = "yes" if layers[0] == layers[1] and peaks[1] < 0.8 * peaks[0] else "no"
+    return Row("fusion_and_memory", f"Channel pruning keeps every fusion and needs less memory ({name}, 40 % of channels, batch 8)",
+               f"{layers[0]} -> {layers[1]} layers, peak {peaks[0]:.0f} -> {peaks[1]:.0f} MiB ({percent(*peaks)})", verdict, rows)  # fmt: skip
+
+
+@claim
+def knee(b: Bench) -> Row:
+    """A knee at 60 % is where the points of accuracy lost for each further tenth first exceed five, or where time stops falling."""
+    net, data = cifar("resnet20"), calibration()
+    ratios = [0, 0.2, 0.4, 0.6, 0.8] if b.quick else [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    nets = [uniform(net, r, data) if r else net for r in ratios]
+    times = b.ms(nets)
+    rows = [{"ratio": r, "accuracy %": accuracy(n), "ms": t, "FLOPs": count_flops(n)} for r, n, t in zip(ratios, nets, times, strict=True)]
+    for last, row in pairwise(rows):
+        tenths = 10 * (row["ratio"] - last["ratio"])
+        row["points lost a tenth"] = (last["accuracy %"] - row["accuracy %"]) / tenths
+        row["ms won a tenth"] = (last["ms"] - row["ms"]) / tenths
+    falls = [r["ratio"] for r in rows[1:] if r["points lost a tenth"] > 5]
+    at = falls[0] if falls else None
+    number = "; ".join(f"{r['ratio']:.0%}: {r['accuracy %']:.1f} %, {r['ms']:.3f} ms" for r in rows)
+    verdict = "no knee up to 80 %" if at is None else f"accuracy falls off from {at:.0%} on" + ("" if at >= 0.6 else ", earlier than 60 %")
+    return Row("knee", "ResNet-20 on CIFAR-10, uniform ratio, recovered without labels: the knee is at 60 %", number, verdict, rows)
+
+
+@claim
+def odd_channels(b: Bench) -> Row:
+    """Confirmed when a width that is no multiple of 8 costs over 5 % more than the next multiple of 16."""
+    rows = []
+    for width in (56, 60, 61, 63, 64, 65, 72, 80):
+        g = GraphWriter(batch=1, opset=17)
+        x = g.input("x", (1, width, 56, 56))
+        for i in range(4):
+            x = relu(g, conv(g, x, f"c{i}", width, width, 3, padding=1), f"r{i}")
+        g.output(x, "y", (1, width, 56, 56))
+        rows.append({"channels": width, "net": network_from_onnx(g.model("row"))})
+    for row, ms in zip(rows, b.ms([r.pop("net") for r in rows]), strict=True):
+        row["ms"] = ms
+        row["us a channel pair"] = 1e3 * ms / row["channels"] ** 2
+    of = {r["channels"]: r["ms"] for r in rows}
+    worst = max(of[61], of[63]) / of[64]
+    number = "; ".join(f"{r['channels']}: {r['ms']:.3f} ms" for r in rows)
+    verdict = "yes" if worst > 1.05 else f"not here: 61 and 63 cost {worst:.2f}x of 64, they are padded to it"
+    return Row("odd_channels", "Odd channel counts are slower than the next aligned one (four 3x3 convolutions, 56x56)", number, verdict, rows)
+
+
+@claim
+def one_by_one(b: Bench) -> Row:
+    """Confirmed when nine times the FLOPs cost less than twice the time."""
+    rows = []
+    for width, side in ((64, 56), (256, 14)):
+        nets = []
+        for kernel in (1, 3):
+            g = GraphWriter(batch=1, opset=17)
+            x = g.input("x", (1, width, side, side))
+            for i in range(4):
+                x = relu(g, conv(g, x, f"c{i}", width, width, kernel, padding=kernel // 2), f"r{i}")
+            g.output(x, "y", (1, width, side, side))
+            nets.append(network_from_onnx(g.model("row")))
+        small, large = b.ms(nets)
+        rows.append({"channels": width, "side": side, "1x1 ms": small, "3x3 ms": large, "x": large / small})
+    number = "; ".join(f"{r['channels']} channels at {r['side']}²: {r['1x1 ms']:.3f} -> {r['3x3 ms']:.3f} ms ({r['x']:.1f}x)" for r in rows)
+    verdict = "yes" if max(r["x"] for r in rows) < 2 else "no: it costs what its FLOPs say" if min(r["x"] for r in rows) > 5 else "no"
+    return Row("one_by_one", "A 1x1 convolution can become a 3x3 at little cost (9x the FLOPs)", number, verdict, rows)
+
+
+@claim
+def order(b: Bench) -> Row:
+    """Confirmed when ranges measured before pruning lose at least half a point against those measured after."""
+    from whet.precision import calibrate, quantize
+
+    net, data = cifar("resnet20"), calibration()
+    feeds = [{"x": data["x"][i : i + 1]} for i in range(128)]
+    rows = []
+    for ratio in (0.3, 0.5):
+        small = uniform(net, ratio, data)
+        raw = uniform(net, ratio, None)
+        by_hand = [("prune, recover, calibrate", calibrate(small, feeds)), ("calibrate the original, prune, recover", calibrate(net, feeds)),
+                   ("prune, calibrate, recover", calibrate(raw, feeds))]  # fmt: skip
+        floats = accuracy(small)
+        for what, ranges in by_hand:
+            rows.append({"ratio": ratio, "order": what, "INT8 accuracy %": accuracy(quantize(small, ranges)), "FP32 accuracy %": floats})
+    worst = max(rows[k]["INT8 accuracy %"] - min(rows[k + 1]["INT8 accuracy %"], rows[k + 2]["INT8 accuracy %"]) for k in (0, 3))
+    number = "; ".join(f"{r['ratio']:.0%} {r['order']}: {r['INT8 accuracy %']:.1f} %" for r in rows)
+    return Row("order", "Prune first, then calibrate (ResNet-20, INT8, ranges by entropy on 128 images)", number,
+               f"yes, by up to {worst:.1f} points" if worst >= 0.5 else f"no difference beyond {abs(worst):.1f} points here", rows)  # fmt: skip
+
+
+@claim
+def criteria(b: Bench) -> Row:
+    """Which importance keeps most accuracy after recovery, and whether any beats chance."""
+    net, data = cifar("resnet20"), calibration()
+    kinds = ("random", "l1", "fpgm", "taylor2") if b.quick else ("random", "l1", "l2", "fpgm", "activation", "taylor1", "taylor2")
+    rows = [{"importance": k, "accuracy %": accuracy(uniform(net, 0.4, data, k)), "not recovered %": accuracy(_bare(net, 0.4, data, k))}
+            for k in kinds]  # fmt: skip
+    best = max(rows, key=lambda r: r["accuracy %"])
+    chance = rows[0]["accuracy %"]
+    number = "; ".join(f"{r['importance']}: {r['accuracy %']:.1f} % ({r['not recovered %']:.1f} %)" for r in rows)
+    return Row("criteria", "The importance criterion decides (ResNet-20, 40 % of every group; in brackets before recovery)", number,
+               f"{best['importance']} keeps {best['accuracy %'] - chance:+.1f} points over chance after recovery", rows)  # fmt: skip
+
+
+def _bare(net: Network, ratio: float, data: dict, kind: str) -> Network:
+    found = groups(net)
+    return cut(net, choose(found, importance(found, kind, net=net, samples=Samples(data)), ratio, scope="group", multiple=2), found)
+
+
+@claim
+def predicted(b: Bench) -> Row:
+    """Confirmed when the engine's time lies within a tenth of the original's of what the table predicted."""
+    rows = []
+    nets = [("resnet56 on CIFAR-10", cifar("resnet56"))] if datasets.root() else []
+    for name, net in [*nets, ("resnet18", network_from_onnx(zoo.build("resnet18")))]:
+        for share in (0.7, 0.5):
+            made = prune(net, PruneConfig(target=Target("latency", ratio=share), build=b.config, engines=False))
+            before, after = b.ms([net, made.cut])
+            was, foreseen = made.report.predicted or (1.0, 1.0)
+            rows.append({"network": name, "asked": share, "predicted": foreseen / was, "measured": after / before, "ms": before, "ms after": after,
+                         "FLOPs": count_flops(made.cut) / count_flops(net), "branches removed": len(made.recipe.removed)})  # fmt: skip
+    worst = max(abs(r["measured"] - r["predicted"]) for r in rows)
+    number = "; ".join(f"{r['network']}, asked {r['asked']}x: predicted {r['predicted']:.2f}x, measured {r['measured']:.2f}x" for r in rows)
+    return Row("predicted", "A table of layer times predicts what pruning will bring", number,
+               "yes, to a tenth" if worst <= 0.1 else f"only to {100 * worst:.0f} % of the original's time, so the engine is built and timed", rows)
+
+
+@claim
+def latency_or_flops(b: Bench) -> Row:
+    """Confirmed when at the same measured latency (within 3 %) the choice by latency keeps more importance than that by FLOPs."""
+    from whet.pruning.costs import flop_costs
+    from whet.pruning.knapsack import choose_within, per_layer
+    from whet.pruning.latency_cost import latency_costs, static_layers
+    from whet.pruning.latency_table import LatencyTable
+    from whet.pruning.meter import Meter
+
+    net = network_from_onnx(zoo.build("mobilenet_v2"))
+    found, base = groups(net), static_layers(net, b.config)
+    scores = per_layer(found, [], importance(found))
+    with Meter(b.config, LatencyTable(), base) as meter:
+        ms, flops = latency_costs(net, found, [], meter, base), flop_costs(net, found, [])
+        by_flops = choose_within(found, [], scores, flops, 0.5 * flops.total({}))
+        reached = ms.total({g: len(k) for g, k in by_flops.kept.items()})
+        by_ms = choose_within(found, [], scores, ms, reached)
+    nets = [net, *(cut(net, c.kept, found) for c in (by_flops, by_ms))]
+    whole, f, t = b.ms(nets)
+    rows = [{"objective": "FLOPs", "ms": f, "importance lost": by_flops.lost, "FLOPs": count_flops(nets[1]) / count_flops(net)},
+            {"objective": "latency", "ms": t, "importance lost": by_ms.lost, "FLOPs": count_flops(nets[2]) / count_flops(net)}]  # fmt: skip
+    better = by_ms.lost < 0.97 * by_flops.lost and t <= 1.03 * f
+    number = f"of {whole:.2f} ms: by FLOPs {f:.2f} ms losing {by_flops.lost:.0f}, by latency {t:.2f} ms losing {by_ms.lost:.0f} (L1, per layer)"
+    return Row("latency_or_flops", "Choosing by measured latency beats choosing by FLOPs (MobileNetV2)", number, "yes" if better else "no", rows)
+
+
+OPEN = (
+    ("2:4 sparsity is 1.5 to 2 times as fast", "not measured yet: its kernels come later"),
+    ("2:4 pays only from 256 channels on", "not measured yet: its kernels come later"),
+    ("The same claims on Jetson, T4 and under TensorRT itself", "could not be run: neither the devices nor the library are here"),
+)  # fmt: skip
+
+
+def write(doc: Path = DOC) -> None:
+    """docs/claims.md from all result files."""
+    lines = [
+        "# What people believe about pruning, measured", "",
+        "Written by `python benchmarks/claims.py --write` from the rows that `python benchmarks/claims.py` measured. A verdict is of these",
+        "networks on this machine at batch 1 unless it says otherwise; random weights where only time is asked, published ones for accuracy.", "",
+    ]  # fmt: skip
+    for device in ("cpu", "h200"):
+        path = RESULTS / device / "claims.json"
+        lines += [f"## {device.upper() if device == 'cpu' else 'One H200'}", ""]
+        if not path.exists():
+            lines += ["Not measured yet: `python benchmarks/claims.py --backend cuda` on a machine with the GPU.", ""]
+            continue
+        data = json.loads(path.read_text())
+        lines += [f"{data['machine']}. {data['date'][:10]}, commit {data['commit']}.", ""]
+        lines += ["| claim | measured | verdict | command |", "|---|---|---|---|"]
+        for name in CLAIMS:
+            r = data["rows"].get(name)
+            if r is None:
+                lines.append(f"| {name} | not measured yet | - | `claims.py --only {name}` |")
+                continue
+            busy = f" (others took {r['others']:.1f} CPUs)" if r["others"] > 0.05 else ""
+            lines.append(f"| {r['claim']} | {r['number']}{busy} | **{r['verdict']}** | `claims.py{data['flags']} --only {name}` |")
+        lines.append("")
+    lines += ["## Not measured", "", *(f"- {what}: {why}." for what, why in OPEN), ""]
+    doc.write_text("\n".join(lines))
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--backend", choices=["cpu", "cuda"], default="cpu")
+    p.add_argument("--only", default="", help="names of claims, separated by commas")
+    p.add_argument("--quick", action="store_true", help="fewer points and shorter timing")
+    p.add_argument("--out", help="result file (default: benchmarks/results/<device>/claims.json)")
+    p.add_argument("--write", action="store_true", help="only write docs/claims.md from the result files")
+    args = p.parse_args()
+    if args.write:
+        return write()
+    path = Path(args.out) if args.out else RESULTS / ("cpu" if args.backend == "cpu" else "h200") / "claims.json"
+    names = args.only.split(",") if args.only else list(CLAIMS)
+    unknown = [n for n in names if n not in CLAIMS]
+    if unknown:
+        p.error(f"there is no claim {unknown[0]!r}; there are {', '.join(CLAIMS)}")
+    old = json.loads(path.read_text())["rows"] if path.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            b = Bench(args.backend, args.quick, str(Path(folder) / "t.sqlite"))
+            try:
+                row = CLAIMS[name](b)
+            except FileNotFoundError as e:
+                print(f"{name}: not measured ({e})")
+                continue
+            old[name] = asdict(replace(row, others=b.others))
+            print(f"{row.claim}\n  {row.number}\n  {row.verdict}")
+            about = provenance(("numpy", "onnx", "onnxruntime", "onednn-cpu-gomp"))
+            flags = (" --backend cuda" if args.backend == "cuda" else "") + (" --quick" if args.quick else "")
+            data = {**about, "machine": b.machine.describe().get("model", ""), "flags": flags, "rows": old}
+            path.write_text(json.dumps(data, indent=1) + "\n")
+    if args.out is None:
+        write()
+
+
+if __name__ == "__main__":
+    main()
