@@ -134,6 +134,37 @@ def test_the_space_says_what_it_leaves_out_and_knows_equal_points(case, tmp_path
         assert point.keys() == {d.name for d in space.dimensions}
 
 
+def test_a_budget_is_a_way_of_its_own_through_the_space(case, tmp_path):
+    import whet
+
+    net = whet.network_from_onnx(case / "model.onnx")
+    space = search_space(net, recipe_with(case, tmp_path, space={"precision": ["fp32"], "budget": True}))
+    by_class, by_budget = (space.candidate({"96 inner": 0.5, "64 inner": 0.5, "width by": way, "budget": 0.4}) for way in ("class", "budget"))
+    assert by_class.budget is None
+    assert by_budget.budget == 0.4
+    assert by_budget.widths == {}
+    assert by_budget.pruned
+    assert space.key(by_budget) == space.key(space.candidate({"96 inner": 0.1, "64 inner": 0.2, "width by": "budget", "budget": 0.4}))
+    assert {p["width by"] for p in space.seeds()} == {"class", "budget"}
+    assert "40 % of the layers' time" in by_budget.words()
+
+
+def test_the_knapsack_shares_a_budget_out(case, tmp_path, monkeypatch):
+    import whet
+    from whet.search.build import build_config
+    from whet.search.prepare import within_budget
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recipe = recipe_with(case, tmp_path, device="null")  # times by a table, the same everywhere
+    net = whet.network_from_onnx(case / "model.onnx")
+    c = Candidate(budget=0.7)
+    kept, made = within_budget(net, c, build_config(net, recipe, c, 1), recipe, {}, say=lambda what: None)
+    assert kept
+    assert all(0 < n < {"w0": 96, "w1": 64}[g] for g, n in kept.items())
+    assert made.removed == ()
+    assert list((tmp_path / "cache").rglob("latency-table-null.json"))
+
+
 ASK_AND_DIE = """
 import json, os, sys
 from pathlib import Path

@@ -88,7 +88,7 @@ class Loop:
             "model": r.model, "device": r.device, "target": self.jobs.plain["target"], "prefer": r.prefer, "trials": r.search.trials,
             "survivors": r.survivor.count, "timeout": r.search.timeout, "workers": self.jobs.slots, "folder": str(self.folder.path),
             "resumed": resumed, "baselines": [f"{p}, batch {b}" for p, b in self.baseline_rows()], "points": s.size(),
-            "space": {d.name: list(d.values) if d.values else f"0 to {d.most:g} in steps of {d.step:g}" for d in s.dimensions},
+            "space": {d.name: list(d.values) if d.values else f"{d.least:g} to {d.most:g} in steps of {d.step:g}" for d in s.dimensions},
             "classes": {name: list(members) for name, members in s.classes.items()}, "fixed": dict(s.fixed),
             "left_out": [list(x) for x in s.left_out],
         }  # fmt: skip

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from platformdirs import user_cache_dir
 
+from whet.builder import BuildConfig
 from whet.errors import WhetError
 from whet.network import Network
-from whet.pruning import Recipe, RecoveryConfig, count_flops, count_params, cut, groups, importance, recipe_of, recover
+from whet.pruning import (
+    PruneConfig,
+    Recipe,
+    RecoveryConfig,
+    Target,
+    count_flops,
+    count_params,
+    cut,
+    groups,
+    importance,
+    prune,
+    recipe_of,
+    recover,
+)
 from whet.pruning.importance import NEED_DATA, Samples
-from whet.search.recipe import Effort
+from whet.search.recipe import AutoRecipe, Effort, Width
 from whet.search.space import Candidate
 
 Say = Callable[[str], None]
@@ -54,7 +71,7 @@ def prepared(
         scores = importance(chosen, candidate.importance, seed, net=net, samples=samples)
         at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.name]]) for g in chosen}
         made.network = cut(net, at, found, removed=candidate.removed)
-        about = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths)}
+        about = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
         made.recipe = recipe_of(net, at, about=about, found=found, removed=candidate.removed)
         words = ["channels cut"] if kept else []
         words += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
@@ -74,6 +91,26 @@ def prepared(
         made.notes.append(f"2:4 was written into {len(done)} layers; {len(left)} cannot be 2:4")
         step("2:4", start)
     return made
+
+
+def within_budget(
+    net: Network, candidate: Candidate, config: BuildConfig, recipe: AutoRecipe, data: Mapping[str, np.ndarray], *, say: Say
+) -> tuple[dict[str, int], Candidate]:
+    """Channels to keep by group, and the candidate with the branches that go: the least important for a share of the layers' time.
+
+    Layers are timed where the latency table (one a user and device, shared by all searches) has no row yet. Raises PruneError.
+    """
+    assert candidate.budget is not None
+    width = recipe.space.width or Width()
+    table = Path(user_cache_dir("whet")) / f"latency-table-{recipe.backend}.json"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    pruning = PruneConfig(
+        target=Target("latency", ratio=candidate.budget), importance=candidate.importance, multiple=width.multiple, depth=recipe.space.depth,
+        seed=recipe.search.seed, build=config, table=str(table), engines=False,
+    )  # fmt: skip
+    made = prune(net, pruning, progress=lambda done, total, what: say(f"sharing {done}/{total}"))
+    kept = {name: len(e.kept) for name, e in made.recipe.groups.items()}
+    return kept, dataclasses.replace(candidate, removed=tuple(made.recipe.removed))
 
 
 def flops_of(net: Network) -> int | None:

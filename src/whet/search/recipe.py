@@ -61,6 +61,7 @@ class Space:
     """What may be changed. A list is what is tried; one value is not searched over."""
 
     width: Width | None = key(f.section(Width, None), factory=Width)
+    budget: bool = key(f.flag, False)  # also propose milliseconds, which the knapsack over measured layer times shares out (whet.pruning)
     depth: bool = key(f.flag, True)  # whole residual blocks, where the network has some that can go
     importance: tuple[str, ...] = key(f.many(f.one_of(*KINDS)), ("l1",))
     precision: tuple[str, ...] = key(f.many(f.one_of(*PRECISIONS)), ())  # (): those that the device has

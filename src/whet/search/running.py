@@ -33,10 +33,12 @@ class Running:
         return self.workers.slots
 
     def job(self, role: str, trial: Trial, space: SearchSpace, effort: Effort) -> j.Job:
-        """The job of a trial."""
-        c = trial.candidate
+        """The job of a trial; a survivor that had a budget keeps what was chosen for it as a scout."""
+        c, kept = trial.candidate, space.kept(trial.candidate)
+        if role == "survivor" and c.budget is not None and trial.result is not None:
+            c, kept = dataclasses.replace(c, removed=tuple(trial.result["removed"])), trial.result["kept"]
         reference = str(self.folder.baseline("fp32", c.batch))
-        return j.Job(role, f"trial {trial.number}", self.plain, c.to_plain(), space.kept(c), dataclasses.asdict(effort), reference)
+        return j.Job(role, f"trial {trial.number}", self.plain, c.to_plain(), kept, dataclasses.asdict(effort), reference)
 
     def begin(self, folder: Path, what: str) -> None:
         """Starts a job that is written in its folder."""
@@ -45,11 +47,14 @@ class Running:
         self.workers.start(folder)
 
     def do(self, jobs: Iterable[tuple[Path, j.Job]]) -> None:
-        """Runs the jobs that have no result yet (or whose folder holds another job), as many at once as there are workers."""
+        """Runs the jobs that are not done (or whose folder holds another job), as many at once as there are workers.
+
+        One that failed in an earlier call is tried again: its cause may have been mended.
+        """
         waiting, running = [], 0
         for folder, job in jobs:
             found = j.result_of(folder) if job.same_as(folder) else None
-            if found is not None:
+            if found is not None and found["state"] == "done":
                 self.watch.ended(folder, found, True)
             else:
                 (folder / j.RESULT).unlink(missing_ok=True)

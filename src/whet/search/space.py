@@ -19,6 +19,7 @@ from whet.pruning import Group, groups
 from whet.search.recipe import AutoRecipe, Width
 
 _FLOAT = 1e-9
+_BUDGETS = (0.2, 0.9)  # shares of the layers' time that the knapsack is asked for
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Candidate:
     two_four: bool = False
     fusion: str = "all"
     batch: int = 1
+    budget: float | None = None  # share of the layers' measured time that may stay; the knapsack chooses widths and branches for it
 
     def to_plain(self) -> dict[str, Any]:
         return {**vars(self), "widths": dict(self.widths), "removed": list(self.removed)}
@@ -43,11 +45,13 @@ class Candidate:
     @property
     def pruned(self) -> bool:
         """Whether anything is taken out."""
-        return bool(self.removed) or any(r > _FLOAT for r in self.widths.values())
+        return self.budget is not None or bool(self.removed) or any(r > _FLOAT for r in self.widths.values())
 
     def words(self) -> str:
         """A short line for people: `int8, cut 0.5 of width 48 inner, ...`."""
         cuts = [f"{name} -{100 * r:.0f} %" for name, r in self.widths.items() if r > _FLOAT]
+        if self.budget is not None:
+            cuts = [f"{100 * self.budget:.0f} % of the layers' time to share out"]
         branches = f"{len(self.removed)} branches out" if self.removed else ""
         more = [w for w in (branches, "2:4" if self.two_four else "", "" if self.fusion == "all" else f"passes {self.fusion}") if w]
         return ", ".join([self.precision, *([f"batch {self.batch}"] if self.batch != 1 else []), *more, *(cuts or ["nothing cut"])])
@@ -55,12 +59,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Dimension:
-    """One thing that the sampler chooses: of `values`, or a share from 0 to `most` in steps."""
+    """One thing that the sampler chooses: of `values`, or a share from `least` to `most` in steps."""
 
     name: str
     values: tuple[Any, ...] = ()
     most: float = 0.0
     step: float = 0.1
+    least: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,12 @@ class SearchSpace:
     def candidate(self, params: Mapping[str, Any]) -> Candidate:
         """The candidate of a sampler's parameters."""
         given = {**self.fixed, **params}
+        rest = (given["importance"], given["precision"], given["two_four"], given["fusion"], given["batch"])
+        if given.get("width by") == "budget":
+            return Candidate({}, (), *rest, round(float(given["budget"]), 6))
         widths = {name: round(float(given[name]), 6) for name in self.classes if name in given}
         removed = tuple(sorted(self.branches[: int(given.get("depth", 0))]))
-        return Candidate(widths, removed, given["importance"], given["precision"], given["two_four"], given["fusion"], given["batch"])
+        return Candidate(widths, removed, *rest)
 
     def kept(self, candidate: Candidate) -> dict[str, int]:
         """Channels that stay of each group that loses some."""
@@ -95,7 +103,8 @@ class SearchSpace:
     def key(self, candidate: Candidate) -> str:
         """The same for candidates that come to the same engine: shares that round to the same channels count as one."""
         kept = self.kept(candidate)
-        rest = {k: v for k, v in candidate.to_plain().items() if k != "widths" and (k != "importance" or kept)}
+        cut = bool(kept) or candidate.budget is not None
+        rest = {k: v for k, v in candidate.to_plain().items() if k != "widths" and (k != "importance" or cut)}
         return hashlib.sha256(json.dumps([kept, rest], sort_keys=True).encode()).hexdigest()[:16]
 
     def seeds(self) -> list[dict[str, Any]]:
@@ -104,17 +113,19 @@ class SearchSpace:
         others = {d.name: d.values[0] for d in self.dimensions if d.values and d.name != "precision"}
         widths = [d for d in self.dimensions if not d.values]
         found = []
+        ways = ("class", "budget") if any(d.name == "width by" for d in self.dimensions) else ("",)
         for share in (0.5, 0.3, 0.7) if widths else ():
             for p in dict.fromkeys((*types[-1:], *types[:1])) or (None,):
-                point = {d.name: round(min(round(share / d.step) * d.step, d.most), 6) for d in widths}
-                found.append(point | ({} if p is None else {"precision": p}) | others)
+                for way in ways:
+                    point = {d.name: round(max(min(round(share / d.step) * d.step, d.most), d.least), 6) for d in widths}
+                    found.append(point | ({} if p is None else {"precision": p}) | others | ({"width by": way} if way else {}))
         return found
 
     def size(self) -> int:
         """How many points there are."""
         n = 1
         for d in self.dimensions:
-            n *= len(d.values) if d.values else round(d.most / d.step) + 1
+            n *= len(d.values) if d.values else round((d.most - d.least) / d.step) + 1
         return n
 
 
@@ -148,6 +159,8 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
         if s.batch not in ((1,), (fixed_batch,)):
             left.append(("batch", f"the model's batch is fixed at {fixed_batch}"))
     dimensions = [Dimension(name, most=s.width.most, step=s.width.step) for name in classes] if s.width else []
+    if s.budget and dimensions:
+        dimensions += [Dimension("width by", ("class", "budget")), Dimension("budget", most=_BUDGETS[1], least=_BUDGETS[0])]
     dimensions += [Dimension(name, values) for name, values in lists.items() if len(values) > 1]
     fixed = {name: values[0] for name, values in lists.items() if len(values) == 1}
     return SearchSpace(tuple(dimensions), fixed, classes, sizes, s.width, tuple(branches), tuple(left))

@@ -39,7 +39,8 @@ class Study:
     def _distribution(self, d: Dimension) -> Any:
         if d.values:
             return self.optuna.distributions.CategoricalDistribution(d.values)
-        return self.optuna.distributions.FloatDistribution(0.0, round(d.most / d.step) * d.step, step=d.step)
+        top = d.least + int((d.most - d.least) / d.step + 1e-9) * d.step
+        return self.optuna.distributions.FloatDistribution(d.least, round(top, 9), step=d.step)
 
     def enqueue(self, points: Sequence[Mapping[str, Any]]) -> None:
         """Points to try first; those that are there already are left alone."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from whet.backends import get_backend
 from whet.builder import save_lock
+from whet.builder.quantized import without_int8
 from whet.engine import write_engine
 from whet.engine.plan import EnginePlan
 from whet.frontends import network_from_onnx, save_onnx
@@ -26,7 +27,7 @@ from whet.search.job import STAGE, Job, read_json
 from whet.search.locks import DeviceLock, physical_gpu
 from whet.search.measure import energy_of, in_turns, ready
 from whet.search.metrics import Predict, Score, drop, top1, user_metric
-from whet.search.prepare import flops_of, prepared
+from whet.search.prepare import flops_of, prepared, within_budget
 from whet.search.recipe import Effort, recipe_from
 from whet.search.space import Candidate
 from whet.search.tune import fine_tuned
@@ -82,18 +83,24 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
 def _candidate(w: Worker) -> dict[str, Any]:
     """A baseline, scout or survivor: from the model to a measured engine."""
     recipe, c, job = w.recipe, w.candidate, w.job
-    kept_files = job.role != "scout"
+    kept_files, kept = job.role != "scout", job.kept
     with w.lock.working():
         w.say("reading")
         net = network_from_onnx(recipe.model)
         data = unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
+    if c.budget is not None and not kept and not c.removed:
+        with w.lock.timing():
+            w.say("sharing out")
+            config = without_int8(build_config(net, recipe, c, w.effort.level))
+            kept, c = within_budget(net, c, config, recipe, data, say=w.say)
+    with w.lock.working():
         rate = None
         if job.role == "survivor":
 
             def rate(step: Network) -> dict[str, Any]:
                 return w.score(predictor(quick_engine(step, recipe).create_context()), step).to_plain()
 
-        made = prepared(net, c, job.kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
+        made = prepared(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
         if rate is not None:
             fine_tuned(made, net, recipe, c, w.folder, say=w.say, rate=rate)
         calibration = {n: a[:_CALIBRATE] for n, a in data.items()}
@@ -113,7 +120,7 @@ def _candidate(w: Worker) -> dict[str, Any]:
         np.save(w.folder / SCORES, score.each)
     original = _score_of(Path(job.reference)) if job.reference else score
     result = {
-        "state": "done", "role": job.role, "name": job.name, "candidate": c.to_plain(), "kept": job.kept,
+        "state": "done", "role": job.role, "name": job.name, "candidate": job.candidate, "kept": kept, "removed": list(c.removed),
         "metric": score.to_plain(), "drop": drop(original, score, recipe.higher_is_better),
         **measured, "engine_bytes": os.path.getsize(w.folder / ENGINE), "build_seconds": build_seconds,
         "params": count_params(made.network), "flops": flops_of(made.network), "steps": made.steps,

@@ -1,0 +1,52 @@
+"""`whet auto` on the command line: what a dry run says, the exit codes, the options that overrule the recipe."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("optuna", reason="the search needs Optuna: pip install 'whet[search]'")
+
+from search.conftest import case, perceptron, recipe_with  # noqa: F401 - a fixture of the search's tests
+from whet.cli import main
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    try:
+        main(["auto", *argv])
+        code = 0
+    except SystemExit as e:
+        code = int(e.code or 0)
+    return code, *capsys.readouterr()
+
+
+def test_a_dry_run_says_what_would_be_searched(case, tmp_path, capsys):  # noqa: F811
+    code, out, _ = run(capsys, str(case / "recipe.yaml"), "--dry-run", "--trials", "7", "--timeout", "2 min", "--out", str(tmp_path / "w"))
+    assert code == 0
+    assert "trials     7, no new one after 120 s; 2 survive; baselines: fp32, batch 1" in out
+    assert "96 inner: 0 to 0.75 in steps of 0.25  (1 groups)" in out
+    assert "not varied 2:4" in out
+    code, out, _ = run(capsys, str(case / "recipe.yaml"), "--dry-run", "--json")
+    assert code == 0
+    assert json.loads(out)["points"] == 16
+
+
+def test_mistakes_are_usage_errors(case, tmp_path, capsys):  # noqa: F811
+    code, _, err = run(capsys, str(tmp_path / "none.yaml"))
+    assert code == 2
+    assert "cannot be read" in err
+    code, _, err = run(capsys, str(case / "recipe.yaml"), "--timeout", "soon")
+    assert code == 2
+    assert "'--timeout' is a time such as 90 s" in err
+
+
+def test_a_missed_target_has_an_exit_code_of_its_own(case, tmp_path, capsys):  # noqa: F811
+    recipe = json.loads((case / "recipe.yaml").read_text())
+    recipe |= {"target": {"memory": 1}, "search": {"trials": 1}, "survivor": {**recipe["survivor"], "count": 1}}
+    (case / "missed.yaml").write_text(json.dumps(recipe))
+    code, out, err = run(capsys, str(case / "missed.yaml"), "--out", str(tmp_path / "w"))
+    assert code == 3
+    assert "The target is NOT met" in out
+    assert "scout 0000 (1/1)" in err
+    assert "NOT met" in (tmp_path / "w" / "deploy" / "README.md").read_text()
