@@ -64,6 +64,7 @@ QUANTIZED = {
     "1x1 deep": qconv("u8[1,2048,7,7]", 0, 512, 2048, 1, store=(0.03, 0, "u8"), relu=True),
     "3x3 many": qconv("u8[16,64,56,56]", 0, 64, 64, 3, store=(0.02, 0, "u8"), relu=True, **PAD),
     "1x1 many": qconv("u8[16,64,56,56]", 0, 256, 64, 1, store=(0.02, 0, "u8"), residual=("i8[16,256,56,56]", 5), relu=True),
+    "1x1 strided": qconv("u8[4,256,56,56]", 0, 512, 256, 1, store=(0.02, 0, "i8"), strides=(2, 2)),
     "floats out": qconv("u8[2,64,20,20]", 7, 255, 64, 1, store=None),
     "floats added": qconv("u8[2,64,20,20]", 7, 64, 64, 3, store=(0.03, 0, "u8"), residual="f32[2,64,20,20]", relu=True, **PAD),
     "groups": qconv("u8[1,64,9,9]", 7, 64, 64, 3, store=(0.03, 0, "u8"), groups=4, relu=True, **PAD),
@@ -88,6 +89,7 @@ FLOATS = {
     "1x1 of 96": Sample(["f32[4,32,32,32]", "const f32[96,32,1,1]", "const f32[96]"], {}),
     "1x1 of 144": Sample(["f32[4,24,32,32]", "const f32[144,24,1,1]", "const f32[144]"], {}),
     "3x3 many": Sample(["f32[16,64,56,56]", "const f32[64,64,3,3]", "const f32[64]"], PAD),
+    "1x1 strided": Sample(["f32[4,128,56,56]", "const f32[256,128,1,1]", "const f32[256]"], {"strides": (2, 2)}),
     "1x1 of 160": Sample(["f32[4,96,32,32]", "const f32[160,96,1,1]", "const f32[160]"], {}),
 }
 

@@ -12,7 +12,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
-from whet.tactics.cuda._conv_config import configs_for
+from whet.tactics.cuda._conv_config import configs_for, varied
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 from whet.tactics.cuda.own_conv import as_config, from_config, packed_bias
 
@@ -55,7 +55,7 @@ class OwnGemm(Tactic):
         found = configs_for(s.m, s.k, s.c, 1, machine.multiprocessors)
         if signature.outputs[0].dtype == F32:
             found = [c for c in found if c.sk > 1 or c.direct]
-        found = found[:MAX_CONFIGS]
+        found = varied(found, MAX_CONFIGS, each=5)
         made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
         kind = signature.inputs[outer_input(layer, anchor(layer).inputs[0])].dtype.name  # type: ignore[index,union-attr]
         if not isinstance(made, str):
