@@ -144,11 +144,15 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int) -> dict[s
         inductor.max_autotune_conv_backends = "ATEN"  # cuDNN wins its convolutions against Inductor's own
         before, begun = used(), time.perf_counter()
         compiled_model = torch.compile(net, mode="max-autotune-no-cudagraphs")
-        compiled = graphed(lambda: compiled_model(x))
-        row["compile_s"] = round(time.perf_counter() - begun, 1)
-        torch.cuda.empty_cache()
-        memory["compile"] = used() - before + sum(p.nbytes for p in (*net.parameters(), *net.buffers()))  # it shares the eager model's weights
-        sides["compile"] = lambda count: by_events(compiled, count)
+        try:
+            compiled = graphed(lambda: compiled_model(x))
+        except RuntimeError as error:  # Dynamo's and Inductor's are RuntimeErrors: the rest of the row stands without it
+            row["compile_error"] = f"{type(error).__name__}: {error}"[:500]
+        else:
+            row["compile_s"] = round(time.perf_counter() - begun, 1)
+            torch.cuda.empty_cache()
+            memory["compile"] = used() - before + sum(p.nbytes for p in (*net.parameters(), *net.buffers()))  # it shares eager's weights
+            sides["compile"] = lambda count: by_events(compiled, count)
     for run in sides.values():
         run(20)
     times: dict[str, list[float]] = {side: [] for side in sides}
