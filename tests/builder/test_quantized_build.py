@@ -18,8 +18,9 @@ from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import calibrate, find_places, quantize
 from whet.runtime import Runtime
-from whet.tactics import is_quantized, load_tactics
+from whet.tactics import TACTICS, is_quantized, load_tactics, tactic
 from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
 
 QUICK = {"timing_cache": "", "threads": 1, "avg_timing": 1, "optimization_level": 1, "whole_engines": 1}
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
@@ -110,3 +111,45 @@ def test_a_tie_shows_in_the_nudged_network():
     feed = {"x": np.arange(8, dtype=np.float32)[None] * 2 + np.float32(1.5)}  # rounds up to even: 2, 4, 6, ...
     (up,), (down,) = nudged_outputs(net, feed)
     assert np.array_equal(down[0] - up[0], np.ones(8))
+
+
+@pytest.mark.parametrize("off", [2, 1])
+def test_a_wrong_integer_kernel_is_found_and_banned(off):
+    """One integer off by two in every quantized convolution is a wrong kernel: named, banned, replaced. Off by one is a tie's right."""
+    before = dict(TACTICS)
+
+    class Call(NumpyCall):
+        def run(self):
+            super().run()
+            flat = self.writes[0].reshape(-1)
+            flat[0] = flat[0] - off if flat[0] > 100 else flat[0] + off
+
+    class Kernel(NumpyKernel):
+        implementation = "planted"
+
+        def enqueue(self, args, stream):
+            stream.record(Call(self, args))
+
+    class PlantedQuantized(NumpyReference):
+        fallback, quantized, ops = False, True, ("Conv",)
+
+        def plan(self, layer, signature, config, machine):
+            return Kernel(layer, signature)
+
+    PlantedQuantized.__module__ = "whet.tactics.cpu.planted_quantized"
+    tactic(PlantedQuantized)
+    try:
+        config = BuildConfig(profiles=profile(1, 12), tactic_sources=("-cpu/onednn_qconv",), **QUICK)
+        plan = build(quantize(small_network(), calibrate(small_network(), samples(4))), config)
+    finally:
+        TACTICS.clear()
+        TACTICS.update(before)
+    banned = plan.report["banned"]
+    storing = [x.name for x in plan.network.layers if x.hint == "Conv" and is_quantized(x) and not x.output.dtype.is_float]
+    assert storing
+    if off == 1:
+        assert not any("integers differ" in reason for _, _, reason in banned)
+        assert any(plan.choices[n].tactic == "cpu/planted_quantized" for n in storing)
+        return
+    assert any("cpu/planted_quantized" in what and "integers differ" in reason for _, what, reason in banned)
+    assert all(plan.choices[n].tactic != "cpu/planted_quantized" for n in storing)

@@ -1,4 +1,7 @@
-"""A real trained model, quantized by ONNX Runtime on real images, built as it is: integers throughout, the same answers as ONNX Runtime."""
+"""Real trained models that were quantized elsewhere, built as they are: integers throughout, the same answers as ONNX Runtime.
+
+By ONNX Runtime's quantizer, and in the styles of NVIDIA's and PyTorch's quantizers, written out here from the real weights.
+"""
 
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ from whet.builder import build
 from whet.builder.config import BuildConfig
 from whet.builder.quantized import Calibration, build_int8
 from whet.frontends import network_from_onnx
+from whet.frontends.onnx_all_outputs import with_all_outputs
 from whet.runtime import Runtime
 from whet.tactics import is_quantized, tactics_of
 from whet.tactics.cpu import _onednn as dnn
@@ -65,6 +69,158 @@ def test_a_model_quantized_by_onnx_runtime(activations, tmp_path):
     theirs = logits(lambda a: session.run(None, {"x": a})[0])
     assert np.linalg.norm(ours - theirs) < 0.03 * np.linalg.norm(theirs)
     assert (ours.argmax(1) == theirs.argmax(1)).mean() > 0.97
+
+
+def quantized_as(style, path):
+    """resnet20_cifar10 in the form in which a quantizer exports it, with ranges from 16 real images.
+
+    "nvidia": float weights, Q and DQ a channel on them; Q/DQ of its own (i8, zero point 0) before each convolution, before the classifier,
+    on the identity of each residual sum, and before the pool. "pytorch": i8 weights with DQ alone; Q/DQ (u8 with zero points) behind each
+    activation and on both summands.
+    """
+    import onnx
+    import onnxruntime as ort
+    from onnx import helper, numpy_helper
+
+    (model,) = realdata.models(["resnet20_cifar10"])
+    proto = onnx.load(str(model.path))
+    marked, _ = with_all_outputs(model.path)
+    x, _ = datasets.cifar10_train_lossless()
+    session = ort.InferenceSession(marked, providers=["CPUExecutionProvider"])
+    images = datasets.imagenet_norm(x[:16])
+    values = dict(zip([o.name for o in session.get_outputs()], session.run(None, {"x": images}), strict=True)) | {"x": images}
+    weights = {w.name: numpy_helper.to_array(w) for w in proto.graph.initializer}
+    nodes, constants = [], []
+
+    def const(name, array):
+        constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def fake(t, tag):
+        a = values[t]
+        if style == "nvidia":
+            scale, zero = np.float32(np.abs(a).max() / 127), np.int8(0)
+        else:
+            low, high = min(float(a.min()), 0.0), float(a.max())
+            scale = np.float32((high - low) / 255)
+            zero = np.uint8(round(-low / float(scale)))
+        s, z = const(f"{tag}.s", np.asarray(scale)), const(f"{tag}.z", np.asarray(zero))
+        nodes.append(helper.make_node("QuantizeLinear", [t, s, z], [f"{tag}.q"], f"{tag}/Q"))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{tag}.q", s, z], [f"{tag}.dq"], f"{tag}/DQ"))
+        return f"{tag}.dq"
+
+    def fake_weight(w, tag):
+        a = weights[w]
+        s = (np.abs(a).reshape(len(a), -1).max(1) / 127).astype(np.float32)
+        ws, wz = const(f"{tag}.s", s), const(f"{tag}.z", np.zeros(len(a), np.int8))
+        if style == "nvidia":
+            nodes.append(helper.make_node("QuantizeLinear", [w, ws, wz], [f"{tag}.q"], f"{tag}/Q", axis=0))
+        else:
+            shape = (-1, *[1] * (a.ndim - 1))
+            const(f"{tag}.q", np.clip(np.rint(a / s.reshape(shape)), -128, 127).astype(np.int8))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{tag}.q", ws, wz], [f"{tag}.dq"], f"{tag}/DQ", axis=0))
+        return f"{tag}.dq"
+
+    renamed = {}  # pytorch: readers take the value behind its Q/DQ
+    for i, node in enumerate(proto.graph.node):
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        made.input[:] = [renamed.get(n, n) for n in node.input]
+        if node.op_type in ("Conv", "Gemm"):
+            if style == "nvidia":
+                made.input[0] = fake(node.input[0], f"{node.name}.input{i}")
+            elif node.input[0] == "x":
+                made.input[0] = fake("x", "x.in")
+            made.input[1] = fake_weight(node.input[1], f"{node.name}.weight")
+        elif style == "nvidia" and node.op_type == "Add":
+            made.input[1] = fake(node.input[1], f"{node.name}.residual")
+        elif style == "nvidia" and node.op_type in ("ReduceMean", "GlobalAveragePool"):
+            made.input[0] = fake(node.input[0], f"{node.name}.pooled")
+        nodes.append(made)
+        behind = {n.op_type for n in proto.graph.node if node.output[0] in n.input}
+        if style == "pytorch" and node.op_type in ("Conv", "Relu", "Add", "Pad", "ReduceMean", "GlobalAveragePool") and behind != {"Relu"}:
+            renamed[node.output[0]] = fake(node.output[0], f"{node.name}.post")
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.extend(constants)
+    onnx.save(proto, path)
+
+
+@pytest.mark.parametrize("style", ["nvidia", "pytorch"])
+def test_qat_models_run_in_integers_throughout(style, tmp_path):
+    """Residual sums, shortcuts and the pool included: no float arithmetic is left between the input and the classifier."""
+    ort = pytest.importorskip("onnxruntime")
+    path = tmp_path / "qat.onnx"
+    quantized_as(style, path)
+    plan = build(network_from_onnx(str(path)), config())
+    layers = plan.network.layers
+    weighted = [x for x in layers if x.hint in ("Conv", "Gemm") or x.op in ("Conv", "Gemm")]
+    assert len(weighted) == 20
+    assert all(is_quantized(x) and plan.choices[x.name].tactic.startswith("cpu/onednn_q") for x in weighted)
+    assert not [x.name for x in layers if x.op in ("Add", "Relu", "AveragePool", "GlobalAveragePool", "ReduceMean")]
+    assert not [x.name for x in layers if plan.choices[x.name].tactic.endswith("numpy_reference")]
+    sums = [x for x in layers if x.op == "Fused" and any(y.op == "Add" for y in x.regions["body"].layers)]
+    assert len(sums) == 9
+    context = Runtime(threads=1).load(plan).create_context()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    ours = logits(lambda a: context.run({"x": a})["logits"])
+    theirs = logits(lambda a: session.run(None, {"x": a})[0])
+    assert np.linalg.norm(ours - theirs) < 0.03 * np.linalg.norm(theirs)
+    assert (ours.argmax(1) == theirs.argmax(1)).mean() > 0.97
+
+
+def small_weights(kind, path):
+    """The MNIST network's first product with blocked int4 weights, or with float8 (e4m3) input and weights. Opset 21."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper, version_converter
+
+    (model,) = realdata.models(["lenet_mnist"])
+    proto = version_converter.convert_version(onnx.load(str(model.path)), 21)
+    node = next(n for n in proto.graph.node if n.op_type == "Gemm")
+    initializer = next(w for w in proto.graph.initializer if w.name == node.input[1])
+    w = numpy_helper.to_array(initializer)
+    place = list(proto.graph.node).index(node)
+    if kind == "int4 blocked":
+        block = 4
+        scales = (np.abs(w).reshape(w.shape[0], -1, block).max(2) / 7).astype(np.float32) + np.float32(1e-6)
+        q = np.clip(np.rint(w / np.repeat(scales, block, axis=1)), -8, 7).astype(np.int8)
+        more = [helper.make_tensor("w4", TensorProto.INT4, q.shape, q.reshape(-1)), numpy_helper.from_array(scales, "w4.s")]
+        added = [helper.make_node("DequantizeLinear", ["w4", "w4.s"], ["w4.dq"], "w4/DQ", axis=1, block_size=block)]
+        node.input[1] = "w4.dq"
+    else:
+        s = np.float32(np.abs(w).max() / 448)
+        more = [numpy_helper.from_array(np.asarray(s), "ws"), numpy_helper.from_array(np.asarray(np.float32(0.02)), "xs"),
+                helper.make_tensor("z8", TensorProto.FLOAT8E4M3FN, (), [0.0])]  # fmt: skip
+        added = []
+        for t, scale, tag in ((node.input[0], "xs", "x8"), (node.input[1], "ws", "w8")):
+            added.append(helper.make_node("QuantizeLinear", [t, scale, "z8"], [f"{tag}.q"], f"{tag}/Q"))
+            added.append(helper.make_node("DequantizeLinear", [f"{tag}.q", scale, "z8"], [f"{tag}.dq"], f"{tag}/DQ"))
+        node.input[0], node.input[1] = "x8.dq", "w8.dq"
+    proto.graph.initializer.extend(more)
+    for k, n in enumerate(added):
+        proto.graph.node.insert(place + k, n)
+    onnx.save(proto, path)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["int4 blocked", "float8"])
+def test_small_weights_compute_right(kind, tmp_path):
+    """There are no kernels for them here: they run dequantized, and give what ONNX Runtime gives, digits included."""
+    ort = pytest.importorskip("onnxruntime")
+    path = tmp_path / "small.onnx"
+    model = small_weights(kind, path)
+    one, many = {"x": (1, 1, 28, 28)}, {"x": (8, 1, 28, 28)}
+    plan = build(network_from_onnx(str(path)), BuildConfig(profiles=((one, many, many),), **QUICK))
+    context = Runtime(threads=1).load(plan).create_context()
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    images = np.concatenate([f["x"] for f in model.inputs(64)])
+    ours = np.concatenate([next(iter(context.run({"x": images[i : i + 8]}).values())) for i in range(0, 64, 8)])
+    theirs = session.run(None, {session.get_inputs()[0].name: images})[0]
+    assert np.linalg.norm(ours - theirs) < 2e-3 * np.linalg.norm(theirs)
+    labels = datasets.mnist_test()[1][datasets.spread(10000, 64)]
+    assert (ours.argmax(1) == labels).mean() > 0.95
 
 
 def test_calibrated_on_real_images_answers_stay():
