@@ -101,7 +101,11 @@ def model(name: str) -> nn.Module:
     import torchvision
 
     made: Any = Yolov5s() if name == "yolov5s" else getattr(torchvision.models, name)(weights=None)
-    return made.eval().half().cuda().to(memory_format=torch.channels_last)
+    made = made.eval().half().cuda()
+    for p in made.parameters():  # not module.to(): a decoder's grids are of rank 5, which that refuses
+        if p.dim() == 4:
+            p.data = p.data.to(memory_format=torch.channels_last)
+    return made
 
 
 def image(name: str, batch: int) -> torch.Tensor:
