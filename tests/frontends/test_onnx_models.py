@@ -13,6 +13,7 @@ from whet.passes import lower
 
 SMALL = {name: {"image": 64} for name in zoo.names()}  # full width and depth on small images
 SMALL |= {"lenet5": {}, "yolov5s": {"image": 128}, "bert_base": {"layers": 2, "sequence": "S"}, "vit_b_16": {"layers": 2, "image": 64}}
+SMALL["swin_t"] = {"image": 64, "window": 2}
 
 
 def ort(model, feeds):

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from whet.errors import UsageError
 from whet.zoo.layers import conv, gelu, gemm, layer_norm, linear
 from whet.zoo.registry import register
 from whet.zoo.writer import GraphWriter, normal
@@ -18,7 +19,9 @@ FAR = 2**31 - 1
 
 def swin(g: GraphWriter, *, blocks: tuple[int, ...] = (2, 2, 6, 2), heads: tuple[int, ...] = (3, 6, 12, 24), hidden: int = 96,
          window: int = 7, num_classes: int = 1000, image: int = 224, decomposed_layer_norm: bool = False) -> None:
-    """input[N,3,image,image] -> output[N,num_classes] (logits); image / 32 is a multiple of `window`."""
+    """input[N,3,image,image] -> output[N,num_classes] (logits); UsageError unless image / 32 is a multiple of `window`."""
+    if image % (32 * window):
+        raise UsageError(f"Swin's images are multiples of 32 * window = {32 * window} pixels, not {image}; give another image or window")
     x = g.input("input", (g.batch, 3, image, image))
     side, width = image // 4, hidden
     with g.scope("features"):
