@@ -26,7 +26,7 @@ def main() -> None:
     p = tune.parser()
     p.add_argument("--steps", default=",".join(STEPS), help=f"of {', '.join(STEPS)}")
     p.add_argument("--threads", type=int, default=1, help="CPU threads of the engines")
-    p.add_argument("--save", default="", help="folder for the results as JSON")
+    p.add_argument("--save", default="", help="folder for the results as JSON (resnet56.json)")
     args = p.parse_args()
     out, data = Path(args.out), Path(args.data)
     out.mkdir(parents=True, exist_ok=True)

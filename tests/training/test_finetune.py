@@ -177,6 +177,7 @@ def test_masks_hold_against_a_users_own_training_function(learned, digits):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(module(x), y).backward()
             optimizer.step()
+            assert is_two_four(module.weights()["conv2.weight"].detach().numpy(), 1)  # at every step, not only when all is over
 
     got = finetune(learned.network, digits[0], FinetuneConfig(device="cpu", masks="2:4"), train=mine)
     assert is_two_four(got.network.tensor("conv2.weight").array(), 1)
