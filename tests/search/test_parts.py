@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import select
 import subprocess
 import sys
 import time
@@ -19,30 +20,31 @@ from whet.search.locks import DeviceLock, physical_gpu
 from whet.search.space import Candidate, kept_channels, search_space
 from whet.search.study import Study
 
-HOLD = """
-import sys, time
+HOLD = r"""
+import os, sys, time
 from whet.search.locks import DeviceLock
 lock = DeviceLock(sys.argv[2], sys.argv[1])
+os.write(1, b"asking\n")
 with getattr(lock, sys.argv[3])():
-    print("held", flush=True)
-    time.sleep(60)
+    os.write(1, b"held\n")
+    time.sleep(600)
 """
 
 
 def holder(folder: Path, how: str, device: str = "cpu") -> subprocess.Popen:
     p = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), device, how], stdout=subprocess.PIPE, text=True)
+    assert p.stdout.readline() == "asking\n"
     assert p.stdout.readline() == "held\n"
     return p
 
 
-def waits(folder: Path, how: str, device: str = "cpu") -> bool:
-    """Whether taking the lock takes longer than a moment."""
-    p = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), device, how], stdout=subprocess.PIPE, text=True)
-    import select
-
+def taken(folder: Path, how: str, device: str = "cpu", within: float = 60.0) -> bool:
+    """Whether another process gets the lock in `within` seconds of asking for it."""
+    p = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), device, how], stdout=subprocess.PIPE, bufsize=0)
     try:
-        ready, _, _ = select.select([p.stdout], [], [], 2.5)
-        return not ready
+        assert p.stdout.read(len("asking\n")) == b"asking\n"
+        ready, _, _ = select.select([p.stdout], [], [], within)
+        return bool(ready)
     finally:
         p.kill()
         p.communicate()
@@ -50,15 +52,16 @@ def waits(folder: Path, how: str, device: str = "cpu") -> bool:
 
 def test_timing_is_alone_and_a_killed_holder_lets_go(tmp_path):
     p = holder(tmp_path, "timing")
-    assert waits(tmp_path, "timing")
-    assert waits(tmp_path, "working")
-    assert not waits(tmp_path, "timing", "cuda:1")
+    assert not taken(tmp_path, "timing", within=0.5)
+    assert not taken(tmp_path, "working", within=0.5)
+    assert taken(tmp_path, "timing", "cuda:1")
     p.kill()
     p.communicate()
     with DeviceLock("cpu", tmp_path).timing():
         pass
     p = holder(tmp_path, "working")
-    assert not waits(tmp_path, "working")
+    assert taken(tmp_path, "working")
+    assert not taken(tmp_path, "timing", within=0.5)
     p.kill()
     p.communicate()
 
