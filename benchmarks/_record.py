@@ -20,9 +20,16 @@ def provenance(packages: Iterable[str]) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git(here, "rev-parse", "--short=12", "HEAD") + ("+changes" if changed else ""),
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": command(f"benchmarks/{Path(sys.argv[0]).name}"),
         "versions": {n: version(n) for n in packages} | {"python": sys.version.split()[0]},
     }
+
+
+def command(script: str) -> str:
+    """This command line, as one would type it in the repository's root: `script` and the arguments, paths around it made relative."""
+    root = Path(__file__).resolve().parents[1]
+    words = (w.replace(f"{root}/", "").replace(f"{root.parent}/", "../") for w in sys.argv[1:])
+    return " ".join(["python", script, *words])
 
 
 def _git(folder: Path, *words: str) -> str:

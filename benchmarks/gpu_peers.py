@@ -4,9 +4,10 @@ GPU time of isolated replays by events, in rounds that alternate between whet's 
 torch.compile (max-autotune, captured in a CUDA graph too, so that no copy of the input counts). The row is the median over rounds with its
 95 % interval. Memory is what the GPU says is used (NVML), each side after the CUDA context: weights, activations, kernels, workspaces.
 
-Usage: python3 benchmarks/gpu_peers.py [--rows yolov5s:1,resnet50:1,...] [--budget SECONDS] [--peers eager,compile] [--rounds N]
-Each row runs in a process of its own; results are written after each row: $OUT/peers.json. `python3 benchmarks/gpu_peers.py --estimate` only
-prints what the rows take. Fill the kernel cache first without a GPU: `gpu_engines.py compile`.
+Usage: python3 benchmarks/gpu_peers.py [--rows yolov5s:1,resnet50:1,...] [--budget SECONDS] [--peers eager,compile] [--rounds N] [--gpus N]
+Each row runs in a process of its own, on a GPU of its own where there are several (torch.compile takes two minutes a row); results are
+written after each row: $OUT/peers.json. `python3 benchmarks/gpu_peers.py --estimate` only prints what the rows take.
+Fill the kernel cache first without a GPU: `gpu_engines.py compile`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,9 @@ ROWS = (
     "resnet34:1", "resnet18:1", "resnet34:128", "resnet18:128",
 )  # fmt: skip
 #: seconds of torch.compile with an empty cache, measured on an H200 machine with 16 cores; the rest of a row takes about REST
-COMPILE = {"yolov5s": 60, "resnet50": 45, "mobilenet_v2": 60, "resnet34": 20, "resnet18": 15}
+COMPILE = {"yolov5s": 200, "resnet50": 130, "mobilenet_v2": 132, "resnet34": 60, "resnet18": 45}
 REST = 25
+ORDINAL = "WHET_BENCHMARK_GPU"  # NVML counts the machine's GPUs, CUDA those that a process may see
 #: ms on one H200 that the project set itself, and torch.compile's of the day before the first kernel
 REACH = {
     "resnet50:1": 0.18, "resnet50:8": 0.40, "resnet50:128": 2.9, "resnet34:1": 0.16, "resnet34:128": 1.9, "resnet18:1": 0.09,
@@ -49,10 +53,10 @@ def estimate(row: str, peers: str) -> int:
 
 
 def used() -> int:
-    """Bytes in use on the GPU, of all processes."""
+    """Bytes in use on this process's GPU, of all processes."""
     from whet.backends.cuda import nvml
 
-    return nvml.state(0).used_memory or 0
+    return nvml.state(int(os.environ.get(ORDINAL, "0"))).used_memory or 0
 
 
 def build(name: str, batch: int, path: str) -> dict[str, Any]:
@@ -167,21 +171,22 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int) -> dict[s
     return row
 
 
-def child(*words: str) -> dict[str, Any] | None:
-    """Runs a part of this file in a process of its own; None (and its words) when it fails."""
+def child(gpu: int, *words: str) -> dict[str, Any] | None:
+    """Runs a part of this file in a process of its own on one GPU; None (and its words) when it fails."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu), ORDINAL: str(gpu)}
     with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
-        got = subprocess.run([sys.executable, __file__, "--child", answer.name, *words], check=False)
+        got = subprocess.run([sys.executable, __file__, "--child", answer.name, *words], check=False, env=environment)
         text = answer.read()
     return json.loads(text) if got.returncode == 0 and text else None
 
 
-def one_row(row: str, peers: str, rounds: int) -> dict[str, Any] | None:
-    """Builds and measures a row."""
+def one_row(row: str, peers: str, rounds: int, gpu: int) -> dict[str, Any] | None:
+    """Builds and measures a row on one GPU."""
     name, _, batch = row.partition(":")
     path = f"{tempfile.gettempdir()}/{name}_{batch}.engine"
-    built = child("build", name, batch, path)
-    measured = child("measure", name, batch, path, peers, str(rounds)) if built else None
-    return None if measured is None else built | measured  # type: ignore[operator]
+    built = child(gpu, "build", name, batch, path)
+    measured = child(gpu, "measure", name, batch, path, peers, str(rounds)) if built else None
+    return None if measured is None else built | measured | {"gpu": gpu}  # type: ignore[operator]
 
 
 def line(r: dict[str, Any]) -> str:
@@ -198,16 +203,18 @@ def line(r: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Rows one after the other, as many as the budget holds."""
+    """Rows one after the other on each GPU, as many as the budget holds."""
     ask = argparse.ArgumentParser()
     ask.add_argument("--rows", default=",".join(ROWS))
     ask.add_argument("--peers", default="eager,compile")
     ask.add_argument("--budget", type=float, default=1e9)
     ask.add_argument("--rounds", type=int, default=11)
+    ask.add_argument("--gpus", type=int, default=1, help="GPUs to deal the rows to")
     ask.add_argument("--estimate", action="store_true")
     o = ask.parse_args()
     rows = o.rows.split(",")
-    print(f"{len(rows)} rows, about {sum(estimate(r, o.peers) for r in rows)} s with an empty compile cache", flush=True)
+    total = sum(estimate(r, o.peers) for r in rows)
+    print(f"{len(rows)} rows, about {total / o.gpus:.0f} s with an empty compile cache", flush=True)
     if o.estimate:
         return
     from _record import provenance
@@ -215,17 +222,26 @@ def main() -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/tmp/inductor")
     begun = time.perf_counter()
     made: dict[str, Any] = {**provenance(["numpy", "cuda-bindings"]), "rows": [], "left_out": []}
-    for row in rows:
-        if time.perf_counter() - begun + estimate(row, o.peers) > o.budget:
-            made["left_out"].append(row)
-            continue
-        found = one_row(row, o.peers, o.rounds)
-        if found is None:
-            made["left_out"].append(row)
-        else:
-            made["rows"].append(found)
-            print(line(found), flush=True)
-        (folder() / "peers.json").write_text(json.dumps(made, indent=1))
+    waiting, guard = iter(rows), threading.Lock()
+
+    def work(gpu: int) -> None:
+        while True:
+            with guard:
+                row = next(waiting, None)
+            if row is None:
+                return
+            fits = time.perf_counter() - begun + estimate(row, o.peers) <= o.budget
+            found = one_row(row, o.peers, o.rounds, gpu) if fits else None
+            with guard:
+                if found is None:
+                    made["left_out"].append(row)
+                else:
+                    made["rows"].append(found)
+                    print(line(found), flush=True)
+                (folder() / "peers.json").write_text(json.dumps(made, indent=1))
+
+    with ThreadPoolExecutor(o.gpus) as pool:
+        list(pool.map(work, range(o.gpus)))
     if made["left_out"]:
         print("left out:", ", ".join(made["left_out"]), flush=True)
     print(f"{time.perf_counter() - begun:.0f} s", flush=True)

@@ -1,5 +1,7 @@
 """Makes the README's and the docs' tables from benchmarks/results: between `<!-- table: NAME -->` and `<!-- end -->`.
 
+`<!-- table: NAME columns: a,b -->` shows those columns only.
+
     python benchmarks/tables.py          write them
     python benchmarks/tables.py --check  exit 1 when one is out of date
 """
@@ -9,13 +11,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (\S+)(?: columns: (.*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
@@ -35,7 +36,7 @@ def ratios(data: dict[str, Any]) -> str:
         interval = f"{r['ratio']:.3f} ({r['ratio_low']:.3f}-{r['ratio_high']:.3f})"
         verdict = "" if r.get("bar") is None else _verdict(r)
         rows.append([r["case"], str(r["batch"]), r["precision"], _ms(r["whet_ms"]), *(_ms(r[f"{p}_ms"]) for p in peers), interval, verdict])
-    return markdown(["network", "batch", "type", "whet ms", *(f"{p} ms" for p in peers), "best peer / whet (lowest-highest process)", "bar"], rows)
+    return markdown(["network", "batch", "type", "whet ms", *(f"{p} ms" for p in peers), "best peer / whet (95 % interval)", "bar"], rows)
 
 
 def _verdict(r: dict[str, Any]) -> str:
@@ -43,9 +44,14 @@ def _verdict(r: dict[str, Any]) -> str:
     return f"{r['bar']:g}: {met}"
 
 
-def plain(data: dict[str, Any]) -> str:
-    """Any flat rows, their numbers and words as columns; what is nested stays in the file."""
-    keys = list(dict.fromkeys(k for r in data["rows"] for k, v in r.items() if isinstance(v, int | float | str | None)))
+def plain(data: dict[str, Any], columns: str | None = None) -> str:
+    """Any flat rows, their numbers and words as columns (or those asked for); what is nested stays in the file."""
+    keys = list(dict.fromkeys(k for r in data["rows"] for k, v in r.items() if isinstance(v, int | float | str)))
+    if columns:
+        unknown = [c for c in columns.split(",") if c not in keys]
+        if unknown:
+            raise SystemExit(f"no row has a column {unknown[0]!r}; there are {', '.join(keys)}")
+        keys = columns.split(",")
     return markdown(keys, [[_cell(r.get(k)) for k in keys] for r in data["rows"]])
 
 
@@ -53,20 +59,28 @@ def _cell(v: Any) -> str:
     return "" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v)
 
 
-def table(name: str) -> str:
-    """The table of benchmarks/results/<name>.json, with a line that says date, commit, device and versions."""
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
-    found = json.loads(path.read_text())
-    data = found if isinstance(found, dict) else {"rows": found}
-    how: Callable[[dict[str, Any]], str] = ratios if "ratio" in data["rows"][0] else plain
-    versions = ", ".join(f"{k} {v}" for k, v in data.get("versions", {}).items())
-    machine = data.get("machine", "")
-    device = data.get("device") or (machine if isinstance(machine, str) else machine.get("model", ""))
-    where = f"{data.get('date', '')[:10]}, {device}, commit {data.get('commit', '')[:9]}"
-    said = f"\n\n{data['note']}" if "note" in data else ""
-    if "date" not in data:
-        return f"{how(data)}{said}\n"
-    return f"{how(data)}\n\n{where}; {versions}. `{data.get('command', '')}`{said}\n"
+def table(name: str, columns: str | None = None) -> str:
+    """The table of benchmarks/results/<name>.json, with a line that says date, commit, device and versions.
+
+    A file may hold several runs: a list of results, each with a date of its own, which become rows of one table.
+    """
+    found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    runs = found if isinstance(found, list) else [found]
+    whole = runs[0] if len(runs) == 1 else {"rows": [{"run": r["date"], **row} for r in runs for row in r["rows"]]}
+    made = ratios(whole) if "ratio" in whole["rows"][0] and not columns else plain(whole, columns)
+    return "\n\n".join([made, *(text for r in runs for text in _origin(r))]) + "\n"
+
+
+def _origin(run: dict[str, Any]) -> list[str]:
+    """Where a run comes from, and its note."""
+    machine = run.get("machine", "")
+    device = run.get("device") or (machine if isinstance(machine, str) else machine.get("model", ""))
+    said = [run["note"]] if "note" in run else []
+    if "date" not in run:
+        return said
+    versions = ", ".join(f"{k} {v}" for k, v in run.get("versions", {}).items())
+    where = ", ".join(x for x in (run["date"][:16], device, f"commit {run.get('commit', '')}") if x)
+    return [f"{where}; {versions}. `{run.get('command', '')}`", *said]
 
 
 def main() -> None:
@@ -75,7 +89,7 @@ def main() -> None:
         if not page.exists():
             continue
         old = page.read_text()
-        new = BLOCK.sub(lambda m: m[1] + table(m[2]) + m[3], old)
+        new = BLOCK.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], old)
         if new != old:
             stale.append(page.name)
             if "--check" not in sys.argv:

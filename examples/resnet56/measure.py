@@ -7,11 +7,9 @@ the machine hurts all alike (and may be run alone, when the machine is quiet).
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import json
 import platform
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -156,17 +154,15 @@ def show(rows: list[Row]) -> None:
 
 def save(rows: list[Row], path: Path, out: Path, args: argparse.Namespace) -> None:
     """Writes date, commit, command, machine, versions, rows, and how each network was fine-tuned."""
-    from importlib.metadata import version
+    sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
+    from _record import command, provenance
 
-    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=HERE)
     told = {n: json.loads(p.read_text()) for n in ("teacher", *VARIANTS) for p in (told_of(n, out),) if p.exists()}
     result = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
-        "command": " ".join(["python", "examples/resnet56/run.py", *sys.argv[1:]]),
+        **provenance(("numpy", "onednn-cpu-gomp")),
+        "command": command("examples/resnet56/run.py"),
         "device": rows[0].engine.plan.machine.get("model", platform.processor()),
         "threads": args.threads,
-        "versions": {n: version(n) for n in ("numpy", "onednn-cpu-gomp")},
         "rows": [line(r, rows[0]) for r in rows],
         "fine-tuning": {n: {k: v for k, v in d.items() if k != "history"} for n, d in told.items()},
     }

@@ -247,9 +247,9 @@ def conclusions(rows: list[dict[str, Any]]) -> list[str]:
 def write(rows: list[dict[str, Any]], path: Path, args: argparse.Namespace) -> None:
     """The rows as a result file, with where they come from."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    from _record import provenance
+    from _record import command, provenance
 
-    about = provenance(("whet", "numpy")) | {"command": " ".join(["python", "examples/yolov5s/run.py", *sys.argv[1:]])}
+    about = provenance(("whet", "numpy")) | {"command": command("examples/yolov5s/run.py")}
     machine = get_backend(args.backend).describe()
     about["machine"] = {k: v for k, v in machine.items() if k in ("model", "name", "cpus", "threads", "driver")}
     path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")

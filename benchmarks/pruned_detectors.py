@@ -1,0 +1,153 @@
+"""Trained detectors, cut and recovered without labels: what they still find, and what their engines gain.
+
+    python benchmarks/pruned_detectors.py [--ratios 0.1,0.2,0.3] [--out FILE]
+
+NanoDet is judged by AP50 against COCO's labels, the face detector (whose photos have no labels) by the agreement of its boxes with those of
+the whole detector: mean average precision with the whole detector's sure boxes as the truth. Both recover on the even photos and are
+judged on the odd ones. Cuts go by the L1 norms of coupled groups, the same share everywhere. Times: single images, all engines in
+turns, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from _record import median_interval, provenance
+
+from support import datasets, detection, realdata
+from whet.builder import BuildConfig, build
+from whet.frontends import network_from_onnx
+from whet.network import Network
+from whet.pruning import PruneConfig, count_flops, count_params, prune
+from whet.runtime import Context, Runtime
+
+OUT = Path(__file__).parent / "results" / "cpu" / "pruned_detectors.json"
+ROUNDS, EACH = 12, 10
+RECOVERY = 24  # photos that the weights are fitted on: thousands of positions each
+
+Boxes = list[np.ndarray]  # per image [n, 6]: class, score, corners
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A model, how its boxes come out of its outputs, what they are judged by and against."""
+
+    model: str
+    boxes: Callable[[realdata.Outputs], np.ndarray]
+    judge: str  # the name of the number
+    sure: float  # scores from here on count as truth, where the whole detector is the judge
+    labels: Callable[[list[int]], Boxes] | None = None
+
+
+def nanodet_boxes(out: realdata.Outputs) -> np.ndarray:
+    return detection.nanodet_boxes([(out[s][0], out[d][0]) for s, d in (("792", "795"), ("814", "817"), ("836", "839"))])
+
+
+def face_boxes(out: realdata.Outputs) -> np.ndarray:
+    scores, corners = out["scores"][0][:, 1], out["boxes"][0]
+    near = np.flatnonzero(scores > 0.05)
+    kept = near[detection.suppress(corners[near], scores[near], 0.4)]
+    return np.concatenate([np.zeros((len(kept), 1)), scores[kept, None], corners[kept]], 1)
+
+
+def coco_labels(images: list[int]) -> Boxes:
+    names = datasets.coco_names()
+    found = [datasets.coco_boxes(names[i]) for i in images]
+    return [np.concatenate([b[:, :1], b[:, 1:3] - b[:, 3:] / 2, b[:, 1:3] + b[:, 3:] / 2], 1) for b in found]
+
+
+DETECTORS = (
+    Detector("nanodet_m", nanodet_boxes, "AP50 against labels", 0.4, coco_labels),
+    Detector("version-RFB-320", face_boxes, "mAP against the whole detector", 0.7),
+)
+
+
+def context_of(net: Network) -> Context:
+    return Runtime(backend="cpu").load(build(net, BuildConfig())).create_context()
+
+
+def measure(detector: Detector, ratios: list[float]) -> list[dict]:
+    """A row for the whole detector and two for each ratio: as cut, and recovered."""
+    (model,) = realdata.models([detector.model])
+    feeds = list(model.inputs(None))
+    name = next(iter(feeds[0]))
+    judged = list(range(1, len(feeds), 2))
+    recovery = {name: np.concatenate([f[name] for f in feeds[::2]][:RECOVERY])}
+    whole = network_from_onnx(model.path)
+    nets = [("whole", 0.0, whole)]
+    for ratio in ratios:
+        begun = time.perf_counter()
+        made = prune(whole, PruneConfig(ratio=ratio, scope="group"), recovery)
+        took = time.perf_counter() - begun
+        print(f"{detector.model}: {made.share:.1%} of {made.channels[0]} channels cut and recovered in {took:.0f} s", flush=True)
+        nets += [(f"{made.share:.0%} cut", made.share, made.cut), (f"{made.share:.0%} cut, recovered", made.share, made.network)]
+    contexts = [context_of(net) for _, _, net in nets]
+    found = [[detector.boxes(c.run(feeds[i])) for i in judged] for c in contexts]
+    sure = [b[b[:, 1] >= detector.sure][:, [0, 2, 3, 4, 5]] for b in found[0]]
+    truth = detector.labels(judged) if detector.labels else sure
+    times = in_turns(contexts, {name: feeds[0][name]})
+    rows = []
+    for (step, share, net), boxes, ms in zip(nets, found, times, strict=True):
+        ratio, low, high = median_interval([w / t for w, t in zip(times[0], ms, strict=True)])
+        rows.append(
+            {
+                "case": detector.model, "step": step, "channels_cut": round(share, 4), "parameters": count_params(net),
+                "mflops": round(count_flops(net) / 1e6, 1), "judge": detector.judge, "photos": len(judged),
+                "score": round(detection.average_precision(boxes, truth), 4),
+                "agreement": round(detection.average_precision(boxes, sure), 4),
+                "whet_ms": round(median(ms), 4), "speed": round(ratio, 3), "speed_low": round(low, 3), "speed_high": round(high, 3),
+            }
+        )  # fmt: skip
+        print(f"  {step:22s} {rows[-1]['mflops']:8.1f} MFLOPs  {detector.judge} {rows[-1]['score']:.3f}  {rows[-1]['whet_ms']:.3f} ms "
+              f"({rows[-1]['speed']:.2f}x)", flush=True)  # fmt: skip
+    return rows
+
+
+def in_turns(contexts: list[Context], feed: dict[str, np.ndarray]) -> list[list[float]]:
+    """Milliseconds of each context: medians of rounds, in which all take turns."""
+    for c in contexts:
+        for name, a in feed.items():
+            c.input_array(name)[...] = a
+            c.bind(name, c.input_array(name))
+        c.execute()
+    times: list[list[float]] = [[] for _ in contexts]
+    for n in range(ROUNDS):
+        for k in range(len(contexts))[:: -1 if n % 2 else 1]:
+            runs = []
+            for _ in range(EACH):
+                start = time.perf_counter()
+                contexts[k].execute()
+                runs.append((time.perf_counter() - start) * 1e3)
+            times[k].append(median(runs))
+    return times
+
+
+def main() -> int:
+    """The command line; returns the exit code."""
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--ratios", default="0.1,0.2,0.3")
+    p.add_argument("--detectors", nargs="+", choices=[d.model for d in DETECTORS], default=[d.model for d in DETECTORS])
+    p.add_argument("--out", type=Path, default=OUT)
+    args = p.parse_args()
+    if datasets.root() is None:
+        p.error("there is no shared data folder: set WHET_DATA to it")
+    about = provenance(("whet", "numpy", "onnxruntime", "onednn-cpu-gomp"))
+    ratios = [float(r) for r in args.ratios.split(",")]
+    rows = [row for d in DETECTORS if d.model in args.detectors for row in measure(d, ratios)]
+    args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
