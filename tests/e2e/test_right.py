@@ -75,7 +75,6 @@ def judged(model: Path, feeds: dict, folder: Path):
 
 
 @pytest.mark.data
-@pytest.mark.skipif(root() is None, reason="the shared data folder is not here (WHET_DATA names another place)")
 @pytest.mark.parametrize("model", models() if root() else [], ids=lambda m: m.name)
 def test_real_model_is_right(model, tmp_path):
     engine, session = judged(model.path, next(model.inputs(1)), tmp_path)
