@@ -28,8 +28,16 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
         raise UsageError(f"--{given[0]} is for --int8, --best or --accuracy, none of which is given")
     if budget is not None and not config.precisions:
         raise UsageError("--accuracy bounds what --fp16, --bf16, --int8 or --best may lose, and none of them is given")
-    if config.backend == "cuda" or not (wants or budget):
+    if not (wants or budget):
         return build(net, config, progress=progress)
+    if config.backend == "cuda":
+        plan = build(net, config, progress=progress)
+        if not is_explicit(net):
+            unused = ", ".join(f"--{name}" for name in (*wants, *given, *(["accuracy"] if budget else [])))
+            plan.report["notes"].append(
+                f"{unused}: not used, since calibrating for a GPU is not offered on the command line yet. A model with Q/DQ nodes runs in INT8 there."
+            )
+        return plan
     if is_explicit(net):
         plan = build(net, config, progress=progress)
         for name in (*given, *(["accuracy"] if budget else [])):
