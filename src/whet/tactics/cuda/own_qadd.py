@@ -6,26 +6,21 @@ from math import prod
 from typing import Any
 
 from whet.network import Layer, static_shape
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import TYPES
-from whet.tactics.cuda._kernel import ACTIVATIONS, GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda._kernel import ACTIVATIONS, GpuKernel, blocks_of, launch
 from whet.tactics.cuda._quantized import ending_of, parts_of
+from whet.tactics.cuda._quantized_tactic import QuantizedTactic
 
 
 @tactic
-class OwnQAdd(Tactic):
+class OwnQAdd(QuantizedTactic):
     """Operands of the result's shape, row-major or channels last."""
 
     ops = ("Add",)
-    quantized = True
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = parts_of(layer)
-        if isinstance(parts, str):
-            return parts
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
         if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
             return "adds integers and stores integers"
         if any(t is None or t.is_constant or t.shape != layer.outputs[0].shape for t in (parts.view.inputs[i] for i in parts.reads)):
@@ -33,9 +28,8 @@ class OwnQAdd(Tactic):
         made = ending_of(parts)
         return made if isinstance(made, str) else "what follows the sum is no activation" if made.residual is not None or made.biases else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        parts = parts_of(layer)
-        if self.why_not(layer) or not all_static(layer) or isinstance(parts, str) or parts.stores is None:
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        if parts.stores is None:
             return []
         found = []
         for f in ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer
-from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import ConvShape, Eight, View, conv_configs, conv_launch, conv_source, fits, pack_weights8, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, varied
-from whet.tactics.cuda._kernel import RTOL, Ending, GpuKernel, ahead, all_static, machine_has, packed_array
+from whet.tactics.cuda._kernel import RTOL, Ending, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda._quantized import (
     EIGHT,
     Factors,
@@ -32,32 +32,25 @@ from whet.tactics.cuda._quantized import (
     steps_of,
     why_not_weighted,
 )
+from whet.tactics.cuda._quantized_tactic import QuantizedTactic
 from whet.tactics.cuda.own_conv import as_config, from_config
 
 MAX_CONFIGS = 30
 
 
 @tactic
-class OwnQConv(Tactic):
+class OwnQConv(QuantizedTactic):
     """Group 1, two spatial axes, input channels in sixteens; zero points at padding by a bias that depends on the pixel."""
 
     ops = ("Conv",)
-    quantized = True
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = parts_of(layer)
-        if isinstance(parts, str):
-            return parts
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
             return "takes images of two spatial axes, one group"
         return why_not_weighted(parts)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        parts = parts_of(layer)
-        return [] if self.why_not(layer) or not all_static(layer) or isinstance(parts, str) else signatures_of(parts, "nhwc")
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return signatures_of(parts, "nhwc")
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         parts = parts_of(layer)

@@ -7,40 +7,33 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer
-from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda._depthwise_tile import constants as tile_constants
 from whet.tactics.cuda._depthwise_tile import refuses as no_tile
 from whet.tactics.cuda._depthwise_tile import tile_launch, tiles_for
-from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, Ending, GpuKernel, ahead, all_static, blocks_of, launch, machine_has, packed_array
+from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, Ending, GpuKernel, ahead, blocks_of, launch, machine_has, packed_array
 from whet.tactics.cuda._quantized import EIGHT, Output, conv_shape_of, ending_of, folded, folds, key_of, parts_of, signatures_of, why_not_weighted
+from whet.tactics.cuda._quantized_tactic import QuantizedTactic
 from whet.tactics.cuda._source import source
 from whet.tactics.cuda.own_depthwise import tile_config, tile_from
 
 
 @tactic
-class OwnQDepthwise(Tactic):
+class OwnQDepthwise(QuantizedTactic):
     """As many groups as channels, one filter each; kernels up to 7 x 7, no dilation, no residual."""
 
     ops = ("Conv",)
-    quantized = True
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = parts_of(layer)
-        if isinstance(parts, str):
-            return parts
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
         x, w = parts.head.inputs[:2]
         if x.type.rank != 4 or w.shape[1] != 1 or parts.head.attrs["group"] != w.shape[0] or w.shape[0] != x.shape[1]:  # type: ignore[union-attr]
             return "is for depthwise convolutions of two spatial axes"
         return why_not_weighted(parts)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        parts = parts_of(layer)
-        return [] if self.why_not(layer) or not all_static(layer) or isinstance(parts, str) else signatures_of(parts, "nhwc")
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return signatures_of(parts, "nhwc")
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         parts = parts_of(layer)

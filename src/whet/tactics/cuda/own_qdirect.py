@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, static_shape
-from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda._conv import refuses as no_tensor_cores
-from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, GpuKernel, all_static, blocks_of, launch, machine_has, packed_array
+from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, GpuKernel, blocks_of, launch, machine_has, packed_array
 from whet.tactics.cuda._quantized import (
     EIGHT,
     Factors,
@@ -23,34 +24,25 @@ from whet.tactics.cuda._quantized import (
     signatures_of,
     why_not_weighted,
 )
+from whet.tactics.cuda._quantized_tactic import QuantizedTactic
 from whet.tactics.cuda.own_direct import DIRECT_FIELDS
 from whet.tactics.cuda.own_qconv import pairs
 from whet.tactics.cuda.own_qgemm import matrix, rows_of, why_not_rows
 
 
 @tactic
-class OwnQDirect(Tactic):
+class OwnQDirect(QuantizedTactic):
     """Conv of two spatial axes with any groups; Gemm and MatMul with a constant matrix."""
 
     ops = ("Conv", "Gemm", "MatMul")
-    quantized = True
     fallback = True
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = parts_of(layer)
-        if isinstance(parts, str):
-            return parts
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.op == "Conv" and parts.head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
             return "the kernel takes images of two spatial axes"
         return why_not_weighted(parts) or (None if parts.head.op == "Conv" else why_not_rows(parts))
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        parts = parts_of(layer)
-        if self.why_not(layer) or not all_static(layer) or isinstance(parts, str):
-            return []
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         return signatures_of(parts, "nhwc" if parts.head.op == "Conv" else "linear")
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:

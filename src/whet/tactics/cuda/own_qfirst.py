@@ -9,10 +9,10 @@ import numpy as np
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import TYPES, ConvShape, bias_count, pack_weights8
-from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, loaded, machine_has, packed_array
+from whet.tactics.cuda._kernel import GpuKernel, ahead, loaded, machine_has, packed_array
 from whet.tactics.cuda._quantized import (
     EIGHT,
     Factors,
@@ -26,24 +26,18 @@ from whet.tactics.cuda._quantized import (
     parts_of,
     why_not_weighted,
 )
+from whet.tactics.cuda._quantized_tactic import QuantizedTactic
 from whet.tactics.cuda._source import source as text
 from whet.tactics.cuda.own_first import _TILES, _shared, _taps, first_arguments, first_constants
 
 
 @tactic
-class OwnQFirst(Tactic):
+class OwnQFirst(QuantizedTactic):
     """Up to 4 input channels, filter rows up to 16 taps, up to 128 output channels, no dilation, no residual; integers in and out."""
 
     ops = ("Conv",)
-    quantized = True
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = parts_of(layer)
-        if isinstance(parts, str):
-            return parts
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
         head = parts.head
         if head.inputs[0].type.rank != 4 or head.attrs["group"] != 1 or head.inputs[0].shape[1] not in (1, 2, 3, 4):  # type: ignore[union-attr]
             return "is for first layers: at most 4 input channels, one group"
@@ -51,9 +45,8 @@ class OwnQFirst(Tactic):
             return "stores integers"
         return why_not_weighted(parts)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        parts = parts_of(layer)
-        if self.why_not(layer) or not all_static(layer) or isinstance(parts, str) or parts.stores is None:
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        if parts.stores is None:
             return []
         x, made = parts.place(parts.head.inputs[0]), ending_of(parts)
         if isinstance(made, str) or made.residual is not None:

@@ -9,32 +9,27 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, static_shape
-from whet.tactics._base import Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._conv_config import configs_for
-from whet.tactics.cuda._kernel import GpuKernel, all_static
+from whet.tactics.cuda._kernel import GpuKernel
 from whet.tactics.cuda._quantized import parts_of, signatures_of, why_not_weighted
+from whet.tactics.cuda._quantized_tactic import QuantizedTactic
 from whet.tactics.cuda.own_qconv import product_configs, product_plan, refuses_product
 
 
 @tactic
-class OwnQGemm(Tactic):
+class OwnQGemm(QuantizedTactic):
     """Row-major operands, inner size in sixteens; the second matrix constant."""
 
     ops = ("Gemm", "MatMul")
-    quantized = True
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = parts_of(layer)
-        return parts if isinstance(parts, str) else why_not_weighted(parts) or why_not_rows(parts)
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        return why_not_weighted(parts) or why_not_rows(parts)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        parts = parts_of(layer)
-        return [] if self.why_not(layer) or not all_static(layer) or isinstance(parts, str) else signatures_of(parts, "linear")
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return signatures_of(parts, "linear")
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         parts = parts_of(layer)

@@ -5,35 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from whet.network import Layer, static_shape
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import TYPES
-from whet.tactics.cuda._kernel import GpuKernel, all_static, launch
+from whet.tactics.cuda._kernel import GpuKernel, launch
 from whet.tactics.cuda._quantized import parts_of
+from whet.tactics.cuda._quantized_tactic import QuantizedTactic
 from whet.tactics.cuda.own_pool import FIELDS, _grown, pool_launch
 
 
 @tactic
-class OwnQPool(Tactic):
+class OwnQPool(QuantizedTactic):
     """AveragePool and GlobalAveragePool of integers into integers."""
 
     ops = ("AveragePool", "GlobalAveragePool")
-    quantized = True
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = parts_of(layer)
-        if isinstance(parts, str):
-            return parts
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
         x = parts.place(parts.head.inputs[0])
         if x not in parts.reads or parts.stores is None or parts.posts or layer.outputs[0].type.rank != 4:
             return "pools integer images and stores integers"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        parts = parts_of(layer)
-        if self.why_not(layer) or not all_static(layer) or isinstance(parts, str) or parts.stores is None:
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        if parts.stores is None:
             return []
         x = parts.place(parts.head.inputs[0])
         ins = tuple(Operand("nhwc", parts.reads[i].dtype) if i == x else None for i in range(len(layer.inputs)))
