@@ -27,7 +27,7 @@ $(VENV)/.demo: $(VENV)/.core
 
 $(VENV)/.test: $(VENV)/.core
 	$(PIP) torch==2.13.0  # by itself and first: another release may be the CUDA build, gigabytes of it
-	$(PIP) -e '.[test,search,torch-test]'
+	$(PIP) -e '.[test,search,torch-test,cuda-test]'
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

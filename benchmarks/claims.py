@@ -23,17 +23,16 @@ from typing import Any
 import numpy as np
 from _record import provenance
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support import datasets  # noqa: E402
-from whet import zoo  # noqa: E402
-from whet.backends import get_backend  # noqa: E402
-from whet.builder import BuildConfig, build  # noqa: E402
-from whet.engine.probe import probe_inputs, probe_shapes  # noqa: E402
-from whet.frontends import network_from_onnx, onnx_from_network  # noqa: E402
-from whet.network import Network  # noqa: E402
-from whet.pruning import (  # noqa: E402
+from support import datasets
+from whet import zoo
+from whet.backends import get_backend
+from whet.builder import BuildConfig, build
+from whet.engine.probe import probe_inputs, probe_shapes
+from whet.frontends import network_from_onnx, onnx_from_network
+from whet.network import Network
+from whet.pruning import (
     PruneConfig,
     Target,
     choose,
@@ -45,11 +44,12 @@ from whet.pruning import (  # noqa: E402
     recover,
     zero_smallest,
 )
-from whet.pruning.importance import Samples  # noqa: E402
-from whet.runtime import Runtime, bind  # noqa: E402
-from whet.zoo.layers import conv, relu  # noqa: E402
-from whet.zoo.writer import GraphWriter  # noqa: E402
+from whet.pruning.importance import Samples
+from whet.runtime import Runtime, bind
+from whet.zoo.layers import conv, relu
+from whet.zoo.writer import GraphWriter
 
+ROOT = Path(__file__).parents[1]
 DOC = ROOT / "docs" / "claims.md"
 RESULTS = ROOT / "benchmarks" / "results"
 NORMS = {"importance": "l1", "scope": "group"}

@@ -153,7 +153,7 @@ def raise_managed_threads(gomp: C.CDLL) -> None:
 
     threading.Thread(target=park, daemon=True).start()
     parked.wait()
-    raise_managed_threads.keep = body  # type: ignore[attr-defined]
+    raise_managed_threads.keep = body
 
 
 def child(case: dict) -> None:

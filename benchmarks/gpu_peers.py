@@ -185,8 +185,10 @@ def one_row(row: str, peers: str, rounds: int, gpu: int) -> dict[str, Any] | Non
     name, _, batch = row.partition(":")
     path = f"{tempfile.gettempdir()}/{name}_{batch}.engine"
     built = child(gpu, "build", name, batch, path)
-    measured = child(gpu, "measure", name, batch, path, peers, str(rounds)) if built else None
-    return None if measured is None else built | measured | {"gpu": gpu}  # type: ignore[operator]
+    if built is None:
+        return None
+    measured = child(gpu, "measure", name, batch, path, peers, str(rounds))
+    return None if measured is None else built | measured | {"gpu": gpu}
 
 
 def line(r: dict[str, Any]) -> str:
@@ -219,7 +221,7 @@ def main() -> None:
         return
     from _record import provenance
 
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/tmp/inductor")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/inductor")
     begun = time.perf_counter()
     made: dict[str, Any] = {**provenance(["numpy", "cuda-bindings"]), "rows": [], "left_out": []}
     waiting, guard = iter(rows), threading.Lock()

@@ -145,7 +145,7 @@ def members_of(path: Path, keep: Callable[[str], bool]) -> Members:
     """The wanted files of an archive, read into memory: nothing is unpacked to disk. Raises FetchError."""
     try:
         with tarfile.open(path) as tar:
-            found = {m.name: tar.extractfile(m).read() for m in tar if m.isfile() and keep(m.name)}  # type: ignore[union-attr]
+            found = {m.name: tar.extractfile(m).read() for m in tar if m.isfile() and keep(m.name)}
     except (OSError, tarfile.TarError, EOFError) as e:
         raise FetchError(f"{path} is no archive that can be read: {e}") from e
     if not found:
@@ -155,7 +155,7 @@ def members_of(path: Path, keep: Callable[[str], bool]) -> Members:
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code."""
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("what", nargs="?", choices=sorted(SOURCES), help="which data")
     p.add_argument("--to", default="data", help="folder that they are written to")
     p.add_argument("--archives", help="folder with the archives, where there is no network")

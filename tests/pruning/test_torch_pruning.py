@@ -6,13 +6,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
 pytest.importorskip("onnxscript", reason="the extra 'export' is not installed: pip install onnxscript")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-import whet  # noqa: E402
-from whet.errors import FrontendError  # noqa: E402
-from whet.ops import run_network  # noqa: E402
-from whet.pruning import count_flops, count_params, groups, zeros  # noqa: E402
-from whet.sparsity import eligible_layers  # noqa: E402
+import whet
+from whet.errors import FrontendError
+from whet.ops import run_network
+from whet.pruning import count_flops, count_params, groups, zeros
+from whet.sparsity import eligible_layers
 
 EXAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 

@@ -10,14 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
 
-import whet  # noqa: E402
-from whet.errors import TrainingError, UsageError  # noqa: E402
-from whet.network import Network, parse_type  # noqa: E402
-from whet.precision import Preprocessing  # noqa: E402
-from whet.sparsity import eligible_layers, is_two_four  # noqa: E402
-from whet.training import FinetuneConfig, TrainingData, accuracy, finetune, training_data  # noqa: E402
-from whet.training.checkpoint import read_state  # noqa: E402
-from whet.training.loop import rate  # noqa: E402
+import whet
+from whet.errors import TrainingError, UsageError
+from whet.network import Network, parse_type
+from whet.precision import Preprocessing
+from whet.sparsity import eligible_layers, is_two_four
+from whet.training import FinetuneConfig, TrainingData, accuracy, finetune, training_data
+from whet.training.checkpoint import read_state
+from whet.training.loop import rate
 
 
 def digits_net(channels=8, seed=0, softmax=False):

@@ -5,14 +5,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
 
-import whet  # noqa: E402
-from support import realdata  # noqa: E402
-from whet import zoo  # noqa: E402
-from whet.errors import NetworkError, ShapeError, UnsupportedError, UsageError  # noqa: E402
-from whet.network import Network, parse_type  # noqa: E402
-from whet.ops import OPS, run_network, sample_layer  # noqa: E402
-from whet.training import from_module, to_torch  # noqa: E402
-from whet.training.translate import TRANSLATIONS  # noqa: E402
+import whet
+from support import realdata
+from whet import zoo
+from whet.errors import NetworkError, ShapeError, UnsupportedError, UsageError
+from whet.network import Network, parse_type
+from whet.ops import OPS, run_network, sample_layer
+from whet.training import from_module, to_torch
+from whet.training.translate import TRANSLATIONS
 
 TIGHT = 1e-5
 

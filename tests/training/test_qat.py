@@ -5,17 +5,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
 
-from test_finetune import FAST, digits_net  # noqa: E402
+from test_finetune import FAST, digits_net
 
-import whet  # noqa: E402
-from support import datasets, realdata  # noqa: E402
-from whet.errors import TrainingError  # noqa: E402
-from whet.network import Network, parse_type  # noqa: E402
-from whet.ops import run_network  # noqa: E402
-from whet.precision import Ranges, find_places  # noqa: E402
-from whet.precision.ranges import Range  # noqa: E402
-from whet.training import FinetuneConfig, NetworkModule, TrainingData, accuracy, finetune, quantization_aware  # noqa: E402
-from whet.training.qat import FakeActivation, FakeWeight, _fakes, folded  # noqa: E402
+import whet
+from support import datasets, realdata
+from whet.errors import TrainingError
+from whet.network import Network, parse_type
+from whet.ops import run_network
+from whet.precision import Ranges, find_places
+from whet.precision.ranges import Range
+from whet.training import FinetuneConfig, NetworkModule, TrainingData, accuracy, finetune, quantization_aware
+from whet.training.qat import FakeActivation, FakeWeight, _fakes, folded
 
 
 @pytest.fixture(scope="module")

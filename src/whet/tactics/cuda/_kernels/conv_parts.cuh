@@ -1,0 +1,87 @@
+// Parts of conv.cu, which gives the constants and Args: how a result ends, and where a tile and a K step read and write.
+// The end of every result: v is the sum with its bias, r the residual.
+DEV float finish(const Args& p, float v, float r) {
+    const float x = activate<ACT>(p.has_residual == 1 ? v + r : v, p.act);
+    return p.has_residual == 2 ? x + r : x;
+}
+
+#if IN8
+// Eight neighbouring channels of a pixel: sums to real numbers, residual, activation, and into the type that is stored.
+DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out, long long to, int left) {
+    if (FOLD) {
+        if (p.has_residual) {
+            const Vec8 r = unpack_raw<ADD>(raw);
+#pragma unroll
+            for (int e = 0; e < 8; ++e) v[e] = fmaf(r.v[e], p.add_step, v[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = __saturatef(v[e]);
+        const u32 low = steps_of(v[0], v[1], v[2], v[3], p.per_step, p.zero), high = steps_of(v[4], v[5], v[6], v[7], p.per_step, p.zero);
+        if (!ODD) *reinterpret_cast<uint2*>(out + to) = make_uint2(low, high);
+        else
+#pragma unroll
+            for (int e = 0; e < 8; ++e) if (e < left) out[to + e] = (u8)((e < 4 ? low : high) >> e % 4 * 8);
+        return;
+    }
+    if (p.has_residual) {
+        const Vec8 r = unpack_raw<ADD>(raw);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = finish(p, v[e], ADD >= 3 && ADD < 5 ? r.v[e] * p.add_step + p.add_shift : r.v[e] * p.add_step);
+    } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = activate<ACT>(v[e], p.act);
+    }
+    Vec8 y;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) y.v[e] = TO >= 3 ? v[e] * p.per_step + p.zero : v[e];
+    if (!ODD) store8<TO>(out, to, y);
+    else  // rows begin anywhere
+#pragma unroll
+        for (int e = 0; e < 8; ++e) if (e < left) store1<TO>(out, to + e, y.v[e]);
+}
+DEV Vec8 shared_eight(u32 at) {
+    const float4 a = load_shared_f4(at), b = load_shared_f4(at + 16);
+    return Vec8{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+DEV const float* bias_of(const Args& p, int pixel) { return BORDER ? p.bias + (pixel < 0 ? 0 : p.classes[pixel % p.pixels]) * p.class_pitch : p.bias; }
+#endif
+
+// The pixel that row m of a tile is stored to, or -1.
+DEV int out_pixel(const Args& p, int tile, int m) {
+    if (!HALO) { const int row = tile * BM + m; return row < p.m ? row : -1; }
+    const int per = (p.height + p.rows - 1) / p.rows, image = tile / per, y = m / p.wide, x = m - y * p.wide, row = (tile - image * per) * p.rows + y;
+    return y < p.rows && row < p.height && x < p.width ? (image * p.height + row) * p.width + x : -1;
+}
+
+DEV float bits(float v) { return v; }
+DEV float bits(int v) { return __int_as_float(v); }
+DEV float unbits(float v, float) { return v; }
+DEV int unbits(float v, int) { return __float_as_int(v); }
+
+struct Corner {  // where a tile reads its input
+    int m0, n0, image, h, w;
+    DEV Corner(const Args& p, int tile) {
+        const int mt = tile / p.tiles_n;
+        m0 = mt * BM;
+        n0 = (tile - mt * p.tiles_n) * BN;
+        image = h = w = 0;
+        if (IM2COL) {
+            image = m0 / p.pixels;
+            const int pixel = m0 - image * p.pixels, y = pixel / p.width;
+            h = y * p.stride_h - p.pad_h;
+            w = (pixel - y * p.width) * p.stride_w - p.pad_w;
+        }
+        if (HALO) {
+            const int per = (p.height + p.rows - 1) / p.rows;
+            image = mt / per;
+            h = (mt - image * per) * p.rows - p.pad_h;
+            w = -p.pad_w;
+        }
+    }
+};
+
+struct Walk {  // where K step k reads the input
+    int c, s, r;
+    DEV Walk(const Args& p, int k) { int tap = k / p.csteps; c = k - tap * p.csteps; r = tap / p.taps_w; s = tap - r * p.taps_w; }
+    DEV void next(const Args& p) { if (++c == p.csteps) { c = 0; if (++s == p.taps_w) { s = 0; ++r; } } }
+};
