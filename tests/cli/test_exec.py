@@ -118,7 +118,10 @@ def test_lock_gives_the_same_engine_bytes(folder):
 def test_interrupt_keeps_what_was_timed(tmp_path):
     zoo.save("squeezenet1_1", tmp_path / "s.onnx", batch=1)
     command = [*WHET, "exec", "--onnx=s.onnx", "--timingCacheFile=t.cache", "--skipInference", "--avgTiming=64"]
-    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(tmp_path))
+    child = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(tmp_path),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell that starts tests in the background lets them ignore it
+    )  # fmt: skip
     limit = time.monotonic() + 120
     while time.monotonic() < limit and not _entries(tmp_path / "t.cache"):
         time.sleep(0.1)

@@ -1,13 +1,10 @@
 """One thread: two test workers on two cores would wait for each other at every small layer, and one thread repeats its bits."""
 
-from importlib.util import find_spec
-
-import pytest
+import sys
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    if find_spec("torch") is not None:
-        import torch
-
+def pytest_runtest_setup(item):
+    """Before every test and its fixtures: other libraries in the process count OpenMP's threads too, and a network's bits depend on them."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
         torch.set_num_threads(1)

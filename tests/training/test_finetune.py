@@ -106,7 +106,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(learned, digits)
 
 
 KILLED = """
-import os, sys, numpy as np
+import os, sys, numpy as np, torch
+torch.set_num_threads({threads})
 sys.path.insert(0, {here!r})
 from test_finetune import digits_net, FAST
 from sklearn.datasets import load_digits
@@ -125,8 +126,8 @@ def test_a_killed_training_goes_on_with_the_same_bits(more, digits, tmp_path):
     path = str(tmp_path / "c.safetensors")
     config = FinetuneConfig(**{**FAST, **more})
     whole = finetune(digits_net(), digits[0], config)
-    code = KILLED.format(here=str(Path(__file__).parent), more=more, path=path)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    code = KILLED.format(here=str(Path(__file__).parent), more=more, path=path, threads=torch.get_num_threads())
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
     at = read_state(path)["step"]
