@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 
 from gpu_engines import CONFIG, network
 
@@ -17,8 +18,9 @@ from whet.runtime import Runtime
 if __name__ == "__main__":
     name, rounds = (sys.argv[1] if len(sys.argv) > 1 else "resnet18"), int(sys.argv[2]) if len(sys.argv) > 2 else 20
     machine, net = get_backend("cuda"), network(name, 1)
-    free = []
-    for _ in range(rounds):
+    free: list[int] = []
+    began = time.perf_counter()
+    for i in range(rounds):
         engine = Runtime(machine).load(build(net, CONFIG))
         context = engine.create_context()
         context.run({n: context.input_array(n) for n in context.input_names})
@@ -27,5 +29,7 @@ if __name__ == "__main__":
         del engine, context
         gc.collect()
         free.append(machine.device.free_memory()[0])
+        if i % 20 == 1:
+            print(f"  {i + 1} of {rounds} after {time.perf_counter() - began:.0f} s: {free[-1] >> 20} MiB free", flush=True)
     grown = (free[1] - free[-1]) / 2**20 / max(1, len(free) - 2)
     print(f"{name}: after {rounds} builds and loads, {grown:.3f} MiB a round since the second; free {free[0] >> 20} .. {free[-1] >> 20} MiB")

@@ -1,0 +1,74 @@
+"""The tests marked `gpu`, whole, and the growth of GPU memory over builds and loads, on a machine with a GPU: results/<device>/tests.json.
+
+    python benchmarks/gpu_tests.py [--workers N] [--builds N]      # about two minutes of tests on 16 cores, and 2 to 4 s a build
+
+Both run in processes of their own; what they print goes through. The file is written to $OUT, or to the current folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from _record import provenance
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Runs both, then writes the file; exit code 1 where a test failed or the memory grew by 1 MiB a build or more."""
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--workers", type=int, default=12, help="test processes (pytest-xdist); most of a test is compiling")
+    p.add_argument("--builds", type=int, default=200, help="builds and loads of the memory test; 0 leaves it out")
+    p.add_argument("--network", default="resnet18", help="network of the memory test")
+    args = p.parse_args()
+    rows = tests(args.workers)
+    if args.builds:
+        rows.append(memory(args.network, args.builds))
+    from whet.backends import get_backend
+
+    found = {**provenance(("numpy", "cuda-bindings")), "device": get_backend("cuda").describe()["model"], "rows": rows}
+    (Path(os.environ.get("OUT", ".")) / "tests.json").write_text(json.dumps(found, indent=1) + "\n")
+    for row in rows:
+        print(f"{row['value']:>10} {row['unit']}: {row['what']}")
+    if any(row["value"] >= row["bar"] for row in rows if row.get("bar") is not None):
+        raise SystemExit(1)
+
+
+def tests(workers: int) -> list[dict]:
+    """Rows of the test run, counted from its JUnit file."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "junit.xml"
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests", "-n", str(workers), "-q", "--no-header", f"--junitxml={report}",
+                   "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]  # fmt: skip
+        subprocess.run(command, cwd=HERE.parent, check=False)
+        counts = {"passed": 0, "failed": 0, "skipped": 0}
+        for case in ElementTree.parse(report).iter("testcase"):
+            tags = {child.tag for child in case}
+            counts["failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"] += 1
+    return [{"what": f"tests marked gpu that {how}", "value": n, "unit": "tests", "bar": 1 if how == "failed" else None} for how, n in counts.items()]
+
+
+def memory(network: str, builds: int) -> dict:
+    """The row of the memory test."""
+    child = subprocess.Popen([sys.executable, str(HERE / "gpu_memory.py"), network, str(builds)], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
+    said = ""
+    assert child.stdout is not None
+    for line in child.stdout:
+        print(line, end="", flush=True)
+        said = line
+    match = re.search(r"([-\d.]+) MiB a round", said)
+    if child.wait() or match is None:
+        raise SystemExit(f"the memory test ended with code {child.returncode}; its output stands above")
+    return {"what": f"growth of GPU memory a build and load, over {builds} of them ({network})", "value": float(match[1]), "unit": "MiB", "bar": 1.0}
+
+
+if __name__ == "__main__":
+    main()
