@@ -113,6 +113,26 @@ class Steps:
     class_pitch: int = 0
 
 
+@dataclass(frozen=True)
+class Groups:
+    """A convolution of several groups: output and input channels of each, input channels of all.
+
+    Its ConvShape has as input channels the window that one tile reads; conv.cu begins it at the tile's first group, at a multiple of eight.
+    """
+
+    k: int
+    c: int
+    channels: int
+
+    def first(self, n0: int) -> int:
+        """The first input channel of the tile whose output channels begin at n0."""
+        return n0 // self.k * self.c & ~7
+
+    def window(self, filters: int, bn: int) -> int:
+        """Input channels that tiles of `bn` of `filters` output channels read at most."""
+        return max((min(n0 + bn, filters) - 1) // self.k * self.c + self.c - self.first(n0) for n0 in range(0, filters, bn))
+
+
 TYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3, "u8": 4, "f8e4m3": 5}  # numbers as in vector.cuh
 
 
@@ -158,19 +178,33 @@ def pack_bias(bias: np.ndarray | None, k: int) -> np.ndarray:
 
 
 def conv_source(
-    config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False, odd: bool = False, eight: Eight | None = None
+    config: ConvConfig,
+    im2col: bool,
+    activation: str,
+    bf16: bool,
+    out_f32: bool = False,
+    odd: bool = False,
+    eight: Eight | None = None,
+    grouped: bool = False,
 ) -> str:
     """The kernel's complete text."""
     made = config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16, out_f32=out_f32, odd=odd)
-    return source("conv.cu", made if eight is None else {**made, **eight.constants()})
+    return source("conv.cu", {**made, **({} if eight is None else eight.constants()), **({"GROUPED": 1} if grouped else {})})
 
 
 @per_device
 def conv_kernel(
-    config: ConvConfig, im2col: bool, activation: str, bf16: bool, out_f32: bool = False, odd: bool = False, eight: Eight | None = None
+    config: ConvConfig,
+    im2col: bool,
+    activation: str,
+    bf16: bool,
+    out_f32: bool = False,
+    odd: bool = False,
+    eight: Eight | None = None,
+    grouped: bool = False,
 ) -> Kernel:
     """The loaded kernel; compiled on first use, then kept."""
-    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd, eight), name=f"conv_{config}.cu")
+    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd, eight, grouped), name=f"conv_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED if config.halo else config.shared)
 
 
@@ -303,26 +337,28 @@ def conv_launch(
     label: str = "",
     eight: Eight | None = None,
     numbers8: Steps | None = None,
+    groups: Groups | None = None,
 ) -> Launch:
     """The launch of `shape` with addresses filled in; weights and bias are packed (pack_weights with config.bk, pack_bias).
 
     `input_map` replaces the tensor map of the input (its window positions must be those of `shape`). `eight` and `numbers8` are for
-    8-bit operands, whose weights pack_weights8 packs.
+    8-bit operands, whose weights pack_weights8 packs. `groups` is for several groups, whose weights own_group_conv packs.
     """
     dtype = "u8" if eight else "bf16" if bf16 else "f16"
     steps = shape.steps(config.bk)
     row, box = steps * config.bk, (_panel(config), 64)
     halo = Halo.of(shape, config) if config.halo else Halo(1, 1, 0, 0)
+    whole = shape if groups is None else replace(shape, c=groups.channels)
     if isinstance(halo, str):
         raise BackendError(f"{config} cannot run {shape}: {halo}. This is a mistake in whet: please report it.")
     if input_map is not None:
         a = input_map
     elif config.halo:
-        pixel, size = x.pitch * config.size, (shape.c, shape.w, shape.h, shape.n)
+        pixel, size = x.pitch * config.size, (whole.c, shape.w, shape.h, shape.n)
         strides = (pixel, pixel * shape.w, pixel * shape.w * shape.h)
         a = tensormap.tiled(x.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
     else:
-        a = window_map(shape, x, config, dtype)
+        a = window_map(whole, x, config, dtype)
     filters = -(-shape.k // 32) * 32 if eight else shape.k
     b = tensormap.tiled(weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
     if config.sk > 1 or config.direct:
@@ -360,6 +396,8 @@ def conv_launch(
         halo.slot,
         halo.box,
     )
+    if groups is not None:
+        numbers += struct.pack("<2i", groups.k, groups.c)
     if eight:
         assert numbers8 is not None
         n8 = numbers8
@@ -369,7 +407,7 @@ def conv_launch(
     if config.hold:  # a block's tiles have the same output channels
         grid = max(1, grid // tiles_n) * tiles_n
     im2col = not config.halo and (input_map is not None or not shape.plain)
-    kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight)
+    kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight, groups is not None)
     shared = config.shared_with(halo.slot) if config.halo else -1
     return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)
 

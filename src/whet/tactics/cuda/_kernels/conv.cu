@@ -6,6 +6,8 @@
 // With HALO (stride 1, SK > 1 or DIRECT) a tile is some rows of one image, each `wide` = width + taps_w - 1 long: the input pixels of all
 // filter taps are loaded once a channel step, and a tap is the same matrix shifted by r * wide + s rows; the ends of rows are not stored.
 // With HOLD (all K steps; SK == 1) a block keeps its output channels and their weights, and only inputs stream.
+// With GROUPED (a convolution of several groups) a tile of output channels reads the window of input channels that its groups have, and K runs over
+// that window alone; weights within it that belong to no pair of a group are zeros.
 // OUTS (1 or 2) output tiles take turns: with two the residual of the next tile comes, and the last one leaves, while this one is finished.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
@@ -56,6 +58,9 @@ struct Args {
     Act act;
     int wide, rows, height;    // HALO: pixels from row to row in a tile, output rows of a tile, output height
     int slot_bytes, box_bytes; // HALO: bytes of an input slot, and those that a copy fills
+#if GROUPED
+    int group_k, group_c;      // output and input channels of a group
+#endif
 #if IN8
     const float* factor;       // [tiles_n * BN]: real value of a step of the sum
     const u16* classes;        // BORDER: which of the biases each pixel of an image takes
@@ -138,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     if (a_turn > 0) barrier_wait(a_empty + 8 * a_slot, (a_turn - 1) & 1);
                     if (one) {
                         barrier_expect(a_full + 8 * a_slot, p.box_bytes);
-                        load_box4(ring_a + a_slot * a_bytes, &p.a, a_full + 8 * a_slot, c * BK, at_tile.w, at_tile.h, at_tile.image);
+                        load_box4(ring_a + a_slot * a_bytes, &p.a, a_full + 8 * a_slot, FIRST_CHANNEL c * BK, at_tile.w, at_tile.h, at_tile.image);
                     }
                     if (++a_slot == HALO) { a_slot = 0; ++a_turn; }
                 }
@@ -155,9 +160,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     }
                     if (HALO) {
                     } else if (IM2COL) {
-                        load_window(ring_a + slot * A_BYTES, &p.a, bar, at.c * BK, at_tile.w, at_tile.h, at_tile.image, at.s * p.dil_w, at.r * p.dil_h);
+                        load_window(ring_a + slot * A_BYTES, &p.a, bar, FIRST_CHANNEL at.c * BK, at_tile.w, at_tile.h, at_tile.image, at.s * p.dil_w, at.r * p.dil_h);
                     } else {
-                        load_box2(ring_a + slot * A_BYTES, &p.a, bar, k * BK, at_tile.m0);
+                        load_box2(ring_a + slot * A_BYTES, &p.a, bar, FIRST_CHANNEL k * BK, at_tile.m0);
                     }
                 }
                 if (IM2COL) at.next(p);

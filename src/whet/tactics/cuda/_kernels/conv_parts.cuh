@@ -60,10 +60,16 @@ DEV int unbits(float v, int) { return __float_as_int(v); }
 
 struct Corner {  // where a tile reads its input
     int m0, n0, image, h, w;
+#if GROUPED
+    int c0;  // the first channel of the groups that the tile makes
+#endif
     DEV Corner(const Args& p, int tile) {
         const int mt = tile / p.tiles_n;
         m0 = mt * BM;
         n0 = (tile - mt * p.tiles_n) * BN;
+#if GROUPED
+        c0 = n0 / p.group_k * p.group_c & ~7;
+#endif
         image = h = w = 0;
         if (IM2COL) {
             image = m0 / p.pixels;
@@ -79,6 +85,12 @@ struct Corner {  // where a tile reads its input
         }
     }
 };
+
+#if GROUPED
+#define FIRST_CHANNEL at_tile.c0 +
+#else
+#define FIRST_CHANNEL
+#endif
 
 struct Walk {  // where K step k reads the input
     int c, s, r;
