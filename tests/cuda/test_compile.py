@@ -102,6 +102,24 @@ def test_convolutions_use_what_hopper_has(config, im2col, activation, bf16, f32,
     assert "R2UR" not in loop, "descriptors stay in uniform registers"
 
 
+@pytest.mark.parametrize(
+    ("config", "im2col", "pair"),
+    [
+        (ConvConfig(1, 1, 64, stages=4, sk=4), False, 1),
+        (ConvConfig(1, 1, 64, stages=6, direct=1), False, 2),
+        (ConvConfig(3, 1, 128, stages=4), True, 2),
+        (ConvConfig(1, 1, 64, stages=2, blocks=4, outs=2, hold=2), False, 1),
+    ],
+)
+def test_sums_of_two_convolutions_use_what_hopper_has(config, im2col, pair, tmp_path):
+    assert config.valid()
+    text = sass(compile_cubin(conv_source(config, im2col, "clip", False, pair=pair), cached=False), tmp_path)
+    assert ("UTMALDG.4D.IM2COL" in text) == (im2col or pair == 2), "the second input comes by bulk copies of its own kind"
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert "R2UR" not in text[text.index("HGMMA") : text.rindex("HGMMA")], "descriptors stay in uniform registers"
+
+
 @pytest.mark.parametrize(("config", "eight", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))
 def test_products_of_8_bits_use_what_hopper_has(config, eight, im2col, activation, tmp_path):
     assert config.valid()

@@ -11,6 +11,7 @@ from typing import Any
 
 from whet.builder.candidates import Option
 from whet.builder.choice import Choosing, ReformatCost, choose, links, total
+from whet.builder.in_chain import Kind, chosen_in_chain
 from whet.builder.reformats import with_reformats
 from whet.builder.search import Search
 from whet.builder.timing import typical
@@ -26,6 +27,8 @@ Make = Callable[[Network, Mapping[str, Option]], EnginePlan]
 
 _SECONDS = 0.8  # spent on timing each whole engine, at most
 _ROUNDS = (5, 30)
+_RUNNERS_UP = 6  # options of a kind of layer that take turns in the network, where launches overlap
+_IN_CHAIN_S = 4.0  # seconds spent on that
 _CLOSE = 1.3  # a runner-up this much slower alone may still win in the network
 
 
@@ -107,6 +110,8 @@ def best_engine(search: Search, make: Make) -> Best:
         if refined is not None:
             entries.append(refined)
             _time(search, entries)
+            if getattr(search.machine, "overlaps", False) and refined.ms <= min(e.ms for e in entries):
+                entries.insert(0, entries.pop())  # each of its changes was faster in the network: that it is by less than the noise now is no reason
     search.tell.step("in place")
     kept = _earliest(entries)
     kept.plan.report["latency_ms"] = kept.ms
@@ -258,6 +263,8 @@ def _earliest(entries: Sequence[Entry]) -> Entry:
 
 def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore) -> Entry | None:
     """In the network, layer by layer, against the runner-up of the same signature: what wins there is taken. None when nothing does."""
+    if getattr(search.machine, "overlaps", False):
+        return _refined_in_chain(search, base, make, inputs, store)
     others: dict[str, Option] = {}
     for layer in base.lowered.layers:
         mine = base.chosen[layer.name]
@@ -276,6 +283,28 @@ def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore
     for i, layer in enumerate(base.net.layers):
         if layer.name in others and typical(b[i], True) < 0.97 * typical(a[i], True):
             better[layer.name] = others[layer.name]
+    if not better:
+        return None
+    refined = _changed(base, f"{base.what}, {len(better)} layers changed for what is faster in the network", better, make)
+    refined.bound = _bound(search, refined, inputs, store)
+    return refined
+
+
+def _refined_in_chain(search: Search, base: Entry, make: Make, inputs, store: WeightStore) -> Entry | None:
+    """As `_refined` where launches overlap: whole replays, kind by kind, against all options that were nearly as fast alone."""
+    groups: dict[tuple[str, Any], list[str]] = {}
+    for layer in base.lowered.layers:
+        groups.setdefault((search.kind_of[layer.name], base.chosen[layer.name].ident), []).append(layer.name)
+    layers = {layer.name: layer for layer in base.lowered.layers}
+    kinds = []
+    for (kind, _), names in groups.items():
+        mine = base.chosen[names[0]]
+        close = [o for o in search.kinds[kind].options if o.ms is not None and o.cost <= _CLOSE * mine.cost and o.ident != mine.ident]
+        same = [o for o in close if o.signature == mine.signature and all(search.why_not(layers[n], o, base.lowered) is None for n in names)]
+        if same:
+            kinds.append(Kind(tuple(names), mine, tuple(sorted(same, key=lambda o: o.cost)[:_RUNNERS_UP])))
+    assert base.bound is not None
+    better = chosen_in_chain(base.bound, kinds, store, _IN_CHAIN_S) if kinds else {}
     if not better:
         return None
     refined = _changed(base, f"{base.what}, {len(better)} layers changed for what is faster in the network", better, make)

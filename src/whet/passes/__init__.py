@@ -3,9 +3,9 @@
 from whet.passes._base import PASSES, Did, Pass, Phase, Skip, ordered, rule, whole
 from whet.passes._driver import PassLog, run_passes, select
 from whet.passes._graph import Graph
-from whet.passes._lower import lower
+from whet.passes._lower import in_pieces, lower
 from whet.registry import load_folder
 
-__all__ = ["PASSES", "Did", "Graph", "Pass", "PassLog", "Phase", "Skip", "lower", "ordered", "rule", "run_passes", "select", "whole"]
+__all__ = ["PASSES", "Did", "Graph", "Pass", "PassLog", "Phase", "Skip", "in_pieces", "lower", "ordered", "rule", "run_passes", "select", "whole"]
 
 load_folder(__name__, __path__)

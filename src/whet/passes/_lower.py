@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from whet.errors import NetworkError, UsageError
 from whet.network import Layer, Network
@@ -25,7 +25,8 @@ def lower(
 
     `level` is the builderOptimizationLevel, `switches` turn single passes on and off ("-fuse_silu", "none"), `no_fuse` names source
     nodes that stay alone (`*` as a wildcard), `check` verifies after each firing. `refuses(fused layer)` may say why no tactic of
-    the machine computes it (its shapes may be symbolic); without it, attention stays in pieces, which every backend computes.
+    the machine computes it (its shapes may be symbolic); without it, attention and sums of convolutions stay in pieces, which every
+    backend computes.
     `forbids(fused layer)` may say why the user does not want it (--layerPrecisions).
     Raises UsageError for an unknown pass or node, NetworkError for a network that is lowered already.
     """
@@ -33,13 +34,21 @@ def lower(
         raise NetworkError(f"'{net.name}' is lowered already; passes run once, on the network as imported")
     made = net.clone("lowered")
     keep = _keep(made, no_fuse) if no_fuse else None
-    useless = refuses or _attention
+    useless = refuses or in_pieces
     unwanted = useless if forbids is None else lambda layer: forbids(layer) or useless(layer)
     return made, run_passes(made, select(level, switches), check=check, keep=keep, refuses=unwanted)
 
 
-def _attention(layer: Layer) -> str | None:
-    return "no tactic is known that computes attention at once; its parts run one by one" if layer.hint == "Attention" else None
+_PIECES = {
+    "Attention": "no tactic is known that computes attention at once; its parts run one by one",
+    "ConvSum": "no tactic here computes two convolutions and their sum at once",
+    "Table": "no tactic here looks up functions of 8-bit integers; they are computed step by step",
+}
+
+
+def in_pieces(layer: Layer, computed: Collection[str] = ()) -> str | None:
+    """Why a Fused layer of no backend's tactics stays in pieces; `computed` are hints that the machine has tactics for."""
+    return None if layer.hint in computed else _PIECES.get(layer.hint)
 
 
 def _keep(net: Network, patterns: Sequence[str]):

@@ -21,7 +21,7 @@ from whet.network import Layer, Network, evaluate, format_bytes, from_stored, st
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime.kernels import Planned, plan_layer
 from whet.runtime.memory import ALIGNMENT, Shared, WeightStore, read_bytes, write_bytes
-from whet.tactics import Args, Operand
+from whet.tactics import Args, Kernel, Operand
 
 
 @dataclass
@@ -190,6 +190,18 @@ class Bound:
                 step.kernel.enqueue(args, stream)
                 self._single.append(stream.finish())
         self._single[i].run()
+
+    def recorded(self, i: int, kernel: Kernel, packed: Sequence[int]) -> list[Any]:
+        """The launches that another kernel of the same operands records in the place of step `i`, its packed weights at these addresses.
+
+        Raises BackendError where it needs more scratch than the step has.
+        """
+        mine, args = self.shaped.steps[i].kernel, self._args[i]
+        if kernel.scratch > mine.scratch:
+            raise BackendError(f"needs {kernel.scratch} bytes of scratch, the step has {mine.scratch}")
+        recorder = _Recorder(self.backend.stream())
+        kernel.enqueue(Args(args.inputs, args.outputs, tuple(packed), args.scratch), recorder)
+        return recorder.calls
 
     # values
 

@@ -148,6 +148,7 @@ class Tactic:
     ops: tuple[str, ...] = ()
     version = 1
     fallback = False  # listed after all others: always there, never first
+    hints: tuple[str, ...] = ()  # fused layers that are around no single op ("ConvSum", "Attention") and that it computes whole
     opt_in = False  # used only where --tacticSources=+NAME asks for it
     quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others
 

@@ -24,6 +24,7 @@ class CudaBackend:
 
     name = "cuda"
     runs = True
+    overlaps = True  # a launch begins while the one in front still runs: what a kernel costs shows only in the network
     default_device = 0  # the GPU that is taken where none is named: `whet exec --device=N`
     cache_bytes: dict[int, int] = {}  # noqa: RUF012 - candidates are timed as overlapping chains in a warm L2 cache; nothing to flush
 

@@ -133,6 +133,19 @@ class Groups:
         return max((min(n0 + bn, filters) - 1) // self.k * self.c + self.c - self.first(n0) for n0 in range(0, filters, bn))
 
 
+@dataclass(frozen=True)
+class Second:
+    """A second convolution whose result is added before the activation: 1x1, no padding, to the same output."""
+
+    shape: ConvShape
+    x: View
+
+    @staticmethod
+    def kind(shape: ConvShape) -> int:
+        """PAIR of conv.cu for such a shape."""
+        return 1 if shape.plain else 2
+
+
 TYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3, "u8": 4, "f8e4m3": 5}  # numbers as in vector.cuh
 
 
@@ -186,10 +199,12 @@ def conv_source(
     odd: bool = False,
     eight: Eight | None = None,
     grouped: bool = False,
+    pair: int = 0,
 ) -> str:
     """The kernel's complete text."""
     made = config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16, out_f32=out_f32, odd=odd)
-    return source("conv.cu", {**made, **({} if eight is None else eight.constants()), **({"GROUPED": 1} if grouped else {})})
+    more = {**({"GROUPED": 1} if grouped else {}), **({"PAIR": pair} if pair else {})}
+    return source("conv.cu", {**made, **({} if eight is None else eight.constants()), **more})
 
 
 @per_device
@@ -202,9 +217,10 @@ def conv_kernel(
     odd: bool = False,
     eight: Eight | None = None,
     grouped: bool = False,
+    pair: int = 0,
 ) -> Kernel:
     """The loaded kernel; compiled on first use, then kept."""
-    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd, eight, grouped), name=f"conv_{config}.cu")
+    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd, eight, grouped, pair), name=f"conv_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED if config.halo else config.shared)
 
 
@@ -338,14 +354,17 @@ def conv_launch(
     eight: Eight | None = None,
     numbers8: Steps | None = None,
     groups: Groups | None = None,
+    second: Second | None = None,
 ) -> Launch:
     """The launch of `shape` with addresses filled in; weights and bias are packed (pack_weights with config.bk, pack_bias).
 
     `input_map` replaces the tensor map of the input (its window positions must be those of `shape`). `eight` and `numbers8` are for
     8-bit operands, whose weights pack_weights8 packs. `groups` is for several groups, whose weights own_group_conv packs.
+    With `second` the weights of both convolutions lie side by side in each row, and the bias is the sum of both.
     """
     dtype = "u8" if eight else "bf16" if bf16 else "f16"
-    steps = shape.steps(config.bk)
+    first_steps = shape.steps(config.bk)
+    steps = first_steps + (0 if second is None else second.shape.steps(config.bk))
     row, box = steps * config.bk, (_panel(config), 64)
     halo = Halo.of(shape, config) if config.halo else Halo(1, 1, 0, 0)
     whole = shape if groups is None else replace(shape, c=groups.channels)
@@ -378,7 +397,7 @@ def conv_launch(
         shape.m,
         shape.k,
         steps,
-        steps // (shape.r * shape.s),
+        first_steps // (shape.r * shape.s),
         shape.s,
         shape.p * shape.q,
         shape.q,
@@ -403,11 +422,15 @@ def conv_launch(
         n8 = numbers8
         numbers += struct.pack("<4x2Q4fi", n8.factor, n8.classes, n8.per_step, n8.zero, n8.add_step, n8.add_shift, n8.class_pitch)
     args = a + b + d + r + numbers
+    if second is not None:
+        args += bytes(-len(args) % 64) + window_map(second.shape, second.x, config, dtype)
+        args += struct.pack("<3i", first_steps, *second.shape.stride)
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
     if config.hold:  # a block's tiles have the same output channels
         grid = max(1, grid // tiles_n) * tiles_n
     im2col = not config.halo and (input_map is not None or not shape.plain)
-    kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight, groups is not None)
+    pair = 0 if second is None else Second.kind(second.shape)
+    kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight, groups is not None, pair)
     shared = config.shared_with(halo.slot) if config.halo else -1
     return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)
 

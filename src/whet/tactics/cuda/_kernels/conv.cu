@@ -8,6 +8,7 @@
 // With HOLD (all K steps; SK == 1) a block keeps its output channels and their weights, and only inputs stream.
 // With GROUPED (a convolution of several groups) a tile of output channels reads the window of input channels that its groups have, and K runs over
 // that window alone; weights within it that belong to no pair of a group are zeros.
+// With PAIR the sum goes on over a second input, a 1x1 convolution of its own to the same output (1: stride 1, 2: any stride); its weights follow.
 // OUTS (1 or 2) output tiles take turns: with two the residual of the next tile comes, and the last one leaves, while this one is finished.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
@@ -68,6 +69,10 @@ struct Args {
     float add_step, add_shift; // 8-bit residual: real = integer * step + shift
     int class_pitch;           // floats from bias to bias
 #endif
+#if PAIR
+    TensorMap second;          // the second input; its K steps come last
+    int first_steps, second_stride_h, second_stride_w;
+#endif
 #if TRACE
     u64* trace;                // 16 times of each block
 #endif
@@ -99,6 +104,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         MARK(0)
         map_prefetch(&p.a);
         map_prefetch(&p.b);
+#if PAIR
+        map_prefetch(&p.second);
+#endif
         if (STAGED) { map_prefetch(&p.d); map_prefetch(&p.r); }
         for (int i = 0; i < STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, WGS); }
         for (int i = 0; i < WGS * OUTS; ++i) barrier_init(res_full + 8 * i, 1);
@@ -159,6 +167,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                         if (!HOLD) load_box2(ring_b + slot * B_BYTES, &p.b, bar, (HALO ? tap * p.csteps + c : k) * BK, at_tile.n0);
                     }
                     if (HALO) {
+#if PAIR == 1
+                    } else if (k >= p.first_steps) {
+                        load_box2(ring_a + slot * A_BYTES, &p.second, bar, (k - p.first_steps) * BK, at_tile.m0);
+#elif PAIR
+                    } else if (k >= p.first_steps) {
+                        load_window(ring_a + slot * A_BYTES, &p.second, bar, (k - p.first_steps) * BK, at_tile.second_w, at_tile.second_h, at_tile.second_image, 0, 0);
+#endif
                     } else if (IM2COL) {
                         load_window(ring_a + slot * A_BYTES, &p.a, bar, FIRST_CHANNEL at.c * BK, at_tile.w, at_tile.h, at_tile.image, at.s * p.dil_w, at.r * p.dil_h);
                     } else {

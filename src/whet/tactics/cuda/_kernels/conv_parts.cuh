@@ -63,6 +63,9 @@ struct Corner {  // where a tile reads its input
 #if GROUPED
     int c0;  // the first channel of the groups that the tile makes
 #endif
+#if PAIR == 2
+    int second_image, second_h, second_w;
+#endif
     DEV Corner(const Args& p, int tile) {
         const int mt = tile / p.tiles_n;
         m0 = mt * BM;
@@ -71,6 +74,12 @@ struct Corner {  // where a tile reads its input
         c0 = n0 / p.group_k * p.group_c & ~7;
 #endif
         image = h = w = 0;
+#if PAIR == 2
+        second_image = m0 / p.pixels;
+        const int place = m0 - second_image * p.pixels, line = place / p.width;
+        second_h = line * p.second_stride_h;
+        second_w = (place - line * p.width) * p.second_stride_w;
+#endif
         if (IM2COL) {
             image = m0 / p.pixels;
             const int pixel = m0 - image * p.pixels, y = pixel / p.width;

@@ -1,0 +1,136 @@
+"""Kernels chosen in the network, where launches overlap their neighbours: the whole is replayed with one kind of layer changed at a time.
+
+A kernel timed in a chain of its own kind hides what it takes from the launches around it: how much shared memory it leaves to the next
+one for weights that are fetched early, when its last block ends, what it leaves in the cache. So the few that are nearly as fast as the
+chosen one take turns in the network itself, kind by kind, the ones with the most time first; what is faster stays for the next kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from whet.builder.assemble import choice_of
+from whet.builder.candidates import Option
+from whet.errors import BackendError, BuildError, EngineError
+from whet.runtime import Bound, WeightStore
+from whet.runtime.kernels import plan_layer
+
+_SWEEPS = 2  # over all kinds: a choice changes what the others meet
+_FIRST, _MORE = 12, 36  # turns of all variants of a kind, then of those that are left
+_TURNS_S = 0.03, 0.08  # seconds that either may take; slow networks get fewer turns
+_FEWEST = 5
+_LEFT = 1.01  # of the best: what gets more turns
+_GAIN = 0.0007  # of the network's time: a smaller gain changes nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Layers that do equal work by one option, and the other options that may replace it in all of them."""
+
+    layers: tuple[str, ...]
+    mine: Option
+    others: tuple[Option, ...]
+
+
+def chosen_in_chain(bound: Bound, kinds: Sequence[Kind], store: WeightStore, seconds: float) -> dict[str, Option]:
+    """What replaces the options of some layers, by layer: the network as a whole was faster with it. Takes about `seconds`."""
+    chain, end = _Chain(bound, store), perf_counter() + seconds
+    now = {kind: kind.mine for kind in kinds}
+    order = sorted(kinds, key=lambda kind: -kind.mine.cost * len(kind.layers))
+    for _ in range(_SWEEPS):
+        before = dict(now)
+        for kind in order:
+            if perf_counter() > end:
+                break
+            now[kind] = chain.best(kind, now[kind])
+        if all(now[kind] is before[kind] for kind in kinds):
+            break
+    return {name: option for kind, option in now.items() if option is not kind.mine for name in kind.layers}
+
+
+class _Chain:
+    """A bound engine's launches, some of them exchanged for those of other kernels with the same operands."""
+
+    def __init__(self, bound: Bound, store: WeightStore):
+        self.bound, self.store = bound, store
+        self.calls = [list(calls) for calls in bound.step_calls]
+        self.at = {step.layer.name: i for i, step in enumerate(bound.shaped.steps)}
+        self._made: dict[tuple[int, Any], list[Any] | None] = {}
+        self._held: list[Any] = []  # packed weights of exchanged kernels
+
+    def best(self, kind: Kind, now: Option) -> Option:
+        """The fastest of a kind's options in the network as it stands; it stays in the chain."""
+        variants: list[tuple[Option, Any]] = []
+        for option in (now, *(o for o in (kind.mine, *kind.others) if o is not now)):
+            calls = {self.at[name]: self._calls(name, option) for name in kind.layers}
+            if all(c is not None for c in calls.values()):
+                variants.append((option, self._executable(calls)))  # type: ignore[arg-type]
+        if len(variants) < 2:
+            return now
+        samples: dict[int, list[float]] = {i: [] for i in range(len(variants))}
+        for i, (_, executable) in enumerate(variants):  # makes the graphs
+            if not self._runs(executable):
+                del samples[i]
+        self._turns(variants, samples, _FIRST, _TURNS_S[0])
+        least = min(median(s) for s in samples.values())
+        left = {i: s for i, s in samples.items() if i == 0 or median(s) <= _LEFT * least}
+        if len(left) > 1:
+            self._turns(variants, left, _MORE, _TURNS_S[1])
+        winner = min(left, key=lambda i: median(left[i]))
+        if winner != 0 and not _clearly_less(left[winner], left[0]):
+            winner = 0
+        for name in kind.layers:
+            self.calls[self.at[name]] = self._calls(name, variants[winner][0]) or self.calls[self.at[name]]
+        return variants[winner][0]
+
+    def _turns(self, variants: Sequence[tuple[Option, Any]], samples: Mapping[int, list[float]], rounds: int, seconds: float) -> None:
+        once = sum(self.bound.backend.seconds(variants[i][1], 1)[0] for i in samples)
+        for r in range(max(_FEWEST, min(rounds, int(seconds / max(once, 1e-6))))):
+            for i in samples if r % 2 == 0 else reversed(list(samples)):
+                samples[i].append(self.bound.backend.seconds(variants[i][1], 1)[0])
+
+    def _runs(self, executable: Any) -> bool:
+        try:
+            executable.run()
+        except BackendError:
+            return False
+        return True
+
+    def _executable(self, exchanged: Mapping[int, list[Any]]) -> Any:
+        stream = self.bound.backend.stream()
+        for i, calls in enumerate(self.calls):
+            for call in exchanged.get(i, calls):
+                stream.record(call)
+        return stream.finish()
+
+    def _calls(self, name: str, option: Option) -> list[Any] | None:
+        """What an option records for a layer; None where it cannot be planned for it."""
+        i = self.at[name]
+        if (i, option.ident) not in self._made:
+            try:
+                step = plan_layer(self.bound.shaped.steps[i].layer, choice_of(option), self.bound.backend)
+                if step.fell_back:
+                    raise BackendError(step.fell_back)
+                packed = [self.store.packed(p) for p in step.kernel.packed]
+                self._held += packed
+                self._made[i, option.ident] = self.bound.recorded(i, step.kernel, [p.address for p in packed])
+            except (BackendError, BuildError, EngineError):
+                self._made[i, option.ident] = None
+        return self._made[i, option.ident]
+
+
+def _clearly_less(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether the median of `a` is below that of `b` by more than chance and by enough to matter."""
+    gain = median(b) - median(a)
+    return gain > _GAIN * median(b) and gain > sqrt(_error(a) ** 2 + _error(b) ** 2)
+
+
+def _error(samples: Sequence[float]) -> float:
+    """The standard error of a median, from the quartiles (of normal samples: 1.25 sigma / sqrt(n), quartiles at 0.674 sigma)."""
+    s = sorted(samples)
+    return 1.25 / 0.674 * (s[(3 * (len(s) - 1)) // 4] - s[(len(s) - 1) // 4]) / 2 / sqrt(len(s))

@@ -1,0 +1,44 @@
+"""Samples of fused layers around more than one op: sums of two convolutions."""
+
+from __future__ import annotations
+
+from whet.network import Network, parse_type
+from whet.ops._base import Sample
+
+
+def conv_sum(x: str, w: str, z: str, v: str, **attrs: dict) -> Sample:
+    """relu(conv(x, w) + (conv(z, v) + bias)), as a residual block ends; `attrs` are those of the convolutions, by name "first" and "second".
+
+    The second convolution takes the sum and the activation, as fuse_conv_add and fuse_conv_activation leave it.
+    """
+    k = w.split("[")[1].split(",")[0]
+    inputs = [x, f"const {w}", z, f"const {v}", f"const f32[{k}]"]
+
+    def regions() -> dict[str, Network]:
+        body = Network("body", "lowered")
+        own = [body.add_input(n, parse_type(t.split()[-1])) for n, t in zip("xwzvb", inputs, strict=True)]
+        first = body.add("Conv", *own[:2], **attrs.get("first", {}))
+        inner = Network("body", "lowered")
+        read = [inner.add_input(n, t.type) for n, t in zip(("z", "v", "b", "first"), (*own[2:], first), strict=True)]
+        second = inner.add("Conv", *read[:3], **attrs.get("second", {}))
+        inner.mark_output(inner.add("Relu", inner.add("Add", second, read[3])))
+        body.mark_output(body.add("Fused", *own[2:], first, hint="Conv", regions={"body": inner}))
+        return {"body": body}
+
+    return Sample(inputs, {"hint": "ConvSum"}, regions)
+
+
+SAMPLES = [
+    conv_sum("f32[1,16,8,8]", "f32[32,16,1,1]", "f32[1,24,8,8]", "f32[32,24,1,1]"),
+    conv_sum("f32[2,64,9,9]", "f32[64,64,3,3]", "f32[2,128,17,17]", "f32[64,128,1,1]", first={"pads": (1, 1, 1, 1)}, second={"strides": (2, 2)}),
+    conv_sum("f32[1,256,14,14]", "f32[128,256,1,1]", "f32[1,128,28,28]", "f32[128,128,1,1]", second={"strides": (2, 2)}),
+    conv_sum(
+        "f32[1,32,16,16]",
+        "f32[48,32,1,1]",
+        "f32[1,16,16,16]",
+        "f32[48,16,3,3]",
+        first={"strides": (2, 2)},
+        second={"strides": (2, 2), "pads": (1, 1, 1, 1)},
+    ),
+    conv_sum("f32[7,64,24,24]", "f32[128,64,1,1]", "f32[7,64,24,24]", "f32[128,64,1,1]"),
+]

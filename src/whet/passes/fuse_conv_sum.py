@@ -1,0 +1,76 @@
+"""Two convolutions whose results are added become one layer: a residual block's last convolution and its projection shortcut.
+
+The body keeps both as they were fused before, so that the layer can be taken apart into the same two.
+"""
+
+from __future__ import annotations
+
+from whet.network import Layer, Network, Tensor, copy_into
+from whet.passes._base import Phase, Skip, rule
+from whet.passes._fuse import anchored, obstacle, steps
+from whet.passes._graph import Graph
+
+HINT = "ConvSum"
+
+
+@rule("*", phase=Phase.FINAL)
+def fuse_conv_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    if layer.op != "Fused" or layer.hint != "Conv":
+        return None
+    value = _added(layer)
+    first = g.maker(value)
+    if value is None or first is None or anchored(first, ("Conv",)) != "Conv" or set(steps(first)) - {"bias"}:
+        return None
+    if reason := obstacle(g, first, value, layer):
+        return Skip(reason)
+    before = steps(layer)[: steps(layer).index("add")]
+    if set(before) - {"bias"}:
+        return Skip(f"%{value.name} is added behind the {before[-1]} of '{layer.name}'")
+    heads = [_conv(first), _conv(layer)]
+    if any(h.attrs["group"] != 1 for h in heads):
+        return Skip("a convolution of several groups has no sum with another")
+    if not any(_small(h) for h in heads):
+        return Skip("neither convolution is 1x1 without padding")
+    return _fused(g, first, layer)
+
+
+def _added(layer: Layer) -> Tensor | None:
+    """What a fused convolution adds to its sum and is computed at run time; None when it adds nothing, or itself."""
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    for x in body.layers:
+        if x.op == "Add":
+            found = [outer[t] for t in x.inputs if t in outer]
+            if len(found) == 1 and found[0] is not None and not found[0].is_constant and found[0].type == x.output.type:
+                return found[0] if sum(t is found[0] for t in layer.inputs) == 1 else None
+    return None
+
+
+def _conv(layer: Layer) -> Layer:
+    return layer if layer.op == "Conv" else next(x for x in layer.regions["body"].layers if x.op == "Conv")
+
+
+def _small(conv: Layer) -> bool:
+    """1x1 without padding."""
+    w = conv.inputs[1]
+    return w is not None and w.type.rank == 4 and w.shape[2:] == (1, 1) and not any(conv.attrs.get("pads") or ())
+
+
+def _fused(g: Graph, *members: Layer) -> Tensor:
+    """A layer whose body holds the members whole, fused ones included."""
+    body = Network("body", "lowered")
+    inside: dict[Tensor, Tensor] = {}
+    inputs: list[Tensor] = []
+    for m in members:
+        for t in m.inputs:
+            if t is not None and t not in inside:
+                inside[t] = made = Tensor(body.fresh(t.name), t.type)
+                made.shape_value = t.shape_value
+                body.inputs.append(made)
+                inputs.append(t)
+        regions = {k: copy_into(r, Network(r.name, "lowered"), {}) for k, r in m.regions.items()}
+        fed = [None if t is None else inside[t] for t in m.inputs]
+        copy = body.add_layer(m.op, fed, m.attrs, name=m.name, regions=regions, outputs=[t.name for t in m.outputs], sources=m.sources)
+        inside.update(zip(m.outputs, copy.outputs, strict=True))
+    body.outputs = [inside[t] for t in members[-1].outputs]
+    return g.add("Fused", *inputs, regions={"body": body}, hint=HINT)
