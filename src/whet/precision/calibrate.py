@@ -61,18 +61,14 @@ def calibrate(
     run = run or _reference(net, places.names())
     histograms, judges, count = _count(places, samples, run, tell)
     _check(histograms, count)
-    groups = places.groups()
-    merged = {name: _merged([histograms[t.name] for t in tensors]) for name, tensors in groups.items()}
     values = [run(feeds) for feeds in judges]
     found = Ranges(model=model, samples=count)
-    for name, tensors in groups.items():
-        wanted = (forced or {}).get(name, method)
-        candidates = candidate_ranges(merged[name], LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
-        best = _judged(places, tensors, candidates, values) if len(candidates) > 1 else candidates[0]
-        for t in tensors:
-            found.tensors[t.name] = best
+    for t in places.roots:
+        wanted = (forced or {}).get(t.name, method)
+        candidates = candidate_ranges(histograms[t.name], LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
+        found.tensors[t.name] = _judged(places, t, candidates, values) if len(candidates) > 1 else candidates[0]
         if tell is not None:
-            tell(name)
+            tell(t.name)
     return found
 
 
@@ -120,13 +116,6 @@ def _check(histograms: Mapping[str, Histogram], count: int) -> None:
             )
 
 
-def _merged(parts: list[Histogram]) -> Histogram:
-    whole = Histogram()
-    for h in parts:
-        whole.merge(h)
-    return whole
-
-
 def candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], float]], zero_points: bool) -> list[Range]:
     """The different ranges that the methods give, in the order of METHODS."""
     found: list[Range] = []
@@ -141,21 +130,20 @@ def candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], fl
     return found
 
 
-def _judged(places: Places, tensors: list[Tensor], candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
-    """The candidate with the least error in what the readers of these tensors compute (or in the tensors, where none computes).
+def _judged(places: Places, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
+    """The candidate with the least error in what the readers of the tensor compute (or in the tensor, where none computes).
 
     Min-max stays unless another is better by CUT_PAYS.
     """
     wrong, right = [0.0] * len(candidates), 0.0
-    for t in tensors:
-        readers: list[Layer | None] = [x for x in places.layers if x.inputs[0] is t] or [None]
-        x = np.concatenate([middle(np.asarray(v[t.name], np.float32), readers[0]) for v in values])
-        for layer in readers:
-            want = (x if layer is None else computed(layer, x, None)).astype(np.float64)
-            right += float(np.sum(want**2))
-            for k, r in enumerate(candidates):
-                got = r.fake(x) if layer is None else computed(layer, x, r)
-                wrong[k] += float(np.sum((got - want) ** 2))
+    readers: list[Layer | None] = [x for x in places.layers if x.inputs[0] is t] or [None]
+    x = np.concatenate([middle(np.asarray(v[t.name], np.float32), readers[0]) for v in values])
+    for layer in readers:
+        want = (x if layer is None else computed(layer, x, None)).astype(np.float64)
+        right += float(np.sum(want**2))
+        for k, r in enumerate(candidates):
+            got = r.fake(x) if layer is None else computed(layer, x, r)
+            wrong[k] += float(np.sum((got - want) ** 2))
     errors = [w / right if right else w for w in wrong]
     at = int(np.argmin(errors))
     whole = [i for i, r in enumerate(candidates) if r.method == "minmax"]

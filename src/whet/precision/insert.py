@@ -10,6 +10,7 @@ from whet.errors import CalibrationError
 from whet.network import F8E4M3, Layer, Network, Tensor
 from whet.ops._origin import express, literal
 from whet.ops.quantize_linear import LARGEST
+from whet.precision.joined import APART, stored_forms
 from whet.precision.places import Places, find_places
 from whet.precision.ranges import Range, Ranges
 from whet.precision.scaling import rescaled
@@ -31,14 +32,19 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
             f"there is no range for %{missing[0]}{more}: the calibration is of another model, or of another version of this one. "
             "Calibrate again with --calibData, or name the layers that shall stay in floating point."
         )
-    merged = shared_ranges(places, ranges)
+    stored_as = stored_forms(places, ranges, APART if kind == "int8" else np.inf)  # floats lose nothing by a larger range
     for layer in places.layers:
         _weights(made, layer, kind)
         if layer.name in ranges.corrections:
             _correct(made, layer, ranges.corrections[layer.name])
     users = made.users()
-    for t, readers in places.roots.items():
-        _activation(made, t, merged[places.shared[t]], kind, [r for r, _ in users.get(t, []) if readers is None or r in readers])
+    for t, (stored, *coarser) in stored_as.items():
+        apart = {r for f in coarser for r in f.readers or ()}
+        own = [r for r, _ in users.get(t, []) if r not in apart and (stored.readers is None or r in stored.readers)]
+        y = _activation(made, t, stored.range, kind, own)
+        for i, form in enumerate(coarser):
+            named = f"{t.name}.joined" + (str(i) if i else "")
+            _activation(made, y, form.range, kind, [r for r, _ in users.get(t, []) if r in (form.readers or ())], named, t)
     made.sort()
     made.prune_dead()
     return made
@@ -108,16 +114,19 @@ def _correct(net: Network, layer: Layer, shift: np.ndarray) -> None:
     layer.inputs = (layer.inputs[0], layer.inputs[1], bias)
 
 
-def _activation(net: Network, t: Tensor, range_: Range, kind: str, readers: list[Layer]) -> None:
+def _activation(net: Network, t: Tensor, range_: Range, kind: str, readers: list[Layer], name: str = "", read: Tensor | None = None) -> Tensor:
+    """Q/DQ on `t` for the readers of `read` (default: of `t`); gives the dequantized tensor."""
     at = 0 if t.maker is None else net.layers.index(t.maker) + 1
+    name, read = name or t.name, read or t
     if kind == "fp8":
-        scale = net.constant(literal(np.asarray(np.float32(max(-range_.low, range_.high) / LARGEST[F8E4M3]))), f"{t.name}.scale")
-        q = net.add("QuantizeLinear", t, scale, name=f"{t.name}.quantize", at=at, output_dtype=F8E4M3)
-        y = net.add("DequantizeLinear", q, scale, name=f"{t.name}.dequantize", at=at + 1)
+        scale = net.constant(literal(np.asarray(np.float32(max(-range_.low, range_.high) / LARGEST[F8E4M3]))), f"{name}.scale")
+        q = net.add("QuantizeLinear", t, scale, name=f"{name}.quantize", at=at, output_dtype=F8E4M3)
+        y = net.add("DequantizeLinear", q, scale, name=f"{name}.dequantize", at=at + 1)
     else:
-        scale = net.constant(literal(np.asarray(range_.scale)), f"{t.name}.scale")
-        zero = net.constant(literal(np.asarray(range_.zero, range_.dtype.numpy)), f"{t.name}.zero")
-        q = net.add("QuantizeLinear", t, scale, zero, name=f"{t.name}.quantize", at=at)
-        y = net.add("DequantizeLinear", q, scale, zero, name=f"{t.name}.dequantize", at=at + 1)
+        scale = net.constant(literal(np.asarray(range_.scale)), f"{name}.scale")
+        zero = net.constant(literal(np.asarray(range_.zero, range_.dtype.numpy)), f"{name}.zero")
+        q = net.add("QuantizeLinear", t, scale, zero, name=f"{name}.quantize", at=at)
+        y = net.add("DequantizeLinear", q, scale, zero, name=f"{name}.dequantize", at=at + 1)
     for r in readers:
-        r.inputs = tuple(y if x is t else x for x in r.inputs)
+        r.inputs = tuple(y if x is read else x for x in r.inputs)
+    return y

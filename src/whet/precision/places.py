@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from whet.network import F32, Layer, Network, Tensor
 
@@ -17,18 +18,23 @@ MOVES = (
 UNARY = (
     "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Sigmoid", "Softplus", "Swish", "Tanh",
 )  # fmt: skip
+_T = TypeVar("_T")
 _NOT_NEGATIVE = ("Relu", "Sigmoid", "Softplus", "HardSigmoid", "Exp", "Abs", "Softmax")
 
 
 @dataclass
 class Places:
     """`layers` compute in integers; `roots` are the tensors that get Q/DQ, each with the readers that take the quantized value
-    (None: all of them); `shared` gives for each the name of the range that it has with others."""
+    (None: all of them); `shared` gives for each the name of the range that it has with others, if it has one range for all readers.
+
+    `uses` says which range a reader of a root needs: the tensor's own, or the one of a Concat's parts that the reader leads to. A tensor
+    whose readers need several may have several (precision.joined)."""
 
     layers: list[Layer] = field(default_factory=list)
     roots: dict[Tensor, set[Layer] | None] = field(default_factory=dict)
     shared: dict[Tensor, str] = field(default_factory=dict)
     consumers: dict[Tensor, list[Layer]] = field(default_factory=dict)
+    uses: dict[Tensor, dict[Layer, str]] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Tensors whose values calibration looks at."""
@@ -49,13 +55,36 @@ def find_places(net: Network, skip: Callable[[Layer], bool] | Iterable[str] = ()
     return _Finder(net, skips).find()
 
 
+class Sets(Generic[_T]):
+    """Disjoint sets that grow together; an item that is asked for is one of its own at first. Iterates over all items, in order of asking."""
+
+    def __init__(self) -> None:
+        self._parent: dict[_T, _T] = {}
+
+    def __iter__(self) -> Iterator[_T]:
+        return iter(self._parent)
+
+    def root(self, item: _T) -> _T:
+        """What the set of `item` goes by."""
+        while (parent := self._parent.setdefault(item, item)) != item:
+            item = parent
+        return item
+
+    def join(self, a: _T, b: _T) -> None:
+        """Makes the sets of `a` and `b` one."""
+        self._parent[self.root(b)] = self.root(a)
+
+
+_Use = tuple[Tensor, Layer]
+
+
 class _Finder:
     def __init__(self, net: Network, skips: Callable[[Layer], bool]):
         self.net, self.users = net, net.users()
         self.own = {layer for layer in net.layers if _weighted(layer) and not skips(layer)}
         self.skips = skips
         self.places = Places(layers=[x for x in net.layers if x in self.own])
-        self.parent: dict[Tensor, Tensor] = {}
+        self.sets: Sets[_Use] = Sets()
 
     def find(self) -> Places:
         for layer in self.places.layers:
@@ -78,33 +107,46 @@ class _Finder:
         for t in self.places.roots:
             if self.fusable(t) and not any(t is o for o in self.net.outputs):
                 self.places.roots[t] = None
-            self.places.shared[t] = self.root(t).name
         order = {t: i for i, t in enumerate(self.net.tensors())}
         self.places.roots = dict(sorted(self.places.roots.items(), key=lambda item: order[item[0]]))
-        # The name that a group goes by is its first tensor's, whatever order it grew in.
-        first: dict[str, str] = {}
-        for t in self.places.roots:
-            first.setdefault(self.places.shared[t], t.name)
-        self.places.shared = {t: first[self.places.shared[t]] for t in self.places.roots}
+        self.name_ranges()
         return self.places
 
-    def require(self, t: Tensor, reader: Layer) -> list[Tensor]:
-        """`reader` reads `t` as integers: Q/DQ goes to what makes them, above all layers that only move them."""
+    def name_ranges(self) -> None:
+        """Names the range that each use needs (by its tensor, or the first of a Concat's parts and a number), and the group of each tensor."""
+        rank = {t: i for i, t in enumerate(self.places.roots)}
+        parts: dict[_Use, set[Tensor]] = {}
+        for use in self.sets:
+            parts.setdefault(self.sets.root(use), set()).add(use[0])
+        joins = sorted((use for use, ts in parts.items() if len(ts) > 1), key=lambda use: sorted(rank[t] for t in parts[use]))
+        names = {use: f"{min(parts[use], key=rank.__getitem__).name} + {i}" for i, use in enumerate(joins)}
+        for t, reader in self.sets:
+            self.places.uses.setdefault(t, {})[reader] = names.get(self.sets.root((t, reader)), t.name)
+        groups = Sets[str]()
+        for uses in self.places.uses.values():
+            for name in uses.values():
+                groups.join(next(iter(uses.values())), name)
+        first: dict[str, str] = {}
+        for t in self.places.roots:
+            self.places.shared[t] = first.setdefault(groups.root(next(iter(self.places.uses[t].values()))), t.name)
+
+    def require(self, t: Tensor, reader: Layer) -> list[_Use]:
+        """`reader` reads `t` as integers: Q/DQ goes to what makes them, above all layers that only move them. Gives the uses."""
         maker = t.maker
         if maker is not None and moves(maker) and not any(t is o for o in self.net.outputs):
             data = [x for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]) if x is not None]
             if data and not any(x.is_constant for x in data):
                 found = [s for x in data for s in self.require(x, maker)]
                 for other in found[1:]:
-                    self.join(found[0], other)
+                    self.sets.join(found[0], other)
                 return found
         if t.is_constant or t.dtype != F32:
             return []
         readers = self.places.roots.setdefault(t, set())
         if readers is not None:
             readers.add(reader)
-        self.parent.setdefault(t, t)
-        return [t]
+        self.sets.root((t, reader))
+        return [(t, reader)]
 
     def residual(self, layer: Layer) -> None:
         """A sum that a convolution takes over: its other summand is quantized when the sum is, or when it is anyway."""
@@ -156,14 +198,6 @@ class _Finder:
         if maker.op in ("Add", "Mul"):
             return any(x is not None and self.fusable(x) for x in maker.inputs)
         return (maker.op in POOLS or moves(maker)) and self.fusable(maker.inputs[0])  # type: ignore[arg-type]
-
-    def root(self, t: Tensor) -> Tensor:
-        while self.parent[t] is not t:
-            t = self.parent[t]
-        return t
-
-    def join(self, a: Tensor, b: Tensor) -> None:
-        self.parent[self.root(b)] = self.root(a)
 
 
 def moves(layer: Layer) -> bool:

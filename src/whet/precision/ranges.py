@@ -50,10 +50,9 @@ class Range:
     def merge(self, other: Range) -> Range:
         """The range that holds both."""
         low, high = min(self.low, other.low), max(self.high, other.high)
-        if I8 in (self.dtype, other.dtype):
-            most = max(-low, high)
-            low, high = -most, most
-        return Range(low, high, self.method if self.method == other.method else f"{self.method}, {other.method}")
+        skewed = bool(self.zero or other.zero)  # zero points are allowed
+        methods = dict.fromkeys((*self.method.split(", "), *other.method.split(", ")))
+        return Range.within(low, high, max(-low, high), ", ".join(methods), zero_points=skewed)
 
     def fake(self, a: np.ndarray) -> np.ndarray:
         """`a` (f32) quantized and dequantized."""

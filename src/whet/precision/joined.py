@@ -1,0 +1,56 @@
+"""Which range each reader of a quantized tensor gets: its own, or that of a Concat whose parts must have one scale.
+
+A Concat moves integers, so its parts share a scale. A part that other layers read too, and whose own values are much smaller than the
+others', would lose the digits that those layers need. It is then stored with its own scale, and for the Concat it is requantized: one pass
+over its bytes. (YOLOv5s, seeded weights: one scale for all parts of the Concats in its neck costs
+3.6 of 25.5 dB at the output.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whet.network import Layer, Tensor
+from whet.precision.places import Places, Sets
+from whet.precision.ranges import Range, Ranges
+
+#: Scales that differ by less are one: twice the step is 6 dB of rounding noise in one tensor.
+APART = 2.0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One quantized form of a tensor and who reads it; `readers` is None for all that no other form is for."""
+
+    range: Range
+    readers: frozenset[Layer] | None
+
+
+def stored_forms(places: Places, ranges: Ranges, apart: float = APART) -> dict[Tensor, list[Stored]]:
+    """For each root its forms, the finest first: the maker stores it, the others are made from it."""
+    keys = Sets[str]()
+    while True:
+        found = _by_key(places, ranges, keys)
+        scales = {t: {k: float(found[k].scale) for k in map(keys.root, uses.values())} for t, uses in places.uses.items()}
+        close = next(
+            ((a, b) for s in scales.values() for a in s for b in s if a != b and max(s[a], s[b]) < apart * min(s[a], s[b])), None
+        )  # fmt: skip
+        if close is None:
+            break
+        keys.join(*close)
+    made: dict[Tensor, list[Stored]] = {}
+    for t, readers in places.roots.items():
+        order = sorted(scales[t], key=lambda k: (scales[t][k], k))
+        forms = [Stored(found[k], frozenset(r for r, name in places.uses[t].items() if keys.root(name) == k)) for k in order[1:]]
+        others = frozenset().union(*(f.readers or () for f in forms))
+        made[t] = [Stored(found[order[0]], None if readers is None else frozenset(readers) - others), *forms]
+    return made
+
+
+def _by_key(places: Places, ranges: Ranges, keys: Sets[str]) -> dict[str, Range]:
+    """The range of each set of keys: what holds those of all its tensors."""
+    found: dict[str, Range] = {}
+    for t, uses in places.uses.items():
+        for key in dict.fromkeys(map(keys.root, uses.values())):
+            found[key] = ranges.tensors[t.name] if key not in found else found[key].merge(ranges.tensors[t.name])
+    return found
