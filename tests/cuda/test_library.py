@@ -31,8 +31,8 @@ def test_switches_turn_the_pack_off_and_its_referee_on():
     assert names("+cublaslt_half") == LIBRARY | {"cuda/cublaslt_half"}
     assert names("-CUBLAS_LT") == names("-CUBLASLT") == set()
     assert names("-cublaslt_tf32") == {"cuda/cublaslt_f32", "cuda/cublaslt_patches"}
-    with pytest.raises(UsageError, match="CUDNN"):
-        tactics_for("cuda", ["+CUDNN"])
+    with pytest.raises(UsageError, match="CUBLASLT"):
+        tactics_for("cuda", ["+CUBLAS"])
 
 
 def test_tf32_keeps_ten_bits_to_nearest():

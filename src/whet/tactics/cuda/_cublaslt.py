@@ -7,13 +7,12 @@ Names and numbers of attributes: cublasLt.h of CUDA 13, https://docs.nvidia.com/
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from whet.backends.cuda.driver import per_device
+from whet.backends.cuda.libraries import CUBLASLT, first_library
 from whet.backends.cuda.stream import Stream
 from whet.errors import BackendError
 
@@ -24,7 +23,6 @@ _TRANSA, _EPILOGUE, _BIAS, _BIAS_TYPE = 3, 7, 8, 26
 _RELU, _WITH_BIAS = 2, 4
 _MAX_WORKSPACE = 1
 _MIN_ALIGNMENTS = (5, 6, 7, 8)  # of A, B, C, D
-_NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
 
 
 class _Found(ctypes.Structure):
@@ -37,22 +35,10 @@ class _Found(ctypes.Structure):
 @cache
 def library() -> Any:
     """The loaded library, or None where it is not installed: the package nvidia-cublas, or the system's."""
-    places = []
-    for package in ("nvidia.cu13", "nvidia.cublas"):
-        try:
-            spec = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            continue
-        for folder in () if spec is None else spec.submodule_search_locations or ():
-            places += [str(p) for n in _NAMES for p in Path(folder).glob(f"lib/{n}")]
-    for name in (*places, *_NAMES):
-        try:
-            found = ctypes.CDLL(name)
-        except OSError:
-            continue
+    found = first_library(CUBLASLT)
+    if found is not None:
         found.cublasLtGetVersion.restype = ctypes.c_size_t
-        return found
-    return None
+    return found
 
 
 def version() -> str:

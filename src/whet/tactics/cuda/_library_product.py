@@ -80,7 +80,7 @@ class LibraryProduct(Tactic):
         if anchor(layer).op == "Conv":
             return conv_signatures(layer, "nhwc", self.kinds)
         head, posts = anchor(layer), epilogue(layer)
-        x = _places(layer)[0]
+        x = places(layer)[0]
         others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
         found = []
         for t in float_types([head.inputs[0], layer.outputs[0]], self.kinds):
@@ -114,7 +114,7 @@ class LibraryProduct(Tactic):
             raise PlanRefused(f"this tactic computes in {self.math} by one of the library's first 16 proposals, not {said}")
         head, dtype = anchor(layer), signature.outputs[0].dtype
         size, work = dtype.bits // 8, _work(layer, dtype)
-        x, w, b = _places(layer)
+        x, w, b = places(layer)
         weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         turned = head.op == "MatMul" or (head.op == "Gemm" and not head.attrs.get("transB"))
 
@@ -161,7 +161,7 @@ class LibraryProduct(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, scratch=256 + laid_out + WORKSPACE, rtol=rtol)
 
 
-def _places(layer: Layer) -> tuple[int, int, int | None]:
+def places(layer: Layer) -> tuple[int, int, int | None]:
     """Which inputs of the layer are the anchor's x, weights and bias."""
     x, w, b = (outer_input(layer, t) for t in (*anchor(layer).inputs, None)[:3])
     assert x is not None

@@ -1,0 +1,83 @@
+"""cuDNN beside whet's own kernels: networks built without libraries, as by default, and with +CUDNN; what wins each convolution.
+
+Usage: python3 benchmarks/gpu_cudnn.py resnet50:1:fp16 resnet18:1:tf32 resnext50_32x4d:8:fp16 ...      results in $OUT/cudnn.json
+The last part says what may be rounded: fp16, tf32 (f32 storage), or f32 (nothing). Each build is verified and its time that of isolated
+replays of its CUDA graph.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections import Counter
+
+sys.path.insert(0, "src")
+from whet import zoo
+from whet.backends import get_backend
+from whet.backends.cuda.cudnn import library
+from whet.builder import BuildConfig, build
+from whet.errors import WhetError
+from whet.frontends.onnx import network_from_onnx
+from whet.runtime.steps import bind
+from whet.tactics import anchor
+
+VARIANTS = {"own": ("-CUBLASLT",), "default": (), "+CUDNN": ("+CUDNN",)}
+ROUNDING = {"fp16": (("fp16",), ()), "tf32": ((), ()), "f32": ((), ("-cublaslt_tf32", "-cudnn_tf32"))}
+
+
+def best_of(rows: list, word: str) -> float | None:
+    """Microseconds of the fastest timed candidate whose tactic's name has `word`."""
+    times = [c.ms * 1e3 for c in rows if word in c.tactic and c.ms is not None]
+    return round(min(times), 2) if times else None
+
+
+def row_of(name: str, batch: int, rounding: str, variant: str, net) -> dict:
+    """One network, one set of tactics."""
+    precisions, off = ROUNDING[rounding]
+    config = BuildConfig(backend="cuda", precisions=precisions, timing_cache="", tactic_sources=(*VARIANTS[variant], *off))
+    row = {"network": name, "batch": batch, "rounding": rounding, "tactics": variant}
+    begun, machine = time.perf_counter(), get_backend("cuda")
+    try:
+        plan = build(net, config)
+    except WhetError as e:
+        return {**row, "failed": str(e)[:300]}
+    bound = bind(plan, machine)
+    bound.run()
+    times = bound.seconds(60)[10:]
+    convolutions = []
+    for layer in plan.network.layers:
+        rows = plan.report["candidates"].get(layer.name, [])
+        if anchor(layer).op in ("Conv", "ConvTranspose"):
+            shown = {"layer": layer.name, "chosen": rows[0].tactic, "implementation": rows[0].implementation}
+            convolutions.append({**shown, **{k: best_of(rows, w) for k, w in (("own", "own_"), ("cublaslt", "cublaslt"), ("cudnn", "cudnn"))}})
+    both = [c for c in convolutions if c["own"] and c["cudnn"]]
+    return {
+        **row,
+        "ms": round(statistics.median(times) * 1e3, 4),
+        "min_ms": round(min(times) * 1e3, 4),
+        "build_s": round(time.perf_counter() - begun, 1),
+        "graph": bound.executable.graph_refused or "captured",
+        "verification": plan.report["verification"],
+        "chosen": dict(Counter(c.tactic.rpartition("/")[2] for c in plan.choices.values())),
+        "sum_us": {k: round(sum(c[k] for c in both), 1) for k in ("own", "cudnn")} | {"of": len(both), "convolutions": len(convolutions)},
+        "bytes": bound.nbytes(),
+        "layers": convolutions,
+    }
+
+
+if __name__ == "__main__":
+    found = []
+    about = {"command": " ".join(sys.argv), "date": time.strftime("%F %T", time.gmtime())}
+    about |= {"library": library.version(), "gpu": get_backend("cuda").key()}
+    print(about, flush=True)
+    for word in sys.argv[1:]:
+        network, size, what, *only = word.split(":")
+        source = network_from_onnx(zoo.build(network, batch=int(size)))
+        for kind in only or VARIANTS:
+            found.append(row_of(network, int(size), what, kind, source))
+            print({k: v for k, v in found[-1].items() if k not in ("layers", "verification", "bytes")}, flush=True)
+            with open(os.environ.get("OUT", ".") + "/cudnn.json", "w") as out:
+                json.dump({**about, "rows": found}, out, indent=0)

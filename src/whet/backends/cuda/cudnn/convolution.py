@@ -1,0 +1,308 @@
+"""A convolution and what follows it as a cuDNN graph: its engines with their notes, the heuristics' proposals, and plans.
+
+A graph names tensors by numbers (X, W, Y, Z, B); a plan is (engine, knobs), plain integers that an engine file can hold, so loading asks
+no heuristic. Precompiled engines take a residual before the bias only, so it is put there whenever no activation stands between.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from whet.backends.cuda.cudnn import numbers as n
+from whet.backends.cuda.cudnn.descriptor import Descriptor, finished
+from whet.backends.cuda.cudnn.library import CudnnError, handle
+from whet.backends.cuda.driver import current
+from whet.errors import BackendError
+
+X, W, Y, Z, B = 1, 2, 3, 4, 5
+_MOST_PROPOSALS = 64
+_FUSED = {"silu": n.SWISH, "sigmoid": n.SIGMOID, "tanh": n.TANH, "gelu": n.GELU, "gelu_tanh": n.GELU_TANH, "elu": n.ELU, "leaky_relu": n.RELU}
+
+Four = tuple[int, int, int, int]
+Knobs = tuple[tuple[int, int], ...]
+"""(knob type, value) pairs, sorted."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """y = act(conv(x, w) + z + b), or its transpose. Dims are n, c, h, w; `w` is k, c/groups, r, s (transposed: c, k/groups, r, s)."""
+
+    x: Four
+    w: Four
+    y: Four
+    stride: tuple[int, int]
+    pad: Four  # top, left, bottom, right
+    dilation: tuple[int, int]
+    dtype: str
+    last: bool  # channels are the last axis in memory
+    transposed: bool = False
+    bias: bool = False
+    residual: int = 0  # 0 none, 1 before the activation, 2 after it
+    activation: tuple[str, float, float] | None = None
+    align: int = 16
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What follows the convolution, in order."""
+        first = (*("z",) * (self.residual == 1), *("b",) * self.bias)
+        return (*first, *("act",) * (self.activation is not None), *("z",) * (self.residual == 2))
+
+
+def fusible(activation: tuple[str, float, float]) -> bool:
+    """Whether the library has this activation as one step: a clip must begin at 0."""
+    kind, low, high = activation
+    return kind in _FUSED or (kind == "clip" and low == 0.0 and high > 0)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An engine with its knobs, and what the library notes about it."""
+
+    engine: int
+    knobs: Knobs
+    notes: frozenset[str]
+    source: str  # "a", "b", "fallback", "all"
+
+
+class ConvolutionGraph:
+    """The operation graph of one convolution on the current GPU, or on a described one (`device`, a DEVICE descriptor: nothing can run then)."""
+
+    def __init__(self, work: Convolution, device: Descriptor | None = None) -> None:
+        self.work, self.device = work, device
+        self._graph = self._make()
+
+    def _make(self) -> Descriptor:
+        operations = operations_of(self.work)
+        made = Descriptor(n.GRAPH, "a convolution's graph").set(n.GRAPH_OPERATIONS, n.T_DESCRIPTOR, *operations)
+        if self.device is not None:
+            return made.done()
+        with handle() as h:
+            return made.set(n.GRAPH_HANDLE, n.T_HANDLE, h.value).done()
+
+    @cached_property
+    def engine_count(self) -> int:
+        """How many engines the library has for such graphs; which of them take this one, finalizing each tells."""
+        return int(self._graph.get(n.GRAPH_ENGINES, n.T_INT64)[0])
+
+    def _engine(self, index: int) -> Descriptor:
+        made = Descriptor(n.ENGINE, f"engine {index}").set(n.ENGINE_GRAPH, n.T_DESCRIPTOR, self._graph).set(n.ENGINE_INDEX, n.T_INT64, index)
+        if self.device is not None:
+            made.set(n.ENGINE_DEVICE, n.T_DESCRIPTOR, self.device)
+        return made.done()
+
+    def proposals(self) -> list[Proposal]:
+        """What heuristics A, B and the fallback propose, then every other engine that takes the graph, with its default knobs."""
+        found: dict[tuple[int, Knobs], Proposal] = {}
+        for name, mode in n.HEURISTICS.items():
+            try:
+                for p in self._ask(name, mode):
+                    found.setdefault((p.engine, p.knobs), p)
+            except CudnnError as e:
+                if not 3000 <= e.status < 4000:
+                    raise
+        known = {p.engine for p in found.values()}
+        for index in range(self.engine_count):
+            if index in known:
+                continue
+            try:
+                notes = notes_of(self._engine(index))
+            except CudnnError as e:
+                if e.status >= 5000:
+                    raise
+                continue
+            found[(index, ())] = Proposal(index, (), notes, "all")
+        return list(found.values())
+
+    def _ask(self, name: str, mode: int) -> list[Proposal]:
+        asked = Descriptor(n.HEURISTIC, f"heuristic {name}").set(n.HEURISTIC_GRAPH, n.T_DESCRIPTOR, self._graph)
+        asked.set(n.HEURISTIC_MODE, n.T_HEURISTIC, mode)
+        if self.device is not None:
+            asked.set(n.HEURISTIC_DEVICE, n.T_DESCRIPTOR, self.device)
+        asked.done()
+        made = []
+        for config in asked.get_descriptors(n.HEURISTIC_RESULTS, n.CONFIG, "a proposal", _MOST_PROPOSALS):
+            engine = config.get_descriptors(n.CONFIG_ENGINE, n.ENGINE, "a proposed engine")[0]
+            knobs = []
+            for choice in config.get_descriptors(n.CONFIG_KNOBS, n.KNOB_CHOICE, "a knob", 64):
+                knobs.append((int(choice.get(n.KNOB_TYPE, n.T_KNOB)[0]), int(choice.get(n.KNOB_VALUE, n.T_INT64)[0])))
+            made.append(Proposal(int(engine.get(n.ENGINE_INDEX, n.T_INT64)[0]), tuple(sorted(knobs)), notes_of(engine), name))
+        return made
+
+    def knob_ranges(self, engine: int) -> dict[int, range]:
+        """The values that each knob of an engine can take."""
+        found = {}
+        for info in self._engine(engine).get_descriptors(n.ENGINE_KNOBS, n.KNOB_INFO, "a knob's range", 64):
+            low, high, step = (int(info.get(a, n.T_INT64)[0]) for a in (n.INFO_MINIMUM, n.INFO_MAXIMUM, n.INFO_STRIDE))
+            found[int(info.get(n.INFO_TYPE, n.T_KNOB)[0])] = range(low, high + 1, max(step, 1))
+        return found
+
+    def plan(self, engine: int, knobs: Knobs = ()) -> Plan:
+        """The plan of an engine; engines that are compiled at run time take up to seconds here. CudnnError says why not."""
+        chosen = Descriptor(n.CONFIG, f"a configuration of engine {engine}")
+        made_by = self._engine(engine)
+        chosen.set(n.CONFIG_ENGINE, n.T_DESCRIPTOR, made_by)
+        if knobs:
+            choices = [finished(n.KNOB_CHOICE, f"knob {k}", (n.KNOB_TYPE, n.T_KNOB, (k,)), (n.KNOB_VALUE, n.T_INT64, (v,))) for k, v in knobs]
+            chosen.set(n.CONFIG_KNOBS, n.T_DESCRIPTOR, *choices)
+        chosen.done()
+        made = Descriptor(n.PLAN, f"a plan of engine {engine}").set(n.PLAN_CONFIG, n.T_DESCRIPTOR, chosen)
+        if self.device is not None:
+            made.set(n.PLAN_DEVICE, n.T_DESCRIPTOR, self.device).done()
+        else:
+            with handle() as h:
+                made.set(n.PLAN_HANDLE, n.T_HANDLE, h.value).done()
+        return Plan(made, int(made.get(n.PLAN_WORKSPACE, n.T_INT64)[0]), notes_of(made_by))
+
+
+@dataclass(eq=False)
+class Plan:
+    """A finalized plan, the bytes that it needs beside the operands, and its engine's notes. Several streams may run it at once."""
+
+    descriptor: Descriptor
+    workspace: int
+    notes: frozenset[str]
+
+
+_plans: weakref.WeakValueDictionary[Any, Plan] = weakref.WeakValueDictionary()
+_graphs: dict[Any, ConvolutionGraph] = {}
+_lock = threading.Lock()
+_MOST_GRAPHS = 64
+
+
+def graph_of(work: Convolution) -> ConvolutionGraph:
+    """The graph of a convolution on the current GPU; the last few are kept."""
+    key = (current(), work)
+    with _lock:
+        found = _graphs.get(key)
+        if found is None:
+            while len(_graphs) >= _MOST_GRAPHS:
+                _graphs.pop(next(iter(_graphs)))
+            found = _graphs[key] = ConvolutionGraph(work)
+    return found
+
+
+def plan_of(work: Convolution, engine: int, knobs: Knobs) -> Plan:
+    """The plan of an engine for a convolution on the current GPU; shared by all who hold it, gone with the last of them."""
+    key = (current(), work, engine, knobs)
+    with _lock:
+        found = _plans.get(key)
+    if found is None:
+        found = graph_of(work).plan(engine, knobs)
+        with _lock:
+            found = _plans.setdefault(key, found)
+    return found
+
+
+def notes_of(engine: Descriptor) -> frozenset[str]:
+    """An engine's numerical and behaviour notes in words."""
+    found = set()
+    for attribute, kind, words in (
+        (n.ENGINE_NUMERICAL, n.T_NUMERICAL_NOTE, n.NUMERICAL_NOTES),
+        (n.ENGINE_BEHAVIOR, n.T_BEHAVIOR_NOTE, n.BEHAVIOR_NOTES),
+    ):
+        for number in engine.get(attribute, kind, len(words)):
+            found.add(words[number] if 0 <= number < len(words) else f"note {number}")
+    return frozenset(found)
+
+
+def described_device(json: str) -> Descriptor:
+    """A GPU that need not be there, from a description as the library itself writes it."""
+    text = json.encode()
+    return Descriptor(n.DEVICE, "a described GPU").set(n.DEVICE_JSON, n.T_CHAR, *(bytes((c,)) for c in text)).done()
+
+
+def operations_of(work: Convolution) -> list[Descriptor]:
+    """The convolution and its steps, each a descriptor; values between them are virtual and in f32."""
+    steps, kind = work.steps, n.DATA_TYPES[work.dtype]
+    x, w = _tensor(X, work.x, work, kind), _tensor(W, work.w, work, kind)
+    number = 10
+
+    def result(i: int) -> Descriptor:
+        nonlocal number
+        number += 1
+        return _tensor(Y, work.y, work, kind) if i == len(steps) else _tensor(number, work.y, work, n.DATA_TYPES["f32"], virtual=True)
+
+    value = result(0)
+    shape = finished(
+        n.CONVOLUTION,
+        "a convolution",
+        (n.COMPUTE_TYPE, n.T_DATA_TYPE, (n.DATA_TYPES["f32"],)),
+        (n.CONVOLUTION_MODE, n.T_CONVOLUTION_MODE, (n.CROSS_CORRELATION,)),
+        (n.SPATIAL_DIMS, n.T_INT64, (2,)),
+        (n.STRIDES, n.T_INT64, work.stride),
+        (n.DILATIONS, n.T_INT64, work.dilation),
+        (n.PRE_PADDINGS, n.T_INT64, work.pad[:2]),
+        (n.POST_PADDINGS, n.T_INT64, work.pad[2:]),
+    )
+    if work.transposed:  # the gradient of a convolution's input is a transposed convolution
+        base, source, target, operation = n.BACKWARD_ALPHA, n.BACKWARD_DY, n.BACKWARD_DX, n.BACKWARD_DATA
+    else:
+        base, source, target, operation = n.FORWARD_ALPHA, n.FORWARD_X, n.FORWARD_Y, n.FORWARD
+    head = finished(
+        operation,
+        "the operation of a convolution",
+        (base, n.T_FLOAT, (1.0,)),
+        (base + 1, n.T_FLOAT, (0.0,)),
+        (base + 2, n.T_DESCRIPTOR, (shape,)),
+        (n.BACKWARD_W if work.transposed else n.FORWARD_W, n.T_DESCRIPTOR, (w,)),
+        (source, n.T_DESCRIPTOR, (x,)),
+        (target, n.T_DESCRIPTOR, (value,)),
+    )
+    made = [head]
+    for i, step in enumerate(steps, 1):
+        after = result(i)
+        inputs = [(n.OPERATION_X, n.T_DESCRIPTOR, (value,)), (n.OPERATION_Y, n.T_DESCRIPTOR, (after,))]
+        if step == "z":
+            inputs.append((n.OPERATION_B, n.T_DESCRIPTOR, (_tensor(Z, work.y, work, kind),)))
+        elif step == "b":
+            inputs.append((n.OPERATION_B, n.T_DESCRIPTOR, (_tensor(B, (1, work.y[1], 1, 1), work, kind),)))
+        point = _activation(work.activation) if step == "act" else _step(n.ADD)
+        made.append(finished(n.OPERATION_POINTWISE, f"step {step}", (n.OPERATION_STEP, n.T_DESCRIPTOR, (point,)), *inputs))
+        value = after
+    return made
+
+
+def _tensor(number: int, dims: Four, work: Convolution, kind: int, virtual: bool = False) -> Descriptor:
+    _, c, h, w = dims
+    strides = (h * w * c, 1, w * c, c) if work.last else (c * h * w, h * w, w, 1)
+    return finished(
+        n.TENSOR,
+        f"tensor {number}",
+        (n.TENSOR_TYPE, n.T_DATA_TYPE, (kind,)),
+        (n.TENSOR_DIMS, n.T_INT64, dims),
+        (n.TENSOR_STRIDES, n.T_INT64, strides),
+        (n.TENSOR_ID, n.T_INT64, (number,)),
+        (n.TENSOR_ALIGNMENT, n.T_INT64, (work.align,)),
+        (n.TENSOR_VIRTUAL, n.T_BOOL, (virtual,)),
+    )
+
+
+def _step(mode: int, *attributes: tuple[int, int, tuple[Any, ...]]) -> Descriptor:
+    settings = ((n.POINTWISE_MODE, n.T_POINTWISE_MODE, (mode,)), (n.POINTWISE_PRECISION, n.T_DATA_TYPE, (n.DATA_TYPES["f32"],)), *attributes)
+    return finished(n.POINTWISE, "a step", *settings)
+
+
+def _activation(activation: tuple[str, float, float] | None) -> Descriptor:
+    kind, low, high = activation or ("clip", 0.0, float("inf"))
+    if kind == "clip":
+        limits = () if high == float("inf") else ((n.RELU_HIGH, n.T_DOUBLE, (high,)),)
+        return _step(n.RELU, *limits)
+    if kind == "leaky_relu":
+        return _step(n.RELU, (n.RELU_SLOPE, n.T_DOUBLE, (low,)))
+    if kind == "elu":
+        return _step(n.ELU, (n.ELU_ALPHA, n.T_DOUBLE, (low,)))
+    return _step(_FUSED[kind])
+
+
+def pointers(values: dict[int, int], workspace: int) -> Descriptor:
+    """The addresses of a run: tensors by number, and the workspace."""
+    if any(not v for v in values.values()):
+        raise BackendError("an operand of a cuDNN plan has no address. This is a mistake in whet: please report it.")
+    made = Descriptor(n.PACK, "the addresses of a run")
+    made.set(n.PACK_IDS, n.T_INT64, *values).set(n.PACK_POINTERS, n.T_POINTER, *values.values())
+    return made.set(n.PACK_WORKSPACE, n.T_POINTER, ctypes.c_void_p(workspace).value).done()

@@ -1,0 +1,66 @@
+"""A descriptor: the one kind of object of cuDNN's graph API. Attributes are set, it is finalized, then attributes can be read."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from whet.backends.cuda.cudnn import numbers as n
+from whet.backends.cuda.cudnn.library import check, loaded
+
+_C: dict[int, Any] = {
+    n.T_INT64: ctypes.c_int64, n.T_FLOAT: ctypes.c_float, n.T_DOUBLE: ctypes.c_double, n.T_BOOL: ctypes.c_bool, n.T_POINTER: ctypes.c_void_p,
+    n.T_HANDLE: ctypes.c_void_p, n.T_DESCRIPTOR: ctypes.c_void_p, n.T_CHAR: ctypes.c_char,
+}  # fmt: skip
+
+
+class Descriptor:
+    """Owns a backend descriptor and keeps those that it was given. Every call that fails raises CudnnError, which names `what`."""
+
+    def __init__(self, kind: int, what: str) -> None:
+        self._lib, self._what, self._kept = loaded(), what, []  # type: ignore[var-annotated]
+        self.handle = ctypes.c_void_p()
+        check(self._lib.cudnnBackendCreateDescriptor(ctypes.c_int(kind), ctypes.byref(self.handle)), what)
+
+    def set(self, attribute: int, kind: int, *values: Any) -> Descriptor:
+        """Sets an attribute to values of an attribute type; descriptors are given as such."""
+        plain = [v.handle.value if isinstance(v, Descriptor) else v for v in values]
+        self._kept += [v for v in values if isinstance(v, Descriptor)]
+        array = (_C.get(kind, ctypes.c_int) * len(plain))(*plain)
+        check(self._lib.cudnnBackendSetAttribute(self.handle, attribute, kind, len(plain), array), f"{self._what}, attribute {attribute}")
+        return self
+
+    def done(self) -> Descriptor:
+        """Finalizes: the library checks what was set."""
+        check(self._lib.cudnnBackendFinalize(self.handle), self._what)
+        return self
+
+    def get(self, attribute: int, kind: int, most: int = 1) -> list[Any]:
+        """At most so many values of an attribute."""
+        array, count = (_C.get(kind, ctypes.c_int) * most)(), ctypes.c_int64()
+        found = self._lib.cudnnBackendGetAttribute(self.handle, attribute, kind, most, ctypes.byref(count), array)
+        check(found, f"{self._what}, attribute {attribute}")
+        return list(array[: min(most, count.value)])
+
+    def get_descriptors(self, attribute: int, kind: int, what: str, most: int = 1) -> list[Descriptor]:
+        """At most so many descriptors that an attribute holds, of one kind."""
+        made = [Descriptor(kind, what) for _ in range(most)]
+        array, count = (ctypes.c_void_p * most)(*(d.handle.value for d in made)), ctypes.c_int64()
+        status = self._lib.cudnnBackendGetAttribute(self.handle, attribute, n.T_DESCRIPTOR, most, ctypes.byref(count), array)
+        check(status, f"{self._what}, attribute {attribute}")
+        for d in made:
+            d._kept.append(self)
+        return made[: min(most, count.value)]
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self._lib.cudnnBackendDestroyDescriptor(self.handle)
+
+
+def finished(kind: int, what: str, *attributes: tuple[int, int, Sequence[Any]]) -> Descriptor:
+    """A finalized descriptor with (attribute, type, values) set."""
+    made = Descriptor(kind, what)
+    for attribute, type_, values in attributes:
+        made.set(attribute, type_, *values)
+    return made.done()
