@@ -22,7 +22,7 @@ from whet.builder.views import is_view, view_refusal
 from whet.engine.plan import Candidate, Profile
 from whet.network import Layer, Network, evaluate
 from whet.ops import bind_layer
-from whet.tactics import Tactic
+from whet.tactics import Tactic, anchor
 
 #: options timed per kind of layer at each builderOptimizationLevel; None: all
 _TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
@@ -110,15 +110,19 @@ class Search:
 
     def _kind(self, layer: Layer) -> Candidates:
         bound = bound_layers(_only(self.net, layer), self.env)[layer.name]
-        kind = f"{layer_text(bound)}\n{self.permissions.key(bound)}"
         self.layers[layer.name] = bound
-        self.kind_of[layer.name] = kind
+        self.kind_of[layer.name] = kind = self._kind_of(bound)
+        return self.kinds[kind]
+
+    def _kind_of(self, bound: Layer) -> str:
+        """The kind of a layer with static shapes; its candidates are listed."""
+        kind = f"{layer_text(bound)}\n{self.permissions.key(bound)}"
         if kind not in self.kinds:
             limit = self.config.memory_limit.get("workspace")
             self.kinds[kind] = list_candidates(
                 bound, self.tactics, self.machine, self.permissions, deterministic=self.config.deterministic, workspace=limit
             )
-        return self.kinds[kind]
+        return kind
 
     def _better_apart(self, layer: Layer) -> bool:
         """Whether some layer of a fused body has a kernel of its own."""
@@ -165,8 +169,26 @@ class Search:
             if not timed:
                 continue
             best = min(timed, key=lambda o: o.cost)
+            if anchor(found.layer) is found.layer:
+                self.apart[kind] = self._parts_alone(found.layer, best)
+                continue
             names = {o.tactic.name for o in kernels}
             self.apart[kind] = timed_apart(found.layer, found.text, best, names, self.tactics, self.permissions, timer)
+
+    def _parts_alone(self, layer: Layer, best: Option) -> Apart:
+        """A layer around no single op against the sum of its parts' best times, each tuned like any other layer."""
+        assert self.timer is not None
+        picked = []
+        for part in taken_apart(layer).layers:
+            found = self.kinds[self._kind_of(bind_layer(part, {}))]
+            if len(found.options) > 1 or any(not o.signature.inplace for o in found.options):
+                self.timer.time(found.layer, found.text, self._timed_options(found))
+            options = [o for o in found.options if not o.tactic.fallback and (o.ms is not None or o.signature.inplace)]
+            if not options:
+                return Apart(reason=f"its part {part.op} has no kernel")
+            picked.append(min(options, key=lambda o: o.cost))
+        ms, spread = sum(o.cost for o in picked), max(o.spread_ms for o in picked)
+        return Apart(best.cost, ms, spread, str(best.signature), " + ".join(f"{o.tactic.name} {o.kernel.implementation}" for o in picked))
 
     def without_fused(self) -> tuple[Network, list[tuple[str, str]]] | None:
         """A copy of the network with the fused layers taken apart whose parts win on their own, and (layer, why); None when none does.

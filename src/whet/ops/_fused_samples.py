@@ -1,4 +1,4 @@
-"""Samples of fused layers around more than one op: sums of two convolutions."""
+"""Samples of fused layers around more than one op: sums of two convolutions, global pooling with a product behind it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,26 @@ def conv_sum(x: str, w: str, z: str, v: str, **attrs: dict) -> Sample:
     return Sample(inputs, {"hint": "ConvSum"}, regions)
 
 
+def pool_gemm(x: str, columns: int, bias: bool = True) -> Sample:
+    """Means over the image and a product, as a classifier ends."""
+    c = int(x.split(",")[1])
+    inputs = [x, f"const f32[{columns},{c}]", *([f"const f32[{columns}]"] if bias else [])]
+
+    def regions() -> dict[str, Network]:
+        body = Network("body", "lowered")
+        own = [body.add_input(n, parse_type(t.split()[-1])) for n, t in zip("xwb", inputs, strict=False)]
+        means = body.add("Flatten", body.add("GlobalAveragePool", own[0]), axis=1)
+        body.mark_output(body.add("Gemm", means, *own[1:], transB=1))
+        return {"body": body}
+
+    return Sample(inputs, {"hint": "PoolGemm"}, regions)
+
+
 SAMPLES = [
+    pool_gemm("f32[1,512,7,7]", 100),
+    pool_gemm("f32[3,1280,7,7]", 1000),
+    pool_gemm("f32[8,40,5,4]", 10, bias=False),
+    pool_gemm("f32[1,2048,7,7]", 130),
     conv_sum("f32[1,16,8,8]", "f32[32,16,1,1]", "f32[1,24,8,8]", "f32[32,24,1,1]"),
     conv_sum("f32[2,64,9,9]", "f32[64,64,3,3]", "f32[2,128,17,17]", "f32[64,128,1,1]", first={"pads": (1, 1, 1, 1)}, second={"strides": (2, 2)}),
     conv_sum("f32[1,256,14,14]", "f32[128,256,1,1]", "f32[1,128,28,28]", "f32[128,128,1,1]", second={"strides": (2, 2)}),

@@ -6,7 +6,7 @@ its result is in registers. More would make fused layers that only the reference
 
 from __future__ import annotations
 
-from whet.network import Layer, Network, Tensor
+from whet.network import Layer, Network, Tensor, copy_into
 from whet.passes._base import Skip
 from whet.passes._graph import Graph
 
@@ -55,6 +55,26 @@ def fuse(g: Graph, hint: str, *members: Layer) -> Tensor:
             copy(layer)
         for own, made in zip(opened.outputs, m.outputs, strict=True):
             inside[made] = inside[own]
+    body.outputs = [inside[t] for t in members[-1].outputs]
+    return g.add("Fused", *inputs, regions={"body": body}, hint=hint)
+
+
+def fuse_whole(g: Graph, hint: str, *members: Layer) -> Tensor:
+    """As `fuse`, but members that are Fused stay so within the body: taken apart, they are what they were."""
+    body = Network("body", "lowered")
+    inside: dict[Tensor, Tensor] = {}
+    inputs: list[Tensor] = []
+    for m in members:
+        for t in m.inputs:
+            if t is not None and t not in inside:
+                inside[t] = made = Tensor(body.fresh(t.name), t.type)
+                made.shape_value = t.shape_value
+                body.inputs.append(made)
+                inputs.append(t)
+        regions = {k: copy_into(r, Network(r.name, "lowered"), {}) for k, r in m.regions.items()}
+        fed = [None if t is None else inside[t] for t in m.inputs]
+        copy = body.add_layer(m.op, fed, m.attrs, name=m.name, regions=regions, outputs=[t.name for t in m.outputs], sources=m.sources)
+        inside.update(zip(m.outputs, copy.outputs, strict=True))
     body.outputs = [inside[t] for t in members[-1].outputs]
     return g.add("Fused", *inputs, regions={"body": body}, hint=hint)
 

@@ -5,9 +5,9 @@ The body keeps both as they were fused before, so that the layer can be taken ap
 
 from __future__ import annotations
 
-from whet.network import Layer, Network, Tensor, copy_into
+from whet.network import Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
-from whet.passes._fuse import anchored, obstacle, steps
+from whet.passes._fuse import anchored, fuse_whole, obstacle, steps
 from whet.passes._graph import Graph
 
 HINT = "ConvSum"
@@ -31,7 +31,7 @@ def fuse_conv_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip("a convolution of several groups has no sum with another")
     if not any(_small(h) for h in heads):
         return Skip("neither convolution is 1x1 without padding")
-    return _fused(g, first, layer)
+    return fuse_whole(g, HINT, first, layer)
 
 
 def _added(layer: Layer) -> Tensor | None:
@@ -54,23 +54,3 @@ def _small(conv: Layer) -> bool:
     """1x1 without padding."""
     w = conv.inputs[1]
     return w is not None and w.type.rank == 4 and w.shape[2:] == (1, 1) and not any(conv.attrs.get("pads") or ())
-
-
-def _fused(g: Graph, *members: Layer) -> Tensor:
-    """A layer whose body holds the members whole, fused ones included."""
-    body = Network("body", "lowered")
-    inside: dict[Tensor, Tensor] = {}
-    inputs: list[Tensor] = []
-    for m in members:
-        for t in m.inputs:
-            if t is not None and t not in inside:
-                inside[t] = made = Tensor(body.fresh(t.name), t.type)
-                made.shape_value = t.shape_value
-                body.inputs.append(made)
-                inputs.append(t)
-        regions = {k: copy_into(r, Network(r.name, "lowered"), {}) for k, r in m.regions.items()}
-        fed = [None if t is None else inside[t] for t in m.inputs]
-        copy = body.add_layer(m.op, fed, m.attrs, name=m.name, regions=regions, outputs=[t.name for t in m.outputs], sources=m.sources)
-        inside.update(zip(m.outputs, copy.outputs, strict=True))
-    body.outputs = [inside[t] for t in members[-1].outputs]
-    return g.add("Fused", *inputs, regions={"body": body}, hint=HINT)
