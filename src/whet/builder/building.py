@@ -57,6 +57,8 @@ def _built(
     """The engine for one number of threads."""
     started = time.perf_counter()
     machine = get_backend(config.backend, threads=config.threads)
+    if caution := getattr(machine, "caution", ""):
+        tell.note(caution)
     permissions = Permissions.of(config)
     tactics = tactics_for(machine.name, config.tactic_sources)
     if lock is not None:

@@ -17,6 +17,8 @@ from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
+MEASURED = (9, 0)  # the compute capability that whet's kernels have run on
+
 
 @backend
 class CudaBackend:
@@ -36,6 +38,18 @@ class CudaBackend:
             raise BackendError(f"{self.device.name} has compute capability {major}.{minor}; whet's kernels need 8.0 or newer. Use --backend=cpu.")
         self.features = frozenset({f"sm_{major}{minor}", *(("wgmma", "tma") if (major, minor) == (9, 0) else ())})
         self.multiprocessors = self.device.multiprocessors
+
+    @property
+    def caution(self) -> str:
+        """What a user of this GPU should know before trusting times or kernels, "" on what whet was measured on."""
+        major, minor = self.device.capability
+        if (major, minor) == MEASURED:
+            return ""
+        return (
+            f"{self.device.name} has compute capability {major}.{minor}: whet's kernels were never run there, only on 9.0. "
+            + ("Tests compile them for 8.0, 8.6 and 8.9. " if major == 8 else "Nothing was compiled for it before. ")
+            + "It has no tensor-core convolutions of ours; libraries do more (--tacticSources=+CUDNN,+cublaslt_half). Engines are verified as ever."
+        )
 
     @property
     def lost(self) -> str:
@@ -118,7 +132,7 @@ class CudaBackend:
 
     def compile_ahead(self, sources: Iterable[str]) -> None:
         """Starts compiling kernels that will be timed soon, on all CPUs."""
-        compile_ahead(sources)
+        compile_ahead(sources, self.device.arch)
 
     def stream(self) -> GpuStream:
         """A new recording stream."""
@@ -142,6 +156,7 @@ class CudaBackend:
             "backend": "cuda",
             "model": self.device.name,
             "capability": f"{major}.{minor}",
+            **({} if (major, minor) == MEASURED else {"measured": "never run there by whet's makers"}),
             "multiprocessors": self.multiprocessors,
             "memory_bytes": total,
             "l2_bytes": self.device.l2_bytes,

@@ -76,16 +76,16 @@ def compile_cubin(source: str, *, name: str = "kernel.cu", arch: str = "sm_90a",
     return _cached(key, source, name, arch, flags)
 
 
-def compile_ahead(sources: Iterable[str]) -> None:
+def compile_ahead(sources: Iterable[str], arch: str = "sm_90a") -> None:
     """Starts compiling in the background what will be asked for soon; compile_cubin waits for it. The compiler lets go of Python's lock."""
     global _pool
     with _lock:
         if _pool is None:
             _pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), thread_name_prefix="nvrtc")
         for source in sources:
-            key = cache_key(source, "sm_90a", FLAGS)
+            key = cache_key(source, arch, FLAGS)
             if key not in _ahead:
-                _ahead[key] = _pool.submit(_cached, key, source, "kernel.cu", "sm_90a", FLAGS)
+                _ahead[key] = _pool.submit(_cached, key, source, "kernel.cu", arch, FLAGS)
 
 
 def _cached(key: str, source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:

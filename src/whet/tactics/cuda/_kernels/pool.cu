@@ -18,7 +18,11 @@ DEV u32 larger(u32 a, u32 b) {
     u32 r;
     if (TYPE == 1) asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     else if (TYPE == 2) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#if __CUDA_ARCH__ >= 900
     else asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#else
+    else asm("vmax2.u32.u32.u32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0));
+#endif
     return r;
 }
 
@@ -73,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
 #pragma unroll
     for (int k = 0; k < 8; ++k) sum.v[k] = MAX ? -__int_as_float(0x7f800000) : 0.f;
     int count = 0, read = 0;
-    const u32 fill = !MAX || TYPE == 4 ? 0 : TYPE == 3 ? 0x80808080u : TYPE == 0 ? 0xff800000u : TYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;  // minus infinity
+    const u32 fill = !MAX || TYPE == 4 ? 0 : TYPE == 3 ? 0x80808080u : TYPE == 5 ? 0xfefefefeu : TYPE == 0 ? 0xff800000u : TYPE == 1 ? 0xfc00fc00u : 0xff80ff80u;  // minus infinity, e4m3: its lowest number
     if (R * S > 0 && R * S <= 25) {  // a known window: all of it is asked for before the first value is used
         Raw<TYPE> raw[R > 0 ? R : 1][S > 0 ? S : 1];
 #pragma unroll

@@ -1,0 +1,140 @@
+"""GPUs before Hopper: kernels compile for them, tensor-core tactics of Hopper refuse with a reason, and users are told what never ran."""
+
+from collections import Counter, OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.backends.cuda import CudaBackend
+from whet.backends.cuda import compile as compiler
+from whet.builder import BuildConfig, build
+from whet.builder import building as building_module
+from whet.errors import BackendError
+from whet.network import Network, parse_type
+from whet.ops import OPS, sample_layer
+from whet.tactics import Args, tactics_of
+from whet.tactics.cuda import _kernel
+from whet.tactics.cuda._source import source
+
+AMPERE = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_80"}), multiprocessors=108, runs=False)
+#: their kernels are wgmma and bulk copies through and through
+HOPPER_ONLY = {"own_conv", "own_first", "own_gemm", "own_stem", "own_qconv", "own_qfirst", "own_group_conv"}
+OURS = [t for t in tactics_of("cuda") if t.name.startswith("cuda/own_")]
+EACH = 2  # samples of a tactic, and instances of a kernel's file, that are looked at
+
+
+def offered(t, machine):
+    """(layer, signature) of the first samples that a tactic takes, and why it refused others."""
+    found, reasons = [], []
+    for op in sorted(OPS) if "*" in t.ops else sorted({*t.ops, "Fused"} & set(OPS)):
+        for sample in OPS[op].samples:
+            network, layer, _ = sample_layer(op, sample)
+            if t.why_not(layer):
+                continue
+            for signature in t.signatures(layer, machine):
+                reason = t.refuses(layer, signature, machine)
+                if reason:
+                    reasons.append(reason)
+                else:
+                    found.append((network, layer, signature))
+            if len(found) >= EACH:
+                return found, reasons
+    return found, reasons
+
+
+@pytest.fixture(scope="module")
+def instances():
+    """{(file, constants)} of what the tactics would launch on an A100."""
+    seen = OrderedDict()
+
+    def loaded(name, entry, constants, shared=0):
+        seen[name, constants] = None
+        return SimpleNamespace(shared=shared)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_kernel, "loaded", loaded)
+        for t in OURS:
+            for _, layer, signature in offered(t, AMPERE)[0]:
+                kernel = t.plan(layer, signature, t.configs(layer, signature, AMPERE)[0], AMPERE)
+                places = [tuple(4096 * (i + 1) for i in range(n)) for n in (len(layer.inputs), len(layer.outputs), len(kernel.packed))]
+                kernel._make(Args(*places, 1 << 20))
+    return list(seen)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89"])
+def test_kernels_compile(instances, arch):
+    try:
+        compiler.nvrtc()
+    except BackendError as error:
+        pytest.skip(str(error))
+    count, wanted = Counter(), []
+    for name, constants in instances:
+        count[name] += 1
+        if count[name] <= (EACH if arch == "sm_80" else 1):
+            wanted.append((name, constants))
+    assert {"pointwise.cu", "pool.cu", "reduce.cu", "normalize.cu", "depthwise.cu", "direct.cu", "bmm.cu", "reformat.cu", "gather.cu"} <= set(count)
+
+    def code(one):
+        return compiler.compile_cubin(source(one[0], dict(one[1])), name=one[0], arch=arch, cached=False)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(c.startswith(b"\x7fELF") for c in pool.map(code, wanted))
+
+
+def test_a_maximum_of_bytes_compiles_without_hoppers_packed_instruction():
+    try:
+        compiler.nvrtc()
+    except BackendError as error:
+        pytest.skip(str(error))
+    constants = {"TYPE": 4, "TO": 4, "MAX": 1, "R": 3, "S": 3}
+    assert compiler.compile_cubin(source("pool.cu", constants), name="pool.cu", arch="sm_80", cached=False).startswith(b"\x7fELF")
+
+
+def test_what_needs_hopper_says_so():
+    silent = {}
+    for t in OURS:
+        found, reasons = offered(t, AMPERE)
+        if not found:
+            silent[t.name.rpartition("/")[2]] = reasons
+    assert silent.keys() >= HOPPER_ONLY, "none offers what cannot run"
+    del silent["own_reformat"]  # has no samples
+    for name, reasons in silent.items():
+        assert any("Hopper" in r or "sm_90" in r for r in reasons), (name, reasons)
+
+
+def test_convolutions_and_products_in_16_bits_keep_a_kernel():
+    for op in ("Conv", "Gemm", "MatMul"):
+        for sample in OPS[op].samples:
+            network, layer, _ = sample_layer(op, sample)
+            taken = [t.name for t in OURS if not t.why_not(layer) and any(not t.refuses(layer, s, AMPERE) for s in t.signatures(layer, AMPERE))]
+            hopper = SimpleNamespace(**{**vars(AMPERE), "features": frozenset({"sm_90", "wgmma", "tma"})})
+            there = [t.name for t in OURS if not t.why_not(layer) and any(not t.refuses(layer, s, hopper) for s in t.signatures(layer, hopper))]
+            assert bool(taken) >= bool(there), (op, sample, network)
+
+
+def device(capability):
+    made = object.__new__(CudaBackend)
+    major, minor = capability
+    made.device = SimpleNamespace(name="NVIDIA GPU", capability=capability, arch=f"sm_{major}{minor}")
+    return made
+
+
+def test_users_are_told_what_never_ran(monkeypatch):
+    assert device((9, 0)).caution == ""
+    assert "8.6: whet's kernels were never run there" in device((8, 6)).caution
+    assert "Nothing was compiled" in device((12, 0)).caution
+    null = building_module.get_backend("null")
+    monkeypatch.setattr(type(null), "caution", device((8, 0)).caution, raising=False)
+    net = Network("net")
+    net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[2,3]"))), "y")
+    plan = build(net, BuildConfig(backend="null", timing_cache=""))
+    assert any("never run there" in note for note in plan.report["notes"]), "whet exec prints the notes as warnings"
+
+
+def test_candidates_compile_ahead_for_the_gpu_that_is_there(monkeypatch):
+    seen = []
+    monkeypatch.setattr("whet.backends.cuda.compile_ahead", lambda sources, arch: seen.append((list(sources), arch)))
+    device((8, 9)).compile_ahead(["text"])
+    assert seen == [(["text"], "sm_89")]
