@@ -1,7 +1,7 @@
 """Whole networks on a GPU through the builder: engines of the zoo's networks, verified, timed as isolated replays of their CUDA graph.
 
-Usage: python3 benchmarks/gpu_engines.py compile|run [--fp32|--noTF32] resnet50:1 bert_base:8:sequence=128 ...     results in $OUT/engines.json
-FP16 is allowed unless --fp32 (TF32 may be used) or --noTF32 says otherwise.
+Usage: python3 benchmarks/gpu_engines.py compile|run [--fp32|--noTF32] [--pure] resnet50:1 bert_base:8:sequence=128 ... (results in $OUT)
+FP16 is allowed unless --fp32 (TF32 may be used) or --noTF32 says otherwise; --pure leaves libraries out.
 `compile` fills the kernel cache (WHET_CUDA_CACHE) and needs no GPU.
 """
 
@@ -109,7 +109,9 @@ if __name__ == "__main__":
     for word in (w for w in sys.argv[2:] if not w.startswith("--")):
         net_name, size, *more = word.split(":")
         asked.append((net_name, int(size), {k: int(v) for k, v in (m.split("=") for m in more)}))
-    chosen = replace(CONFIG, precisions=() if flags else ("fp16",), tactic_sources=("-cublaslt_tf32",) if "--noTF32" in flags else ())
+    sources = (("-cublaslt_tf32", "-cudnn_tf32", "-own_tf32") if "--noTF32" in flags else ()) + (("-CUBLASLT", "-CUDNN") if "--pure" in flags else ())
+    wide = {"--fp32", "--noTF32"} & set(flags)
+    chosen = replace(CONFIG, precisions=() if wide else ("fp16",), tactic_sources=sources)
     if sys.argv[1] == "compile":
         compile_all([(n, b) for n, b, _ in asked])
     else:

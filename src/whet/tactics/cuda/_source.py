@@ -54,6 +54,22 @@ def wgmma(columns: int, bf16: bool, in8: int = 0) -> str:
     )
 
 
+def wgmma_tf32(columns: int) -> str:
+    """The device function `wgmma_registers` for acc[64 x columns] (+)= A x B over 8 numbers of TF32, A in registers."""
+    count = columns // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    four = ", ".join(f"%{count + i}" for i in range(4))
+    registers = ", ".join(f'"r"(a[{i}])' for i in range(4))
+    return (
+        f"DEV void wgmma_registers(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{\n"
+        f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "\n'
+        f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 "\n'
+        f'                 "{{{sums}}}, {{{four}}}, %{count + 4}, p, 1, 1; }}"\n'
+        f'                 : {operands} : {registers}, "l"(b), "r"(add));\n}}\n'
+    )
+
+
 def _wgmma8(columns: int, in8: int) -> str:
     count, number = columns // 2, "f" if in8 == 5 else "r"
     sums = ", ".join(f"%{i}" for i in range(count))
@@ -84,6 +100,8 @@ def source(name: str, constants: Mapping[str, int]) -> str:
     """The text of `_kernels/<name>`, complete: no include path is needed to compile it."""
     text = _file(name)
     if '#include "wgmma"' in text:
-        text = text.replace('#include "wgmma"', wgmma(constants["BN"], bool(constants.get("BF16", 0)), constants.get("IN8", 0)))
+        columns, tf32 = constants["BN"], "TERMS" in constants
+        products = wgmma_tf32(columns) if tf32 else wgmma(columns, bool(constants.get("BF16", 0)), constants.get("IN8", 0))
+        text = text.replace('#include "wgmma"', products)
     text = re.sub(r'#include "(\w+\.cuh)"', lambda found: _file(found.group(1)), text)
     return "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text

@@ -9,6 +9,12 @@ struct Args {
     int n, c, h, w, wide, left;   // wide: pixels of a padded row
 };
 
+DEV void store_wide(u8* out, long long at, const float (&v)[8]) {
+    float4* to = reinterpret_cast<float4*>(reinterpret_cast<float*>(out) + at);
+    to[0] = make_float4(v[0], v[1], v[2], v[3]);
+    if (CP == 8) to[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
 extern "C" __global__ void __launch_bounds__(256) widen(const __grid_constant__ Args p) {
     let_next_start();
     wait_for_previous();
@@ -22,6 +28,10 @@ extern "C" __global__ void __launch_bounds__(256) widen(const __grid_constant__ 
 #pragma unroll
             for (int c = 0; c < CP; ++c)
                 if (c < p.c) v[c] = load1<FROM>(p.in, NHWC ? (line * p.w + x) * p.c + c : ((image * p.c + c) * p.h + y) * p.w + x);
+        if (TO == 0) {
+            store_wide(p.out, i * CP, v);
+            continue;
+        }
         uint2* to = reinterpret_cast<uint2*>(p.out + i * CP * 2);
         to[0] = make_uint2(pack_as<TO>(v[0], v[1]), pack_as<TO>(v[2], v[3]));
         if (CP == 8) to[1] = make_uint2(pack_as<TO>(v[4], v[5]), pack_as<TO>(v[6], v[7]));

@@ -1,0 +1,246 @@
+"""f32 tensors on Hopper's tensor cores: the tuning space of `_kernels/tf32.cu`, how its weights are packed, and the launch."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.driver import per_device
+from whet.backends.cuda.launch import Kernel, Launch, Module
+from whet.tactics.cuda._conv import ConvShape, Finish, Groups, View
+from whet.tactics.cuda._conv_config import SHARED_LIMIT
+from whet.tactics.cuda._source import ACTIVATIONS, source
+
+PLAIN = Finish()
+PROMOTE = 4  # K steps after which the sums of three products go into f32 registers
+
+
+@dataclass(frozen=True, order=True)
+class Tf32Config:
+    """One instance of the kernel, less activation and how the input is read. `terms`: 1 TF32, 3 f32 by three products."""
+
+    wgs: int  # warpgroups that multiply, 64 pixels each
+    bn: int  # output channels of a tile
+    bk: int = 32  # channels of a K step
+    stages: int = 4
+    sk: int = 1  # blocks that share K
+    blocks: int = 1  # resident blocks a multiprocessor
+    terms: int = 1
+
+    @property
+    def bm(self) -> int:
+        """Pixels of a tile."""
+        return 64 * self.wgs
+
+    @property
+    def parts(self) -> int:
+        """Numbers that stand for one weight."""
+        return 2 if self.terms == 3 else 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.wgs * 128 + 32
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a slot of the ring."""
+        return self.bm * self.bk * 4 + self.parts * (-(-self.bn * self.bk * 4 // 1024) * 1024)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory, alignment slack included; mirrors the layout in tf32.cu."""
+        return 1024 + self.stages * (self.step_bytes + 16) + (self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0) + 16
+
+    @property
+    def registers(self) -> int:
+        """An estimate of the registers a thread needs, from what the compiler reports."""
+        return 94 + self.bn // 2 if self.terms == 1 else 132 + self.bn
+
+    def valid(self) -> bool:
+        """Whether a Hopper multiprocessor can hold `blocks` of these. Warps are dealt out to four register files of 512 a lane, in eights."""
+        warps = -(-self.threads // 32 * self.blocks // 4)
+        limit = min(255, 512 // warps // 8 * 8)
+        known = self.wgs in (1, 2, 3) and self.terms in (1, 3) and self.bk in (8, 16, 32) and 1 <= self.sk <= 16 and 2 <= self.stages <= 12
+        fits = self.blocks * (self.shared + 1024) <= SHARED_LIMIT + 1024
+        return known and fits and self.registers <= limit and self.bn % 16 == 0 and self.bn <= 256 and self.bm % self.sk == 0
+
+    def constants(self, *, im2col: bool, act: int, odd: bool, grouped: bool) -> dict[str, int]:
+        """The macros that make the instance."""
+        names = {key.upper(): value for key, value in asdict(self).items()}
+        promote = PROMOTE * 32 // self.bk if self.terms == 3 else 0
+        return {**names, "PROMOTE": promote, "IM2COL": int(im2col), "ACT": act, "ODD": int(odd), "GROUPED": int(grouped)}
+
+    def __str__(self) -> str:
+        return f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}_k{self.sk}_b{self.blocks}" + "_three" * (self.terms == 3)
+
+
+def step_channels(c: int) -> int:
+    """Channels of a K step: 128 bytes of a pixel, fewer where it has fewer."""
+    return 32 if c > 16 else 16 if c > 8 else 8
+
+
+def refuses(shape: ConvShape) -> str | None:
+    """Why the kernel cannot take the shape, or None."""
+    if shape.c % 4:
+        return f"{shape.c} input channels: the copy engine takes pixels of whole 16 bytes, four channels"
+    if max(*shape.pad, (shape.r - 1) * shape.dilation[0], (shape.s - 1) * shape.dilation[1]) > 127:
+        return "padding or filter extent above 127 pixels, which the copy engine cannot express"
+    if max(shape.stride) > 8:
+        return "stride above 8, which the copy engine cannot express"
+    return None
+
+
+def estimate_us(c: Tf32Config, m: int, k: int, steps: int, multiprocessors: int = 132) -> float:
+    """A rough time on an H200: what orders candidates, never what chooses them. See _conv_config.estimate_us."""
+    tiles = -(-m // c.bm) * -(-k // c.bn)
+    each = -(-steps // c.sk)
+    taken = (c.bm + c.parts * c.bn) * c.bk * 4
+    resident = min(c.blocks, -(-tiles * c.sk // multiprocessors))
+    turns = -(-tiles * c.sk // multiprocessors)
+    share = max(taken / 83, taken * min(tiles * c.sk, multiprocessors) / 8000)
+    mma = 2 * c.bm * c.bn * c.bk * c.terms / 2800 * max(1.0, 128 / c.bn / 1.5)
+    step_ns = max(share, mma, 700 / c.stages / resident, 250 / c.wgs / resident)
+    store_ns = c.bm * c.bn * 4 / (30 * resident)
+    ending = 300 if c.sk == 1 else 900 + c.bm * c.bn * 4 / 25
+    return (900 + turns * (each * step_ns + store_ns) + ending) / 1000
+
+
+def configs_for(m: int, k: int, c: int, taps: int, terms: int, multiprocessors: int = 132) -> list[Tf32Config]:
+    """Candidates for m pixels, k output and c input channels of `taps` filter taps, the most promising first."""
+    bk = step_channels(c)
+    steps = taps * -(-c // bk)
+    found: set[Tf32Config] = set()
+    for wgs, bn, blocks, sk in product((1, 2, 3), (16, 32, 64, 96, 128, 192, 256), (1, 2), (1, 2, 4, 8, 16)):
+        grid = -(-m // (64 * wgs)) * -(-k // bn) * sk
+        if (bn >= 2 * k and bn > 16) or sk > steps or (sk > 1 and (grid > 2 * multiprocessors or wgs * bn > 128 or blocks > 1)):
+            continue
+        if grid * 6 < multiprocessors and 2 * sk <= min(steps, 16) and bn > 16:
+            continue  # a larger split exists and keeps more multiprocessors busy
+        if grid > 40 * multiprocessors and wgs * bn < 64:
+            continue
+        for stages in (8, 6, 4, 3, 2):
+            config = Tf32Config(wgs, bn, bk, stages, sk, blocks, terms)
+            small = grid <= 2 * multiprocessors
+            if config.valid() and not (small and stages > 2 and (config.shared > 112 * 1024 or stages > max(2, -(-steps // sk)))):
+                found.add(config)
+                break
+    return sorted(found, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))
+
+
+def cut_to_tf32(a: np.ndarray) -> np.ndarray:
+    """f32 numbers with 10 bits of mantissa, to nearest; the largest are cut off, so that they stay finite."""
+    bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
+    near = np.abs(a) < np.float32(3.4026186e38)
+    return ((bits + np.where(near, np.uint32(0x1000), np.uint32(0))) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def places(bk: int) -> np.ndarray:
+    """Which of bk channels stands at each place of a K step: what tf32.cu reads as eight neighbours a thread."""
+    p = np.arange(bk)
+    step, place = p // 8, p % 8
+    return bk // 4 * (place % 4) + step + place // 4 * (bk // 8)
+
+
+def pack(rows: np.ndarray, bk: int, terms: int) -> np.ndarray:
+    """Filters as rows [k, ...] of whole K steps, f32: permuted, rounded to TF32; for three products the small parts follow below, as rows k...2k."""
+    k = rows.shape[0]
+    turned = np.ascontiguousarray(rows.reshape(k, -1, bk)[:, :, places(bk)]).astype(np.float32).reshape(k, -1)
+    high = cut_to_tf32(turned)
+    if terms == 1:
+        return high
+    low = np.where(np.isfinite(turned), turned - np.where(np.isfinite(turned), high, 0), 0).astype(np.float32)
+    return np.concatenate([high, cut_to_tf32(low)])
+
+
+def kernel_source(config: Tf32Config, im2col: bool, activation: str, odd: bool, grouped: bool = False) -> str:
+    """The kernel's complete text."""
+    return source("tf32.cu", config.constants(im2col=im2col, act=ACTIVATIONS[activation], odd=odd, grouped=grouped))
+
+
+@per_device
+def kernel(config: Tf32Config, im2col: bool, activation: str, odd: bool, grouped: bool) -> Kernel:
+    """The loaded kernel; compiled on first use, then kept."""
+    code = compile_cubin(kernel_source(config, im2col, activation, odd, grouped), name=f"tf32_{config}.cu")
+    return Module(code).kernel("conv", config.shared)
+
+
+def launch(
+    config: Tf32Config,
+    shape: ConvShape,
+    x: View,
+    weights: int,
+    bias: int,
+    out: View,
+    *,
+    residual: View | None = None,
+    finish: Finish = PLAIN,
+    groups: Groups | None = None,
+    input_map: bytes | None = None,
+    multiprocessors: int = 132,
+    label: str = "",
+) -> Launch:
+    """The launch of `shape` with addresses filled in; weights are packed by `pack`. With `groups` the shape's input channels are a tile's window."""
+    steps = shape.steps(config.bk)
+    whole = shape if groups is None else replace(shape, c=groups.channels)
+    row = steps * config.bk
+    a = window_map(whole, x, config) if input_map is None else input_map
+    b = tensormap.tiled(weights, "f32", (row, config.parts * shape.k), (row * 4,), (config.bk, config.bn))
+    tiles_n = -(-shape.k // config.bn)
+    tiles = tiles_n * -(-shape.m // config.bm)
+    numbers = struct.pack(
+        "<3Q18i2f6i",  # as Args in tf32.cu, after its two maps
+        bias,
+        0 if residual is None else residual.address,
+        out.address,
+        0 if residual is None else residual.pitch,
+        out.pitch,
+        shape.m,
+        shape.k,
+        steps,
+        steps // (shape.r * shape.s),
+        shape.s,
+        shape.p * shape.q,
+        shape.q,
+        *shape.stride,
+        shape.pad[0],
+        shape.pad[1],
+        *shape.dilation,
+        tiles,
+        tiles_n,
+        0 if residual is None else finish.residual or 1,
+        *finish.activation[1:],
+        1,
+        1,
+        shape.p,
+        shape.k,
+        0 if groups is None else groups.k,
+        0 if groups is None else groups.c,
+    )
+    args = a + b + numbers
+    grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
+    made = kernel(config, input_map is not None or not shape.plain, finish.activation[0], shape.k % 4 != 0, groups is not None)
+    return Launch(made, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label)
+
+
+def window_map(shape: ConvShape, x: View, config: Tf32Config) -> bytes:
+    """The tensor map through which the kernel reads its input."""
+    pixel = x.pitch * 4
+    if shape.plain:
+        return tensormap.tiled(x.address, "f32", (shape.c, shape.m), (pixel,), (config.bk, config.bm))
+    return tensormap.im2col(
+        x.address,
+        "f32",
+        (shape.c, shape.w, shape.h, shape.n),
+        (pixel, pixel * shape.w, pixel * shape.w * shape.h),
+        lower=(-shape.pad[1], -shape.pad[0]),
+        upper=(shape.pad[3] - (shape.s - 1) * shape.dilation[1], shape.pad[2] - (shape.r - 1) * shape.dilation[0]),
+        step=(shape.stride[1], shape.stride[0]),
+        channels=config.bk,
+        pixels=config.bm,
+    )

@@ -1,0 +1,130 @@
+"""f32 tensors on tensor cores: packing against the way a thread reads its inputs, machine code, and on a GPU the error of real layer sizes."""
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+from test_tactics import compute, gpu, judge, planned, reference  # noqa: F401  (gpu is a fixture)
+
+from whet.backends.cuda.compile import compile_cubin
+from whet.builder.verification import rounded_tf32
+from whet.ops import Sample, sample_layer
+from whet.tactics.cuda._tf32 import Tf32Config, configs_for, cut_to_tf32, kernel_source, pack, places
+
+
+def multiplied(row, bk):
+    """What lane q of a quad gives to step i: of the bk/4 neighbours that it reads, place q takes number i, place q + 4 number i + bk/8."""
+    found = np.empty((bk // 8, 8), row.dtype)
+    for i in range(bk // 8):
+        for q in range(4):
+            kept = row[bk // 4 * q : bk // 4 * (q + 1)]
+            found[i, q], found[i, q + 4] = kept[i], kept[i + bk // 8]
+    return found
+
+
+@pytest.mark.parametrize("bk", [8, 16, 32])
+def test_weights_stand_where_the_inputs_are_read(bk):
+    rows = np.arange(3 * 2 * bk, dtype=np.float32).reshape(3, 2 * bk)
+    packed = pack(rows, bk, 1).reshape(3, 2, bk // 8, 8)
+    for k in range(3):
+        for step in range(2):
+            np.testing.assert_array_equal(packed[k, step], multiplied(rows[k, step * bk : (step + 1) * bk], bk))
+    assert sorted(places(bk)) == list(range(bk))
+
+
+def test_three_products_keep_21_bits():
+    random = np.random.default_rng(0)
+    w = (random.standard_normal((5, 64)) * 10.0 ** random.integers(-8, 8, (5, 64))).astype(np.float32)
+    both = pack(w, 32, 3).astype(np.float64)
+    assert np.abs((both[:5] + both[5:]) / pack_plain(w) - 1).max() <= 2.0**-21
+    assert np.all(pack(w, 32, 3).view(np.uint32) & 0x1FFF == 0), "the tensor cores cut nothing off"
+
+
+def pack_plain(w):
+    return np.ascontiguousarray(w.reshape(5, -1, 32)[:, :, places(32)]).reshape(5, -1).astype(np.float64)
+
+
+def test_rounding_is_that_of_the_judge_and_keeps_large_numbers_finite():
+    a = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    np.testing.assert_array_equal(cut_to_tf32(a), rounded_tf32(a))
+    extreme = np.array([3.4028235e38, -3.4028235e38, np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45], np.float32)
+    cut = cut_to_tf32(extreme)
+    assert np.isfinite(cut[:2]).all()
+    np.testing.assert_array_equal(cut[2:4], extreme[2:4])
+    assert np.isnan(cut[4])
+    assert np.isnan(pack(np.full((1, 8), np.nan, np.float32), 8, 3)[0]).all()
+    assert np.array_equal(pack(np.full((1, 8), np.inf, np.float32), 8, 3)[1], np.zeros(8)), "infinity has no small part"
+
+
+KERNELS = [
+    (Tf32Config(1, 64, 32, 4), True, "clip", False, False),
+    (Tf32Config(2, 128, 32, 4), True, "silu", False, False),
+    (Tf32Config(1, 256, 32, 4), False, "clip", False, False),
+    (Tf32Config(3, 64, 32, 4), True, "clip", False, True),
+    (Tf32Config(1, 128, 32, 3, blocks=2), True, "clip", False, False),
+    (Tf32Config(1, 32, 32, 4, sk=8), True, "clip", True, False),
+    (Tf32Config(2, 64, 16, 4, sk=4), False, "clip", False, False),
+    (Tf32Config(1, 16, 8, 4), True, "clip", False, False),
+    (Tf32Config(1, 64, 32, 4, terms=3), True, "clip", False, False),
+    (Tf32Config(1, 96, 32, 2, terms=3), False, "clip", True, False),
+    (Tf32Config(2, 32, 32, 4, terms=3), True, "gelu", False, False),
+    (Tf32Config(1, 64, 32, 3, sk=4, terms=3), True, "clip", False, True),
+]
+
+
+@pytest.mark.parametrize(("config", "im2col", "kind", "odd", "grouped"), KERNELS, ids=str)
+def test_machine_code(config, im2col, kind, odd, grouped, tmp_path):
+    assert config.valid()
+    text = sass(compile_cubin(kernel_source(config, im2col, kind, odd, grouped), cached=False), tmp_path)
+    assert re.search(rf"HGMMA\.64x{config.bn}x8\.F32\.TF32", text)
+    assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text
+    products, waits = text.count("HGMMA"), text.count("WARPGROUP.DEPBAR")
+    assert waits < products or config.bk == 8, "products of a step follow each other without a wait"
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize(
+    ("m", "k", "c", "taps"), [(49, 512, 512, 9), (3136, 64, 64, 9), (401408, 64, 64, 9), (1, 1000, 2048, 1), (128, 3072, 768, 1), (12544, 64, 28, 7)]
+)
+def test_every_shape_has_candidates_that_fit(m, k, c, taps, terms):
+    found = configs_for(m, k, c, taps, terms)
+    assert len(found) >= 3
+    assert all(f.valid() and f.terms == terms for f in found)
+
+
+def layer_of(op, shapes, attributes):
+    return sample_layer(op, Sample(shapes, attributes))[1:]
+
+
+LAYERS = [
+    ("Conv", ["f32[2,64,20,19]", "const f32[96,64,3,3]", "const f32[96]"], {"pads": (1, 1, 1, 1)}),
+    ("Conv", ["f32[1,512,7,7]", "const f32[512,512,3,3]", None], {"pads": (1, 1, 1, 1)}),
+    ("Conv", ["f32[2,3,37,41]", "const f32[64,3,7,7]", "const f32[64]"], {"pads": (3, 3, 3, 3), "strides": (2, 2)}),
+    ("Conv", ["f32[2,48,15,15]", "const f32[51,48,3,3]", "const f32[51]"], {"pads": (2, 2, 2, 2), "dilations": (2, 2), "strides": (2, 1)}),
+    ("Conv", ["f32[2,128,14,14]", "const f32[128,4,3,3]", "const f32[128]"], {"pads": (1, 1, 1, 1), "group": 32}),
+    ("Conv", ["f32[1,12,14,14]", "const f32[24,12,3,3]", "const f32[24]"], {"pads": (1, 1, 1, 1)}),
+    ("Gemm", ["f32[7,2048]", "const f32[1000,2048]", "const f32[1000]"], {"transB": 1}),
+    ("MatMul", ["f32[2,65,768]", "const f32[768,250]"], {}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given", LAYERS, ids=str)
+def test_real_sizes_match_the_reference(gpu, given):  # noqa: F811
+    layer, arrays = layer_of(*given)
+    want = reference(layer, [None if a is None else a.astype(np.float64) for a in arrays])[0]
+    ran = set()
+    for t, signature, config, kernel in planned(layer, gpu, most=20):
+        if t.name in ("cuda/own_tf32", "cuda/own_f32"):
+            got, _ = compute(gpu, layer, arrays, signature, kernel)
+            error = np.linalg.norm(got[0] - want) / np.linalg.norm(want)
+            print(f"{t.name} {config}: {error:.2e}, worst {np.abs(got[0] - want).max() / np.abs(want).max():.2e}")
+            judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{t.name} {config}")
+            assert error <= (4e-4 if t.name == "cuda/own_tf32" else 2e-6), "operands are rounded to nearest: no shrinking"
+            ran.add(t.name)
+    assert len(ran) == 2
