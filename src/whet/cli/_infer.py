@@ -144,8 +144,10 @@ def _profile_table(log: Log, engine: Any, records: list[dict[str, Any]], shapes:
 
 
 def _computes_in(f: Any) -> str:
-    """The row of the machine's peaks for the types that a layer reads and its kernel's units: f32 by plain instructions."""
+    """The row of the machine's peaks for the types that a layer reads and its kernel's units: f32 by plain instructions, but where in TF32."""
     kinds = {o[1] for o in f.choice.inputs if o is not None}
+    if ("math", "tf32") in f.choice.config:
+        return "tf32"
     return "i8" if kinds & {"i8", "u8"} else "f8" if "f8e4m3" in kinds else "f16" if kinds & {"f16", "bf16"} else "f32"
 
 

@@ -101,8 +101,12 @@ def _ask(t: Tactic, layer: Layer, signature: Signature, config: Config | None, b
 
 
 def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Backend, why: str) -> Planned:
-    """Other configs of the same tactic first, then other tactics with the same operands, then the reference over any host format."""
-    for t in sorted(tactics_of(backend.name), key=lambda t: (t.name != choice.tactic, "numpy" in t.name, t.name)):
+    """Other configs of the same tactic first, then other tactics with the same operands (those that wait to be asked for and those on the
+    host last), then the reference over any host format."""
+    def late(t: Tactic) -> tuple[bool, bool, bool, str]:
+        return t.name != choice.tactic, "numpy" in t.name or "host_" in t.name, t.opt_in, t.name
+
+    for t in sorted(tactics_of(backend.name), key=late):
         try:
             return _checked(Planned(layer, signature, _ask(t, layer, signature, None, backend), t.name, why))
         except WhetError:

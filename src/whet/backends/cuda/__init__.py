@@ -156,7 +156,7 @@ class CudaBackend:
             "backend": "cuda",
             "model": self.device.name,
             "capability": f"{major}.{minor}",
-            **({} if (major, minor) == MEASURED else {"measured": "never run there by whet's makers"}),
+            **({} if (major, minor) == MEASURED else {"measured": "never run on this capability"}),
             "multiprocessors": self.multiprocessors,
             "memory_bytes": total,
             "l2_bytes": self.device.l2_bytes,

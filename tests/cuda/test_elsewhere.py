@@ -1,0 +1,150 @@
+"""What users meet where the GPU, the driver or the machine is another than expected: words, safe tactics, rows of a profile."""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.backends import get_backend
+from whet.backends.cuda import CudaBackend, driver
+from whet.builder import BuildConfig, build
+from whet.cli._infer import _computes_in
+from whet.engine.plan import Choice
+from whet.errors import BackendError, EngineError
+from whet.network import Network, parse_type
+from whet.ops import OPS, run_network, sample_layer
+from whet.runtime import EngineWarning, Runtime
+from whet.runtime.kernels import plan_layer
+
+AMPERE = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_80"}), multiprocessors=108, runs=False)
+
+
+class Binding:
+    """As much of the driver's binding as starting it takes."""
+
+    CUresult = SimpleNamespace(**{n: SimpleNamespace(name=n) for n in ("CUDA_SUCCESS", "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")})
+    CUdevice_attribute = SimpleNamespace()
+
+    def __init__(self, status="CUDA_SUCCESS", version=13000, count=1):
+        self.status, self.version, self.count = getattr(self.CUresult, status), version, count
+
+    def cuInit(self, flags):
+        return (self.status,)
+
+    def cuDriverGetVersion(self):
+        return self.CUresult.CUDA_SUCCESS, self.version
+
+    def cuDeviceGetCount(self):
+        return self.CUresult.CUDA_SUCCESS, self.count
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Starts the driver with a binding in place of the package's."""
+
+    def started(binding):
+        monkeypatch.setattr("cuda.bindings.driver", binding, raising=False)
+        driver.cu.cache_clear()
+        return driver.cu()
+
+    yield started
+    driver.cu.cache_clear()
+
+
+def test_a_machine_without_a_gpu_is_told_what_to_check(start):
+    with pytest.raises(BackendError, match=r"No NVIDIA GPU is visible.*nvidia-smi.*CUDA_VISIBLE_DEVICES.*--backend=cpu"):
+        start(Binding("CUDA_ERROR_NO_DEVICE"))
+    with pytest.raises(BackendError, match=r"did not start.*SYSTEM_DRIVER_MISMATCH"):
+        start(Binding("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"))
+
+
+def test_a_driver_that_is_missing_or_too_old_is_told(start):
+    with pytest.raises(BackendError, match=r"supports CUDA 11\.8; whet needs 12\.0 or newer. Update the driver, or use --backend=cpu"):
+        start(Binding(version=11080))
+
+    def absent(flags):
+        raise RuntimeError("libcuda.so.1: cannot open shared object file")
+
+    missing = Binding()
+    missing.cuInit = absent
+    with pytest.raises(BackendError, match=r"NVIDIA driver \(libcuda.so.1\) cannot be loaded.*--backend=cpu"):
+        start(missing)
+    assert start(Binding()).version == 13000
+
+
+def test_a_gpu_that_is_not_there_is_counted(start):
+    start(Binding(count=2))
+    with pytest.raises(BackendError, match=r"no GPU number 2: this machine shows 2 \(0 to 1\)"):
+        driver.Device(2)
+
+
+def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
+    monkeypatch.setattr(driver, "device", lambda n: SimpleNamespace(name="Tesla T4", capability=(7, 5), multiprocessors=40))
+    with pytest.raises(BackendError, match=r"Tesla T4 has compute capability 7\.5.*need 8\.0 or newer"):
+        CudaBackend(0)
+
+
+@pytest.mark.parametrize(("op", "tactic"), [("Conv", "cuda/own_conv"), ("Gemm", "cuda/own_gemm"), ("MatMul", "cuda/cublaslt_gone")])
+def test_without_its_tensor_cores_a_layer_runs_on_a_kernel_of_the_gpu(op, tactic):
+    sample = next(s for s in OPS[op].samples if all(not i or i.startswith("const") for i in s.inputs[1:]))
+    _, layer, _ = sample_layer(op, sample)
+    form = "nhwc" if op == "Conv" else "linear"
+    choice = Choice(tactic, (), ((form, "f16"), *(None,) * (len(layer.inputs) - 1)), ((form, "f16"),))
+    planned = plan_layer(layer, choice, AMPERE)
+    assert planned.tactic == "cuda/own_direct", "not the host, not a pack that nobody asked for"
+    assert planned.fell_back
+
+
+def test_tf32_layers_are_measured_against_tf32():
+    def kind(inputs, config=()):
+        return _computes_in(SimpleNamespace(choice=Choice("t", config, inputs, ())))
+
+    f32 = (("nhwc", "f32"), None)
+    assert kind(f32) == "f32"
+    assert kind(f32, (("algo", 0), ("math", "tf32"))) == "tf32"
+    assert kind((("nhwc", "f16"),)) == "f16"
+    assert kind((("nhwc", "u8"), ("nhwc", "f16"))) == "i8"
+
+
+# On a GPU
+
+
+def convolutions():
+    rng = np.random.default_rng(0)
+    net = Network("net")
+    x = net.add_input("x", parse_type("f16[4,16,20,20]"))
+    shapes = ((32, 16, 3, 3), (32, 32, 3, 3), (16, 32, 1, 1))
+    w = [net.constant((rng.standard_normal(s) / np.sqrt(np.prod(s[1:]))).astype(np.float16)) for s in shapes]
+    a = net.add("Relu", net.add("Conv", x, w[0], None, pads=(1, 1, 1, 1)))
+    b = net.add("Relu", net.add("Add", net.add("Conv", a, w[1], None, pads=(1, 1, 1, 1)), a))
+    net.mark_output(net.add("Conv", b, w[2], None), "y")
+    return net
+
+
+@pytest.mark.gpu
+def test_an_engine_of_another_gpu_runs_on_safe_tactics_and_says_so():
+    if driver.available():
+        pytest.skip(driver.available())
+    net = convolutions()
+    plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1))
+    assert any("own_conv" in c.tactic for c in plan.choices.values())
+    other = get_backend("cuda")
+    other.features = frozenset({"sm_80"})  # as if its tensor cores were not those of Hopper
+    plan.machine = {**plan.machine, "model": "NVIDIA H100 elsewhere"}
+    with pytest.raises(EngineError, match="tuned on other hardware"):
+        Runtime(other).load(plan, require_same_hardware=True)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        engine = Runtime(other).load(plan)
+        context = engine.create_context()
+        x = np.random.default_rng(1).standard_normal((4, 16, 20, 20)).astype(np.float16)
+        got = context.run({"x": x})["y"]
+    words = " ".join(str(w.message) for w in told if issubclass(w.category, EngineWarning))
+    assert "tuned elsewhere" in words
+    assert "cuda/own_direct" in words
+    assert "own_conv" in words
+    want = run_network(net, {"x": x}, widen=True)["y"]
+    assert np.abs(got - want).max() / np.abs(want).max() < 4e-3
+    assert context.launches().executable.graph_refused == "", "on the GPU, in a graph: nothing went to the host"
