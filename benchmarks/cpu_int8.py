@@ -1,13 +1,13 @@
 """whet's INT8 against ONNX Runtime's and OpenVINO's on the CPU: zoo networks, paired and interleaved, in several processes.
 
-`python benchmarks/cpu_int8.py [--models resnet18,resnet50] [--batches 1,8] [--processes 6] [--stage prepare|make|time|all --folder DIR] [--out FILE]`
+`python benchmarks/cpu_int8.py [--models resnet18,resnet50] [--batches 1,8] [--processes 6] [--stage STAGE --folder DIR] [--out FILE]`
 
 ONNX Runtime runs what its own static quantization writes (QDQ, weights by channel). OpenVINO runs what NNCF makes of the model where
 nncf is installed, else ONNX Runtime's QDQ file; the row says which. All calibrate on the same seeded samples. whet's engine is the one
 that `--int8` builds: floating point where that is faster. SNR is against ONNX Runtime's FP32 outputs on an input that none calibrated on.
-Ratios are a peer's time over whet's (above 1: whet is faster), the median over processes. `prepare` calibrates and
-makes the peers' files in a folder; `make` builds whet's engines there, choosing by time, so that a busy machine makes worse choices; `time`
-times what lies there. A model whose engine cannot be made is a row with its reason.
+Ratios are a peer's time over whet's (above 1: whet is faster), the median over processes. `peers` writes the models and
+the peers' quantized forms into a folder, `calibrate` whet's ranges (both: `prepare`); `make` builds whet's engines there, choosing by time, so
+that a busy machine makes worse choices; `time` times what lies there. A model whose engine cannot be made is a row with its reason.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from cpu_peers import RUNNERS, SEED, block
 BARS = {"ort": 1.2, "openvino": 1.03}
 LEAST = 0.97  # of the better peer, for every network
 DISTURBED = 0.2  # CPUs that others took: such a row claims nothing and stays out of the means
-CALIBRATION = 8
+CALIBRATION = 8  # images or texts, whatever the batch
 SEQUENCE = 128
 VOCABULARY = 30000
 Shapes = dict[str, list[int]]
@@ -59,8 +59,8 @@ def feed(shapes: Shapes) -> dict[str, np.ndarray]:
 
 def calibration(shapes: Shapes) -> list[dict[str, np.ndarray]]:
     """The same samples for all, other ones than the one that is timed and judged."""
-    rng = np.random.default_rng(SEED + 1)
-    return [sample(shapes, rng) for _ in range(CALIBRATION)]
+    rng, batch = np.random.default_rng(SEED + 1), next(iter(shapes.values()))[0]
+    return [sample(shapes, rng) for _ in range(max(1, CALIBRATION // batch))]
 
 
 def ort_quantized(model: Path, shapes: Shapes) -> Path:
@@ -119,22 +119,30 @@ def worker(args: argparse.Namespace) -> None:
     print(json.dumps({"ms": {n: median(t) for n, t in times.items()}, "snr_db": snr, "others_cpus": round(max(0.0, others), 3)}))
 
 
-def prepare(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
-    """The model, its calibration by whet, and the peers' files into the folder: long, and any machine load is good enough."""
+def peers(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
+    """The model and the peers' files into the folder: any machine load is good enough."""
     import whet.zoo
-    from whet.builder.quantized import Calibration, calibrated_ranges, prepared
     from whet.frontends import network_from_onnx
 
     model = folder / f"{name}-{batch}.onnx"
     whet.zoo.save(name, model, batch=batch, **({"sequence": SEQUENCE} if name.startswith("bert") else {}))
-    net = network_from_onnx(model)
-    shapes = {t.name: [int(d) for d in t.shape] for t in net.inputs}
-    cache, config = model.with_suffix(".calibration.json"), engine_config(args, folder)
-    calibrated_ranges(net, prepared(net, config), Calibration(lambda: calibration(shapes), str(cache)), config, print)
+    shapes = {t.name: [int(d) for d in t.shape] for t in network_from_onnx(model).inputs}
     qdq = ort_quantized(model, shapes)
     openvino, origin = openvino_quantized(model, shapes, qdq)
     said = {"case": name, "batch": batch, "inputs": shapes, "openvino_model": origin, "files": [f"{name}-{batch}.engine", qdq.name, openvino.name]}
     (folder / f"{name}-{batch}.json").write_text(json.dumps(said))
+
+
+def calibrate(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
+    """whet's ranges into the folder, in place of those that are there: minutes for the large networks, on any machine load."""
+    from whet.builder.quantized import Calibration, calibrated_ranges, prepared
+    from whet.frontends import network_from_onnx
+
+    model = folder / f"{name}-{batch}.onnx"
+    net, cache, config = network_from_onnx(model), model.with_suffix(".calibration.json"), engine_config(args, folder)
+    shapes = {t.name: [int(d) for d in t.shape] for t in net.inputs}
+    cache.unlink(missing_ok=True)
+    calibrated_ranges(net, prepared(net, config), Calibration(lambda: calibration(shapes), str(cache)), config, print)
 
 
 def engine_config(args: argparse.Namespace, folder: Path):
@@ -145,16 +153,19 @@ def engine_config(args: argparse.Namespace, folder: Path):
 
 
 def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
-    """whet's engine, from the calibration that `prepare` left; it chooses by time, so the machine should be quiet."""
+    """whet's engine, from the calibration that `calibrate` left; it chooses by time, so the machine should be quiet."""
     from whet.builder.quantized import Calibration, build_int8
     from whet.engine import write_engine
     from whet.errors import WhetError
     from whet.frontends import network_from_onnx
 
     path, net = folder / f"{name}-{batch}.json", network_from_onnx(folder / f"{name}-{batch}.onnx")
+    cache = folder / f"{name}-{batch}.calibration.json"
+    if not cache.exists():  # build_int8 would invent ranges, and the SNR would mean nothing
+        raise SystemExit(f"{cache} is missing: run --stage calibrate first")
     said = {k: v for k, v in json.loads(path.read_text()).items() if k != "failed"}
     try:
-        plan = build_int8(net, engine_config(args, folder), Calibration(cache=str(folder / f"{name}-{batch}.calibration.json")))
+        plan = build_int8(net, engine_config(args, folder), Calibration(cache=str(cache)))
         write_engine(plan, folder / said["files"][0])
         said["kept"] = next(c for c in plan.report["precision_choice"] if c["kept"])["what"]
         said["build_seconds"] = round(plan.report["build_seconds"], 1)
@@ -226,7 +237,7 @@ def main() -> None:
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
     p.add_argument("--best", action="store_true", help="permit BF16 too")
     p.add_argument("--out", default=str(Path(__file__).parent / "results" / "cpu" / "int8.json"))
-    p.add_argument("--stage", choices=("prepare", "make", "time", "all"), default="all")
+    p.add_argument("--stage", choices=("peers", "calibrate", "prepare", "make", "time", "all"), default="all")
     p.add_argument("--folder", help="where the files lie between the stages")
     for hidden in ("worker", "files", "model", "inputs"):
         p.add_argument(f"--{hidden}", help=argparse.SUPPRESS, type=int if hidden == "worker" else str)
@@ -238,8 +249,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.folder or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for stage, work in (("prepare", prepare), ("make", make)):
-            if args.stage in (stage, "all"):
+        for stages, work in ((("peers", "prepare"), peers), (("calibrate", "prepare"), calibrate), (("make",), make)):
+            if args.stage in (*stages, "all"):
                 for name, batch in cases:
                     work(name, batch, args, folder)
         if args.stage in ("time", "all"):

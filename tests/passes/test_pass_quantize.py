@@ -145,7 +145,8 @@ def test_random_quantized_networks_keep_their_answer():
     for seed in range(60):
         net = random_quantized(seed)
         x = {"x": np.random.default_rng(seed).standard_normal((2, 4, 8, 8)).astype(np.float32)}
-        after, log = lower(net, switches=["all"], check=True)
+        refuses = (lambda layer: None) if seed % 2 else None  # every second machine has tactics for all hints
+        after, log = lower(net, switches=["all"], refuses=refuses, check=True)
         fired |= {name for name, n in log.counts().items() if n}
         want, got = run_network(net, x, widen=True), run_network(after, x, widen=True)
         for name, a in want.items():

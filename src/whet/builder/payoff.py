@@ -43,7 +43,7 @@ def _times(plan: EnginePlan) -> dict[str, float]:
 
 
 def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
-    """Milliseconds of the moving layers next to one: those that feed it, and those that read it, shared among their readers."""
+    """Milliseconds of the moving layers and tables next to one: those that feed it, and those that read it, shared among their readers."""
     users = plan.network.users()
     kinds = (only,) if only else _MOVING
     cost = 0.0
@@ -51,7 +51,7 @@ def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: st
         if t is not None and t.maker is not None and t.maker.op in kinds:
             cost += times.get(t.maker.name, 0.0) / max(len(users.get(t, [])), 1)
     for t in layer.outputs:
-        cost += sum(times.get(r.name, 0.0) for r, _ in users.get(t, []) if r.op in kinds)
+        cost += sum(times.get(r.name, 0.0) for r, _ in users.get(t, []) if r.op in kinds or (r.hint == "Table" and not only))
     return cost
 
 

@@ -1,14 +1,17 @@
 """INT8 from a floating-point network: calibrate, insert Q/DQ, and keep the integers only where the clock says that they pay.
 
-Engines are built and timed in turns: floating point as permitted; every layer that can be quantized; the quantized one without the layers
-that were slower than their floating-point form; and, where the user sets a budget of accuracy, the one that holds it. The fastest of those
-that hold it is kept; within the noise it is the one with fewer integers. Layers that --layerPrecisions demands in INT8 stay in all of them.
+Engines are built and timed in turns: floating point as permitted; every layer that can be quantized; the same with activations looked up,
+where the backend does that (precision.tables); the faster one without the layers that were slower than their floating-point form; and, where
+the user sets a budget of accuracy, the one that holds it. The fastest of those that hold it is kept; within the noise it is the one with
+fewer integers. Layers that --layerPrecisions demands in INT8 stay in all of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -32,12 +35,15 @@ from whet.network import Layer, Network
 from whet.precision import Ranges, find_places, quantize
 from whet.precision.budget import Budget, Verdict
 from whet.precision.sensitivity import chosen_samples
+from whet.precision.tables import TABLE, insert_tables
+from whet.tactics import tactics_of
 
 __all__ = [
     "Calibration", "EngineRun", "build_int8", "calibrated_ranges", "invented_ranges", "is_explicit", "prepared", "slow_layers", "without_int8",
 ]  # fmt: skip
 
 _ROUNDS_OF_DROPPING = 2
+_LEAST_GAIN = 0.003  # of the engine's time, that leaving slow layers out has to promise: what is less cannot be told from the noise
 _ROUNDS_OF_FITTING = 3  # an engine that misses what its emulation held loses a tenth of its integers, so often
 
 
@@ -50,6 +56,7 @@ class _Tried:
     skip: frozenset[str]
     verdict: Verdict | None = None
     judged_on: str = ""
+    tables: bool = False
 
     @property
     def allowed(self) -> bool:
@@ -70,6 +77,7 @@ class _Making:
     progress: Progress | None = None
     inputs: Mapping[str, np.ndarray] | None = None
     notes: list[str] = field(default_factory=list)
+    tables: bool = False  # activations are looked up
 
     def floats(self) -> _Tried:
         """The engine in floating point, within the budget where 16 bits are permitted."""
@@ -81,16 +89,31 @@ class _Making:
         )  # fmt: skip
         return _Tried("floating point", plan, frozenset(), verdict, "engine")
 
-    def integers(self, skip: frozenset[str]) -> EnginePlan:
+    def integers(self, what: str, skip: frozenset[str]) -> _Tried:
         """The engine with every quantizable layer in INT8 but those of `skip` and those that the user keeps in floating point."""
-        pinned = demanded_floats(self.config)
-        chosen = quantize(self.made, self.ranges, skip=lambda x: pinned(x) or x.name in skip or bool(skip & known_as(x)))
+        chosen = quantized_network(self.made, self.ranges, skip, demanded_floats(self.config), tables=self.tables)
         plan = build(chosen, self.config, progress=self.progress, inputs=self.inputs)
-        plan.report["quantized"] = recipe(self.ranges, skip)
-        return plan
+        plan.report["quantized"] = recipe(self.ranges, skip, self.tables)
+        return _Tried(f"{what}, activations looked up" if self.tables else what, plan, skip, tables=self.tables)
+
+    def looks_up(self) -> bool:
+        """Whether the backend has a kernel for tables, and the network something for it to look up."""
+        if not any(TABLE in t.hints for t in tactics_of(self.config.backend)):
+            return False
+        return insert_tables(quantize(self.made, self.ranges, skip=demanded_floats(self.config)), self.ranges) > 0
 
     def low(self, skip: frozenset[str]) -> list[str]:
         return [x.name for x in self.layers if x.name not in skip]
+
+
+def quantized_network(
+    made: Network, ranges: Ranges, skip: frozenset[str], pinned: Callable[[Layer], bool] = lambda x: False, *, tables: bool = False
+) -> Network:
+    """`made` (prepared) with Q/DQ but for the layers that `skip` names or `pinned` keeps; `tables`: before its activations too."""
+    chosen = quantize(made, ranges, skip=lambda x: pinned(x) or x.name in skip or bool(skip & known_as(x)))
+    if tables:
+        insert_tables(chosen, ranges)
+    return chosen
 
 
 def build_int8(
@@ -107,7 +130,19 @@ def build_int8(
     Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and what `build`
     raises. The plan's report says under "precision_choice" what was timed, under "accuracy" which layers the budget keeps out of INT8.
     """
-    return note_found(_built_int8(net, config, calibration, budget, progress, inputs), config)
+    with _times_shared(config) as sharing:
+        plan = _built_int8(net, sharing, calibration, budget, progress, inputs)
+    return note_found(plan, config)
+
+
+@contextmanager
+def _times_shared(config: BuildConfig) -> Iterator[BuildConfig]:
+    """The same build with a timing cache for as long as it lasts where it has none: its engines share most of their layers."""
+    if config.timing_cache != "" or config.optimization_level == 0:
+        yield config
+        return
+    with tempfile.TemporaryDirectory(prefix="whet") as folder:
+        yield dataclasses.replace(config, timing_cache=f"{folder}/times.sqlite")
 
 
 def _built_int8(
@@ -123,8 +158,8 @@ def _built_int8(
     layers = find_places(made, demanded_floats(config)).layers
     if config.lock:
 
-        def integers(ranges: Ranges, skip: frozenset[str]) -> EnginePlan:
-            return _Making(net, made, ranges, config, layers, frozenset(), None, progress, inputs).integers(skip)
+        def integers(ranges: Ranges, skip: frozenset[str], tables: bool) -> EnginePlan:
+            return _Making(net, made, ranges, config, layers, frozenset(), None, progress, inputs, tables=tables).integers("", skip).plan
 
         return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs), integers)
     must = _demanded(made, layers, config, notes)
@@ -180,7 +215,7 @@ def _untimed(m: _Making) -> EnginePlan:
     """Where nothing is timed: integers wherever they can be, and the budget allows it."""
     names = [x.name for x in m.layers]
     fit = Fit() if m.judge is None else m.judge.fit(names, {}, m.must)
-    plan = m.integers(frozenset(fit.dropped))
+    plan = m.integers("int8", frozenset(fit.dropped)).plan
     plan.report["notes"] += [*m.notes, "INT8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
     if m.judge is not None:
         plan.report["accuracy"] = report_of(m.judge.budget, fit, "emulation", None)
@@ -193,17 +228,26 @@ def _candidates(m: _Making) -> list[_Tried]:
     everything = frozenset(x.name for x in m.layers)
     if m.must:
         base = everything - m.must
-        tried = [_Tried(f"int8 where it is demanded ({len(m.must)} layers)", m.integers(base), base)]
+        tried = [m.integers(f"int8 where it is demanded ({len(m.must)} layers)", base)]
     else:
         tried = [m.floats()]
-    tried.append(_Tried("int8", m.integers(frozenset()), frozenset()))
+    tried.append(m.integers("int8", frozenset()))
+    if m.looks_up():
+        m.tables = True
+        tried.append(m.integers("int8", frozenset()))
+        computed, looked_up = (t.plan.report.get("latency_ms", 0.0) for t in tried[-2:])
+        m.tables = looked_up <= computed
+        if not m.tables:
+            tried[-2:] = tried[:-3:-1]  # what comes is made from the faster one
     for _ in range(_ROUNDS_OF_DROPPING):
         last = tried[-1]
+        times = layer_times(tried[0].plan, last.plan, m.layers)
         slow = slow_layers(tried[0].plan, last.plan, m.layers) - last.skip - m.must
-        if not slow or len(slow | last.skip) >= len(m.layers):
+        gain = sum(times[n][1] - times[n][0] for n in slow)
+        if gain < _LEAST_GAIN * last.plan.report.get("latency_ms", 0.0) or not slow or len(slow | last.skip) >= len(m.layers):
             break
         wider = last.skip | slow
-        tried.append(_Tried(f"int8 without {len(wider)} layers that do not pay", m.integers(wider), wider))
+        tried.append(m.integers(f"int8 without {len(wider)} layers that do not pay", wider))
     return tried
 
 
@@ -217,7 +261,7 @@ def _fitted(m: _Making, tried: list[_Tried]) -> Fit:
     fit = judge.fit(m.low(last.skip), saved, m.must)
     skip = last.skip | frozenset(fit.dropped)
     if fit.dropped and len(skip) < len(m.layers):
-        tried.append(_Tried(f"int8 without {len(skip)} layers, within the budget", m.integers(skip), skip))
+        tried.append(m.integers(f"int8 without {len(skip)} layers, within the budget", skip))
     for t in tried if m.must else tried[1:]:
         _judged(m, t)
     for _ in range(_ROUNDS_OF_FITTING):
@@ -228,7 +272,7 @@ def _fitted(m: _Making, tried: list[_Tried]) -> Fit:
         if not more or len(skip) >= len(m.layers):
             break
         fit.dropped.update(dict.fromkeys(more, "the engine missed the budget that its emulation held; next in harm"))
-        tried.append(_Tried(f"int8 without {len(skip)} layers, within the budget", m.integers(skip), skip))
+        tried.append(m.integers(f"int8 without {len(skip)} layers, within the budget", skip))
         _judged(m, tried[-1])
     m.notes.append(_budget_note(judge.budget, fit, len(m.layers)))
     return fit

@@ -28,9 +28,10 @@ def note_found(plan: EnginePlan, asked: BuildConfig) -> EnginePlan:
     return plan
 
 
-def recipe(ranges: Ranges, float_layers: frozenset[str]) -> dict[str, Any]:
-    """Ranges and the layers left in floating point, as JSON data."""
+def recipe(ranges: Ranges, float_layers: frozenset[str], tables: bool = False) -> dict[str, Any]:
+    """Ranges, the layers left in floating point and whether activations are looked up, as JSON data."""
     return {
+        "tables": tables,
         "float_layers": sorted(float_layers),
         "ranges": {n: [float(r.low), float(r.high)] for n, r in sorted(ranges.tensors.items())},
         "scalings": {n: [float(v) for v in a] for n, a in sorted(ranges.scalings.items())},
@@ -39,7 +40,7 @@ def recipe(ranges: Ranges, float_layers: frozenset[str]) -> dict[str, Any]:
 
 
 def locked_again(
-    config: BuildConfig, plain: Callable[[BuildConfig], EnginePlan], integers: Callable[[Ranges, frozenset[str]], EnginePlan] | None = None
+    config: BuildConfig, plain: Callable[[BuildConfig], EnginePlan], integers: Callable[[Ranges, frozenset[str], bool], EnginePlan] | None = None
 ) -> EnginePlan:
     """The engine of `config.lock`: by `integers` where the lock holds ranges, else by `plain` with the options that were found then.
 
@@ -59,7 +60,7 @@ def locked_again(
             found = {k: _tuples(lock["options"][k]) for k in _FOUND}
             resolved = dataclasses.replace(config, **found)
         else:
-            ranges, floats = _read(lock["quantized"])
+            ranges, floats, tables = _read(lock["quantized"])
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
     if lock.get("quantized") is None:
@@ -67,14 +68,14 @@ def locked_again(
     elif integers is None:
         raise LockError(f"the lock {config.lock} is of an engine in INT8, and INT8 is not asked for. Give the flags that it was built with.")
     else:
-        plan = integers(ranges, floats)
+        plan = integers(ranges, floats, tables)
     return note_found(plan, config)
 
 
-def _read(data: Mapping[str, Any]) -> tuple[Ranges, frozenset[str]]:
+def _read(data: Mapping[str, Any]) -> tuple[Ranges, frozenset[str], bool]:
     tensors = {str(n): Range(float(low), float(high)) for n, (low, high) in data["ranges"].items()}
     arrays = [{str(n): np.array(v, np.float32) for n, v in data[k].items()} for k in ("scalings", "corrections")]
-    return Ranges(tensors, scalings=arrays[0], corrections=arrays[1]), frozenset(map(str, data["float_layers"]))
+    return Ranges(tensors, scalings=arrays[0], corrections=arrays[1]), frozenset(map(str, data["float_layers"])), bool(data.get("tables"))
 
 
 def _lists(v: Any) -> Any:

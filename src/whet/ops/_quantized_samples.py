@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from whet.network import Network, Tensor, parse_type
+from whet.network import F8E4M3, Network, Tensor, parse_type
 from whet.ops._base import Sample
 
 Build = Callable[[Network, list[Tensor]], Tensor]
 
 
-def quantized(hint: str, data: list[Any], build: Build, store: tuple[float, int, str] | None) -> Sample:
+def quantized(hint: str, data: list[Any], build: Build, store: tuple[float, int | None, str] | None) -> Sample:
     """A fused layer `hint`. `data` are (sample spec, scale(s), zero point or None, axis) or a plain spec that stays as it is;
-    `build(body, values)` computes with the dequantized values; `store` is (scale, zero point, type) of the output, None: floats."""
+    `build(body, values)` computes with the dequantized values; `store` is (scale, zero point, type) of the output, None: floats;
+    float8 has no zero point: None."""
     inputs: list[Any] = []
     for d in data:
         if not isinstance(d, tuple):
@@ -27,7 +28,9 @@ def quantized(hint: str, data: list[Any], build: Build, store: tuple[float, int,
             dtype = spec.dtype if isinstance(spec, np.ndarray) else parse_type(spec.split()[-1]).dtype.numpy
             inputs.append(np.asarray(zero, dtype))
     if store is not None:
-        inputs += [np.asarray(store[0], np.float32), np.asarray(store[1], parse_type(store[2] + "[]").dtype.numpy)]
+        inputs.append(np.asarray(store[0], np.float32))
+        if store[1] is not None:
+            inputs.append(np.asarray(store[1], parse_type(store[2] + "[]").dtype.numpy))
 
     def regions() -> dict[str, Network]:
         body = Network("body", "lowered")
@@ -42,7 +45,8 @@ def quantized(hint: str, data: list[Any], build: Build, store: tuple[float, int,
             values.append(body.add("DequantizeLinear", *own[place : place + n], axis=d[3]))
             place += n
         y = build(body, values)
-        body.mark_output(y if store is None else body.add("QuantizeLinear", y, *own[place : place + 2]))
+        to_float8 = {} if store is None or store[1] is not None else {"output_dtype": F8E4M3}
+        body.mark_output(y if store is None else body.add("QuantizeLinear", y, *own[place : place + 2], **to_float8))
         return {"body": body}
 
     return Sample(inputs, {"hint": hint}, regions)
@@ -52,7 +56,7 @@ def _type(v: Any):
     if isinstance(v, str):
         return parse_type(v.split()[-1])
     shape = ",".join(map(str, v.shape))
-    return parse_type(f"{ {'float32': 'f32', 'int8': 'i8', 'uint8': 'u8'}[v.dtype.name] }[{shape}]")
+    return parse_type(f"{ {'float32': 'f32', 'int8': 'i8', 'uint8': 'u8', 'float8_e4m3fn': 'f8e4m3'}[v.dtype.name] }[{shape}]")
 
 
 def _conv(relu: bool = False, **attrs: Any) -> Build:
@@ -71,6 +75,11 @@ def _product(op: str, **attrs: Any) -> Build:
 
 def _add(body: Network, values: list[Tensor]) -> Tensor:
     return body.add("Relu", body.add("Add", *values))
+
+
+def _silu(body: Network, values: list[Tensor]) -> Tensor:
+    x = body.add("LeakyRelu", values[0], alpha=4.0)
+    return body.add("Mul", x, body.add("Sigmoid", x))
 
 
 _rng = np.random.default_rng(8)
@@ -142,4 +151,9 @@ SAMPLES = [
         "AveragePool", [("full i8[1,16,8,8]", 0.02, 4, 1)], _product("AveragePool", kernel_shape=(2, 2), strides=(2, 2)), (0.0213, 4, "i8")
     ),
     quantized("GlobalAveragePool", [("full i8[2,16,7,7]", 0.02, 0, 1)], _product("GlobalAveragePool"), (0.003, 0, "i8")),
+    # functions of one integer: odd sizes, results that saturate at both ends, another scale alone
+    quantized("Table", [("full u8[1,16,19,19]", 0.05, 40, 1)], _silu, (0.04, 7, "u8")),
+    quantized("Table", [("full i8[3,7,5]", 0.05, -3, 1)], _silu, (0.01, -100, "i8")),
+    quantized("Table", [("full u8[2,17,45,45]", 0.5, 0, 1)], lambda body, values: body.add("Gelu", *values), (0.25, 0, "i8")),
+    quantized("Table", [("full i8[40000]", 0.02, 0, 1)], lambda body, values: values[0], (0.0317, 130, "u8")),
 ]  # fmt: skip

@@ -10,12 +10,11 @@ import numpy as np
 
 from whet.builder import BuildConfig, build
 from whet.builder.assemble import model_digest
-from whet.builder.payoff import known_as
-from whet.builder.quantized import Calibration, build_int8, prepared
+from whet.builder.quantized import Calibration, build_int8, prepared, quantized_network
 from whet.engine.plan import EnginePlan
 from whet.errors import UsageError
 from whet.network import Network
-from whet.precision import quantize, read_cache
+from whet.precision import read_cache
 from whet.runtime import Context, Engine, Runtime
 from whet.search.metrics import Predict
 from whet.search.recipe import AutoRecipe
@@ -84,9 +83,8 @@ def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan, folder
     if kept is None or plan.model_digest == model_digest(net):
         return None
     made = prepared(net, config)
-    skip = frozenset(kept["float_layers"])
     ranges = read_cache(folder / "calibration.json", made, model_digest(net))
-    chosen = quantize(made, ranges, skip=lambda x: x.name in skip or bool(skip & known_as(x)))
+    chosen = quantized_network(made, ranges, frozenset(kept["float_layers"]), tables=plan.report["quantized"].get("tables", False))
     return chosen if model_digest(chosen) == plan.model_digest else None
 
 

@@ -1,0 +1,165 @@
+"""Activations by table: what a quantized layer makes becomes 8 bits before its SiLU or GELU too, which then is a look-up from 8 bits to 8 bits.
+
+Computing an exponential for each number takes longer than many a convolution in 8 bits. The price is one more rounding, so it is made
+small: numbers below zero, of which these functions leave little, are squeezed (a LeakyRelu, which costs nothing where the layer ends)
+before they are rounded, and stretched again in the table. How far they are squeezed and where they are cut off is what loses least for
+numbers spread like a normal distribution whose largest ones are those that the calibrated range of the result stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import erf
+
+import numpy as np
+
+from whet.network import Layer, Network, Tensor
+from whet.ops._origin import literal
+from whet.precision.ranges import Ranges
+
+#: The hint of the fused layer that looks a function of one integer up (passes.fuse_quantized_table).
+TABLE = "Table"
+_WEIGHTED = ("Conv", "Gemm", "MatMul")
+_SQUEEZES = (1.0, 0.5, 0.25, 0.125)
+_CUTS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+_LARGEST = 3.5  # standard deviations that the largest number is taken to be
+_LEVELS = 255
+
+Function = Callable[[np.ndarray], np.ndarray]
+Users = Mapping[Tensor, list[tuple[Layer, int]]]
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x * 0.5 * (1 + np.vectorize(erf)(x / np.sqrt(2))))
+
+
+def _mish(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x * np.tanh(np.log1p(np.exp(x))))
+
+
+#: Functions that grow like x above zero and leave little below it.
+_FUNCTIONS: dict[str, Function] = {"Silu": _silu, "Gelu": _gelu, "Mish": _mish}
+
+
+@dataclass(frozen=True)
+class Code:
+    """How numbers before an activation are rounded: below zero times `squeeze`, then u8 in steps of `scale` about `zero`."""
+
+    squeeze: float
+    scale: np.float32
+    zero: int
+
+
+def insert_tables(net: Network, ranges: Ranges) -> int:
+    """Puts Q/DQ before the activations of quantized layers in `net`, in place (from `precision.quantize`, INT8); how many got it.
+
+    An activation gets it where a quantized layer makes what it reads, for it alone, and where all that reads its result quantizes it.
+    """
+    users, count = net.users(), 0
+    for layer in list(net.layers):
+        found = _activation(net, layer, users)
+        if found is None:
+            continue
+        kind, x, quantizers = found
+        highest, own = max(_highest(q) for q in quantizers), ranges.tensors.get(layer.output.name)
+        if own is not None:
+            highest = min(highest, own.high)  # the integers may stand for more, where they are joined with others
+        if not np.isfinite(highest) or highest <= 0:
+            continue
+        _insert(net, x, [r for r, _ in users[x]], code(kind, float(np.float32(highest))))
+        count += 1
+    if count:
+        net.sort()
+    return count
+
+
+@cache
+def code(kind: str, highest: float) -> Code:
+    """The code for activation `kind` ("Silu", "Gelu", "Mish") whose results go up to `highest`: the squeeze and cut that lose least."""
+    f = _FUNCTIONS[kind]
+    top = highest
+    for _ in range(60):  # f(top) = highest: f lies below x by less and less
+        top += highest - float(f(np.array(top)))
+    x = np.linspace(-_LARGEST, _LARGEST, 1401) * (top / _LARGEST)
+    weight = np.exp(-0.5 * (x * _LARGEST / top) ** 2)
+    best, least = Code(1.0, np.float32(1), 0), np.inf
+    for squeeze in _SQUEEZES:
+        for cut in _CUTS:
+            step = (top + squeeze * cut) / _LEVELS
+            zero = int(np.rint(squeeze * cut / step))
+            q = np.clip(np.rint(np.where(x < 0, squeeze * x, x) / step) + zero, 0, _LEVELS) - zero
+            back = np.where(q < 0, q / squeeze, q) * step
+            # Inside a step any number is as likely: what rounding loses is the step times the slope, whatever grid x has.
+            slope = np.gradient(f(x), x) * np.where(x < 0, step / squeeze, step)
+            cut_off = np.where(q == -zero, f(back) - f(x), 0.0)
+            error = float(np.sum(weight * (slope**2 / 12 + cut_off**2)))
+            if error < least:
+                best, least = Code(squeeze, np.float32(step), zero), error
+    return best
+
+
+def _activation(net: Network, layer: Layer, users: Users) -> tuple[str, Tensor, list[Layer]] | None:
+    """(kind, what it reads, the Q layers that read its result) where `layer` ends an activation that may become a table."""
+    x, inner = (layer.inputs[0], ()) if layer.op in ("Gelu", "Mish") or _is_swish(layer) else _spelled_silu(layer)
+    if x is None or x.maker is None or layer.attrs.get("approximate", "none") not in ("none", "tanh"):
+        return None
+    own = {layer, *inner}
+    if any(r not in own for r, _ in users.get(x, [])) or any(x is o or layer.output is o for o in net.outputs):
+        return None
+    readers = [r for r, _ in users.get(layer.output, [])]
+    if not readers or any(r.op != "QuantizeLinear" for r in readers) or not _quantized(x.maker):
+        return None
+    return layer.op if layer.op in _FUNCTIONS else "Silu", x, readers
+
+
+def _is_swish(layer: Layer) -> bool:
+    return layer.op == "Swish" and layer.attrs.get("alpha", 1.0) == 1.0
+
+
+def _spelled_silu(layer: Layer) -> tuple[Tensor | None, tuple[Layer, ...]]:
+    """x and the Sigmoid of x * Sigmoid(x)."""
+    if layer.op == "Mul":
+        for x, gate in (layer.inputs, layer.inputs[::-1]):
+            if x is not None and gate is not None and gate.maker is not None and gate.maker.op == "Sigmoid" and gate.maker.inputs[0] is x:
+                return x, (gate.maker,)
+    return None, ()
+
+
+def _quantized(layer: Layer) -> bool:
+    """Whether a layer is a convolution or product of dequantized operands, perhaps with its bias added behind it."""
+    if layer.op == "Add":
+        parts = [t for t in layer.inputs if t is not None and not t.is_constant]
+        return len(parts) == 1 and parts[0].maker is not None and parts[0].maker.op == "MatMul" and _quantized(parts[0].maker)
+    return layer.op in _WEIGHTED and all(t is not None and t.maker is not None and t.maker.op == "DequantizeLinear" for t in layer.inputs[:2])
+
+
+def _highest(q: Layer) -> float:
+    """The largest number that a Q layer tells from larger ones."""
+    scale, zero = q.inputs[1], q.input(2)
+    if scale is None or scale.weight is None or scale.array().size != 1 or q.output.dtype.name not in ("i8", "u8"):
+        return np.inf
+    at = 0 if zero is None else int(zero.array().reshape(-1)[0])
+    return float(scale.array().reshape(-1)[0]) * ((127 if q.output.dtype.name == "i8" else 255) - at)
+
+
+def _insert(net: Network, x: Tensor, readers: list[Layer], found: Code) -> None:
+    """x -> squeezed -> Q -> DQ -> stretched, for all that read x."""
+    scale = net.constant(literal(np.asarray(found.scale)), f"{x.name}.scale")
+    zero = net.constant(literal(np.asarray(found.zero, np.uint8)), f"{x.name}.zero")
+    at = net.layers.index(x.maker) + 1  # type: ignore[arg-type]
+    y = x
+    if found.squeeze != 1:
+        y = net.add("LeakyRelu", x, name=f"{x.name}.squeeze", alpha=found.squeeze, at=at)
+        at += 1
+    q = net.add("QuantizeLinear", y, scale, zero, name=f"{x.name}.quantize", at=at)
+    y = net.add("DequantizeLinear", q, scale, zero, name=f"{x.name}.dequantize", at=at + 1)
+    if found.squeeze != 1:
+        y = net.add("LeakyRelu", y, name=f"{x.name}.stretch", alpha=1 / found.squeeze, at=at + 2)
+    for r in readers:
+        r.inputs = tuple(y if t is x else t for t in r.inputs)

@@ -1,0 +1,101 @@
+"""Machine code of our own on the CPU: LLVM IR compiled in the process for the machine it runs on, without a compiler on the user's machine.
+
+Nothing is stored: these kernels compile in milliseconds. Without llvmlite there are none, and tactics that need them refuse.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cpu import threads
+from whet.backends.cpu.info import cpuinfo
+
+_kept: list[Any] = []  # compiled modules: their code lives as long as the process
+
+
+@cache
+def available() -> str | None:
+    """Why nothing can be compiled here; None where it can."""
+    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+        return f"whet's own kernels are not written for {platform.machine()}"
+    try:
+        import llvmlite.binding  # noqa: F401
+    except ImportError:
+        return "llvmlite is not installed, which compiles whet's own kernels: pip install 'whet[jit]'"
+    return None
+
+
+@cache
+def version() -> str:
+    """The compiler's version, for timing keys; "" without one."""
+    if available():
+        return ""
+    import llvmlite.binding as llvm
+
+    return "LLVM " + ".".join(map(str, llvm.llvm_version_info))
+
+
+@cache
+def has(feature: str) -> bool:
+    """Whether the CPU has an instruction set, by Linux's name."""
+    return feature in (cpuinfo().get("flags") or cpuinfo().get("Features") or "").split()
+
+
+@cache
+def address(ir: str, name: str) -> int:
+    """Address of function `name` of a module given as IR text (typed pointers, as LLVM before 17 wants them)."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3)
+    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _opaque(ir))
+    module.verify()
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _kept.append((engine, machine))
+    return int(engine.get_function_address(name))
+
+
+def _opaque(ir: str) -> str:
+    """The same text with LLVM 17's pointer type."""
+    return re.sub(r"(<\d+ x i\d+>|i32 \(\)|i\d+|float)\*", "ptr", ir)
+
+
+class ParallelCall:
+    """A recorded launch of `void function(int64* context)` on `count` threads of the pool, or on the calling one.
+
+    `context` holds addresses and sizes; `operands` says which of its places are operands of the layer, for re-pointing. With one thread
+    the function is called as it is; it asks the function whose address stands in its context which part is its own.
+    """
+
+    returns_status = False
+
+    def __init__(self, function: int, context: list[int], operands: dict[tuple[str, int], int], count: int, implementation: str) -> None:
+        self._context = np.array(context, np.int64)
+        self._operands, self.implementation = operands, implementation
+        place = self._context.ctypes.data
+        if count == 1:
+            self.native: tuple[int, int, int, int, int] | None = (function, place, 0, 0, 0)
+        else:
+            self.native = (threads.address("GOMP_parallel"), function, place, count, 0)
+
+    def run(self) -> None:
+        assert self.native is not None
+        f, a, b, c, d = self.native
+        _PROTOTYPE(f)(a, b, c, d)
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        place = self._operands.get((kind, index))
+        if place is not None:
+            self._context[place] = address
+
+
+_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)

@@ -1,0 +1,197 @@
+"""A function of one 8-bit integer, whatever it computes on the way: a table of 256 results, looked up by a kernel of our own.
+
+With AVX-512 VBMI 64 results come from two instructions, so that SiLU or GELU costs what reading and writing the bytes costs; else one
+result at a time. The table is made by the reference, so results are the reference's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cpu import threads
+from whet.network import DType, Layer, Tensor, format_fits
+from whet.ops import run_layer
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics.cpu import _jit
+from whet.tactics.cpu._declared import Reference
+from whet.tactics.cpu._kernel import static
+
+HINT = "Table"
+_SMALL = 1 << 15  # bytes that one thread has done before the others are there
+_STEP = 64
+
+_IR = """
+declare <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8>, <64 x i8>, <64 x i8>)
+
+define i32 @first() {
+  ret i32 0
+}
+
+define void @look_up(i64* %context) {
+start:
+  %p1 = getelementptr i64, i64* %context, i64 1
+  %p2 = getelementptr i64, i64* %context, i64 2
+  %p3 = getelementptr i64, i64* %context, i64 3
+  %p4 = getelementptr i64, i64* %context, i64 4
+  %p5 = getelementptr i64, i64* %context, i64 5
+  %source = load i64, i64* %context
+  %target = load i64, i64* %p1
+  %count = load i64, i64* %p2
+  %share = load i64, i64* %p3
+  %table = load i64, i64* %p4
+  %ask = load i64, i64* %p5
+  %f = inttoptr i64 %ask to i32 ()*
+  %own = call i32 %f()
+  %k = sext i32 %own to i64
+  %from = mul i64 %k, %share
+  %to = add i64 %from, %share
+  %over = icmp sgt i64 %to, %count
+  %end = select i1 %over, i64 %count, i64 %to
+  %t = inttoptr i64 %table to i8*
+  %x = inttoptr i64 %source to i8*
+  %y = inttoptr i64 %target to i8*
+<WIDE>
+tail:
+  %i = phi i64 <COMES>, [ %i1, %one ]
+  %more = icmp slt i64 %i, %end
+  br i1 %more, label %one, label %done
+one:
+  %xp = getelementptr i8, i8* %x, i64 %i
+  %q = load i8, i8* %xp
+  %at = zext i8 %q to i64
+  %tp = getelementptr i8, i8* %t, i64 %at
+  %r = load i8, i8* %tp
+  %yp = getelementptr i8, i8* %y, i64 %i
+  store i8 %r, i8* %yp
+  %i1 = add i64 %i, 1
+  br label %tail
+done:
+  ret void
+}
+"""
+_WIDE = """
+  %t1 = getelementptr i8, i8* %t, i64 64
+  %t2 = getelementptr i8, i8* %t, i64 128
+  %t3 = getelementptr i8, i8* %t, i64 192
+  %v0 = bitcast i8* %t to <64 x i8>*
+  %v1 = bitcast i8* %t1 to <64 x i8>*
+  %v2 = bitcast i8* %t2 to <64 x i8>*
+  %v3 = bitcast i8* %t3 to <64 x i8>*
+  %a = load <64 x i8>, <64 x i8>* %v0, align 1
+  %b = load <64 x i8>, <64 x i8>* %v1, align 1
+  %c = load <64 x i8>, <64 x i8>* %v2, align 1
+  %d = load <64 x i8>, <64 x i8>* %v3, align 1
+  %whole = sub i64 %end, 63
+  br label %wide
+wide:
+  %w = phi i64 [ %from, %start ], [ %w1, %many ]
+  %fits = icmp slt i64 %w, %whole
+  br i1 %fits, label %many, label %tail
+many:
+  %wxp = getelementptr i8, i8* %x, i64 %w
+  %wx = bitcast i8* %wxp to <64 x i8>*
+  %wq = load <64 x i8>, <64 x i8>* %wx, align 1
+  %low = call <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8> %a, <64 x i8> %wq, <64 x i8> %b)
+  %high = call <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8> %c, <64 x i8> %wq, <64 x i8> %d)
+  %upper = icmp slt <64 x i8> %wq, zeroinitializer
+  %wr = select <64 x i1> %upper, <64 x i8> %high, <64 x i8> %low
+  %wyp = getelementptr i8, i8* %y, i64 %w
+  %wy = bitcast i8* %wyp to <64 x i8>*
+  store <64 x i8> %wr, <64 x i8>* %wy, align 1
+  %w1 = add i64 %w, 64
+  br label %wide
+"""
+
+
+def _ir(wide: bool) -> str:
+    if wide:
+        return _IR.replace("<WIDE>", _WIDE.strip("\n")).replace("<COMES>", "[ %w, %wide ]")
+    plain = _IR.replace("<WIDE>", "  br label %tail").replace("<COMES>", "[ %from, %start ]")
+    return plain.replace("declare <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8>, <64 x i8>, <64 x i8>)\n", "")
+
+
+class TableKernel:
+    """A planned look-up; its one packed operand is the table."""
+
+    scratch, rtol, deterministic = 0, 0.0, True
+
+    def __init__(self, layer: Layer, signature: Signature, wide: bool, count: int) -> None:
+        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
+        self.outputs = (operand_bytes(layer.outputs[0], signature.outputs[0]),)
+        self.x = next(i for i, o in enumerate(signature.inputs) if o is not None)
+        results = table(layer)
+        self.packed = (Packed(f"table|{results.tobytes().hex()}", 256, lambda: results.view(np.uint8)),)
+        self.wide, self.count = wide, count
+        self.threads = count if self.outputs[0] > _SMALL else 1
+        self.implementation = "own:avx512_vbmi" if wide else "own:scalar"
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        ir = _ir(self.wide)
+        size, ask = self.outputs[0], threads.address("omp_get_thread_num") if self.threads > 1 else _jit.address(ir, "first")
+        share = -(-size // (self.threads * _STEP)) * _STEP
+        context = [args.inputs[self.x], args.outputs[0], size, share, args.packed[0], ask]
+        operands = {("input", self.x): 0, ("output", 0): 1}
+        stream.record(_jit.ParallelCall(_jit.address(ir, "look_up"), context, operands, self.threads, self.implementation))
+
+
+@tactic
+class Table(Tactic):
+    hints = (HINT,)
+    quantized = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        if layer.hint != HINT:
+            return "looks up what is a function of one 8-bit integer"
+        return _jit.available()
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        """In any format, in place or not: it does the same to every number."""
+        if self.why_not(layer) or not static(layer):
+            return []
+        x, found = _integer(layer), []
+        for f in ("nhwc", "linear"):
+            if format_fits(f, layer.outputs[0].type.rank):
+                inputs = tuple(Operand(f, t.dtype) if i == x else None for i, t in enumerate(layer.inputs))  # type: ignore[union-attr]
+                out = (Operand(f, layer.outputs[0].dtype),)
+                found += [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> TableKernel:
+        return TableKernel(layer, signature, _jit.has("avx512vbmi"), machine.threads)
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+        """Nothing: its results are the reference's own."""
+        return [{}]
+
+    def library_version(self) -> str:
+        return _jit.version()
+
+
+def _integer(layer: Layer) -> int:
+    """Place of the input that is looked up."""
+    (place,) = (i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant)
+    return place
+
+
+def table(layer: Layer) -> np.ndarray:
+    """The layer's result for each of the 256 bytes that its integer may be, in the order of the bytes; by the reference."""
+    body, x = layer.regions["body"], _integer(layer)
+    values: dict[Tensor, np.ndarray] = {}
+    for i, (inner, t) in enumerate(zip(body.inputs, layer.inputs, strict=True)):
+        assert t is not None
+        values[inner] = _all(t.dtype) if i == x else t.array()
+    values |= {t: t.array() for t in body.constants.values()}
+    for step in body.layers:
+        arrays = [None if t is None else values[t] for t in step.inputs]
+        values[step.output] = run_layer(step, [a.reshape(()) if a is not None and a.size == 1 else a for a in arrays])[0]
+    out = np.asarray(values[body.outputs[0]])
+    assert out.shape == (256,), f"{layer.name} is no function of one integer"
+    return np.ascontiguousarray(out)
+
+
+def _all(dtype: DType) -> np.ndarray:
+    """All values of an 8-bit type in the order of their bytes."""
+    return np.arange(256, dtype=np.uint8).view(dtype.numpy)
+
