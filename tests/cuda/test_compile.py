@@ -57,6 +57,8 @@ OTHERS = [
                   "BF16": 0, "TO": 0, "FOLD": 0, "IN8": 0}),
     ("first.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 4, "TW": 16, "BLOCKS": 4, "BN": 64, "FROM": 3, "NHWC": 0, "ACT": 0,
                   "BF16": 0, "TO": 4, "FOLD": 1, "IN8": 3}),
+    ("first.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 17, "TW": 15, "BLOCKS": 1, "BN": 64, "FROM": 0, "NHWC": 0, "ACT": 0,
+                  "BF16": 0, "TO": 0, "FOLD": 0, "IN8": 0, "POOL": 1, "POOL_H": 8, "POOL_W": 7, "POOL_STRIDE": 2, "POOL_PAD": 1}),
     ("depthwise.cu", {"FROM": 1, "TO": 1, "R": 3, "S": 3, "STRIDE": 2, "WIDE": 2, "TALL": 4, "ACT": 0}),
     ("depthwise.cu", {"FROM": 0, "TO": 0, "R": 5, "S": 5, "STRIDE": 1, "WIDE": 1, "TALL": 1, "ACT": 1}),
     ("depthwise.cu", {"FROM": 4, "TO": 3, "R": 3, "S": 3, "STRIDE": 1, "WIDE": 2, "TALL": 1, "ACT": 1}),

@@ -1,12 +1,15 @@
-"""Samples of fused layers around more than one op: sums of two convolutions, global pooling with a product behind it."""
+"""Samples of fused layers around more than one op: sums of two convolutions, global pooling with a product behind it, first
+convolutions with pooling."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from whet.network import Network, parse_type
 from whet.ops._base import Sample
 
 
-def conv_sum(x: str, w: str, z: str, v: str, **attrs: dict) -> Sample:
+def conv_sum(x: str, w: str, z: str, v: str, **attrs: dict[str, Any]) -> Sample:
     """relu(conv(x, w) + (conv(z, v) + bias)), as a residual block ends; `attrs` are those of the convolutions, by name "first" and "second".
 
     The second convolution takes the sum and the activation, as fuse_conv_add and fuse_conv_activation leave it.
@@ -43,7 +46,29 @@ def pool_gemm(x: str, columns: int, bias: bool = True) -> Sample:
     return Sample(inputs, {"hint": "PoolGemm"}, regions)
 
 
+def conv_pool(x: str, w: str, window: int, stride: int, pad: int, relu: bool, **attrs: Any) -> Sample:
+    """A first convolution with a bias, and max pooling."""
+    k = w.split("[")[1].split(",")[0]
+    inputs = [x, f"const {w}", f"const f32[{k}]"]
+
+    def regions() -> dict[str, Network]:
+        body, inner = Network("body", "lowered"), Network("body", "lowered")
+        own = [body.add_input(n, parse_type(t.split()[-1])) for n, t in zip("xwb", inputs, strict=True)]
+        read = [inner.add_input(t.name, t.type) for t in own]
+        y = inner.add("Conv", *read, **attrs)
+        inner.mark_output(inner.add("Relu", y) if relu else y)
+        made = body.add("Fused", *own, hint="Conv", regions={"body": inner})
+        body.mark_output(body.add("MaxPool", made, kernel_shape=(window,) * 2, strides=(stride,) * 2, pads=(pad,) * 4))
+        return {"body": body}
+
+    return Sample(inputs, {"hint": "ConvPool"}, regions)
+
+
+STEM = {"strides": (2, 2), "pads": (3, 3, 3, 3)}
 SAMPLES = [
+    conv_pool("f32[2,3,61,53]", "f32[64,3,7,7]", 3, 2, 1, relu=True, **STEM),
+    conv_pool("f32[1,3,40,40]", "f32[64,3,7,7]", 3, 2, 1, relu=False, **STEM),
+    conv_pool("f32[1,1,37,30]", "f32[56,1,3,3]", 2, 2, 0, relu=False, pads=(1, 1, 1, 1)),
     pool_gemm("f32[1,512,7,7]", 100),
     pool_gemm("f32[3,1280,7,7]", 1000),
     pool_gemm("f32[8,40,5,4]", 10, bias=False),

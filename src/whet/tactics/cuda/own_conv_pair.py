@@ -13,6 +13,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape, Finish, Second, View, conv_launch, conv_source, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, estimate_us, large_batch_configs, small_batch_configs, step_channels, varied
 from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
@@ -131,7 +132,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]]:
         return "the body is no pair of convolutions"
-    views = [_seen(x, outer) for x in body.layers]
+    views = [seen(x, outer) for x in body.layers]
     parts = []
     for view in views:
         head = anchor(view)
@@ -157,10 +158,3 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
         if (order[1].shape.r, order[1].shape.s, *order[1].shape.pad) == (1, 1, 0, 0, 0, 0):
             return order
     return "neither convolution is 1x1 without padding"
-
-
-def _seen(inner: Layer, outer: dict[Tensor, Tensor | None]) -> Layer:
-    """A layer of the body with the whole's inputs in the place of the body's: constants have their values."""
-    view = Layer(inner.op, inner.name, [outer.get(t, t) if t is not None else None for t in inner.inputs], inner.attrs, inner.regions, inner.sources)
-    view.outputs = inner.outputs
-    return view

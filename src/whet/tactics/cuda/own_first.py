@@ -9,9 +9,9 @@ import numpy as np
 
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
-from whet.network import Layer
-from whet.network.types import F32
-from whet.tactics._base import Args, Config, PlanRefused, Signature, anchor, epilogue, outer_input, tactic
+from whet.network import Layer, Tensor
+from whet.network.types import F32, DType
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, anchor, epilogue, outer_input, tactic
 from whet.tactics.cuda._conv import TYPES, ConvShape
 from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, ending, loaded, machine_has, packed_array
 from whet.tactics.cuda._source import source as text
@@ -62,20 +62,8 @@ class OwnFirst(FirstLayer):
         source, dtype = signature.inputs[x], signature.outputs[0].dtype  # type: ignore[index]
         assert source is not None
         assert weights is not None
-        row = _chunks(s) * 64
-
-        def filters() -> np.ndarray:
-            given = np.asarray(weights.array(), np.float32)  # [k, c, r, s]
-            side = np.zeros((s.k, s.r, _taps(s), 4), np.float32)
-            side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
-            out = np.zeros((s.k, row), dtype.numpy)
-            out[:, : side[0].size] = side.reshape(s.k, -1)
-            return out
-
-        packed = (
-            packed_array(f"{weights.weight.digest}|first {_taps(s)} {row} {dtype}", s.k * row * 2, filters),  # type: ignore[union-attr]
-            packed_bias(made, own, s.k),
-        )
+        row = first_row(s)
+        packed = (first_filters(s, weights, dtype), packed_bias(made, own, s.k))
         constants = first_constants(s, tile, made.finish.activation[0], source, dtype.name)
         tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
         tiles = s.n * tiles_h * tiles_w
@@ -93,9 +81,28 @@ class OwnFirst(FirstLayer):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=rtol)
 
 
-def first_arguments(box: bytes, numbers: tuple) -> bytes:
+def first_row(s: ConvShape) -> int:
+    """Elements of a packed filter: whole rows of 64."""
+    return _chunks(s) * 64
+
+
+def first_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
+    """Filters as first.cu reads them: rows of taps of four channels."""
+
+    def filters() -> np.ndarray:
+        given = np.asarray(weights.array(), np.float32)  # [k, c, r, s]
+        side = np.zeros((s.k, s.r, _taps(s), 4), np.float32)
+        side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
+        out = np.zeros((s.k, first_row(s)), dtype.numpy)
+        out[:, : side[0].size] = side.reshape(s.k, -1)
+        return out
+
+    return packed_array(f"{weights.weight.digest}|first {_taps(s)} {first_row(s)} {dtype}", s.k * first_row(s) * 2, filters)  # type: ignore[union-attr]
+
+
+def first_arguments(box: bytes, numbers: tuple, more: bytes = b"") -> bytes:
     """As Args in first.cu."""
-    blob = box + struct.pack("<3Q11i4fiQ", *numbers)
+    blob = box + struct.pack("<3Q11i4fiQ", *numbers) + more
     return blob + bytes(-len(blob) % 64)
 
 

@@ -4,16 +4,26 @@
 // Constants: C (channels, at most 4), R, TAPS (multiple of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS,
 // TO (0: 16 bits; 3 i8, 4 u8: integers in, products and out; pixels outside are the zero point, which the bias takes back; weight rows are
 // permuted as in conv.cu, BN is a multiple of 32), IN8 (FROM with TO, else 0), FOLD (as in conv.cu).
+// With POOL (16-bit results, BN 64) a block makes the maxima of POOL_H x POOL_W square windows, POOL_STRIDE apart, POOL_PAD results outside; TH and TW
+// are the results that they read, in any number; those on the edge of two blocks are made by both.
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
 
-constexpr int GROUPS = TH * TW / 64, THREADS = GROUPS * 128;
+constexpr int GROUPS = (TH * TW + 63) / 64, THREADS = GROUPS * 128;
 constexpr int ROWS = (TH - 1) * STRIDE_H + R, COLUMNS = (TW - 1) * STRIDE_W + TAPS;
 constexpr int FOURS = R * TAPS / 4, STEPS = TO ? (FOURS + 1) / 2 : FOURS, CHUNKS = (STEPS + 3) / 4;               // of 16 and of 64 elements of K
 constexpr int PIXELS = ROWS * COLUMNS, PIXEL = TO ? 4 : 8, PATCH_BYTES = PIXELS * PIXEL, EACH = (PIXELS + THREADS - 1) / THREADS;
 constexpr int DEEP = 2;                                                     // steps whose fragments are read at once
-static_assert(TH * TW % 64 == 0 && TW % 8 == 0 && TAPS % 4 == 0 && BN % 16 == 0, "tile");
+#if POOL
+constexpr int WINDOW = TH - (POOL_H - 1) * POOL_STRIDE;                     // rows and columns of a window
+constexpr int DOWN = POOL_H * POOL_STRIDE, RIGHT = POOL_W * POOL_STRIDE;    // results from tile to tile
+static_assert(!TO && BN == 64 && WINDOW == TW - (POOL_W - 1) * POOL_STRIDE && WINDOW > 0, "pooling");
+#else
+constexpr int DOWN = TH, RIGHT = TW, POOL_PAD = 0;
+static_assert(TH * TW % 64 == 0 && TW % 8 == 0, "tile");
+#endif
+static_assert(TAPS % 4 == 0 && BN % 16 == 0, "tile");
 
 struct Args {
     TensorMap weights;     // [k][CHUNKS * 64], boxes of 64 x BN
@@ -26,7 +36,18 @@ struct Args {
     float per_step, zero;
     int in_zero;
     const float* factor;
+#if POOL
+    int pool_p, pool_q;    // size of the maxima's image
+#endif
 };
+#if POOL
+DEV u32 larger(u32 a, u32 b) {
+    u32 r;
+    if (BF16) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+#endif
 
 DEV u32 load_shared_u32(u32 a) { u32 v; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(a)); return v; }
 
@@ -50,7 +71,7 @@ typedef float Sum;
 
 // This thread's pixels of the image under a tile; zeros outside.
 DEV void fetch(const Args& a, const Tile& t, Number (&v)[EACH][C]) {
-    const int y0 = t.ty * TH * STRIDE_H - a.pad_h, x0 = t.tx * TW * STRIDE_W - a.pad_w, plane = a.h * a.w;
+    const int y0 = (t.ty * DOWN - POOL_PAD) * STRIDE_H - a.pad_h, x0 = (t.tx * RIGHT - POOL_PAD) * STRIDE_W - a.pad_w, plane = a.h * a.w;
     const u8* image = a.in + (long long)t.n * plane * C * Element<FROM>::BYTES;
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
@@ -70,6 +91,9 @@ DEV void fetch(const Args& a, const Tile& t, Number (&v)[EACH][C]) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u, patch = base + CHUNKS * BN * 128, bar = patch + (PATCH_BYTES + 15) / 16 * 16;
+#if POOL
+    const u32 results = (bar + 8 + 127) & ~127u;  // of a tile: rows of 128 bytes, their 16-byte parts in an order that spreads over the banks
+#endif
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
     if (threadIdx.x == 0) {
         barrier_init(bar, 1);
@@ -116,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
         u32 from[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int m = row + half * 8;
+            const int m = TH * TW % 64 == 0 ? row + half * 8 : min(row + half * 8, TH * TW - 1);
             from[half] = patch + ((m / TW * STRIDE_H) * COLUMNS + m % TW * STRIDE_W) * PIXEL + lane % 4 * 4;
         }
         Sum acc[BN / 2];
@@ -185,10 +209,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
             }
             turn_quad(v, lane);
             const int item = b * 4 + lane % 4, col = item % (BN / 8) * 8, m = row + item / (BN / 8) * 8;
-            const int p = here.ty * TH + m / TW, q = here.tx * TW + m % TW;
+            const int p = here.ty * DOWN - POOL_PAD + m / TW, q = here.tx * RIGHT - POOL_PAD + m % TW;
+#if POOL
+            if ((u32)p >= (u32)a.p || (u32)q >= (u32)a.q) v[0] = v[1] = v[2] = v[3] = BF16 ? 0xff80ff80u : 0xfc00fc00u;  // no window sees them
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(results + m * 128 + ((col / 8 ^ m & 7) << 4)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+#else
             if (p < a.p && q < a.q && col < a.k)
                 *reinterpret_cast<uint4*>(a.out + (((long long)here.n * a.p + p) * a.q + q) * a.k * 2 + col * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+#endif
         }
+#if POOL
+        __syncthreads();
+        for (int i = threadIdx.x; i < POOL_H * POOL_W * 8; i += THREADS) {  // 16 bytes of channels of a window each
+            const int part = i % 8, x = i / 8 % POOL_W, y = i / 8 / POOL_W, p = here.ty * POOL_H + y, q = here.tx * POOL_W + x;
+            uint4 v[WINDOW][WINDOW];
+#pragma unroll
+            for (int r = 0; r < WINDOW; ++r)
+#pragma unroll
+                for (int s = 0; s < WINDOW; ++s) {
+                    const int m = (y * POOL_STRIDE + r) * TW + x * POOL_STRIDE + s;
+                    const u32 at = results + m * 128 + ((part ^ m & 7) << 4);
+                    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[r][s].x), "=r"(v[r][s].y), "=r"(v[r][s].z), "=r"(v[r][s].w) : "r"(at));
+                }
+            uint4 most = v[0][0];
+#pragma unroll
+            for (int k = 1; k < WINDOW * WINDOW; ++k) {
+                const uint4 w = v[k / WINDOW][k % WINDOW];
+                most = make_uint4(larger(most.x, w.x), larger(most.y, w.y), larger(most.z, w.z), larger(most.w, w.w));
+            }
+            if (p < a.pool_p && q < a.pool_q && part * 8 < a.k)
+                *reinterpret_cast<uint4*>(a.out + (((long long)here.n * a.pool_p + p) * a.pool_q + q) * a.k * 2 + part * 16) = most;
+        }
+#endif
         here = next;
     }
     if (fresh) barrier_wait(bar, 0);  // the weights are still on their way into this block's memory
