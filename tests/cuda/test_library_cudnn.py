@@ -141,6 +141,22 @@ def test_the_pack_waits_to_be_asked_for_and_is_switched_as_a_family():
     assert {t.name for t in tactics_for("cuda", ("+CUDNN", "-CUBLAS_LT")) if "cublaslt" in t.name} == set()
 
 
+@pytest.mark.parametrize(
+    ("flags", "packs"),
+    [
+        ([], {"cublaslt_f32", "cublaslt_patches", "cublaslt_tf32"}),
+        (["--tacticSources=+CUDNN,-CUBLAS_LT"], {"cudnn_f32", "cudnn_half", "cudnn_tf32"}),
+        (["--tacticSources=+CUDNN", "--noTF32"], {"cublaslt_f32", "cublaslt_patches", "cudnn_f32", "cudnn_half"}),
+        (["--tacticSources=+CUDNN,+cublaslt_half", "--pure"], set()),
+    ],
+)
+def test_flags_of_exec_choose_the_packs(flags, packs):
+    from whet.cli.exec import Options, _sources, parse
+
+    chosen = tactics_for("cuda", _sources(Options(*parse(["--onnx=x.onnx", "--backend=cuda", *flags]))))
+    assert {t.name.rpartition("/")[2] for t in chosen if "own_" not in t.name} == packs
+
+
 def test_engines_that_round_more_than_is_allowed_do_not_compute():
     half, f32, tf32 = (get_tactic(f"cuda/cudnn_{k}") for k in ("half", "f32", "tf32"))
     tensor = frozenset({"tensor core"})
