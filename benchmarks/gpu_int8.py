@@ -1,8 +1,13 @@
-"""Whole networks on a GPU in FP16 and INT8 through the builder, timed as isolated replays of their CUDA graph.
+"""INT8 on a GPU: engines calibrated on real photos, chosen by time against FP16 and verified at their batch, both timed in turns.
 
-Usage: python3 benchmarks/gpu_int8.py resnet50:1:fp16 resnet50:128:int8 resnet50:8:choice ...     results in $OUT/int8.json
-`int8` has every layer that can be in 8 bits, `choice` lets the builder choose between both by time. Ranges are invented: times are real,
-outputs are not. Batch 1 is verified layer by layer; the kernels of other batches by tests/cuda/test_large.py.
+    python benchmarks/gpu_int8.py calibrate FOLDER resnet50 yolov5s      a cache a network, on the CPU; needs the shared data
+    python benchmarks/gpu_int8.py run FOLDER resnet50:1,8,128 ...        on a GPU: parts in $OUT, one a network
+    python benchmarks/gpu_int8.py merge PART...                          results/h200/int8.json
+
+A row: the engine that `whet exec --backend=cuda --fp16 --int8 --calib=CACHE` builds (whet_ms; `kept` says whether it computes in INT8 or the
+builder stayed with FP16), the FP16 engine (fp16_ms), both replayed as CUDA graphs in turns of blocks; the ratio, images a second, seconds of the
+build without a timing cache and again with it, what verification compared, and the bar where the project has one. The weights are the
+zoo's (random, of the right sizes), the ranges those of real photos that run through them: 32 of the ImageNet sample, 8 of COCO at 640 pixels.
 """
 
 from __future__ import annotations
@@ -11,73 +16,160 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, "src")
-from gpu_engines import CONFIG, network
+import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from _record import provenance
+
+from whet import zoo
 from whet.backends import get_backend
-from whet.builder import build
-from whet.builder.quantized import Calibration, build_int8, invented_ranges, prepared
+from whet.builder import BuildConfig, build
+from whet.builder.quantized import Calibration, build_int8, calibrated_ranges, prepared
 from whet.engine.plan import EnginePlan
 from whet.errors import WhetError
+from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
-from whet.precision import quantize
-from whet.runtime.steps import bind
+from whet.runtime import WeightStore
+from whet.runtime.steps import Bound, bind
+from whet.tactics import is_quantized
+
+RESULT = Path(__file__).parent / "results" / "h200" / "int8.json"
+PHOTOS = {"imagenet": 32, "coco": 8}
+MS_BARS = {("resnet50", 1): 0.16, ("resnet50", 8): 0.30, ("resnet50", 128): 1.9}
+BEST_IMAGES_BAR = 75_000  # a second, of ResNet-50 at its best batch
+FLOATS_UP_TO = 256  # batches that FP16 is built and timed for
+BLOCK, ROUNDS = 10, 9  # replays in a row, turns
 
 
-def engine(net: Network, precision: str, verify: bool) -> EnginePlan:
-    """The network's engine in a precision; see above."""
-    config = replace(CONFIG, verify=verify)
-    if precision == "fp16":
-        return build(net, config)
-    config = replace(config, precisions=("fp16", "int8"))
-    if precision == "choice":
-        return build_int8(net, config, Calibration())
-    made = prepared(net, config)
-    return build(quantize(made, invented_ranges(made)), config)
+def network(name: str) -> Network:
+    """The zoo's network with a dynamic batch, so that one calibration serves all."""
+    return network_from_onnx(zoo.build(name))
 
 
-def measure(wanted: list[tuple[str, int, str]]) -> None:
-    """A row of numbers for each network; one that cannot be built says why and the others go on."""
-    machine, rows = get_backend("cuda"), []
-    for name, batch, precision in wanted:
-        net, begun = network(name, batch), time.perf_counter()
-        try:
-            plan = engine(net, precision, batch == 1)
-        except WhetError as error:
-            print(name, batch, precision, str(error)[:1500], flush=True)
-            continue
-        took = time.perf_counter() - begun
-        bound = bind(plan, machine)
-        bound.run()
-        times = bound.seconds(60)[10:]
-        layers = []
-        for layer, us in zip(plan.network.layers, bound.run_timed(), strict=True):
-            c = plan.choices[layer.name]
-            out = [f"{t.type}:{o[1]}" for t, o in zip(layer.outputs, c.outputs, strict=True)]
-            layers.append({"layer": layer.name, "out": out, "tactic": c.tactic, "by": c.implementation, "us": round(us * 1e6, 2)})
-        rows.append(
-            {
-                "network": name,
-                "batch": batch,
-                "precision": precision,
-                "ms": round(statistics.median(times) * 1e3, 4),
-                "min_ms": round(min(times) * 1e3, 4),
-                "images_per_s": round(batch / statistics.median(times)),
-                "build_s": round(took, 1),
-                "choice": plan.report.get("precision_choice"),
-                "notes": plan.report.get("notes"),
-                "state": machine.state(),
-                "layers": layers,
-            }
-        )
-        shown = {k: v for k, v in rows[-1].items() if k not in ("layers", "state", "choice")}
-        print(shown, [(c["what"], round(c["ms"], 4)) for c in rows[-1]["choice"] or ()], flush=True)
-        with open(os.environ.get("OUT", ".") + "/int8.json", "w") as out:
-            json.dump(rows, out, indent=0)
+def photos(name: str, net: Network) -> Iterator[dict[str, np.ndarray]]:
+    """Real photos as the network's inputs, one at a time."""
+    from PIL import Image
+
+    from support import datasets
+
+    (x,) = net.inputs
+    if "yolo" in name:
+        for file in datasets.coco_names()[: PHOTOS["coco"]]:
+            with Image.open(datasets.path_of(f"coco_val128/images/{Path(file).stem}.jpg")) as image:
+                pixels = np.asarray(image.convert("RGB").resize(tuple(x.shape[:1:-1])), np.float32)  # type: ignore[arg-type]
+            yield {x.name: np.ascontiguousarray(pixels.transpose(2, 0, 1)[None] / np.float32(255))}
+        return
+    images, _ = datasets.imagenet_sample(PHOTOS["imagenet"])
+    for a in images:
+        yield {x.name: np.ascontiguousarray(datasets.imagenet_norm(a)[None])}
+
+
+def calibrate(folder: Path, names: list[str]) -> None:
+    """Writes folder/NAME.json for each network; one that is there already stays."""
+    for name in names:
+        net, begun = network(name), time.perf_counter()
+        calibration = Calibration(samples=lambda name=name, net=net: photos(name, net), cache=str(folder / f"{name}.json"))
+        found = calibrated_ranges(net, prepared(net, BuildConfig()), calibration, BuildConfig(), print)
+        print(name, len(found.tensors), "ranges of", found.samples, f"photos in {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def engines(net: Network, batch: int, cache: Path) -> tuple[EnginePlan | None, EnginePlan, float, float]:
+    """(FP16, as the builder chooses with INT8 permitted, seconds of that build, seconds of it with its timing cache)."""
+    shape = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
+    with tempfile.TemporaryDirectory() as folder:
+        config = BuildConfig(backend="cuda", precisions=("fp16", "int8"), profiles=((shape, shape, shape),), timing_cache=f"{folder}/times.sqlite")
+        seconds, plans = [], []
+        for _ in range(2 if batch <= FLOATS_UP_TO else 1):
+            begun = time.perf_counter()
+            plans.append(build_int8(net, config, Calibration(cache=str(cache))))
+            seconds.append(time.perf_counter() - begun)
+        floats = build(net, replace(config, precisions=("fp16",))) if batch <= FLOATS_UP_TO else None
+    return floats, plans[0], seconds[0], seconds[-1]
+
+
+def in_blocks(bounds: list[Bound]) -> list[list[float]]:
+    """Milliseconds of replays of each, in turns of BLOCK; of each block the first three, which find the other's data in the caches, are left out."""
+    times: list[list[float]] = [[] for _ in bounds]
+    for r in range(ROUNDS):
+        for i in range(len(bounds)) if r % 2 == 0 else reversed(range(len(bounds))):
+            times[i] += [1e3 * t for t in bounds[i].seconds(BLOCK + 3)[3:]]
+    return times
+
+
+def row(name: str, batch: int, cache: Path, machine: Any) -> dict[str, Any]:
+    """The numbers of one network at one batch."""
+    net = network(name)
+    floats, plan, cold, again = engines(net, batch, cache)
+    store, bounds = WeightStore(machine), []
+    for p in (plan, *([floats] if floats else [])):
+        bounds.append(bind(p, machine, store=store))
+        bounds[-1].run()
+    times = in_blocks(bounds)
+    ms, other = statistics.median(times[0]), statistics.median(times[1]) if floats else None
+    verification = plan.report["verification"]
+    layers = sum(map(is_quantized, plan.network.layers))
+    bar = MS_BARS.get((name, batch))
+    return {
+        "case": f"{name} batch {batch}", "network": name, "batch": batch, "precision": "int8" if layers else "fp16",
+        "whet_ms": round(ms, 4), "spread_ms": round(float(np.subtract(*np.quantile(times[0], [0.75, 0.25]))) / 2, 4),
+        "fp16_ms": round(other, 4) if other else None, "ratio": round(ms / other, 3) if other else None,
+        "bar": bar, "within_bar": None if bar is None else ms <= bar, "images_per_s": round(1e3 * batch / ms),
+        "quantized_layers": layers, "layers": len(plan.network.layers), "build_s": round(cold, 1), "build_again_s": round(again, 1),
+        "choice": plan.report.get("precision_choice"), "notes": plan.report["notes"],
+        "verified": {k: verification[k] for k in ("layers", "images", "worst_layer", "network_error", "network_bound", "turned_error")},
+        "banned": plan.report["banned"], "calibration": json.loads(cache.read_text())["samples"], "state": machine.state(),
+        "layer_us": [
+            [x.name, plan.choices[x.name].tactic.removeprefix("cuda/"), plan.choices[x.name].implementation, round(us * 1e6, 2)]
+            for x, us in zip(plan.network.layers, bounds[0].run_timed(), strict=True)
+        ],
+    }  # fmt: skip
+
+
+def run(folder: Path, wanted: list[str]) -> None:
+    """A part for each NAME:BATCH,BATCH: rows as they come; one that cannot be built says why and the others go on."""
+    machine, out = get_backend("cuda"), Path(os.environ.get("OUT", "."))
+    for name, _, batches in (word.partition(":") for word in wanted):
+        rows: list[dict[str, Any]] = []
+        part = out / f"int8-{name}-{batches.replace(',', '-')}.json"
+        for batch in map(int, batches.split(",")):
+            try:
+                rows.append(row(name, batch, folder / f"{name}.json", machine))
+            except WhetError as error:
+                rows.append({"case": f"{name} batch {batch}", "network": name, "batch": batch, "failed": f"{type(error).__name__}: {error}"[:2000]})
+            print({k: v for k, v in rows[-1].items() if k not in ("layer_us", "state", "choice", "notes")}, flush=True)
+            print([(c["what"], round(c["ms"], 4)) for c in rows[-1].get("choice") or ()], rows[-1].get("notes"), flush=True)
+            part.write_text(json.dumps({**provenance(["numpy"]), "gpu": machine.describe(), "rows": rows}, indent=1))
+
+
+def merge(parts: list[Path]) -> None:
+    """One result file of the parts of one run."""
+    found = [json.loads(p.read_text()) for p in parts]
+    rows = sorted((r for f in found for r in f["rows"]), key=lambda r: (r["network"], r["batch"]))
+    best = max((r["images_per_s"] for r in rows if r["network"] == "resnet50" and "images_per_s" in r), default=0)
+    data = {
+        "what": __doc__.splitlines()[0],
+        "date": min(f["date"] for f in found), "commit": sorted({f["commit"] for f in found}), "command": sorted(f["command"] for f in found),
+        "versions": found[0]["versions"], "machine": found[0]["gpu"],
+        "data": f"ranges of {PHOTOS['imagenet']} photos of the ImageNet sample (YOLOv5s: {PHOTOS['coco']} of COCO val2017); the zoo's random weights",
+        "resnet50_best_images_per_s": {"value": best, "bar": BEST_IMAGES_BAR, "within_bar": best >= BEST_IMAGES_BAR}, "rows": rows,
+    }  # fmt: skip
+    RESULT.write_text(json.dumps(data, indent=1) + "\n")
+    print(RESULT, len(rows), "rows")
 
 
 if __name__ == "__main__":
-    measure([(name, int(batch), precision) for name, batch, precision in (word.split(":") for word in sys.argv[1:])])
+    if len(sys.argv) < 3 or sys.argv[1] not in ("calibrate", "run", "merge"):
+        sys.exit(__doc__)
+    if sys.argv[1] == "merge":
+        merge([Path(p) for p in sys.argv[2:]])
+    else:
+        (calibrate if sys.argv[1] == "calibrate" else run)(Path(sys.argv[2]), sys.argv[3:])

@@ -79,20 +79,3 @@ def test_refusals_say_why(name, model):
     code, out = run(model, *flags)
     assert code == 2, out
     assert words in out
-
-
-def test_calibration_flags_on_a_gpu_are_not_dropped_silently(monkeypatch):
-    """Calibrating for a GPU is not offered here: the user who asks for it is told, and what would do instead."""
-    from types import SimpleNamespace
-
-    import whet.builder
-    from whet.builder import BuildConfig
-    from whet.cli._calibration import build_from
-
-    monkeypatch.setattr(whet.builder, "build", lambda net, config, progress=None: SimpleNamespace(report={"notes": []}))
-    net = Network("n")
-    net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[1]"))))
-    plan = build_from({"calibData": "d.npz"}, net, BuildConfig(backend="cuda", precisions=("int8",)), None)
-    assert [n for n in plan.report["notes"] if n.startswith("--int8, --calibData: not used") and "Q/DQ" in n]
-    quiet = build_from({}, net, BuildConfig(backend="cuda", precisions=("fp16",)), None)
-    assert quiet.report["notes"] == []

@@ -166,14 +166,15 @@ def _storage(precision: str) -> DType:
 def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Signature]]) -> dict[str, dict[str, object]]:
     """For each permission: how many layers used it, and the reason where none did. Raises BuildError under `strict`."""
     ran = [runs_in(layer, s) for layer, s in signatures.values()]
+    integers = sum(1 for layer, _ in signatures.values() if is_quantized(layer))
     report: dict[str, dict[str, object]] = {}
     for p in dict.fromkeys(config.precisions):
         kinds = _PERMITS[p]
         used = sum(1 for d in ran if d is not None and d in kinds)
         if p in ("int8", "best"):
-            used += sum(1 for layer, _ in signatures.values() if is_quantized(layer))
+            used += integers
         reason = ""
-        if not used:
+        if not used and not (kinds and 2 * integers > len(ran)):  # 16 bits that have little left to do beside the integers are no mistake
             reason = {
                 "int8": "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)",
                 "fp8": "no tactic of this backend computes in FP8",

@@ -105,14 +105,15 @@ class Timer:
             self.disturbed.append(load.others)
             if not self.patient:
                 break
-        for o in options:
-            got = samples.get(o.rank)
-            if not got:
-                continue
-            o.ms, o.spread_ms = typical(got, disturbed), _spread(got)
-            about = {"tactic": o.tactic.name, "signature": str(o.signature), "layer": text, "implementation": o.kernel.implementation}
-            self.cache.put(self.key(o, text), Timed(o.ms, o.spread_ms, len(got)), about)
-            self.timed += 1
+        with self.cache.together():
+            for o in options:
+                got = samples.get(o.rank)
+                if not got:
+                    continue
+                o.ms, o.spread_ms = typical(got, disturbed), _spread(got)
+                about = {"tactic": o.tactic.name, "signature": str(o.signature), "layer": text, "implementation": o.kernel.implementation}
+                self.cache.put(self.key(o, text), Timed(o.ms, o.spread_ms, len(got)), about)
+                self.timed += 1
 
     def flush(self) -> None:
         """Walks over memory until what was in the caches is gone."""

@@ -30,14 +30,6 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
         raise UsageError("--accuracy bounds what --fp16, --bf16, --int8 or --best may lose, and none of them is given")
     if not (wants or budget):
         return build(net, config, progress=progress)
-    if config.backend == "cuda":
-        plan = build(net, config, progress=progress)
-        if not is_explicit(net):
-            unused = ", ".join(f"--{name}" for name in (*wants, *given, *(["accuracy"] if budget else [])))
-            plan.report["notes"].append(
-                f"{unused}: not used, since calibrating for a GPU is not offered on the command line yet. A model with Q/DQ nodes runs in INT8 there."
-            )
-        return plan
     if is_explicit(net):
         plan = build(net, config, progress=progress)
         for name in (*given, *(["accuracy"] if budget else [])):

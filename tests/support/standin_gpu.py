@@ -1,0 +1,102 @@
+"""A Hopper GPU that plans and times everything and computes nothing: what the builder does for CUDA, on machines without one.
+
+Kernels are those of the CUDA backend; none is compiled. A launch takes the time of its bytes, so 8 bits are faster than 16, and those
+than 32; `slow` makes layers dearer by name.
+"""
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+import pytest
+
+from whet.backends import BACKENDS, Buffer
+from whet.tactics import load_tactics
+from whet.tactics.cuda._kernel import GpuKernel
+
+BYTES_PER_S, LAUNCH_S = 1e9, 1e-6
+
+
+class StandInCall:
+    """A launch of known cost."""
+
+    native, label, launches = None, "", ()
+
+    def __init__(self, seconds: float):
+        self.cost = seconds
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        """Costs the same elsewhere."""
+
+
+class StandInExecutable:
+    """Launches that take their costs by the clock and no time at all."""
+
+    def __init__(self, calls: list):
+        self.calls = list(calls)
+
+    def run(self) -> None:
+        """Does nothing."""
+
+    def run_timed(self) -> list[float]:
+        return [c.cost for c in self.calls]
+
+
+class StandInStream:
+    def __init__(self) -> None:
+        self.calls: list = []
+
+    def record(self, call) -> None:
+        self.calls.append(call)
+
+    def finish(self) -> StandInExecutable:
+        return StandInExecutable(self.calls)
+
+
+class StandInGpu:
+    """Memory is the host's; results are zeros."""
+
+    name, runs, multiprocessors = "cuda", True, 132
+    features = frozenset({"sm_90", "wgmma", "tma"})
+    cache_bytes: Mapping[int, int] = {}
+
+    def __init__(self, device: int | None = None, threads: int = 0, **_):
+        self.threads = threads or 1
+
+    def allocate(self, nbytes: int, alignment: int = 64) -> Buffer:
+        memory = np.zeros(nbytes + 64, np.uint8)
+        return Buffer(memory.ctypes.data, nbytes, memory[:nbytes], memory)
+
+    def stream(self) -> StandInStream:
+        return StandInStream()
+
+    def seconds(self, executable: StandInExecutable, repeats: int) -> list[float]:
+        return [sum(executable.run_timed())] * repeats
+
+    def key(self) -> str:
+        return "stand-in GPU"
+
+    def describe(self) -> dict:
+        return {"backend": "cuda", "model": "stand-in GPU"}
+
+
+@pytest.fixture
+def standin_gpu(monkeypatch):
+    """Takes the place of the CUDA backend; yields {part of a layer's name: factor on its time}, empty at first."""
+    load_tactics("cuda")
+    slow: dict[str, float] = {}
+    made = GpuKernel.__init__
+
+    def noting(self, layer, signature, make, **rest):
+        made(self, layer, signature, make, **rest)
+        quantized = [o.dtype.name for o in (*signature.inputs, *signature.outputs) if o is not None and o.dtype.bits == 8]
+        self.factor = prod(f for part, f in slow.items() if quantized and part in layer.name)
+
+    def enqueue(self, args, stream):
+        moved = sum(self.inputs) + sum(self.outputs) + sum(p.nbytes for p in self.packed)
+        stream.record(StandInCall(self.factor * (LAUNCH_S + moved / BYTES_PER_S)))
+
+    monkeypatch.setattr(GpuKernel, "__init__", noting)
+    monkeypatch.setattr(GpuKernel, "enqueue", enqueue)
+    monkeypatch.setitem(BACKENDS, "cuda", StandInGpu)
+    return slow
