@@ -8,7 +8,6 @@ from click.testing import CliRunner
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
-
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig
 from whet.builder.quantized import Calibration, build_int8, calibrated_ranges, prepared

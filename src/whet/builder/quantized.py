@@ -44,7 +44,6 @@ __all__ = [
 
 _ROUNDS_OF_DROPPING = 2
 _LEAST_GAIN = 0.003  # of the engine's time, that leaving slow layers out has to promise: what is less cannot be told from the noise
-_LEAST_GAIN = 0.003  # of the engine's time, that leaving slow layers out has to promise: what is less cannot be told from the noise
 _ROUNDS_OF_FITTING = 3  # an engine that misses what its emulation held loses a tenth of its integers, so often
 
 
