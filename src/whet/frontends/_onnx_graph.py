@@ -27,7 +27,7 @@ _BAD_VALUES = (IndexError, AttributeError, TypeError, KeyError, ValueError, Over
 
 
 def onnx_readers() -> dict[str, Op]:
-    """ONNX op of the default domain -> the op that reads it."""
+    """ONNX op -> the op that reads it; ops of other domains as `domain.op`."""
     found: dict[str, Op] = {}
     for o in OPS.values():
         for name in o.onnx_ops:
@@ -169,7 +169,7 @@ class GraphReader:
             self.read_nodes(expand(node, f, name), scope, opsets(f.opset_import, f"the function {f.name}"))
             return
         inputs = [scope[n] if n else None for n in node.input]
-        op = self.readers.get(node.op_type) if not domain else None
+        op = self.readers.get(shown(domain, node.op_type))
         opset = versions.get(domain, 1)
         if op is None and not (not domain and node.op_type == "Constant"):
             body = schema_function(node, domain, opset, [None if t is None else t.type for t in inputs])

@@ -25,10 +25,10 @@ def refused(name: str, reason: str, onnx_ops: tuple[str, ...] | None = None):
     return op(name, infer, reference, onnx=read, onnx_ops=onnx_ops, pure=False)
 
 
-def read_as_others(name: str, read: Callable[..., Any], instead: str):
-    """Registers an ONNX op whose reader makes layers of other ops (`instead` names them)."""
+def read_as_others(name: str, read: Callable[..., Any], instead: str, onnx_ops: tuple[str, ...] | None = None):
+    """Registers an ONNX op whose reader makes layers of other ops (`instead` names them). `onnx_ops`: what it is in ONNX, if not `name`."""
 
     def infer(layer: Layer):
         raise UnsupportedError(f"{layer.op} '{layer.name}' is no layer of whet's: it is read as {instead}")
 
-    return op(name, infer, lambda layer, *arrays: infer(layer), onnx=read, pure=False)
+    return op(name, infer, lambda layer, *arrays: infer(layer), onnx=read, onnx_ops=onnx_ops, pure=False)

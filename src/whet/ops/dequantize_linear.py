@@ -35,6 +35,7 @@ op(
     attrs={"axis": 1, "block_size": 0},
     couples=scale_couples,
     onnx=read,
+    onnx_ops=("DequantizeLinear", "com.microsoft.DequantizeLinear"),
     samples=[
         (["i8[2,3,5]", np.array(0.02, np.float32), np.array(0, np.int8)], {}),
         (["extreme u8[2,3,5]", np.array([0.02, 0.1, 0.5], np.float32), np.array([0, 5, 250], np.uint8)], {}),

@@ -2,11 +2,14 @@
 
 import numpy as np
 
+from whet.ops._qlinear import DOMAIN
 from whet.ops._refused import read_as_others
 from whet.ops._window import explicit_pads
 
 
 def read(node, g):
+    if node.attrs.pop("channels_last", 0):
+        raise node.unsupported("channels_last=1: ONNX Runtime's optimizer wrote it. Give the model as its quantizer wrote it")
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *rest = node.inputs
     name, sources = node.name, (node.name,)
     xf = g.add("DequantizeLinear", x, x_scale, x_zero, name=f"{name}_x", sources=sources)
@@ -21,4 +24,4 @@ def read(node, g):
     return node.add(g, "QuantizeLinear", y, y_scale, y_zero)
 
 
-read_as_others("QLinearConv", read, "DequantizeLinear, Conv and QuantizeLinear")
+read_as_others("QLinearConv", read, "DequantizeLinear, Conv and QuantizeLinear", ("QLinearConv", f"{DOMAIN}QLinearConv"))

@@ -54,6 +54,7 @@ op(
     attrs={"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": DTYPE},
     couples=lambda layer: scale_couples(layer),
     onnx=read,
+    onnx_ops=("QuantizeLinear", "com.microsoft.QuantizeLinear"),
     samples=[
         (["f32[2,3,5]", np.array(0.02, np.float32), np.array(0, np.int8)], {}),
         (["f32[2,3,5]", np.array([0.02, 0.1, 0.5], np.float32), np.array([0, 5, 250], np.uint8)], {}),

@@ -2,8 +2,7 @@
 
 A Concat moves integers, so its parts share a scale. A part that other layers read too, and whose own values are much smaller than the
 others', would lose the digits that those layers need. It is then stored with its own scale, and for the Concat it is requantized: one pass
-over its bytes. (YOLOv5s, seeded weights: one scale for all parts of the Concats in its neck costs
-3.6 of 25.5 dB at the output.)
+over its bytes. (YOLOv5s, seeded weights: one scale for all parts of the Concats in its neck costs 3.6 of 25.5 dB at the output.)
 """
 
 from __future__ import annotations

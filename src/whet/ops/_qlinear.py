@@ -1,0 +1,60 @@
+"""ONNX Runtime's QLinear ops (domain com.microsoft): read as the op in floating point between DequantizeLinear and QuantizeLinear.
+
+Their definitions: docs/ContribOperators.md of microsoft/onnxruntime. `quantize_static(quant_format=QuantFormat.QOperator)` writes them.
+Passes make integer layers of what is read, as of any model with Q/DQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from whet.ops._base import get_op
+from whet.ops._refused import read_as_others
+
+DOMAIN = "com.microsoft."
+
+
+def dequantized(node, g, i: int, what: str, **more: Any):
+    """Inputs i, i + 1, i + 2 (integers, scale, zero point or nothing) as floats."""
+    x, scale, zero = node.inputs[i], node.inputs[i + 1], node.input(i + 2)
+    return g.add("DequantizeLinear", x, scale, *(() if zero is None else (zero,)), name=f"{node.name}_{what}", sources=(node.name,), **more)
+
+
+def quantized(node, g, y, i: int, like: int = 0):
+    """The node's output: `y` with the scale and zero point of inputs i, i + 1; without a zero point in the type of input `like`."""
+    zero = node.input(i + 1)
+    if zero is not None:
+        return node.add(g, "QuantizeLinear", y, node.inputs[i], zero)
+    return node.add(g, "QuantizeLinear", y, node.inputs[i], output_dtype=node.inputs[like].dtype)
+
+
+def in_floats(node, g, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | None = None, opset: int = 13):
+    """What ONNX's `op` of `opset` makes of `inputs`. `attrs`: the node's own unless others are given."""
+    given = dict(node.attrs if attrs is None else attrs)
+    if given.pop("channels_last", 0):
+        raise node.unsupported(
+            "channels_last=1: ONNX Runtime's optimizer wrote it. Give the model as its quantizer wrote it, or save it with "
+            "the graph optimization level 'disable' or 'basic'"
+        )
+    view = replace(node, op=op, domain="", opset=opset, name=f"{node.name}_{op.lower()}", inputs=list(inputs), attrs=given)
+    view.outputs = [g.fresh(f"{node.name}_float")]
+    reader = get_op(op).onnx
+    return view.add(g, op, *inputs, **given) if reader is None else reader(view, g)
+
+
+def q_linear(name: str, op: str, operands: int = 1, opset: int = 13, attrs: Mapping[str, Any] | None = None):
+    """Registers the reader of an op with inputs (x, scale, zero point) * operands, y scale, y zero point. `attrs`: defaults that differ."""
+
+    def read(node, g):
+        floats = [dequantized(node, g, 3 * i, f"x{i}") for i in range(operands)]
+        y = in_floats(node, g, op, floats, {**(attrs or {}), **node.attrs}, opset)
+        return quantized(node, g, y, 3 * operands)
+
+    return register(name, read, op)
+
+
+def register(name: str, read, op: str):
+    """Registers the reader of an op of ONNX Runtime's domain."""
+    return read_as_others(name, read, f"DequantizeLinear, {op} and QuantizeLinear", (DOMAIN + name,))

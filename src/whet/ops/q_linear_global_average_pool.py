@@ -1,0 +1,5 @@
+"""QLinearGlobalAveragePool (ONNX Runtime): means of 8-bit images, new scale. Read as GlobalAveragePool between Q and DQ."""
+
+from whet.ops._qlinear import q_linear
+
+q_linear("QLinearGlobalAveragePool", "GlobalAveragePool")

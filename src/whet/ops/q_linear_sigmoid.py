@@ -1,0 +1,5 @@
+"""QLinearSigmoid (ONNX Runtime): Sigmoid of 8-bit integers. Read as Sigmoid between Q and DQ."""
+
+from whet.ops._qlinear import q_linear
+
+q_linear("QLinearSigmoid", "Sigmoid")
