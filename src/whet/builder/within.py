@@ -131,13 +131,23 @@ class Judge:
 
 
 class PlanRun:
-    """An engine plan as run(feeds) -> outputs by name."""
+    """An engine plan as run(feeds) -> outputs by name.
+
+    An engine of a fixed larger batch takes single samples too: each fills the batch, and the first of the outputs is given back.
+    """
 
     def __init__(self, plan: EnginePlan, config: BuildConfig):
         self.context = Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan).create_context()
+        batches = {shapes[0][0] if shapes[0] else 0 for p in plan.profiles for shapes in p.shapes.values()}
+        self.batch = batches.pop() if len(batches) == 1 else 0  # the least that all inputs take
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self.context.run(feeds)
+        if self.batch <= 1 or any(np.shape(a)[:1] != (1,) for a in feeds.values()):
+            return self.context.run(feeds)
+        got = self.context.run({n: np.repeat(a, self.batch, axis=0) for n, a in feeds.items()})
+        if any(a.shape[:1] != (self.batch,) for a in got.values()):
+            raise ShapeError(f"the engine takes {self.batch} samples at once, and its outputs do not say which is which")
+        return {n: a[:1] for n, a in got.items()}
 
 
 def memory_file(made: Network, precision: str, config: BuildConfig) -> Path | None:
