@@ -31,6 +31,19 @@ def normalized(images: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(numbers.transpose(0, 3, 1, 2), np.float32)
 
 
+def decoded(folder: Path, into: Path, limit: int | None = None) -> None:
+    """Writes the decoded images to into/*.npy, so that many processes need not decode them again; `kept` reads them."""
+    into.mkdir(parents=True, exist_ok=True)
+    for name, data in (("train", train_set(folder, limit)), ("jpeg", jpeg_test(folder, limit)), ("exact", exact_test(folder))):
+        np.save(into / f"{name}.x.npy", data.inputs["x"])
+        np.save(into / f"{name}.y.npy", data.labels)
+
+
+def kept(into: Path, name: str) -> TrainingData:
+    """`train`, `jpeg` or `exact` as `decoded` wrote it."""
+    return TrainingData({"x": np.load(into / f"{name}.x.npy")}, np.load(into / f"{name}.y.npy"), preprocessing())
+
+
 def train_set(folder: Path, limit: int | None = None) -> TrainingData:
     """The JPEG training images (or the first `limit` of them, shuffled with a fixed seed: the file is sorted by class)."""
     return _jpegs(folder, "train", limit)

@@ -14,6 +14,7 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import tune
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def prune(out: Path, data: Path) -> None:
-    """Writes every variant, not yet fine-tuned."""
+    """Writes every variant, not yet fine-tuned; those of Torch-Pruning where that library is installed."""
     import model
     from variants import VARIANTS
 
@@ -56,7 +57,15 @@ def prune(out: Path, data: Path) -> None:
 
     net = model.load(data)
     for name, variant in VARIANTS.items():
-        made = variant.make(net)
+        if variant.make is not None:
+            made = variant.make(net)
+        elif find_spec("torch_pruning") and find_spec("onnxscript"):
+            import rival
+
+            made = rival.pruned(data, name)
+        else:
+            print(f"{name}: left out; pip install torch-pruning onnxscript")
+            continue
         save_onnx(made, out / f"{tune.file_of(name)}.onnx")
         print(f"{name}: {variant.about}; parameters {count_params(made):,}, FLOPs {count_flops(made) / 1e6:.1f} M "
               f"({count_flops(net) / count_flops(made):.2f} times fewer)")  # fmt: skip

@@ -1,8 +1,8 @@
-"""Fine-tunes networks beside each other on one device, each in a process of its own, all with the same recipe and the same number of epochs.
+"""Fine-tunes networks beside each other on all GPUs, each in a process of its own, all with the same recipe and the same number of epochs.
 
 First the published network alone is adapted to the JPEG images by their labels: it is the teacher. Then every variant, the original too,
-is trained on labels and on the teacher's outputs. Small networks leave a GPU waiting for the next launch, so several share it; how many
-epochs fit into the time limit is measured while all of them run.
+is trained on labels and on the teacher's outputs. How many epochs fit into the time limit is measured while all of them run. A variant that
+out/ has the result of is not trained again, so an interrupted run goes on; a teacher that lies there is used.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 LR, DISTILL, TEMPERATURE = 0.05, 0.6, 4.0
 TEACHER_SHARE = 0.12  # of the time limit
+PIXELS = "pixels"
 
 
 def settings(args: argparse.Namespace, **more):
@@ -24,20 +25,24 @@ def settings(args: argparse.Namespace, **more):
     from whet.training import FinetuneConfig
 
     return FinetuneConfig(**{
-        "batch": args.batch, "lr": LR, "weight_decay": 5e-4, "augment": "crop:4,flip",
-        "precision": args.precision, "device": args.device, "seed": 1, **more,
+        "batch": args.batch, "lr": LR * args.batch / 256, "weight_decay": 5e-4, "augment": "crop:4,flip",
+        "precision": args.precision, "device": args.device, "seed": 1, "graph": None if args.graph else False, **more,
     })  # fmt: skip
 
 
 def tune_all(out: Path, data: Path, args: argparse.Namespace) -> dict[str, dict]:
     """Trains out/NAME.onnx into out/NAME.tuned.onnx; returns what each process wrote about it."""
-    from variants import VARIANTS
+    import data as cifar
 
-    names = [n for n in VARIANTS if n in args.variants]
-    for f in (*out.glob("*.speed"), *out.glob("*.ready"), *out.glob("*.json")):
+    began = time.time()
+    every = [n for n in args.variants if (out / f"{file_of(n)}.onnx").exists()]
+    names = [n for n in every if not (out / f"{file_of(n)}.json").exists()]
+    for f in (*out.glob("*.speed"), *out.glob("*.ready")):
         f.unlink()
-    _run(names, out, data, args)
-    return {n: json.loads((out / f"{file_of(n)}.json").read_text()) for n in ["teacher", *names]}
+    if names:
+        cifar.decoded(data, out / PIXELS, args.limit or None)
+        _run(names, out, data, args, began)
+    return {n: json.loads((out / f"{file_of(n)}.json").read_text()) for n in ["teacher", *every]}
 
 
 def file_of(name: str) -> str:
@@ -45,15 +50,42 @@ def file_of(name: str) -> str:
     return name.replace("+", "_").replace(":", "-")
 
 
-def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace) -> None:
+def visible_gpus(device: str) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may say for one process: each GPU that this one sees; one empty word without any."""
+    import torch
+
+    count = torch.cuda.device_count() if device != "cpu" else 0
+    named = [w for w in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if w]
+    return named[:count] if len(named) >= count > 0 else [str(i) for i in range(count)] or [""]
+
+
+def spread(names: list[str], out: Path, gpus: list[str]) -> dict[str, str]:
+    """Which GPU each variant is trained on: the costliest first, each to the one that has least to do. A step of a small network takes as
+    long as it has layers, so layers are counted."""
+    import whet
+
+    cost = {n: len(whet.network_from_onnx(out / f"{file_of(n)}.onnx").layers) for n in names}
+    busy, made = dict.fromkeys(gpus, 0.0), {}
+    for n in sorted(names, key=lambda n: -cost[n]):
+        made[n] = min(busy, key=busy.__getitem__)
+        busy[made[n]] += cost[n]
+    return made
+
+
+def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, began: float) -> None:
     """The teacher and all variants at once; the variants load their data and wait for the teacher."""
-    began = time.time()
     command = [sys.executable, str(Path(__file__)), "--out", str(out), "--data", str(data), "--device", args.device, "--precision", args.precision,
                "--epochs", str(args.epochs), "--teacher-epochs", str(args.teacher_epochs), "--limit", str(args.limit),
-               "--batch", str(args.batch), "--probe", str(args.probe),
+               "--batch", str(args.batch), "--probe", str(args.probe), *([] if args.graph else ["--no-graph"]),
                "--began", str(began), "--end", str(began + args.seconds if args.seconds else 0.0), "--beside", *names]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    running = {n: subprocess.Popen([*command, "--one", n], env=env) for n in ("teacher", *names)}
+    gpus = visible_gpus(args.device)
+    place = spread(names, out, gpus) | {"teacher": gpus[0]}
+    print(f"{len(gpus)} GPUs: {place}" if gpus[0] else "no GPU: on the CPU", flush=True)
+    todo = names if (out / "teacher.json").exists() else ["teacher", *names]
+    running = {}
+    for n in todo:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)} | ({"CUDA_VISIBLE_DEVICES": place[n]} if place[n] else {})
+        running[n] = subprocess.Popen([*command, "--one", n], env=env)
     while running:
         time.sleep(0.1)
         for name, process in list(running.items()):
@@ -77,8 +109,7 @@ def one(args: argparse.Namespace) -> None:
 
     torch.backends.cudnn.benchmark = True  # sizes never change here
     name, out = args.one, Path(args.out)
-    limit = args.limit or None
-    train, exact, jpeg = cifar.train_set(Path(args.data), limit), cifar.exact_test(Path(args.data)), cifar.jpeg_test(Path(args.data), limit)
+    train, exact, jpeg = (cifar.kept(out / PIXELS, part) for part in ("train", "exact", "jpeg"))
     teaching = name == "teacher"
     net = whet.network_from_onnx(out / ("original.onnx" if teaching else f"{file_of(name)}.onnx"))
     while not teaching and not (out / "teacher.json").exists():
@@ -86,7 +117,7 @@ def one(args: argparse.Namespace) -> None:
     teacher = None if teaching else whet.network_from_onnx(out / "teacher.tuned.onnx")
     if teaching:
         total = args.end - args.began if args.end else 0.0
-        config = settings(args, epochs=args.teacher_epochs, batch=2 * args.batch, lr=2 * LR, seconds=TEACHER_SHARE * total)
+        config = settings(args, epochs=args.teacher_epochs, seconds=TEACHER_SHARE * total)
     else:
         each = {"distill": DISTILL, "temperature": TEMPERATURE, "masks": VARIANTS[name].masks}
         epochs = args.epochs
@@ -141,7 +172,7 @@ def _epochs_that_fit(net, train, teacher, config, args: argparse.Namespace) -> f
         time.sleep(0.05)
     start = max(float(f.read_text()) for f in readies)
     slowest = max(float(f.read_text()) for f in others)
-    return max(float(int((args.end - start - 4) / slowest)), 1.0)
+    return max(float(int((args.end - start - 8) / slowest)), 1.0)
 
 
 def _tell(name: str):
@@ -162,12 +193,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--data", default=os.environ.get("WHET_DATA", "data"), help="folder that holds cifar10/ (examples/fetch.py brings it)")
     p.add_argument("--device", default="auto", help="auto, cpu or cuda")
     p.add_argument("--precision", default="bf16", help="what autocast computes in: fp32, bf16 or fp16")
-    p.add_argument("--epochs", type=float, default=40)
-    p.add_argument("--teacher-epochs", type=float, default=12)
+    p.add_argument("--epochs", type=float, default=100)
+    p.add_argument("--teacher-epochs", type=float, default=40)
     p.add_argument("--seconds", type=float, default=0, help="time limit of all fine-tuning; fewer epochs where they do not fit")
     p.add_argument("--limit", type=int, default=0, help="so many images only (to try the script)")
     p.add_argument("--batch", type=int, default=256)
-    p.add_argument("--probe", type=int, default=60, help="steps that the speed is measured on, after as many to get going")
+    p.add_argument("--no-graph", dest="graph", action="store_false", help="do not record a step as a CUDA graph")
+    p.add_argument("--probe", type=int, default=100, help="steps that the speed is measured on, after as many to get going")
     p.add_argument("--variants", nargs="*", default=None)
     for name in ("one", "end", "began"):
         p.add_argument(f"--{name}", type=str if name == "one" else float, default="" if name == "one" else 0.0, help=argparse.SUPPRESS)

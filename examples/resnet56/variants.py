@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from whet.network import Network
 from whet.pruning import branches, choose, cut, groups, importance, remove_branches
+from whet.pruning.recipe import apply_recipe, load_recipe
 
 #: Blocks by what the outputs lose without them (KL to the published network's, 200 training images): least first. `sensitivity.py` writes it.
 LEAST: tuple[str, ...] = (
@@ -48,7 +51,7 @@ class Variant:
     """A network to fine-tune: `make` cuts the published one; `masks` are held while it is trained."""
 
     about: str
-    make: Callable[[Network], Network]
+    make: Callable[[Network], Network] | None  # None: Torch-Pruning makes it (rival.py)
     masks: str = ""
 
 
@@ -72,10 +75,24 @@ def globally(net: Network, ratio: float) -> Network:
     return cut(net, choose(found, importance(found, "l2"), ratio, scope="global", multiple=4), found)
 
 
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def by_recipe(net: Network, name: str) -> Network:
+    """What choose.py chose: recipes/NAME.json."""
+    return apply_recipe(net, load_recipe(RECIPES / f"{name}.json"))
+
+
 VARIANTS: dict[str, Variant] = {
     "original": Variant("as published, fine-tuned the same way", lambda net: net),
     "width+depth": Variant("half of the inner channels of every block, and two blocks taken out", lambda net: inside(shorter(net, 2), HALF)),
     "depth": Variant("14 of 27 blocks taken out", lambda net: shorter(net, 14)),
     "global": Variant("the least of all inner channels together, half of them, by L2 norm", lambda net: globally(net, 0.5)),
+    "latency-50": Variant("whet's choice for half of the CPU's time: widths and blocks, by Taylor terms", partial(by_recipe, name="latency-50")),
+    "flops-50": Variant("the same choice with half of the FLOPs as its aim", partial(by_recipe, name="flops-50")),
     "2:4": Variant("every weight 2:4 where its shape allows it", lambda net: net, masks="2:4"),
+    "tp-magnitude-50": Variant("Torch-Pruning's MagnitudePruner, L2, the same share of each layer, half of the FLOPs", None),
+    "tp-magnitude-40": Variant("the same, 40 % of the FLOPs", None),
+    "tp-group-50": Variant("Torch-Pruning's GroupNormPruner, all layers together, half of the FLOPs", None),
+    "tp-group-40": Variant("the same, 40 % of the FLOPs", None),
 }

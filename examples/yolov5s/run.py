@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import threading
@@ -152,7 +153,8 @@ class Watch:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"  # CUDA's first device; NVML counts all that there are
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
         while not self._stop.wait(0.05):
             self.power.append(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
             self.busy.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)

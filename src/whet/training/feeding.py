@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -148,8 +149,14 @@ def normalized(x: torch.Tensor, p: Preprocessing) -> torch.Tensor:
     column[axis] = -1
     if p.order == "bgr":
         x = x.flip(axis)
-    mean, std = (torch.tensor(v, dtype=torch.float32, device=x.device).reshape(column) for v in (p.mean, p.std))
+    mean, std = (_numbers(tuple(v), x.device).reshape(column) for v in (p.mean, p.std))
     return (x.float() * p.scale - mean) / std
+
+
+@lru_cache(maxsize=64)
+def _numbers(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Kept on the device: copying them there for each batch would wait for the steps before."""
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _batch_size(net: Network, data: TrainingData | Batches, wanted: int) -> int:

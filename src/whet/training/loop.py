@@ -17,6 +17,7 @@ from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.evaluate import accuracy
 from whet.training.feeding import Feeder
+from whet.training.graphed import GraphedStep, can_be_graphed
 from whet.training.loss import Loss, outputs_of
 from whet.training.module import NetworkModule
 
@@ -34,8 +35,8 @@ def rate(config: FinetuneConfig, share: float) -> float:
     return config.lr * (config.last_lr + (1 - config.last_lr) * (1 + math.cos(math.pi * through)) / 2)
 
 
-def optimizer_of(module: NetworkModule, config: FinetuneConfig) -> torch.optim.Optimizer:
-    """SGD (Nesterov) or AdamW; weight decay on matrices only."""
+def optimizer_of(module: NetworkModule, config: FinetuneConfig, graphed: bool = False) -> torch.optim.Optimizer:
+    """SGD (Nesterov) or AdamW; weight decay on matrices only. `graphed`: as a CUDA graph needs it, the rate a number on the device."""
     every = [p for p in module.parameters() if p.requires_grad]
     if not every:
         raise TrainingError("nothing is left to train: every weight is frozen")
@@ -43,9 +44,10 @@ def optimizer_of(module: NetworkModule, config: FinetuneConfig) -> torch.optim.O
         {"params": [p for p in every if p.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in every if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    lr: Any = torch.tensor(config.lr, device=every[0].device) if graphed else config.lr
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=config.lr, betas=(config.momentum, 0.999))
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0)
+        return torch.optim.AdamW(groups, lr=lr, betas=(config.momentum, 0.999), **({"fused": True, "capturable": True} if graphed else {}))
+    return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=config.momentum > 0, **({"fused": True} if graphed else {}))
 
 
 def fit(
@@ -59,8 +61,8 @@ def fit(
     digest: str = "",
 ) -> tuple[list[dict[str, float]], int, int]:
     """Trains the module in place; returns (history, steps, the step that a checkpoint was at). Raises TrainingError."""
-    optimizer = optimizer_of(module, config)
-    device = next(module.parameters()).device
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    optimizer = optimizer_of(module, config, can_be_graphed(config, device))
     last = config.channels_last if config.channels_last is not None else device.type == "cuda"
     if last:
         module.to(memory_format=torch.channels_last)
@@ -110,6 +112,7 @@ class _Run:
         self._began = time.perf_counter()
         self._sum, self._count = torch.zeros((), device=device), 0
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")  # type: ignore[attr-defined]
+        self._moved = GraphedStep(self._move) if can_be_graphed(config, device) else self._move
 
     def elapsed(self) -> float:
         """Seconds of training, those before a kill too."""
@@ -129,8 +132,20 @@ class _Run:
         self.module.train()
         if self.config.freeze_batch_norm:
             self.module.eval()
+        now = rate(self.config, self.share())
         for group in self.optimizer.param_groups:
-            group["lr"] = rate(self.config, self.share())
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(now)
+            else:
+                group["lr"] = now
+        self._sum += self._moved(feeds, labels)
+        self.step += 1
+        self._count += 1
+        if self.step % _LOOK == 0 or self.step == 1:
+            self.loss()
+
+    def _move(self, feeds: dict[str, torch.Tensor], labels: torch.Tensor | None) -> torch.Tensor:
+        """Forwards, backwards, and the weights moved; the loss."""
         with self._autocast():
             answers = None
             if self.teacher is not None:
@@ -145,11 +160,7 @@ class _Run:
             torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.step += 1
-        self._sum += loss.detach()
-        self._count += 1
-        if self.step % _LOOK == 0 or self.step == 1:
-            self.loss()
+        return loss.detach()
 
     def _autocast(self) -> Any:
         if self.config.precision == "fp32":

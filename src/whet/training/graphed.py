@@ -1,0 +1,79 @@
+"""A training step as one CUDA graph: small networks otherwise leave a GPU waiting for the next launch.
+
+The first steps run as they are (cuDNN chooses its kernels, the optimizer makes its state); then one step is recorded and from there on
+replayed, its batch copied into the same place each time (torch.cuda.graph; CUDA Programming Guide, "CUDA Graphs"). The numbers are those of
+the steps that were recorded; the learning rate is a number on the device, so it may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from whet.training.config import FinetuneConfig
+
+Feeds = dict[str, torch.Tensor]
+Step = Callable[[Feeds, torch.Tensor | None], torch.Tensor]
+"""step(inputs by name, labels) -> the loss, after the optimizer moved the weights"""
+
+_WARM = 4  # steps before the recording
+
+
+def can_be_graphed(config: FinetuneConfig, device: torch.device) -> bool:
+    """Whether a step waits for nothing on the host: on CUDA, without the loss scaler of fp16, without a loss of the user's (it may read
+    numbers). `config.graph` False says no."""
+    fits = device.type == "cuda" and config.precision != "fp16" and config.loss in ("auto", "cross_entropy", "mse")
+    return fits and config.graph is not False
+
+
+class GraphedStep:
+    """Calls `step` until it is warm, then records it once and replays it. Batches must keep their shapes; others run unrecorded."""
+
+    def __init__(self, step: Step):
+        self.step = step
+        self.done = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._feeds: Feeds = {}
+        self._labels: torch.Tensor | None = None
+        self._loss: torch.Tensor | None = None
+
+    def __call__(self, feeds: Feeds, labels: torch.Tensor | None) -> torch.Tensor:
+        """The loss of one step; it is overwritten by the next."""
+        self.done += 1
+        if self._graph is None:
+            if self.done <= _WARM:
+                return self._beside(feeds, labels)
+            self._record(feeds, labels)
+        if not self._fits(feeds, labels):
+            return self.step(feeds, labels)
+        assert self._graph is not None
+        assert self._loss is not None
+        for name, x in feeds.items():
+            self._feeds[name].copy_(x)
+        if labels is not None and self._labels is not None:
+            self._labels.copy_(labels)
+        self._graph.replay()
+        return self._loss
+
+    def _beside(self, feeds: Feeds, labels: torch.Tensor | None) -> torch.Tensor:
+        """One step on a stream of its own: what a recording later asks for."""
+        stream, now = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(now)
+        with torch.cuda.stream(stream):
+            loss = self.step(feeds, labels)
+        now.wait_stream(stream)
+        return loss
+
+    def _record(self, feeds: Feeds, labels: torch.Tensor | None) -> None:
+        self._feeds = {name: x.clone() for name, x in feeds.items()}  # clone keeps channels last
+        self._labels = None if labels is None else labels.clone()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._loss = self.step(self._feeds, self._labels).detach()
+        self._graph = graph
+
+    def _fits(self, feeds: Feeds, labels: torch.Tensor | None) -> bool:
+        same = all(x.shape == self._feeds[name].shape for name, x in feeds.items())
+        return same and (labels is None) == (self._labels is None)
