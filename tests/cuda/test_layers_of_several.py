@@ -1,0 +1,99 @@
+"""Layers around several ops on a stand-in GPU: they are built, stored and read again, and taken apart where their parts are faster; kernels
+that slow their neighbours down are exchanged in the network."""
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.standin_gpu import StandInGpu, standin_gpu  # noqa: F401 - a fixture
+from whet.builder import BuildConfig, build
+from whet.engine import engine_bytes, read_engine
+from whet.network import parse_network
+from whet.tactics.cuda._kernel import GpuKernel
+
+NET = """network block source
+in %x: f32[1,3,64,64]
+const %w0: f32[64,3,7,7] = seed(1)
+const %w1: f32[64,64,3,3] = seed(2)
+const %w2: f32[128,64,1,1] = seed(3)
+const %w3: f32[128,64,1,1] = seed(4)
+const %w4: f32[64,128] = seed(5)
+%a = Conv(%x, %w0, strides=(2, 2), pads=(3, 3, 3, 3)) from "stem"
+%b = Relu(%a) from "stem_relu"
+%c = MaxPool(%b, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)) from "pool"
+%d = Conv(%c, %w1, pads=(1, 1, 1, 1)) from "first"
+%e = Relu(%d) from "first_relu"
+%f = Conv(%e, %w2) from "second"
+%g = Conv(%c, %w3) from "shortcut"
+%h = Add(%f, %g) from "add"
+%i = Relu(%h) from "relu"
+%j = GlobalAveragePool(%i) from "mean"
+%k = Flatten(%j, axis=1) from "flatten"
+%y = Gemm(%k, %w4, transB=1) from "classifier"
+out %y
+"""
+CONFIG = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
+
+
+@pytest.fixture
+def dear(monkeypatch, standin_gpu):  # noqa: F811
+    """{part of an implementation's name: factor on its time}."""
+    factors: dict[str, float] = {}
+    enqueue = GpuKernel.enqueue
+
+    def dearer(self, args, stream):
+        enqueue(self, args, stream)
+        stream.calls[-1].what = self.implementation
+        for part, factor in factors.items():
+            if part in self.implementation:
+                stream.calls[-1].cost *= factor
+
+    monkeypatch.setattr(GpuKernel, "enqueue", dearer)
+    return factors
+
+
+def hints(plan):
+    return [layer.hint or layer.op for layer in plan.network.layers if layer.op != "Reformat"]
+
+
+def test_three_layers_stand_for_seven(dear):
+    plan = build(parse_network(NET), CONFIG)
+    assert hints(plan) == ["ConvPool", "Conv", "ConvSum", "PoolGemm"]
+    again = read_engine(engine_bytes(plan))
+    assert str(again.network) == str(plan.network)
+    assert {c.tactic for c in again.choices.values()} >= {"cuda/own_first_pool", "cuda/own_conv_pair", "cuda/own_pool_gemm"}
+
+
+@pytest.mark.parametrize(
+    ("part", "gone", "left"), [("pooled", "ConvPool", "MaxPool"), ("pair", "ConvSum", "Conv"), ("pool gemm", "PoolGemm", "Gemm")]
+)
+def test_parts_that_are_faster_win(dear, part, gone, left):
+    dear[part] = 20.0
+    plan = build(parse_network(NET), CONFIG)
+    assert gone not in hints(plan)
+    assert left in hints(plan)
+    assert any("apart" in why for _, why in plan.report["unfused"])
+
+
+def test_many_images_pool_on_their_own(dear):
+    plan = build(parse_network(NET.replace("in %x: f32[1,", "in %x: f32[64,")), CONFIG)
+    assert hints(plan)[-3:] == ["GlobalAveragePool", "Flatten", "Gemm"]
+    assert any("no kernel computes it whole" in why for _, why in plan.report["unfused"])
+
+
+def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch):
+    def middle(plan):
+        return next(plan.choices[layer.name].implementation for layer in plan.network.layers if layer.hint == "Conv")
+
+    alone = middle(build(parse_network(NET), CONFIG))
+
+    def seconds(self, executable, repeats):
+        neighbours = len({getattr(c, "what", "") for c in executable.calls}) > 1
+        extra = sum(1e-4 for c in executable.calls if neighbours and getattr(c, "what", "") == alone)
+        return [sum(c.cost for c in executable.calls) + extra] * repeats
+
+    monkeypatch.setattr(StandInGpu, "seconds", seconds)
+    assert middle(build(parse_network(NET), CONFIG)) == alone
+    monkeypatch.setattr(StandInGpu, "overlaps", True, raising=False)
+    plan = build(parse_network(NET), CONFIG)
+    assert middle(plan) != alone
+    assert "changed for what is faster in the network" in plan.report["engines"][0]["what"]
