@@ -86,7 +86,7 @@ class ConvConfig:
             + "d" * self.direct
             + (f"h{self.halo}" if self.halo else "")
             + ("_8bit" if self.size == 1 else "")
-            + ("_o2" if self.outs == 2 else "")
+            + (f"_o{self.outs}" if self.outs > 1 else "")
             + (f"_hold{self.hold}" if self.hold else "")
         )
 
@@ -144,7 +144,7 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
             continue  # odd widths are for channel counts that waste less with them
         ways = [(1, 0, 0)]
         if steps <= 4:  # few steps: what is read and written counts
-            ways += [(2, 0, 0), (2, steps, 0)]
+            ways += [(2, 0, 0), (2, steps, 0), *([(3, steps, 0)] if size == 1 else [])]
         if steps <= 2 and mi == 1 and bn <= 96:
             ways += [(1, steps, 1)]
         for stages, blocks, (outs, hold, direct) in product((2, 3, 4, 6), (1, 2, 3, 4), ways):
@@ -169,7 +169,7 @@ def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors:
     share = max(per_step_bytes / 83, per_step_bytes * min(tiles * config.sk, multiprocessors) / 8000)
     mma = 2 * config.bm * config.bn * config.row / 12000 * max(1.0, 128 / config.bn / 1.5)
     step_ns = max(share, mma, 600 / config.stages / resident)
-    if config.outs == 2 or (config.direct and config.hold):
+    if config.outs > 1 or (config.direct and config.hold):
         return _estimate_overlapped(config, turns, each, step_ns, resident)
     store_ns = config.bm * config.bn * (1 if config.direct else 1.25) * config.size / (30 * resident)
     ending = 300 if config.direct else 900 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25

@@ -153,7 +153,7 @@ def as_config(c: ConvConfig) -> Config:
         ("direct", c.direct),
         ("halo", c.halo),
         *((("size", 1),) if c.size == 1 else ()),
-        *((("outs", 2),) if c.outs == 2 else ()),
+        *((("outs", c.outs),) if c.outs > 1 else ()),
         *((("hold", c.hold),) if c.hold else ()),
     )
 

@@ -111,8 +111,10 @@ def product_configs(
     if isinstance(made, str):
         return []
     eight = kinds_of(parts, made, signature, shape)
-    direct = (c if storable(c, eight, shape) else replace(c, direct=1, sk=1, outs=1) for c in found)
-    good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), MAX_CONFIGS)
+    able = (c for c in found if c.outs < 3 or made.residual is not None)  # the third place is for a residual that is on its way
+    direct = (c if storable(c, eight, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
+    most = MAX_CONFIGS + (6 if made.residual is not None else 0)
+    good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)
     kind, odd = made.finish.activation[0], shape.k % 8 != 0
     ahead(machine, [conv_source(c, not shape.plain and not c.halo, kind, False, False, odd, eight) for c in good])
     return [as_config(c) for c in good]

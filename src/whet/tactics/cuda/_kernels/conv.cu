@@ -9,7 +9,7 @@
 // With GROUPED (a convolution of several groups) a tile of output channels reads the window of input channels that its groups have, and K runs over
 // that window alone; weights within it that belong to no pair of a group are zeros.
 // With PAIR the sum goes on over a second input, a 1x1 convolution of its own to the same output (1: stride 1, 2: any stride); its weights follow.
-// OUTS (1 or 2) output tiles take turns: with two the residual of the next tile comes, and the last one leaves, while this one is finished.
+// OUTS (1 to 3) output tiles take turns: with more than one the residual of the next OUTS - 1 tiles comes, and the last one leaves, while this one is finished.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
 // IN8 (0, or 3 i8, 4 u8, 5 e4m3: input and weights of 8 bits). With IN8 a sum becomes a real number by a factor a channel, results are of
@@ -270,9 +270,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #endif
             }
             [[maybe_unused]] float bias_early[(BN + 127) / 128], factor_early[(BN + 127) / 128];
-            const int own_out = OUTS == 2 ? turn & 1 : 0;
+            const int own_out = OUTS == 3 ? turn % 3 : OUTS == 2 ? turn & 1 : 0;
             const u32 place = extra + own_out * OUT_BYTES, res_bar = res_full + 8 * (group * OUTS + own_out);
-            const int res_parity = (OUTS == 2 ? turn >> 1 : turn) & 1;
+            const int res_parity = (OUTS == 3 ? turn / 3 : OUTS == 2 ? turn >> 1 : turn) & 1;
             auto ask_residual = [&](int which, u32 to, u32 bar) {  // into the place of the result: the stores before have read it
                 const int m = which / p.tiles_n * BM, n = which % p.tiles_n * BN;
                 barrier_expect(bar, OUT_BYTES / WGS);
@@ -282,6 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             if (STAGED && p.has_residual && (OUTS == 1 || turn == 0) && warp % 4 == 0 && one) {
                 if (turn == 0) wait_for_previous();
                 ask_residual(tile, place, res_bar);
+                if (OUTS == 3 && tile + stride < p.tiles) ask_residual(tile + stride, extra + OUT_BYTES, res_full + 8 * (group * OUTS + 1));
             }
             if (STAGED || (IN8 && DIRECT && BN > 64))
 #pragma unroll
@@ -343,12 +344,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             if (!(HALO && HOLD) && t == 0) barrier_arrive(empty + 8 * previous);
             if (HALO && t == 0) barrier_arrive(a_empty + 8 * left);
             if (threadIdx.x == 0) MARK(4)
-            if (STAGED && OUTS == 2 && warp % 4 == 0 && one) {
-                if (p.has_residual && tile + stride < p.tiles) {
+            if (STAGED && OUTS > 1 && warp % 4 == 0 && one) {
+                if (p.has_residual && tile + (OUTS - 1) * stride < p.tiles) {
+                    const int other = OUTS == 3 ? (own_out ? own_out - 1 : 2) : own_out ^ 1;
                     store_wait_read();  // of the other place
-                    ask_residual(tile + stride, extra + (own_out ^ 1) * OUT_BYTES, res_full + 8 * (group * OUTS + (own_out ^ 1)));
+                    ask_residual(tile + (OUTS - 1) * stride, extra + other * OUT_BYTES, res_full + 8 * (group * OUTS + other));
                 } else
-                    store_wait_read<1>();  // of this place
+                    store_wait_read<OUTS - 1>();  // of this place
             }
 
 #if IN8
@@ -549,7 +551,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             }
 #endif
         }
-        if (STAGED && OUTS == 2 && warp % 4 == 0 && one) store_wait_read();  // shared memory must outlive its readers
+        if (STAGED && OUTS > 1 && warp % 4 == 0 && one) store_wait_read();  // shared memory must outlive its readers
     }
     if (SK > 1 && warp >= WGS * 4) { __syncwarp(); cluster_wait(); }
     if (threadIdx.x == 0) MARK(7)
