@@ -1,0 +1,223 @@
+// Attention of one head: out = softmax(scale * q @ k^T + mask) @ v, sums and softmax in f32, scores never leave the registers (Dao et al. 2022).
+// A block has WR * 16 rows of q and WR * WK warps. Keys and values come by asynchronous copies in chunks of KC * WK, the next while these are multiplied;
+// warp (r, w) works on rows 16 r and the w-th KC keys of each chunk, with its own maximum and sum; the WK parts of a row are put together at the end.
+// q, k, v and out are read and written where they lie: rows of D elements with strides for batch, head and row. TURNED: k lies as [D][keys].
+// Constants: TYPE (1 f16, 2 bf16), BF16, D, KC, WR, WK, STAGES, TURNED, MASK (-1 none, 0 f32, TYPE: its type), SAME (rows have one mask).
+#include "common.cuh"
+#include "vector.cuh"
+
+struct Place { long long batch, head, row; };   // strides in elements
+
+struct Args {
+    const u8 *q, *k, *v;
+    u8* out;
+    const u8* mask;
+    Place q_at, k_at, v_at, out_at, mask_at;
+    int mask_key, heads, rows, keys;
+    float scale;
+};
+
+constexpr int CHUNK = KC * WK, WARPS = WR * WK, THREADS = WARPS * 32;
+constexpr int PITCH = D + 8;                                    // elements: rows shifted against each other, so that eight rows meet no bank twice
+constexpr int K_ROWS = TURNED ? D : CHUNK, K_LONG = TURNED ? CHUNK : D, K_PITCH = K_LONG + 8;
+constexpr int K_BYTES = K_ROWS * K_PITCH * 2, V_BYTES = CHUNK * PITCH * 2, STAGE_BYTES = K_BYTES + V_BYTES;
+constexpr int TILES = KC / 8, OUT = D / 8;                      // of eight keys, of eight elements
+#define INFINITY_F __uint_as_float(0x7f800000)
+constexpr float LOG2E = 1.4426950408889634f;
+
+DEV void ask16(u32 to, const void* from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+DEV void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> DEV void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+DEV void matrices(u32 (&r)[4], u32 address, bool turned) {
+    if (turned) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+    else asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if BF16
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#endif
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEV float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+DEV float over_quad(float x, bool largest) {
+#pragma unroll
+    for (int i = 1; i < 4; i *= 2) { const float y = __shfl_xor_sync(~0u, x, i); x = largest ? fmaxf(x, y) : x + y; }
+    return x;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_constant__ Args p) {
+    extern __shared__ uint4 raw[];
+    const u32 base = shared_address(raw);
+    let_next_start();
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32, part = warp % WK;
+    const int batch = blockIdx.y / p.heads, head = blockIdx.y % p.heads;
+    const int row0 = blockIdx.x * WR * 16 + warp / WK * 16 + lane / 4;   // and row0 + 8
+    const u16* const q = reinterpret_cast<const u16*>(p.q) + batch * p.q_at.batch + head * p.q_at.head;
+    const u16* const k = reinterpret_cast<const u16*>(p.k) + batch * p.k_at.batch + head * p.k_at.head;
+    const u16* const v = reinterpret_cast<const u16*>(p.v) + batch * p.v_at.batch + head * p.v_at.head;
+    const int chunks = (p.keys + CHUNK - 1) / CHUNK;
+    const u8* masks[2];   // the masks of this thread's rows
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const long long at = batch * p.mask_at.batch + head * p.mask_at.head + min(row0 + half * 8, p.rows - 1) * p.mask_at.row;
+        masks[half] = p.mask + at * Element<MASK < 0 ? 0 : MASK>::BYTES;
+    }
+    const auto ask = [&](int chunk) {
+        const u32 at = base + chunk % STAGES * STAGE_BYTES;
+        const int key0 = chunk * CHUNK;
+#pragma unroll
+        for (int i = t; i < K_ROWS * K_LONG / 8; i += THREADS) {
+            const int row = i / (K_LONG / 8), column = i % (K_LONG / 8) * 8;
+            const bool inside = key0 + (TURNED ? column : row) < p.keys;
+            ask16(at + (row * K_PITCH + column) * 2, inside ? k + (TURNED ? row : key0 + row) * p.k_at.row + (TURNED ? key0 : 0) + column : k, inside);
+        }
+#pragma unroll
+        for (int i = t; i < CHUNK * OUT; i += THREADS) {
+            const int row = i / OUT, column = i % OUT * 8;
+            const bool inside = key0 + row < p.keys;
+            ask16(at + K_BYTES + (row * PITCH + column) * 2, inside ? v + (key0 + row) * p.v_at.row + column : v, inside);
+        }
+        asked();
+    };
+    wait_for_previous();
+    ask(0);
+    u32 rows[D / 16][4];   // q, as the products want it
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int row = row0 + e % 2 * 8;
+            rows[i][e] = row < p.rows ? *reinterpret_cast<const u32*>(q + row * p.q_at.row + i * 16 + e / 2 * 8 + lane % 4 * 2) : 0u;
+        }
+    float out[OUT][4] = {}, largest[2] = {-INFINITY_F, -INFINITY_F}, sum[2] = {0.f, 0.f};
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        if (STAGES > 1 && chunk + 1 < chunks) { ask(chunk + 1); arrived<1>(); } else arrived<0>();
+        __syncthreads();
+        const u32 keys_at = base + chunk % STAGES * STAGE_BYTES, values_at = keys_at + K_BYTES;
+        const int first = part * KC, key0 = chunk * CHUNK + first;
+        if (key0 < p.keys) {
+            float s[TILES][4] = {};
+#pragma unroll
+            for (int i = 0; i < D / 16; ++i)
+#pragma unroll
+                for (int j = 0; j < TILES; j += 2) {
+                    u32 b[4];
+                    if (TURNED) matrices(b, keys_at + ((i * 16 + lane % 16) * K_PITCH + first + j * 8 + lane / 16 * 8) * 2, true);
+                    else matrices(b, keys_at + ((first + j * 8 + lane / 16 * 8 + lane % 8) * K_PITCH + i * 16 + lane / 8 % 2 * 8) * 2, false);
+                    multiply(s[j], rows[i], b[0], b[1]);
+                    multiply(s[j + 1], rows[i], b[2], b[3]);
+                }
+            float top[2] = {largest[0], largest[1]};
+#pragma unroll
+            for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int key = key0 + j * 8 + lane % 4 * 2 + e;
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        float x = s[j][half * 2 + e] * p.scale;
+                        if (MASK >= 0) x += load1<MASK < 0 ? 0 : MASK>(masks[SAME ? 0 : half], min(key, p.keys - 1) * p.mask_key);
+                        const float y = x * LOG2E;   // a mask of the lowest number is no infinity: a row of such masks is a mean
+                        x = key >= p.keys ? -INFINITY_F : (MASK == 0 || MASK == 2) && x > -INFINITY_F ? fmaxf(y, -3.4028235e38f) : y;
+                        s[j][half * 2 + e] = x;
+                        top[half] = fmaxf(top[half], x);
+                    }
+                }
+            float by[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                top[half] = over_quad(top[half], true);
+                const float from = top[half] == -INFINITY_F ? 0.f : top[half];   // nothing seen yet: nothing to scale
+                by[half] = power2(largest[half] - from);
+                largest[half] = top[half];
+                top[half] = from;
+                sum[half] *= by[half];
+            }
+#pragma unroll
+            for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    s[j][e] = power2(s[j][e] - top[e / 2]);
+                    sum[e / 2] += s[j][e];
+                }
+#pragma unroll
+            for (int j = 0; j < OUT; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) out[j][e] *= by[e / 2];
+#pragma unroll
+            for (int i = 0; i < KC / 16; ++i) {
+                const u32 a[4] = {pack(s[2 * i][0], s[2 * i][1]), pack(s[2 * i][2], s[2 * i][3]), pack(s[2 * i + 1][0], s[2 * i + 1][1]),
+                                  pack(s[2 * i + 1][2], s[2 * i + 1][3])};
+#pragma unroll
+                for (int j = 0; j < OUT; j += 2) {
+                    u32 b[4];
+                    matrices(b, values_at + ((first + i * 16 + lane % 16) * PITCH + j * 8 + lane / 16 * 8) * 2, true);
+                    multiply(out[j], a, b[0], b[1]);
+                    multiply(out[j + 1], a, b[2], b[3]);
+                }
+            }
+        }
+        __syncthreads();
+        if (STAGES == 1 && chunk + 1 < chunks) ask(chunk + 1);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sum[half] = over_quad(sum[half], false);
+    if (WK > 1) {   // the parts of a row, each relative to its own maximum; shared memory is free now
+        constexpr int WIDE = D + 4;
+        float* const shared = reinterpret_cast<float*>(raw);
+        float* const mine = shared + warp * 16 * WIDE;
+        float* const ends = shared + WARPS * 16 * WIDE;   // [warp][16][2]
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = lane / 4 + half * 8;
+#pragma unroll
+            for (int j = 0; j < OUT; ++j) *reinterpret_cast<float2*>(mine + row * WIDE + j * 8 + lane % 4 * 2) = make_float2(out[j][half * 2], out[j][half * 2 + 1]);
+            if (lane % 4 == 0) { ends[(warp * 16 + row) * 2] = largest[half]; ends[(warp * 16 + row) * 2 + 1] = sum[half]; }
+        }
+        __syncthreads();
+        for (int i = t; i < WR * 16 * OUT; i += THREADS) {   // eight elements of a row
+            const int line = i / OUT, column = i % OUT * 8, row = blockIdx.x * WR * 16 + line;
+            if (row >= p.rows) continue;
+            float top = -INFINITY_F, total = 0.f, y[8] = {};
+#pragma unroll
+            for (int w = 0; w < WK; ++w) top = fmaxf(top, ends[((line / 16 * WK + w) * 16 + line % 16) * 2]);
+            top = top == -INFINITY_F ? 0.f : top;
+#pragma unroll
+            for (int w = 0; w < WK; ++w) {
+                const int at = (line / 16 * WK + w) * 16 + line % 16;
+                const float by = power2(ends[at * 2] - top);
+                total += by * ends[at * 2 + 1];
+#pragma unroll
+                for (int e = 0; e < 8; ++e) y[e] += by * shared[at * WIDE + column + e];
+            }
+            const float by = 1.f / total;
+            u16* to = reinterpret_cast<u16*>(p.out) + batch * p.out_at.batch + head * p.out_at.head + row * p.out_at.row + column;
+            *reinterpret_cast<uint4*>(to) = make_uint4(pack(y[0] * by, y[1] * by), pack(y[2] * by, y[3] * by), pack(y[4] * by, y[5] * by), pack(y[6] * by, y[7] * by));
+        }
+        return;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = row0 + half * 8;
+        const float by = 1.f / sum[half];
+        u16* to = reinterpret_cast<u16*>(p.out) + batch * p.out_at.batch + head * p.out_at.head + row * p.out_at.row;
+#pragma unroll
+        for (int j = 0; j < OUT; j += 4) {
+            u32 y[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) y[e] = j + e < OUT ? pack(out[j + e < OUT ? j + e : 0][half * 2] * by, out[j + e < OUT ? j + e : 0][half * 2 + 1] * by) : 0u;
+            if (j + 4 <= OUT) {   // a lane of a quad gets eight elements
+                turn_quad(y, lane);
+                if (row < p.rows) *reinterpret_cast<uint4*>(to + (j + lane % 4) * 8) = make_uint4(y[0], y[1], y[2], y[3]);
+            } else if (row < p.rows)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) if (j + e < OUT) *reinterpret_cast<u32*>(to + (j + e) * 8 + lane % 4 * 2) = y[e];
+        }
+    }
+}

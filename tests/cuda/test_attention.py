@@ -1,0 +1,176 @@
+"""Attention in one launch: what is read of its body, how tiles fit, machine code, the pass that feeds it, and on a GPU every shape it takes."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+from test_tactics import HOPPER, compute, gpu, judge, planned, reference  # noqa: F401  (gpu is a fixture)
+
+from whet import zoo
+from whet.backends.cuda.compile import compile_cubin
+from whet.builder import BuildConfig
+from whet.builder.lowering import lowered_network
+from whet.frontends.onnx import network_from_onnx
+from whet.ops import sample_layer
+from whet.ops._attention_samples import attention
+from whet.tactics.cuda._source import source
+from whet.tactics.cuda.own_attention import OwnAttention, View, candidates, plain_view, shared_bytes, taken_apart
+
+
+def layer_of(*sizes, **how):
+    return sample_layer("Fused", attention(*sizes, **how))[1:]
+
+
+def elements(array, view):
+    """What a kernel with these strides reads of a row-major array."""
+    return array.reshape(-1)[view.offset + np.tensordot(np.indices(view.shape), view.strides, (0, 0))]
+
+
+@pytest.mark.parametrize("lies", ["heads", "rows", "stacked"])
+def test_transposes_and_parts_become_strides(lies):
+    layer, arrays = layer_of(2, 3, 24, 24, 32, lies=lies, mask=(2, 1, 1, 24))
+    found = taken_apart(layer)
+    assert (found.batch, found.heads, found.rows, found.keys, found.size) == (2, 3, 24, 24, 32)
+    assert found.turned == (lies == "heads")
+    q, k, v, mask = (elements(arrays[view.place], view) for view in (found.q, found.k, found.v, found.mask))
+    scores = (q @ k * found.scale + mask).astype(np.float64)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    y = weights / weights.sum(-1, keepdims=True) @ v
+    got = np.empty(y.size)
+    got[elements(np.arange(y.size), found.out)] = y
+    np.testing.assert_allclose(got, reference(layer, arrays)[0].reshape(-1), rtol=1e-4, atol=1e-5)
+
+
+def test_views():
+    view = plain_view(3, (4, 5, 6))
+    assert view == View(3, (4, 5, 6), (30, 6, 1))
+    assert view.turned((2, 0, 1)) == View(3, (6, 4, 5), (1, 30, 6))
+    assert view.taken(1, -1) == View(3, (4, 6), (30, 1), 24)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how", "why"),
+    [
+        ((1, 2, 16, 16, 72), {}, "heads of 72"),
+        ((1, 2, 16, 16, 256), {}, "heads of 256"),
+        ((1, 2, 16, 17, 64), {}, "rows of k"),
+    ],
+)
+def test_refusals_say_why(sizes, how, why):
+    layer, _ = layer_of(*sizes, **how)
+    assert why in OwnAttention().why_not(layer)
+    plain = sample_layer("Softmax", attention_free())[1]
+    assert "Softmax" in OwnAttention().why_not(plain)
+
+
+def attention_free():
+    from whet.ops import OPS
+
+    return OPS["Softmax"].samples[0]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 12, 128, 128, 64), (8, 12, 128, 128, 64), (1, 12, 197, 197, 64), (64, 3, 49, 49, 32), (1, 16, 577, 577, 80), (4, 8, 2048, 2048, 128)],
+)
+def test_tiles_fit(sizes):
+    found = taken_apart(layer_of(*sizes, lies="rows")[0])
+    made = candidates(found)
+    assert len(made) >= 2
+    assert len(set(made)) == len(made)
+    assert all(shared_bytes(found, c) <= 200 * 1024 for c in made)
+
+
+TILES = [
+    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},
+    {"D": 64, "KC": 32, "WR": 1, "WK": 4, "STAGES": 1, "TURNED": 0, "MASK": 1, "SAME": 1},
+    {"D": 64, "KC": 64, "WR": 1, "WK": 8, "STAGES": 1, "TURNED": 1, "MASK": 0, "SAME": 0},
+    {"D": 128, "KC": 32, "WR": 4, "WK": 1, "STAGES": 2, "TURNED": 0, "MASK": 0, "SAME": 0},
+    {"D": 96, "KC": 64, "WR": 2, "WK": 2, "STAGES": 2, "TURNED": 0, "MASK": 0, "SAME": 1},
+    {"D": 80, "KC": 64, "WR": 4, "WK": 2, "STAGES": 1, "TURNED": 0, "MASK": -1, "SAME": 0},
+    {"D": 32, "KC": 64, "WR": 8, "WK": 1, "STAGES": 1, "TURNED": 0, "MASK": 0, "SAME": 0},
+]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_machine_code(tile, arch, tmp_path):
+    text = sass(compile_cubin(source("attention.cu", {**tile, "TYPE": 2, "BF16": 1}), arch=arch, cached=False), tmp_path)
+    assert "HMMA.16816.F32.BF16" in text
+    assert "LDGSTS.E.BYPASS.128" in text, "keys and values come by asynchronous copies"
+    assert "LDSM" in text
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+
+
+@pytest.mark.parametrize(("name", "options", "layers"), [("vit_b_16", {}, 12), ("bert_base", {"sequence": 128}, 12), ("swin_t", {}, 1)])
+def test_networks_bring_their_attention_in_one_layer_without_transposes(name, options, layers):
+    net = network_from_onnx(zoo.build(name, batch=1, **options))
+    low, _ = lowered_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+    found = [x for x in low.layers if x.hint == "Attention"]
+    assert len(found) >= layers
+    for x in found:
+        made = taken_apart(x)
+        assert not isinstance(made, str), made
+        assert OwnAttention().why_not(x) is None
+        assert not made.turned, "keys are read as rows, where the projection left them"
+    if name != "swin_t":
+        assert sum(x.op == "Transpose" for x in low.layers) <= 1
+    apart, _ = lowered_network(net, BuildConfig(backend="cpu", timing_cache=""))
+    assert not any(x.hint == "Attention" for x in apart.layers), "a machine without such a tactic gets pieces"
+
+
+# On a GPU
+
+SIZES = [
+    ((1, 12, 128, 128, 64), {"lies": "rows", "mask": (1, 1, 1, 128)}),
+    ((2, 4, 197, 197, 64), {"lies": "stacked"}),
+    ((5, 3, 49, 49, 32), {"lies": "stacked", "mask": (1, 3, 49, 49), "constant": True}),
+    ((1, 2, 300, 301, 80), {"lies": "rows"}),
+    ((1, 2, 65, 520, 96), {"mask": (1, 1, 65, 520)}),
+    ((1, 2, 257, 1000, 128), {"lies": "rows", "mask": (1, 2, 1, 1000)}),
+    ((1, 1, 1, 77, 16), {"lies": "rows", "scale": ""}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("sizes", "how"), SIZES, ids=str)
+def test_every_tile_matches_the_reference(gpu, sizes, how):  # noqa: F811
+    layer, arrays = layer_of(*sizes, **how)
+    ran = 0
+    for t, signature, config, kernel in planned(layer, gpu, most=12):
+        if t.name == "cuda/own_attention":
+            got, fed = compute(gpu, layer, arrays, signature, kernel)
+            judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
+            ran += 1
+    assert ran >= 4
+
+
+@pytest.mark.gpu
+def test_masks_that_hide_keys_and_whole_rows(gpu):  # noqa: F811
+    """Hidden keys count nothing, however large their scores; a row whose mask is the lowest number throughout is a mean; minus infinity gives NaN."""
+    layer, arrays = layer_of(1, 2, 40, 72, 64, lies="rows", mask=(1, 1, 40, 72))
+    mask = np.zeros((1, 1, 40, 72), np.float32)
+    mask[..., 50:] = -1e4
+    mask[0, 0, 3] = np.finfo(np.float32).min
+    mask[0, 0, 7] = -np.inf
+    mask[0, 0, 8, :70] = -np.inf
+    arrays[-1] = mask
+    for t, signature, config, kernel in planned(layer, gpu, most=12):
+        if t.name == "cuda/own_attention" and signature.inputs[-1].dtype.name == "f32":
+            got, fed = compute(gpu, layer, arrays, signature, kernel)
+            with np.errstate(all="ignore"):
+                want = reference(layer, fed)[0]
+            assert np.isnan(want[:, 7]).all()
+            judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
+
+
+def test_machines_are_asked_nothing_that_they_have_not():
+    layer, _ = layer_of(1, 2, 16, 16, 64, lies="rows")
+    old = SimpleNamespace(**{**vars(HOPPER), "features": frozenset({"sm_80"})})
+    tactic = OwnAttention()
+    for signature in tactic.signatures(layer, old):
+        assert tactic.refuses(layer, signature, old) is None, "mma.sync and cp.async exist from sm_80 on"
