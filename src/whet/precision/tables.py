@@ -17,13 +17,15 @@ import numpy as np
 
 from whet.network import Layer, Network, Tensor
 from whet.ops._origin import literal
+from whet.precision.places import moves
 from whet.precision.ranges import Ranges
 
 #: The hint of the fused layer that looks a function of one integer up (passes.fuse_quantized_table).
 TABLE = "Table"
 _WEIGHTED = ("Conv", "Gemm", "MatMul")
-_SQUEEZES = (1.0, 0.5, 0.25, 0.125)
+_SQUEEZES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
 _CUTS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+_PARTS = (0.6, 0.8, 1.0)  # of the largest number: cuts for small ones
 _LARGEST = 3.5  # standard deviations that the largest number is taken to be
 _LEVELS = 255
 
@@ -90,7 +92,7 @@ def code(kind: str, highest: float) -> Code:
     weight = np.exp(-0.5 * (x * _LARGEST / top) ** 2)
     best, least = Code(1.0, np.float32(1), 0), np.inf
     for squeeze in _SQUEEZES:
-        for cut in _CUTS:
+        for cut in (*(c for c in _CUTS if c < top), *(p * top for p in _PARTS)):
             step = (top + squeeze * cut) / _LEVELS
             zero = int(np.rint(squeeze * cut / step))
             q = np.clip(np.rint(np.where(x < 0, squeeze * x, x) / step) + zero, 0, _LEVELS) - zero
@@ -136,7 +138,15 @@ def _quantized(layer: Layer) -> bool:
     if layer.op == "Add":
         parts = [t for t in layer.inputs if t is not None and not t.is_constant]
         return len(parts) == 1 and parts[0].maker is not None and parts[0].maker.op == "MatMul" and _quantized(parts[0].maker)
-    return layer.op in _WEIGHTED and all(t is not None and t.maker is not None and t.maker.op == "DequantizeLinear" for t in layer.inputs[:2])
+    return layer.op in _WEIGHTED and all(_dequantized(t) for t in layer.inputs[:2])
+
+
+def _dequantized(t: Tensor | None) -> bool:
+    """Whether a tensor is dequantized, or made of dequantized ones by layers that only move numbers."""
+    maker = None if t is None else t.maker
+    if maker is None or maker.op == "DequantizeLinear":
+        return maker is not None
+    return moves(maker) and all(_dequantized(x) for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]))
 
 
 def _highest(q: Layer) -> float:

@@ -66,7 +66,7 @@ def address(ir: str, name: str) -> int:
 
 def _opaque(ir: str) -> str:
     """The same text with LLVM 17's pointer type."""
-    return re.sub(r"(<\d+ x i\d+>|i32 \(\)|i\d+|float)\*", "ptr", ir)
+    return re.sub(r"(<\d+ x (i\d+|float)>|i32 \(\)|i\d+|float)\*", "ptr", ir)
 
 
 class ParallelCall:

@@ -57,7 +57,7 @@ class OneDnnQuantize(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        side, values, shift = _scales(layer)
+        side, values, shift = scales_of_layer(layer)
         x, stored = layer.inputs[0], signature.inputs[0]
         assert x is not None
         assert stored is not None
@@ -84,7 +84,7 @@ class OneDnnQuantize(OneDnnTactic):
         return super()._plan(lambda: _as_binary(layer, signature), layer, signature, config, machine)
 
 
-def _scales(layer: Layer) -> tuple[str, np.ndarray, int]:
+def scales_of_layer(layer: Layer) -> tuple[str, np.ndarray, int]:
     """Which side of the conversion is scaled, by what, and the zero point."""
     scale, zero = layer.inputs[1], layer.input(2)
     assert scale is not None
@@ -94,7 +94,7 @@ def _scales(layer: Layer) -> tuple[str, np.ndarray, int]:
 
 def _as_binary(layer: Layer, signature: Signature) -> Recipe | str:
     """max(x, x), scaled and shifted: two and a half times as fast as the reorder from f32 to integers, where the format stays."""
-    side, values, shift = _scales(layer)
+    side, values, shift = scales_of_layer(layer)
     x, stored, out = layer.inputs[0], signature.inputs[0], signature.outputs[0]
     assert x is not None
     assert stored is not None

@@ -1,0 +1,124 @@
+"""Activations by table: where they go in, what the code loses, and that a network with them runs on integers as its reference does."""
+
+import numpy as np
+import pytest
+
+from whet.builder import BuildConfig, build
+from whet.builder.quantized import Calibration, build_int8, prepared, quantized_network
+from whet.network import Network, parse_type
+from whet.ops import run_network
+from whet.precision import quantize
+from whet.precision.tables import _FUNCTIONS, code, insert_tables
+from whet.runtime import Runtime
+from whet.tactics import is_quantized
+from whet.tactics.cpu import _jit
+from whet.tactics.cpu import _onednn as dnn
+
+VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni") or _jit.available() is not None, reason="no VNNI, or no compiler for own kernels")
+QUICK = {"timing_cache": "", "threads": 1, "avg_timing": 1, "optimization_level": 1, "whole_engines": 1}
+
+
+def silu(net, x):
+    return net.add("Mul", x, net.add("Sigmoid", x))
+
+
+def network(branch=False):
+    """Convolutions with SiLU, a Concat between two of them; with `branch`, one result of SiLU is an output."""
+    rng = np.random.default_rng(3)
+    net = Network("n")
+    x = net.add_input("x", parse_type("f32[1,8,12,12]"))
+
+    def conv(t, c, k):
+        w = net.constant((rng.standard_normal((k, c, 3, 3)) / np.sqrt(4.5 * c)).astype(np.float32), f"w{len(net.layers)}")
+        return net.add("Conv", t, w, pads=(1, 1, 1, 1))
+
+    a = silu(net, conv(x, 8, 16))
+    b = silu(net, conv(a, 16, 16))
+    c = silu(net, conv(net.add("Concat", a, b, axis=1), 32, 16))
+    net.mark_output(conv(c, 16, 4))
+    if branch:
+        net.mark_output(a)
+    return net
+
+
+def data(n=8):
+    rng = np.random.default_rng(5)
+    return [{"x": rng.standard_normal((1, 8, 12, 12)).astype(np.float32)} for _ in range(n)]
+
+
+
+
+@pytest.mark.parametrize("kind", sorted(_FUNCTIONS))
+@pytest.mark.parametrize("highest", [0.3, 1.0, 4.0, 20.0])
+def test_a_code_loses_little(kind, highest):
+    """Rounding before the activation as well costs less than 5 dB on normal numbers, where 3 dB is what a second equal rounding costs."""
+    f, found = _FUNCTIONS[kind], code(kind, highest)
+    x = np.random.default_rng(0).standard_normal(20000) * highest / 3.5
+    y = f(x)
+    step = (y.max() - y.min()) / 255
+    q = np.clip(np.rint(np.where(x < 0, found.squeeze * x, x) / found.scale) + found.zero, 0, 255) - found.zero
+    back = f(np.where(q < 0, q / found.squeeze, q) * found.scale)
+    once = np.mean((np.rint(y / step) * step - y) ** 2)
+    twice = np.mean((np.rint(back / step) * step - y) ** 2)
+    assert 10 * np.log10(twice / once) < 5
+    assert 0 < found.zero < 255
+    assert float(found.scale) * (255 - found.zero) >= 0.99 * highest  # the largest result keeps its place
+
+
+def test_they_go_where_a_quantized_layer_makes_what_they_read():
+    config = BuildConfig(**QUICK)
+    made = prepared(network(), config)
+    chosen = quantize(made, calibrated(made))
+    assert insert_tables(chosen, calibrated(made)) == 3
+    branched = prepared(network(branch=True), config)
+    chosen = quantize(branched, calibrated(branched))
+    assert insert_tables(chosen, calibrated(branched)) == 2  # what is read in floating point is computed so
+    skipped = quantize(made, calibrated(made), skip=[x.name for x in made.layers if x.op == "Conv"][:1])
+    assert insert_tables(skipped, calibrated(made)) == 2
+
+
+def calibrated(made):
+    from whet.precision.ranges import Range, Ranges
+
+    tensors = {}
+    for feeds in data(4):
+        def watch(t, a):
+            low, high = float(a.min()), float(a.max())
+            old = tensors.get(t.name)
+            tensors[t.name] = Range(min(low, 0.0), high) if old is None else Range(min(low, old.low), max(high, old.high))
+
+        run_network(made, feeds, watch=watch)
+    tensors["x"] = Range(-5.0, 5.0)
+    return Ranges({n: r for n, r in tensors.items() if r.high > r.low})
+
+
+@VNNI
+def test_a_network_with_tables_runs_on_integers():
+    config = BuildConfig(**QUICK)
+    made = prepared(network(), config)
+    ranges = calibrated(made)
+    chosen = quantized_network(made, ranges, frozenset(), tables=True)
+    plan = build(chosen, config)
+    tables = [x for x in plan.network.layers if x.hint == "Table"]
+    assert len(tables) == 3 or len(tables) == 4  # a part of the Concat may have a scale of its own for its other reader
+    assert all(plan.choices[x.name].tactic == "cpu/table" for x in tables)
+    assert not any(x.op in ("Sigmoid", "Mul", "LeakyRelu") for x in plan.network.layers)
+    assert sum(is_quantized(x) and x.hint == "Conv" for x in plan.network.layers) == 4
+    feeds = data(9)[-1]
+    truth = next(iter(run_network(network(), feeds).values()))
+    got = next(iter(Runtime().load(plan).create_context().run(feeds).values()))
+    computed = next(iter(run_network(quantized_network(made, ranges, frozenset()), feeds).values()))
+    noise, before = (float(np.sum((a - truth) ** 2)) for a in (got, computed))
+    assert 10 * np.log10(noise / before) < 4  # decibels for one more rounding
+    assert noise < 0.01 * float(np.sum(truth**2))
+
+
+@VNNI
+def test_both_ways_are_tried_and_the_lock_keeps_which(tmp_path):
+    config = BuildConfig(precisions=("int8",), **QUICK)
+    plan = build_int8(network(), config, Calibration(samples=lambda: data()))
+    tried = [c["what"] for c in plan.report["precision_choice"]]
+    assert "int8" in tried
+    assert "int8, activations looked up" in tried
+    kept = next(c["what"] for c in plan.report["precision_choice"] if c["kept"])
+    assert ("looked up" in kept) == any(x.hint == "Table" for x in plan.network.layers)
