@@ -1,0 +1,53 @@
+// Resampling of two neighbouring axes: out[o][a][b][i] = sum over taps of weight_a[a][s] * weight_b[b][t] * in[o][at_a[a][s]][at_b[b][t]][i].
+// An axis that stays as it is has one place and one tap. A first tap of -1: the output lies outside and takes the value `beyond`.
+// Constants: TYPE (0 f32, 1 f16, 2 bf16), VEC (8: groups of eight along i, or 1).
+#include "common.cuh"
+#include "vector.cuh"
+
+struct Args {
+    const u8* in;
+    u8* out;
+    const int *at_a, *at_b;
+    const float *weight_a, *weight_b;
+    long long count;                         // outputs, in groups of VEC
+    int in_a, in_b, out_a, out_b, inner;     // inner in groups of VEC
+    int taps_a, taps_b;
+    float beyond;
+};
+
+extern "C" __global__ void __launch_bounds__(256) resize(const __grid_constant__ Args p) {
+    let_next_start();
+    const long long index = (long long)blockIdx.x * 256 + threadIdx.x;
+    wait_for_previous();
+    if (index >= p.count) return;
+    const long long line = index / p.inner, plane = line / p.out_b, outer = plane / p.out_a;
+    const int i = (int)(index - line * p.inner), b = (int)(line - plane * p.out_b), a = (int)(plane - outer * p.out_a);
+    const int *at_a = p.at_a + a * p.taps_a, *at_b = p.at_b + b * p.taps_b;
+    const float *weight_a = p.weight_a + a * p.taps_a, *weight_b = p.weight_b + b * p.taps_b;
+    float sum[VEC] = {};
+    if (at_a[0] < 0 || at_b[0] < 0)
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) sum[e] = p.beyond;
+    else
+        for (int s = 0; s < p.taps_a; ++s) {
+            const long long from = (outer * p.in_a + at_a[s]) * p.in_b;
+            const float by = weight_a[s];
+            for (int t = 0; t < p.taps_b; ++t) {
+                const long long place = ((from + at_b[t]) * p.inner + i) * VEC;
+                const float w = by * weight_b[t];
+                if (VEC == 8) {
+                    const Vec8 x = load8<TYPE>(p.in, place);
+#pragma unroll
+                    for (int e = 0; e < VEC; ++e) sum[e] += w * x.v[e % 8];
+                } else
+                    sum[0] += w * load1<TYPE>(p.in, place);
+            }
+        }
+    if (VEC == 8) {
+        Vec8 y;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) y.v[e] = sum[e % VEC];
+        store8<TYPE>(p.out, index * 8, y);
+    } else
+        store1<TYPE>(p.out, index, sum[0]);
+}
