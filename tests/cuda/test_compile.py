@@ -15,6 +15,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.errors import BackendError
 from whet.tactics.cuda._conv import ConvShape, Eight, conv_configs, conv_source
 from whet.tactics.cuda._conv_config import ConvConfig, configs_for
+from whet.tactics.cuda._depthwise_product import depthwise_source, unfit
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
 try:
@@ -122,6 +123,26 @@ def test_sums_of_two_convolutions_use_what_hopper_has(config, im2col, pair, tmp_
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
     assert "R2UR" not in text[text.index("HGMMA") : text.rindex("HGMMA")], "descriptors stay in uniform registers"
+
+
+@pytest.mark.parametrize(
+    ("config", "stride"),
+    [
+        (ConvConfig(1, 1, 32, stages=2, sk=2, halo=2), 1),
+        (ConvConfig(2, 1, 64, stages=2, direct=1, halo=2), 1),
+        (ConvConfig(2, 1, 32, stages=2, direct=1, halo=1, hold=3), 2),
+        (ConvConfig(1, 1, 32, bk=32, stages=2, sk=2, halo=1), 2),
+    ],
+)
+def test_depthwise_convolutions_feed_products(config, stride, tmp_path):
+    shape = ConvShape(1, 28, 28, 192, 192, 3, 3, (stride, stride), (1, 1, 1, 1))
+    assert unfit(config, shape, 32) is None
+    text = sass(compile_cubin(depthwise_source(config, shape, "clip", "clip", False), cached=False), tmp_path)
+    assert "HGMMA" in text, "products run on the tensor cores"
+    assert "UTMALDG" in text, "inputs come by bulk copies"
+    assert text.count("FFMA") >= 9 * 8 * min(4, config.mi * config.bk // 16), "all sums of a run are in flight"
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
 
 
 @pytest.mark.parametrize(("config", "eight", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))

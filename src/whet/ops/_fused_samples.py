@@ -1,5 +1,5 @@
 """Samples of fused layers around more than one op: sums of two convolutions, global pooling with a product behind it, first
-convolutions with pooling."""
+convolutions with pooling, depthwise convolutions with products behind them."""
 
 from __future__ import annotations
 
@@ -64,8 +64,37 @@ def conv_pool(x: str, w: str, window: int, stride: int, pad: int, relu: bool, **
     return Sample(inputs, {"hint": "ConvPool"}, regions)
 
 
+def depthwise_product(x: str, k: int, stride: int, *, taps: int = 3, clip: bool = True, residual: bool = False) -> Sample:
+    """An inverted residual's end: a depthwise convolution, a clip, a 1x1 convolution with a bias, what is added to it."""
+    n, c, h, w = (int(v) for v in x[4:-1].split(","))
+    size, pad = [(v - 1) // stride + 1 for v in (h, w)], taps // 2
+    inputs = [x, f"const f32[{c},1,{taps},{taps}]", f"const f32[{c}]", f"const f32[{k},{c},1,1]", f"const f32[{k}]"]
+    inputs += [f"f32[{n},{k},{size[0]},{size[1]}]"] if residual else []
+
+    def regions() -> dict[str, Network]:
+        body, first, last = (Network("body", "lowered") for _ in range(3))
+        own = [body.add_input(f"i{i}", parse_type(t.split()[-1])) for i, t in enumerate(inputs)]
+        y = first.add("Conv", *[first.add_input(t.name, t.type) for t in own[:3]], group=c, strides=(stride,) * 2, pads=(pad,) * 4)
+        first.mark_output(first.add("HardSwish" if not clip else "Relu", y))
+        between = body.add("Fused", *own[:3], hint="Conv", regions={"body": first})
+        z = last.add("Conv", last.add_input("between", between.type), *[last.add_input(t.name, t.type) for t in own[3:5]])
+        if residual:
+            z = last.add("Add", z, last.add_input("other", own[5].type))
+        last.mark_output(z if residual else last.add("Relu", z))
+        body.mark_output(body.add("Fused", between, *own[3:], hint="Conv", regions={"body": last}))
+        return {"body": body}
+
+    return Sample(inputs, {"hint": "DepthwiseProduct"}, regions)
+
+
 STEM = {"strides": (2, 2), "pads": (3, 3, 3, 3)}
 SAMPLES = [
+    depthwise_product("f32[1,96,14,14]", 24, 1, residual=True),
+    depthwise_product("f32[2,144,28,27]", 32, 2),
+    depthwise_product("f32[1,960,7,7]", 160, 1),
+    depthwise_product("f32[1,40,9,11]", 16, 1, taps=5, clip=False),
+    depthwise_product("f32[3,32,56,56]", 16, 1),
+    depthwise_product("f32[40,64,28,28]", 96, 1, residual=True),
     conv_pool("f32[2,3,61,53]", "f32[64,3,7,7]", 3, 2, 1, relu=True, **STEM),
     conv_pool("f32[1,3,40,40]", "f32[64,3,7,7]", 3, 2, 1, relu=False, **STEM),
     conv_pool("f32[1,1,37,30]", "f32[56,1,3,3]", 2, 2, 0, relu=False, pads=(1, 1, 1, 1)),

@@ -43,6 +43,7 @@ _PIECES = {
     "Attention": "no tactic is known that computes attention at once; its parts run one by one",
     "ConvPool": "no tactic here computes a convolution and its pooling at once",
     "ConvSum": "no tactic here computes two convolutions and their sum at once",
+    "DepthwiseProduct": "no tactic here computes a depthwise convolution and the product behind it at once",
     "PoolGemm": "no tactic here computes global pooling and a product at once",
     "Table": "no tactic here looks up functions of 8-bit integers; they are computed step by step",
 }

@@ -9,6 +9,8 @@
 // With GROUPED (a convolution of several groups) a tile of output channels reads the window of input channels that its groups have, and K runs over
 // that window alone; weights within it that belong to no pair of a group are zeros.
 // With PAIR the sum goes on over a second input, a 1x1 convolution of its own to the same output (1: stride 1, 2: any stride); its weights follow.
+// With DW (a stride; needs HALO and a 1x1 product) the product's input is a depthwise convolution of DW_R x DW_S taps that this kernel computes itself: a
+// K step's input tile holds the pixels of all taps, and the multiplying warps make their rows of the operand from it, ended by DW_ACT.
 // OUTS (1 to 3) output tiles take turns: with more than one the residual of the next OUTS - 1 tiles comes, and the last one leaves, while this one is finished.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
@@ -19,6 +21,10 @@
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
+
+#ifndef DW
+#define DW 0
+#endif
 
 constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
 constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
@@ -32,7 +38,7 @@ constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUTS 
 constexpr bool STAGED = SK == 1 && !DIRECT;
 constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // biases (IN8: factors too, and two turns of both)
 // A product must wait for the one before on the same sums: small tiles keep several sets of sums.
-constexpr int CHAINS = !STAGED && MI * BN <= 32 && ROW >= 128 ? 4 : !STAGED && MI * BN <= 64 && ROW >= 64 ? 2 : 1;
+constexpr int CHAINS = DW ? 1 : !STAGED && MI * BN <= 32 && ROW >= 128 ? 4 : !STAGED && MI * BN <= 64 && ROW >= 64 ? 2 : 1;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
@@ -73,6 +79,11 @@ struct Args {
     TensorMap second;          // the second input; its K steps come last
     int first_steps, second_stride_h, second_stride_w;
 #endif
+#if DW
+    const float* depthwise;    // [K steps][taps and a bias][BK]
+    Act dw_act;
+    int slot_wide;             // pixels from row to row in an input tile (`wide` counts its results)
+#endif
 #if TRACE
     u64* trace;                // 16 times of each block
 #endif
@@ -89,10 +100,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u;
     const u32 a_bytes = HALO ? p.slot_bytes : A_BYTES;
-    const u32 ring_a = base, ring_b = base + (HALO ? HALO : STAGES) * a_bytes, extra = ring_b + (HOLD ? HOLD : STAGES) * B_BYTES;
+    const u32 ring_a = base, ring_b = base + (HALO ? HALO : STAGES) * a_bytes, made = ring_b + (HOLD ? HOLD : STAGES) * B_BYTES;
+    const u32 extra = made + (DW ? 2 * A_BYTES : 0);  // DW: two operands take turns in `made`
     const u32 bias_s = extra + EXTRA_BYTES, bars = bias_s + FACTOR_BYTES;
     const u32 full = bars, empty = bars + STAGES * 8, res_full = empty + STAGES * 8, a_full = res_full + WGS * OUTS * 8, a_empty = a_full + HALO * 8;
     const u32 parts = a_empty + HALO * 8, held = parts + 8;
+#if DW
+    const u32 dw_weights = (held + 8 + 15) & ~15u;
+#endif
     const int taps = p.steps / p.csteps;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
     const bool one = elect();
@@ -150,7 +165,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 if (HALO && (k == k0 || tap == 0)) {
                     if (a_turn > 0) barrier_wait(a_empty + 8 * a_slot, (a_turn - 1) & 1);
                     if (one) {
+#if DW
+                        barrier_expect(a_full + 8 * a_slot, p.box_bytes + DW_BYTES);
+                        load_bytes(dw_weights + a_slot * DW_BYTES, p.depthwise + c * (DW_BYTES / 4), DW_BYTES, a_full + 8 * a_slot);
+#else
                         barrier_expect(a_full + 8 * a_slot, p.box_bytes);
+#endif
                         load_box4(ring_a + a_slot * a_bytes, &p.a, a_full + 8 * a_slot, FIRST_CHANNEL c * BK, at_tile.w, at_tile.h, at_tile.image);
                     }
                     if (++a_slot == HALO) { a_slot = 0; ++a_turn; }
@@ -311,7 +331,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 if (!(HALO && HOLD)) barrier_wait(full + 8 * slot, phase);
                 if (threadIdx.x == 0 && k == k0) MARK(3)
                 if (HALO && (k == k0 || tap == 0)) barrier_wait(a_full + 8 * a_slot, a_phase);
+#if DW
+                depthwise_rows(p, ring_a + a_slot * a_bytes, dw_weights + a_slot * DW_BYTES, made + (k & 1) * A_BYTES, group * MI * 64, t);
+                fence_async();
+                named_barrier(1 + group, 128);
+                if (t == 0) barrier_arrive(a_empty + 8 * a_slot);
+                const u64 a = operand<ROW>(made + (k & 1) * A_BYTES + group * MI * 64 * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);
+#else
                 const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : slot) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);
+#endif
                 mma_begin();
 #pragma unroll
                 for (int i = 0; i < ROW / 32; ++i)
@@ -321,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 mma_wait<1>();
                 if (!(HALO && HOLD) && k > k0 && t == 0) barrier_arrive(empty + 8 * previous);
                 if (HALO) {
-                    if (left >= 0 && t == 0) barrier_arrive(a_empty + 8 * left);
+                    if (!DW && left >= 0 && t == 0) barrier_arrive(a_empty + 8 * left);
                     left = -1;
                     ++shift;
                     if (++s == p.taps_w) { s = 0; shift += p.wide - p.taps_w; }
@@ -342,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                     for (int j = 0; j < BN / 2; ++j) acc[i][j] += chain[c][i][j];
             if (!(HALO && HOLD) && t == 0) barrier_arrive(empty + 8 * previous);
-            if (HALO && t == 0) barrier_arrive(a_empty + 8 * left);
+            if (HALO && !DW && t == 0) barrier_arrive(a_empty + 8 * left);
             if (threadIdx.x == 0) MARK(4)
             if (STAGED && OUTS > 1 && warp % 4 == 0 && one) {
                 if (p.has_residual && tile + (OUTS - 1) * stride < p.tiles) {

@@ -89,7 +89,7 @@ struct Corner {  // where a tile reads its input
         if (HALO) {
             const int per = (p.height + p.rows - 1) / p.rows;
             image = mt / per;
-            h = (mt - image * per) * p.rows - p.pad_h;
+            h = (mt - image * per) * p.rows * (DW ? DW : 1) - p.pad_h;
             w = -p.pad_w;
         }
     }
@@ -106,3 +106,78 @@ struct Walk {  // where K step k reads the input
     DEV Walk(const Args& p, int k) { int tap = k / p.csteps; c = k - tap * p.csteps; r = tap / p.taps_w; s = tap - r * p.taps_w; }
     DEV void next(const Args& p) { if (++c == p.csteps) { c = 0; if (++s == p.taps_w) { s = 0; ++r; } } }
 };
+
+#if DW
+constexpr int DW_BYTES = (DW_R * DW_S + 1) * BK * 4;                        // taps and biases of a K step
+constexpr int DW_PARTS = BK / 8, DW_ROWS = MI * 64 * DW_PARTS / 128, DW_RUN = DW_ROWS < 4 ? DW_ROWS : 4;
+static_assert(HALO && !IN8 && !IM2COL && DW_ROWS % DW_RUN == 0, "depthwise");
+
+DEV void load_bytes(u32 dst, const void* from, u32 bytes, u32 bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+DEV void shared_floats(u32 at, float (&v)[8]) {
+    const float4 a = load_shared_f4(at), b = load_shared_f4(at + 16);
+    v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w; v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
+}
+DEV void shared_halves(u32 at, float (&v)[8]) {
+    u32 w[4];
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) { const float2 f = unpack(w[i]); v[2 * i] = f.x; v[2 * i + 1] = f.y; }
+}
+
+// Rows of a warpgroup's operand: a thread makes eight channels of DW_ROWS neighbouring rows, DW_RUN at a time. In an input tile of stride 1 a tap is
+// the same pixels further on, whatever row of the image they lie in; the ends of its rows make results that nobody stores.
+DEV void depthwise_rows(const Args& p, u32 slot, u32 weights, u32 to, int first, int t) {
+    const int part = t % DW_PARTS, row0 = first + t / DW_PARTS * DW_ROWS, last = p.rows * p.wide - 1;
+#pragma unroll 1
+    for (int row = row0; row < row0 + DW_ROWS; row += DW_RUN) {
+        float sum[DW_RUN][8];
+        shared_floats(weights + (DW_R * DW_S * BK + part * 8) * 4, sum[0]);
+#pragma unroll
+        for (int j = 1; j < DW_RUN; ++j)
+#pragma unroll
+            for (int e = 0; e < 8; ++e) sum[j][e] = sum[0][e];
+#pragma unroll
+        for (int r = 0; r < DW_R; ++r) {
+            float w[DW_S][8];
+#pragma unroll
+            for (int s = 0; s < DW_S; ++s) shared_floats(weights + ((r * DW_S + s) * BK + part * 8) * 4, w[s]);
+            if (DW == 1) {
+                const u32 from = slot + (row + r * p.slot_wide) * ROW + part * 16;
+#pragma unroll
+                for (int i = 0; i < DW_RUN + DW_S - 1; ++i) {
+                    float x[8];
+                    shared_halves(from + i * ROW, x);
+#pragma unroll
+                    for (int s = 0; s < DW_S; ++s)
+                        if (i >= s && i - s < DW_RUN)
+#pragma unroll
+                            for (int e = 0; e < 8; ++e) sum[i >= s && i - s < DW_RUN ? i - s : 0][e] = fmaf(x[e], w[s][e], sum[i >= s && i - s < DW_RUN ? i - s : 0][e]);
+                }
+            } else {
+#pragma unroll
+                for (int j = 0; j < DW_RUN; ++j) {
+                    const int m = min(row + j, last), y = m / p.wide;
+                    const u32 from = slot + ((y * DW + r) * p.slot_wide + (m - y * p.wide) * DW) * ROW + part * 16;
+#pragma unroll
+                    for (int s = 0; s < DW_S; ++s) {
+                        float x[8];
+                        shared_halves(from + s * ROW, x);
+#pragma unroll
+                        for (int e = 0; e < 8; ++e) sum[j][e] = fmaf(x[e], w[s][e], sum[j][e]);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < DW_RUN; ++j) {
+            const int m = row + j, mix = ROW == 128 ? m & 7 : ROW == 64 ? m >> 1 & 3 : m >> 2 & 1;
+            u32 v[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[i] = pack(activate<DW_ACT>(sum[j][2 * i], p.dw_act), activate<DW_ACT>(sum[j][2 * i + 1], p.dw_act));
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + m * ROW + ((part ^ mix) << 4)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+        }
+    }
+}
+#endif
