@@ -6,7 +6,7 @@ from test_onednn_tactics import CPU, compute
 
 from whet.backends.cpu import CpuBackend
 from whet.network import Network, parse_type
-from whet.ops import run_layer, sample_layer
+from whet.ops import run_layer, run_regions, sample_layer
 from whet.ops._quantized_samples import quantized
 from whet.tactics import get_tactic
 from whet.tactics.cpu import _jit
@@ -95,6 +95,38 @@ def test_ties_of_images_go_to_the_even_integer():
     arrays = [x, *(t.array() for t in layer.inputs[1:])]
     _, got, _ = compute(layer, arrays, tactic, tactic.signatures(layer, CPU)[0], ())
     np.testing.assert_array_equal(got[0], run_layer(layer, arrays)[0])
+
+
+@JIT
+@pytest.mark.parametrize("shape", [(1, 16, 1, 1), (2, 17, 5, 3), (3, 33, 40, 9), (1, 96, 56, 56), (2, 24, 7)])
+@pytest.mark.parametrize(("dtype", "zero", "store"), [("u8", 0, (0.02, 0, "u8")), ("u8", 130, (0.01, -7, "i8")), ("i8", -3, (0.05, 9, "u8"))])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_gates_of_all_sizes(shape, dtype, zero, store, threads):
+    text = ",".join(map(str, shape))
+    ones = ",".join(map(str, (*shape[:2], *(1,) * (len(shape) - 2))))
+    sample = quantized("Mul", [(f"full {dtype}[{text}]", 0.02, zero, 1), f"f32[{ones}]"], lambda body, v: body.add("Mul", *v), store)
+    _, layer, arrays = sample_layer("Fused", sample)
+    tactic, machine = get_tactic("cpu/gate"), CpuBackend(threads=threads)
+    want = run_regions(layer, arrays)[0].astype(int)
+    for signature in tactic.signatures(layer, machine):
+        _, got, _ = compute(layer, [a.copy() for a in arrays], tactic, signature, ())
+        off = np.abs(got[0].astype(int) - want)
+        assert off.max() <= 1
+        assert np.count_nonzero(off) <= max(1, 0.001 * off.size)  # ties
+
+
+@JIT
+@pytest.mark.parametrize("factor", [np.inf, -np.inf, 3e38, np.nan])
+def test_gates_that_are_no_numbers_saturate(factor):
+    _, layer, arrays = sample_layer("Fused", quantized("Mul", [("full u8[1,16,4,4]", 0.02, 0, 1), "f32[1,16,1,1]"],
+                                                       lambda body, v: body.add("Mul", *v), (0.02, 0, "u8")))  # fmt: skip
+    arrays[0][...] = np.maximum(arrays[0], 1)
+    arrays[next(i for i, t in enumerate(layer.inputs) if not t.is_constant and t.dtype.is_float)][0, :8] = factor
+    tactic = get_tactic("cpu/gate")
+    _, got, _ = compute(layer, arrays, tactic, tactic.signatures(layer, CPU)[-1], ())
+    if not np.isnan(factor):  # which integer a NaN becomes, no standard says
+        assert (got[0][:, :8] == (255 if factor > 0 else 0)).all()
+    np.testing.assert_array_equal(got[0][:, 8:], run_regions(layer, arrays)[0][:, 8:])
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 8, 8), (1, 5, 8, 8), (3, 8)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from whet.network import F32, Layer, format_fits, static_shape
@@ -10,6 +11,8 @@ from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, chain
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, static
 from whet.tactics.cpu._quantized import Parts, needed, take_apart
+
+_COST_OF_PLAIN_LOOPS = 100  # multiply-adds in whose time they do one number (50 ns): what several images get
 
 
 @tactic
@@ -24,7 +27,7 @@ class OneDnnQMul(OneDnnTactic):
         parts = take_apart(layer)
         if isinstance(parts, str):
             return parts
-        places = _places(parts)
+        places = places_of(parts)
         if parts.stores is None or places is None:
             return "multiplies one integer by one floating-point factor and stores integers"
         x, factor = (parts.view.inputs[i] for i in places)
@@ -40,7 +43,7 @@ class OneDnnQMul(OneDnnTactic):
         parts = take_apart(layer)
         assert isinstance(parts, Parts)
         assert parts.stores is not None
-        places = _places(parts)
+        places = places_of(parts)
         assert places is not None
         x, factor = places
         found = []
@@ -54,7 +57,7 @@ class OneDnnQMul(OneDnnTactic):
         parts = take_apart(layer)
         assert isinstance(parts, Parts)
         assert parts.stores is not None
-        places = _places(parts)
+        places = places_of(parts)
         assert places is not None
         x, factor = places
         fused = chain(needed(parts), parts.view, signature)
@@ -73,14 +76,15 @@ class OneDnnQMul(OneDnnTactic):
         made = dnn.Attributes(tuple(steps.post_ops), scales=tuple((name, 0, 1) for name in scaled))
         target = describe(parts.view.outputs[0], signature.outputs[0])
         first = dnn.binary("max" if reads.zero else "mul", whole, whole if reads.zero else gate, target, made)
-        recipe = Recipe(first, {name: ("input", i) for name, i in names.items()} | {"dst": ("output", 0)}, 0.0)
+        work = _COST_OF_PLAIN_LOOPS * prod(static_shape(layer.outputs[0].shape))
+        recipe = Recipe(first, {name: ("input", i) for name, i in names.items()} | {"dst": ("output", 0)}, 0.0, work)
         for name in scaled:
             recipe.constant(f"scale:{name}", f"scale|{reads.scale.tobytes().hex()}", lambda: reads.scale)
         steps.fill(recipe)
         return recipe
 
 
-def _places(parts: Parts) -> tuple[int, int] | None:
+def places_of(parts: Parts) -> tuple[int, int] | None:
     """Input places of the integer and of the factor; None where it is not one of each."""
     a, b = (parts.place(t) for t in parts.head.inputs)
     if a is None or b is None or (a in parts.reads) == (b in parts.reads):
