@@ -3,7 +3,8 @@
 Engines are built and timed in turns: floating point as permitted; every layer that can be quantized; the same with activations looked up,
 where the backend does that (precision.tables); the faster one without the layers that were slower than their floating-point form; and, where
 the user sets a budget of accuracy, the one that holds it. The fastest of those that hold it is kept; within the noise it is the one with
-fewer integers. Layers that --layerPrecisions demands in INT8 stay in all of them.
+fewer integers. Layers that --layerPrecisions demands in INT8 stay in all of them. Where 16-bit floats are permitted too (--best), the same
+engines with FP32 in their place are timed beside them: types are chosen by the sum of layers' times, the clock judges the whole.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from whet.builder.building import build
 from whet.builder.calibrating import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
 from whet.builder.config import BuildConfig
 from whet.builder.engine_run import EngineRun
-from whet.builder.floats import build_floats_within
+from whet.builder.floats import build_floats_within, small_type
 from whet.builder.payoff import in_turns, known_as, layer_times, slow_layers
-from whet.builder.precision import demanded_floats, demanded_integers
+from whet.builder.precision import Permissions, demanded_floats, demanded_integers
 from whet.builder.progress import Progress
 from whet.builder.relock import locked_again, note_found, recipe
 from whet.builder.within import SAMPLES, Fit, Judge, report_of
@@ -42,6 +43,7 @@ __all__ = [
     "Calibration", "EngineRun", "build_int8", "calibrated_ranges", "invented_ranges", "is_explicit", "prepared", "slow_layers", "without_int8",
 ]  # fmt: skip
 
+_LOOKED_UP = ", activations looked up"
 _ROUNDS_OF_DROPPING = 2
 _LEAST_GAIN = 0.003  # of the engine's time, that leaving slow layers out has to promise: what is less cannot be told from the noise
 _ROUNDS_OF_FITTING = 3  # an engine that misses what its emulation held loses a tenth of its integers, so often
@@ -89,12 +91,17 @@ class _Making:
         )  # fmt: skip
         return _Tried("floating point", plan, frozenset(), verdict, "engine")
 
-    def integers(self, what: str, skip: frozenset[str]) -> _Tried:
-        """The engine with every quantizable layer in INT8 but those of `skip` and those that the user keeps in floating point."""
+    def integers(self, what: str, skip: frozenset[str], *, wide: bool = False) -> _Tried:
+        """The engine with every quantizable layer in INT8 but those of `skip` and those that the user keeps in floating point.
+
+        `wide`: what is left in floating point is FP32, whatever else is permitted.
+        """
         chosen = quantized_network(self.made, self.ranges, skip, demanded_floats(self.config), tables=self.tables)
-        plan = build(chosen, self.config, progress=self.progress, inputs=self.inputs)
+        config = dataclasses.replace(self.config, precisions=("int8",)) if wide else self.config
+        plan = build(chosen, config, progress=self.progress, inputs=self.inputs)
+        plan.options["precisions"] = self.config.precisions  # a lock of this engine is kept with the flags that were given
         plan.report["quantized"] = recipe(self.ranges, skip, self.tables)
-        return _Tried(f"{what}, activations looked up" if self.tables else what, plan, skip, tables=self.tables)
+        return _Tried(f"{what}{_LOOKED_UP}" if self.tables else what, plan, skip, tables=self.tables)
 
     def looks_up(self) -> bool:
         """Whether the backend has a kernel for tables, and the network something for it to look up."""
@@ -180,6 +187,7 @@ def _built_int8(
         return plan
     tried = _candidates(making)
     fit = _fitted(making, tried) if making.judge is not None else Fit()
+    tried += _with_wide_floats(making, tried)
     times = in_turns([t.plan for t in tried], machine, config)
     plan = _kept(making, tried, times)
     plan.report.update(extra)
@@ -251,6 +259,25 @@ def _candidates(m: _Making) -> list[_Tried]:
     return tried
 
 
+def _with_wide_floats(m: _Making, tried: list[_Tried]) -> list[_Tried]:
+    """Floating point, and the fastest engine with integers, with FP32 where they use 16 bits. For CPUs: a GPU's 16 bits are never the slower ones."""
+    if m.config.backend != "cpu" or not Permissions.of(m.config).allowed:
+        return []
+    made = []
+    if not m.must and small_type(tried[0].plan) is not None:
+        plain = dataclasses.replace(without_int8(m.config), precisions=())
+        plan = build(m.net, plain, progress=m.progress, inputs=m.inputs)
+        made.append(_Tried("floating point, FP32 alone", plan, frozenset(x.name for x in m.layers)))
+    quick = min((t for t in tried if "quantized" in t.plan.report and t.allowed), key=lambda t: t.plan.report.get("latency_ms", 0.0), default=None)
+    if quick is not None and small_type(quick.plan) is not None:
+        m.tables = quick.tables
+        wide = m.integers(f"{quick.what.removesuffix(_LOOKED_UP)}, the rest in FP32", quick.skip, wide=True)
+        if m.judge is not None:
+            _judged(m, wide)
+        made.append(wide)
+    return made
+
+
 def _fitted(m: _Making, tried: list[_Tried]) -> Fit:
     """Judges the candidates; adds the engine that holds the budget where the best by time does not."""
     judge = m.judge
@@ -316,7 +343,7 @@ def _kept(m: _Making, tried: list[_Tried], times: list[list[float]]) -> EnginePl
     shown = ", ".join(f"{t.what} {ms:.3f} ms{'' if t.allowed else ' (outside the budget)'}" for t, ms in zip(tried, middle, strict=True))
     if not any(t.allowed for t in tried):
         m.notes.append(f"No engine holds the accuracy budget: {shown}. The first one is kept; the demands for INT8 or 16 bits leave no other.")
-    elif kept == 0 and not m.must:
+    elif tried[kept].plan.report.get("quantized") is None:
         m.notes.append(f"--int8 is permitted but does not pay here: {shown}. The engine computes in floating point.")
     elif kept == 0:
         m.notes.append(f"INT8 pays nowhere but where it is demanded: {shown}.")

@@ -1,0 +1,231 @@
+"""`--best` (a precision for each layer) on the CPU against every fixed precision: whet's own, ONNX Runtime's, OpenVINO's. Paired, interleaved.
+
+`python benchmarks/cpu_best.py [--models resnet18,...] [--batches 1,8] [--processes 6] [--stage prepare|make|time|all --folder DIR] [--out FILE]`
+
+whet: the engine of `--best` with calibration, and engines in FP32, BF16 (where the CPU has instructions for it) and of `--int8`. ONNX Runtime:
+FP32, and what its static quantization writes (QDQ). OpenVINO: FP32, BF16, and what NNCF makes (INT8). All in one process, in turns, forwards and
+backwards, in several processes. A ratio is a fixed precision's time over that of `--best` (above 1: `--best` is faster): the median
+over processes and its 95 % interval (order statistics). `least` is the smallest of a row. The files are those of cpu_int8.py: its
+`--stage prepare` fills the folder too. Rows of a run replace those of the same network and batch in the result file; each says when it was timed.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cpu_int8
+import numpy as np
+from _record import median_interval, provenance
+from cpu_peers import PAUSE_SECONDS, ort_runner, whet_runner
+
+BLOCK_SECONDS, MOST_RUNS = 0.12, 30
+#: precisions of whet's fixed engines
+FIXED = {"whet_fp32": (), "whet_bf16": ("bf16",), "whet_int8": ("int8",)}
+TIED = 0.99  # a fixed precision of our own that `--best` chose itself is the same engine: its ratio is 1 within the noise
+Run = Callable[[dict[str, np.ndarray]], Any]
+
+
+def openvino_runner(precision: str) -> Callable[[Path, int], Run]:
+    """OpenVINO with the hint `precision`."""
+
+    def load(model: Path, threads: int) -> Run:
+        import openvino as ov
+
+        settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": 1}
+        compiled = ov.Core().compile_model(str(model), "CPU", settings)
+        request, names = compiled.create_infer_request(), [o.get_any_name() for o in compiled.outputs]
+
+        def run(arrays):
+            got = request.infer(arrays, share_inputs=True, share_outputs=True)
+            return {n: np.asarray(got[i]) for i, n in enumerate(names)}
+
+        return run
+
+    return load
+
+
+#: name -> (file behind the case's name, how it is loaded)
+RUNNERS: dict[str, tuple[str, Callable[[Path, int], Run]]] = {
+    "best": ("best.engine", whet_runner),
+    **{n: (f"{n}.engine", whet_runner) for n in FIXED},
+    "ort_fp32": ("onnx", ort_runner),
+    "ort_int8": ("qdq.onnx", ort_runner),
+    "openvino_fp32": ("onnx", openvino_runner("f32")),
+    "openvino_bf16": ("onnx", openvino_runner("bf16")),
+    "openvino_int8": ("nncf.xml", openvino_runner("f32")),
+}
+
+
+def runners() -> list[str]:
+    """Those that this CPU has instructions for."""
+    from whet.backends import get_backend
+
+    narrow = "avx512_bf16" in get_backend("cpu").features
+    return [n for n in RUNNERS if narrow or not n.endswith("bf16")]
+
+
+def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
+    """whet's engines. They are chosen by time, so the machine should be quiet; they share a timing cache, so `--best` takes most of it."""
+    from whet.builder import BuildConfig, build
+    from whet.builder.quantized import Calibration, build_int8
+    from whet.engine import write_engine
+    from whet.frontends import network_from_onnx
+
+    case = folder / f"{name}-{batch}"
+    cache, net = Path(f"{case}.calibration.json"), network_from_onnx(f"{case}.onnx")
+    if not cache.exists():  # build_int8 would invent ranges
+        raise SystemExit(f"{cache} is missing: run --stage prepare first")
+    said = {}
+    for runner in (n for n in ("best", *FIXED) if n in runners()):
+        precisions = FIXED.get(runner, ("best",))
+        config = BuildConfig(threads=args.threads, timing_cache=str(folder / "timings.sqlite"), optimization_level=args.level, precisions=precisions)
+        start = time.perf_counter()
+        integers = precisions in (("best",), ("int8",))
+        plan = build_int8(net, config, Calibration(cache=str(cache))) if integers else build(net, config)
+        write_engine(plan, Path(f"{case}.{runner}.engine"))
+        said[runner] = {"build_seconds": round(time.perf_counter() - start, 1), "choice": plan.report.get("precision_choice", [])}
+        kept = next((c["what"] for c in said[runner]["choice"] if c["kept"]), "as permitted")
+        print(f"{name} batch {batch}, {runner}: {said[runner]['build_seconds']} s; {kept}", flush=True)
+    Path(f"{case}.best.json").write_text(json.dumps(said))
+
+
+def block(run: Run, arrays: dict[str, np.ndarray]) -> list[float]:
+    """Milliseconds of the inferences of one block, after a pause and one that does not count."""
+    time.sleep(PAUSE_SECONDS)
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        run(arrays)
+        times.append(time.perf_counter() - start)
+    del times[0]
+    while sum(times) < BLOCK_SECONDS and len(times) < MOST_RUNS:
+        start = time.perf_counter()
+        run(arrays)
+        times.append(time.perf_counter() - start)
+    return [t * 1e3 for t in times]
+
+
+def worker(args: argparse.Namespace) -> None:
+    """One process: loads all, times them in turns, prints times and SNR as JSON."""
+    from whet.backends.cpu.load import busy_seconds, own_seconds
+
+    arrays = cpu_int8.feed(json.loads(args.inputs))
+    order = runners() if args.worker % 2 == 0 else runners()[::-1]
+    runs = {n: RUNNERS[n][1](Path(f"{args.case}.{RUNNERS[n][0]}"), args.threads) for n in order}
+    truth = {k: np.array(v) for k, v in runs["ort_fp32"](arrays).items()}
+    snr = {n: round(snr_of(truth, run(arrays)), 2) for n, run in runs.items()}
+    times: dict[str, list[float]] = {n: [] for n in order}
+    busy, own, start = busy_seconds() or 0.0, own_seconds(), time.perf_counter()
+    for r in range(args.rounds):
+        for n in order if r % 2 == 0 else order[::-1]:
+            times[n].extend(block(runs[n], arrays))
+    others = ((busy_seconds() or 0.0) - busy - (own_seconds() - own)) / (time.perf_counter() - start)
+    print(json.dumps({"ms": {n: round(median(t), 4) for n, t in times.items()}, "snr_db": snr, "others_cpus": round(max(0.0, others), 3)}))
+
+
+def snr_of(truth: dict[str, np.ndarray], got: dict[str, np.ndarray]) -> float:
+    """SNR in dB over all outputs together, as cpu_int8.py has it."""
+    noise = sum(float(np.sum((np.asarray(a, np.float64) - t) ** 2)) for a, t in zip(got.values(), truth.values(), strict=True))
+    return float(10 * np.log10(sum(float(np.sum(t.astype(np.float64) ** 2)) for t in truth.values()) / max(noise, 1e-30)))
+
+
+def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The row of one network and batch size, from what `make` left in the folder."""
+    case = folder / f"{name}-{batch}"
+    said, inputs = json.loads(Path(f"{case}.best.json").read_text()), json.loads(Path(f"{case}.json").read_text())["inputs"]
+    runs = []
+    for i in range(args.processes):
+        command = [sys.executable, __file__, "--worker", str(i), "--case", str(case), "--inputs", json.dumps(inputs)]
+        done = subprocess.run([*command, "--threads", str(args.threads), "--rounds", str(args.rounds)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr[-2000:])
+        runs.append(json.loads(next(line for line in done.stdout.splitlines()[::-1] if line.startswith("{"))))
+    names = list(runs[0]["ms"])
+    fixed = [n for n in runners() if n in names and n != "best"]
+    ratios = {n: median_interval([r["ms"][n] / r["ms"]["best"] for r in runs]) for n in fixed}
+    row: dict[str, Any] = {"case": name, "batch": batch, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+    row["kept"] = next(c["what"] for c in said["best"]["choice"] if c["kept"])
+    row |= {f"{n}_ms": round(median(r["ms"][n] for r in runs), 4) for n in ("best", *fixed)}
+    row |= {f"ratio_{n}": round(v[0], 4) for n, v in ratios.items()}
+    row |= {f"ratio_{n}_interval": [round(v[1], 4), round(v[2], 4)] for n, v in ratios.items()}
+    row["least"] = min(row[f"ratio_{n}"] for n in fixed)
+    row["least_of"] = min(fixed, key=lambda n: row[f"ratio_{n}"])
+    row["snr_db"] = {n: runs[0]["snr_db"][n] for n in ("best", *fixed) if not n.endswith("fp32")}
+    row |= {"threads": args.threads, "others_cpus": max(r["others_cpus"] for r in runs), "built": said, "processes": runs}
+    shown = ", ".join(f"{n} {row[f'{n}_ms']:.2f}" for n in ("best", *fixed))
+    least = f"least ratio {row['least']:.3f} of {row['least_of']}"
+    print(f"{name} batch {batch}: {shown} ms; {least}; others {row['others_cpus']:.2f}; {row['kept']}", flush=True)
+    return row
+
+
+def record(rows: list[dict[str, Any]], args: argparse.Namespace) -> bool:
+    """Writes the result file, rows of earlier runs kept; whether no fixed precision is ahead of `--best` in the rows that count."""
+    from whet.backends import get_backend
+
+    out = Path(args.out)
+    old = json.loads(out.read_text())["rows"] if out.exists() else []
+    told = provenance(["numpy", "onnxruntime", "openvino", "nncf", "onednn-cpu-gomp"])
+    rows = [{**r, "commit": told["commit"]} for r in rows]
+    new = {(r["case"], r["batch"]) for r in rows}
+    rows = sorted([*(r for r in old if (r["case"], r["batch"]) not in new), *rows], key=lambda r: (r["batch"], r["case"]))
+    timed = [r for r in rows if r["others_cpus"] <= cpu_int8.DISTURBED]
+    machine = get_backend("cpu", threads=args.threads).describe()
+    means = {}
+    for n in RUNNERS:
+        values = [r[f"ratio_{n}"] for r in timed if f"ratio_{n}" in r]
+        if values:
+            means[n] = round(float(np.exp(np.mean(np.log(values)))), 4)
+    result = {
+        **told,
+        "machine": {k: v for k, v in machine.items() if k in ("model", "cpus", "caches", "loop")},
+        "geomean_of_fixed_over_best": means,
+        "least": min((r["least"] for r in timed), default=None),
+        "bars": {"geomean": 1.0, "least": TIED},
+        "rows": rows,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"geometric means of a fixed precision's time over that of --best: {means}; {len(timed)} of {len(rows)} rows count")
+    return len(timed) == len(rows) and min(means.values()) >= 1 and min(r["least"] for r in timed) >= TIED
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--models", default="resnet18,resnet50,mobilenet_v2,yolov5s,efficientnet_b0,bert_base")
+    p.add_argument("--batches", default="1,8")
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--processes", type=int, default=6, help="six are the fewest that hold a 95 %% interval")
+    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
+    p.add_argument("--out", default=str(Path(__file__).parent / "results" / "cpu" / "best.json"))
+    p.add_argument("--stage", choices=("prepare", "make", "time", "all"), default="all")
+    p.add_argument("--folder", help="where the files lie between the stages")
+    for hidden in ("worker", "case", "inputs"):
+        p.add_argument(f"--{hidden}", help=argparse.SUPPRESS, type=int if hidden == "worker" else str)
+    args = p.parse_args()
+    if args.worker is not None:
+        worker(args)
+        return
+    args.best = True  # what cpu_int8's stages ask for
+    cases = [(n, int(b)) for n in args.models.split(",") for b in args.batches.split(",")]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(args.folder or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for stage, work in (("prepare", cpu_int8.peers), ("prepare", cpu_int8.calibrate), ("make", make)):
+            if args.stage in (stage, "all"):
+                for name, batch in cases:
+                    work(name, batch, args, folder)
+        if args.stage in ("time", "all"):
+            raise SystemExit(0 if record([measure(n, b, args, folder) for n, b in cases], args) else 1)
+
+
+if __name__ == "__main__":
+    main()
