@@ -1,11 +1,13 @@
 """Layers around several ops on a stand-in GPU: they are built, stored and read again, and taken apart where their parts are faster; kernels
 that slow their neighbours down are exchanged in the network."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.standin_gpu import StandInGpu, standin_gpu  # noqa: F401 - a fixture
-from whet.builder import BuildConfig, build
+from whet.builder import BuildConfig, build, refine
 from whet.engine import engine_bytes, read_engine
 from whet.network import parse_network
 from whet.tactics.cuda._kernel import GpuKernel
@@ -80,7 +82,7 @@ def test_many_images_pool_on_their_own(dear):
     assert any("no kernel computes it whole" in why for _, why in plan.report["unfused"])
 
 
-def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch):
+def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_path):
     def middle(plan):
         return next(plan.choices[layer.name].implementation for layer in plan.network.layers if layer.hint == "Conv")
 
@@ -94,6 +96,13 @@ def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch):
     monkeypatch.setattr(StandInGpu, "seconds", seconds)
     assert middle(build(parse_network(NET), CONFIG)) == alone
     monkeypatch.setattr(StandInGpu, "overlaps", True, raising=False)
-    plan = build(parse_network(NET), CONFIG)
+    cached = replace(CONFIG, timing_cache=str(tmp_path / "timings.sqlite"))
+    plan = build(parse_network(NET), cached)
     assert middle(plan) != alone
     assert "changed for what is faster in the network" in plan.report["engines"][0]["what"]
+
+    def never(*_):
+        raise AssertionError("the timing cache knows what is faster in this network")
+
+    monkeypatch.setattr(refine, "chosen_in_chain", never)
+    assert build(parse_network(NET), cached).choices == plan.choices

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -20,7 +20,7 @@ from whet.errors import BackendError, BuildError, EngineError
 from whet.runtime import Bound, WeightStore
 from whet.runtime.kernels import plan_layer
 
-_SWEEPS = 2  # over all kinds: a choice changes what the others meet
+_SWEEPS = 3  # over all kinds: a choice changes what the others meet
 _FIRST, _MORE = 12, 36  # turns of all variants of a kind, then of those that are left
 _TURNS_S = 0.03, 0.08  # seconds that either may take; slow networks get fewer turns
 _FEWEST = 5
@@ -32,15 +32,25 @@ _GAIN = 0.0007  # of the network's time: a smaller gain changes nothing
 class Kind:
     """Layers that do equal work by one option, and the other options that may replace it in all of them."""
 
+    text: str  # what the layers have in common
     layers: tuple[str, ...]
     mine: Option
     others: tuple[Option, ...]
 
 
-def chosen_in_chain(bound: Bound, kinds: Sequence[Kind], store: WeightStore, seconds: float) -> dict[str, Option]:
-    """What replaces the options of some layers, by layer: the network as a whole was faster with it. Takes about `seconds`."""
+@dataclass(frozen=True)
+class Winner:
+    """The option that a kind keeps, and the network's milliseconds with it when it was chosen."""
+
+    kind: Kind
+    option: Option
+    ms: float
+
+
+def chosen_in_chain(bound: Bound, kinds: Sequence[Kind], store: WeightStore, seconds: float) -> list[Winner]:
+    """The options with which the network as a whole is fastest, one for each kind. Takes about `seconds`."""
     chain, end = _Chain(bound, store), perf_counter() + seconds
-    now = {kind: kind.mine for kind in kinds}
+    now = {kind: Winner(kind, kind.mine, inf) for kind in kinds}
     order = sorted(kinds, key=lambda kind: -kind.mine.cost * len(kind.layers))
     for _ in range(_SWEEPS):
         before = dict(now)
@@ -48,9 +58,9 @@ def chosen_in_chain(bound: Bound, kinds: Sequence[Kind], store: WeightStore, sec
             if perf_counter() > end:
                 break
             now[kind] = chain.best(kind, now[kind])
-        if all(now[kind] is before[kind] for kind in kinds):
+        if all(now[kind].option is before[kind].option for kind in kinds):
             break
-    return {name: option for kind, option in now.items() if option is not kind.mine for name in kind.layers}
+    return list(now.values())
 
 
 class _Chain:
@@ -63,10 +73,10 @@ class _Chain:
         self._made: dict[tuple[int, Any], list[Any] | None] = {}
         self._held: list[Any] = []  # packed weights of exchanged kernels
 
-    def best(self, kind: Kind, now: Option) -> Option:
+    def best(self, kind: Kind, now: Winner) -> Winner:
         """The fastest of a kind's options in the network as it stands; it stays in the chain."""
         variants: list[tuple[Option, Any]] = []
-        for option in (now, *(o for o in (kind.mine, *kind.others) if o is not now)):
+        for option in (now.option, *(o for o in (kind.mine, *kind.others) if o is not now.option)):
             calls = {self.at[name]: self._calls(name, option) for name in kind.layers}
             if all(c is not None for c in calls.values()):
                 variants.append((option, self._executable(calls)))  # type: ignore[arg-type]
@@ -86,7 +96,7 @@ class _Chain:
             winner = 0
         for name in kind.layers:
             self.calls[self.at[name]] = self._calls(name, variants[winner][0]) or self.calls[self.at[name]]
-        return variants[winner][0]
+        return Winner(kind, variants[winner][0], median(left[winner]) * 1e3)
 
     def _turns(self, variants: Sequence[tuple[Option, Any]], samples: Mapping[int, list[float]], rounds: int, seconds: float) -> None:
         once = sum(self.bound.backend.seconds(variants[i][1], 1)[0] for i in samples)

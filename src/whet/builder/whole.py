@@ -4,66 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from whet.builder.candidates import Option
 from whet.builder.choice import Choosing, ReformatCost, choose, links, total
-from whet.builder.in_chain import Kind, chosen_in_chain
+from whet.builder.entries import BrokenKernel, Entry, Make, bound_entry
+from whet.builder.refine import refined_entry
 from whet.builder.reformats import with_reformats
 from whet.builder.search import Search
-from whet.builder.timing import typical
 from whet.builder.views import StuckViews, settled
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
-from whet.errors import BackendError, BuildError
 from whet.network import Network, Tensor
-from whet.runtime import Bound, WeightStore, bind
+from whet.runtime import WeightStore
 from whet.tactics import Operand
-
-Make = Callable[[Network, Mapping[str, Option]], EnginePlan]
 
 _SECONDS = 0.8  # spent on timing each whole engine, at most
 _ROUNDS = (5, 30)
-_RUNNERS_UP = 6  # options of a kind of layer that take turns in the network, where launches overlap
-_IN_CHAIN_S = 4.0  # seconds spent on that
-_CLOSE = 1.3  # a runner-up this much slower alone may still win in the network
-
-
-class BrokenKernel(BuildError):
-    """A kernel failed when it ran; building goes on without it."""
-
-    def __init__(self, layer: str, option: Option, why: str):
-        super().__init__(f"'{layer}' by {option.tactic.name} {option.kernel.implementation} fails at run time: {why}")
-        self.layer, self.option = layer, option
-
-
-@dataclass
-class Entry:
-    """One whole engine: how it came about, the network chosen for (and what was taken apart for it), that network with reformats, the
-    option per layer, its plan and times in ms."""
-
-    what: str
-    choosing: Choosing
-    lowered: Network
-    unfused: list[tuple[str, str]]
-    net: Network
-    chosen: dict[str, Option]
-    plan: EnginePlan
-    bound: Bound | None = None
-    samples: list[float] = field(default_factory=list)
-    disturbed: bool = False
-
-    @property
-    def ms(self) -> float:
-        return typical(self.samples, self.disturbed) if self.samples else inf
-
-    @property
-    def spread(self) -> float:
-        s = sorted(self.samples)
-        return (s[(3 * (len(s) - 1)) // 4] - s[(len(s) - 1) // 4]) / 2 if s else 0.0
 
 
 @dataclass
@@ -103,10 +62,10 @@ def best_engine(search: Search, make: Make) -> Best:
     store = WeightStore(search.machine)
     for e in entries:
         search.tell.step(e.what)
-        e.bound = _bound(search, e, inputs, store)
+        e.bound = bound_entry(search, e, inputs, store)
     _time(search, entries)
     if search.config.optimization_level >= 3:
-        refined = _refined(search, min(entries, key=lambda e: e.ms), make, inputs, store)
+        refined = refined_entry(search, min(entries, key=lambda e: e.ms), make, inputs, store)
         if refined is not None:
             entries.append(refined)
             _time(search, entries)
@@ -194,31 +153,6 @@ def _entry(search: Search, way: _Way, make: Make) -> Entry:
     return Entry(way.what, way.choosing, way.lowered, way.unfused, net, chosen, make(net, chosen))
 
 
-def _bound(search: Search, e: Entry, inputs, store: WeightStore) -> Bound:
-    """The engine over memory, run once. Raises BrokenKernel when one of its kernels fails."""
-    bound = bind(e.plan, search.machine, store=store)
-    bound.feed(inputs)
-    try:
-        bound.run()
-    except BackendError as error:
-        layer = first_broken(bound)
-        if layer is None:
-            raise
-        raise BrokenKernel(layer, e.chosen[layer], str(error)) from error
-    return bound
-
-
-def first_broken(bound: Bound) -> str | None:
-    """The first layer whose kernel fails when the layers run one by one."""
-    done = 0
-    try:
-        for _ in bound.walk():
-            done += 1
-    except BackendError:
-        return bound.network.layers[done].name
-    return None
-
-
 def _weighted(cost: Callable[[Tensor, Operand, Operand], float], factor: float):
     return lambda t, a, b: factor * cost(t, a, b)
 
@@ -261,73 +195,10 @@ def _earliest(entries: Sequence[Entry]) -> Entry:
     return next(e for e in entries if e.ms - best.ms <= max(e.spread, best.spread, 0.003 * best.ms))
 
 
-def _refined(search: Search, base: Entry, make: Make, inputs, store: WeightStore) -> Entry | None:
-    """In the network, layer by layer, against the runner-up of the same signature: what wins there is taken. None when nothing does."""
-    if getattr(search.machine, "overlaps", False):
-        return _refined_in_chain(search, base, make, inputs, store)
-    others: dict[str, Option] = {}
-    for layer in base.lowered.layers:
-        mine = base.chosen[layer.name]
-        close = [o for o in search.kinds[search.kind_of[layer.name]].options if o.ms is not None and o.cost <= _CLOSE * mine.cost]
-        same = [o for o in close if o.signature == mine.signature and o.ident != mine.ident]
-        same = [o for o in same if search.why_not(layer, o, base.lowered) is None]
-        if same:
-            others[layer.name] = min(same, key=lambda o: o.cost)
-    if not others:
-        return None
-    alternative = _changed(base, "runners-up", others, make)
-    alternative.bound = _bound(search, alternative, inputs, store)
-    assert base.bound is not None
-    a, b = _turns(base.bound, alternative.bound)
-    better = {}
-    for i, layer in enumerate(base.net.layers):
-        if layer.name in others and typical(b[i], True) < 0.97 * typical(a[i], True):
-            better[layer.name] = others[layer.name]
-    if not better:
-        return None
-    refined = _changed(base, f"{base.what}, {len(better)} layers changed for what is faster in the network", better, make)
-    refined.bound = _bound(search, refined, inputs, store)
-    return refined
-
-
-def _refined_in_chain(search: Search, base: Entry, make: Make, inputs, store: WeightStore) -> Entry | None:
-    """As `_refined` where launches overlap: whole replays, kind by kind, against all options that were nearly as fast alone."""
-    groups: dict[tuple[str, Any], list[str]] = {}
-    for layer in base.lowered.layers:
-        groups.setdefault((search.kind_of[layer.name], base.chosen[layer.name].ident), []).append(layer.name)
-    layers = {layer.name: layer for layer in base.lowered.layers}
-    kinds = []
-    for (kind, _), names in groups.items():
-        mine = base.chosen[names[0]]
-        close = [o for o in search.kinds[kind].options if o.ms is not None and o.cost <= _CLOSE * mine.cost and o.ident != mine.ident]
-        same = [o for o in close if o.signature == mine.signature and all(search.why_not(layers[n], o, base.lowered) is None for n in names)]
-        if same:
-            kinds.append(Kind(tuple(names), mine, tuple(sorted(same, key=lambda o: o.cost)[:_RUNNERS_UP])))
-    assert base.bound is not None
-    better = chosen_in_chain(base.bound, kinds, store, _IN_CHAIN_S) if kinds else {}
-    if not better:
-        return None
-    refined = _changed(base, f"{base.what}, {len(better)} layers changed for what is faster in the network", better, make)
-    refined.bound = _bound(search, refined, inputs, store)
-    return refined
-
-
-def _changed(base: Entry, what: str, others: Mapping[str, Option], make: Make) -> Entry:
-    """`base` with other kernels of the same operands for some layers."""
-    chosen = {**base.chosen, **others}
-    return Entry(what, base.choosing, base.lowered, base.unfused, base.net, chosen, make(base.net, chosen))
-
-
-def _turns(a: Bound, b: Bound, rounds: int = 7) -> tuple[list[list[float]], list[list[float]]]:
-    """Seconds of each layer of two engines, run in turns."""
-    runs: tuple[list[list[float]], list[list[float]]] = ([], [])
-    for _ in range(rounds):
-        runs[0].append(a.run_timed())
-        runs[1].append(b.run_timed())
-    return [list(x) for x in zip(*runs[0], strict=True)], [list(x) for x in zip(*runs[1], strict=True)]
-
-
 def _layer_ms(e: Entry) -> dict[str, float]:
     assert e.bound is not None
     runs = [e.bound.run_timed() for _ in range(5)]
     return {layer.name: median(r[i] for r in runs) * 1e3 for i, layer in enumerate(e.net.layers)}
+
+
+__all__ = ["Best", "BrokenKernel", "best_engine"]
