@@ -86,7 +86,7 @@ def test_f32_networks_run_through_the_library(switch, math, bound):
     if _cublaslt.library() is None:
         pytest.skip("libcublasLt is not installed")
     net = convolutions(70)
-    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=(switch, "-own_direct")))
+    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=(switch, "-own_direct", "-own_tf32", "-own_f32")))
     used = {c.tactic for c in plan.choices.values()}
     assert f"cuda/cublaslt_{math}" in used
     assert plan.report["verification"]["failures"] == []

@@ -177,11 +177,14 @@ def test_of_many_proposals_the_first_and_every_engine_once_are_timed():
     t = get_tactic("cuda/cudnn_half")
     tensor, slow = frozenset({"tensor core"}), frozenset({"tensor core", "compiled at run time"})
     proposals = [Proposal(62, ((2, i),), tensor, "a") for i in range(40)] + [Proposal(0, (), frozenset(), "fallback")]
-    proposals += [Proposal(80 + i, (), slow, "all") for i in range(6)] + [Proposal(30, (), tensor | {"down-convert"}, "all")]
+    proposals += [Proposal(30 + i, (), tensor, "all") for i in range(3)] + [Proposal(40, (), tensor | {"down-convert"}, "all")]
+    proposals += [Proposal(80 + i, (), slow, "all") for i in range(6)]
     got = t.chosen(proposals, 20)
     assert len(got) == len(set(got)) == 20
     assert got[:10] == proposals[:10]
-    assert {p.engine for p in got} == {62, 0, 80, 81, 82}, "each engine, three of those that compile, none that rounds its operands"
+    assert {p.engine for p in got} == {62, 0, 30, 31, 32}, "each engine; none that rounds its operands, none that compiles for a second"
+    assert [p.engine for p in t.chosen(proposals[-6:], 20)] == [80], "but where nothing else is there"
+    assert t.chosen(proposals[-6:], 20, last=False) == []
 
 
 def test_refusals():
@@ -289,7 +292,8 @@ def mixed():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "precisions", "bound"), [("cudnn_half", ("fp16",), 4e-3), ("cudnn_tf32", (), 4e-3), ("cudnn_f32", (), 2e-5)])
 def test_networks_run_through_the_library(gpu, name, precisions, bound):
-    away = ("CUBLASLT", "own_direct", "own_conv", "own_first", "own_stem", "own_depthwise", *(k.rpartition("/")[2] for k in sorted(PACK)))
+    own = ("own_direct", "own_conv", "own_first", "own_stem", "own_depthwise", "own_tf32", "own_f32")
+    away = ("CUBLASLT", *own, *(k.rpartition("/")[2] for k in sorted(PACK)))
     switches = ("+CUDNN", *(f"-{t}" for t in away if t != name))
     net = mixed()
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=switches, precisions=precisions, avg_timing=2, whole_engines=1))

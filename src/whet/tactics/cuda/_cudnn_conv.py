@@ -33,7 +33,8 @@ from whet.tactics.cuda._library_product import TF32_RTOL, places
 from whet.tactics.cuda.own_conv import constant_weights
 from whet.tactics.cuda.own_pointwise import number_text
 
-MOST_FUSED, MOST_APART, MOST_COMPILED = 20, 12, 3  # engines that are timed: epilogue in the graph, epilogue apart, of those compiled at run time
+MOST_FUSED, MOST_APART, MOST_COMPILED = 16, 8, 1  # engines that are timed: epilogue in the graph, epilogue apart, of those compiled at run time
+_COMPILED = "compiled at run time"  # these cost a build a second and more each
 _NEVER = ("down-convert", "reduced-precision sums")  # operands or sums in fewer bits than the storage type: no bound of ours holds
 _SPECIAL_FILTERS = ("int8x32 filters", "int8x32 bias")
 #: transforms lose digits: bounds by the library's note, for operands in f32; 16-bit operands keep at most 2**3 of their roundings
@@ -89,22 +90,26 @@ class LibraryConvolution(Tactic):
         if isinstance(made, str):
             return []
         found: list[Config] = []
+        out = signature.outputs[0]
         for form, most in (("fused", MOST_FUSED), ("apart", MOST_APART)):
-            work = work_of(layer, signature.outputs[0], made, form)
+            work = work_of(layer, out, made, form)
             if work is None or (form == "apart" and not _follows(layer, made)):
                 continue
             try:
                 proposals = graph_of(work).proposals()
             except BackendError:
                 continue  # no graph of this form: what plan() says of it would be said of every engine
-            found += [self._config(form, p) for p in self.chosen(proposals, most)]
+            found += [self._config(form, p) for p in self.chosen(proposals, most, work.last)]
         return found
 
-    def chosen(self, proposals: Sequence[Proposal], most: int) -> list[Proposal]:
-        """Those that may compute this, at most so many: half from the heuristics' order, then each engine once, then the rest of that order."""
-        allowed = [p for p in proposals if self.allowed(p.notes) is None]
-        compiled = [p for p in allowed if "compiled at run time" in p.notes][:MOST_COMPILED]
-        allowed = [p for p in allowed if "compiled at run time" not in p.notes or p in compiled]
+    def chosen(self, proposals: Sequence[Proposal], most: int, last: bool = True) -> list[Proposal]:
+        """Those that may compute this, at most so many: half from the heuristics' order, then each engine once, then the rest of that order.
+
+        Engines that are compiled at run time only where there is no other: for graphs with steps that no precompiled engine has.
+        """
+        allowed = [p for p in proposals if self.allowed(p.notes, last) is None]
+        ready = [p for p in allowed if _COMPILED not in p.notes]
+        allowed = ready or allowed[:MOST_COMPILED]
         first = [p for p in allowed if p.source != "all"][: most // 2]
         seen, once = {p.engine for p in first}, []
         for p in allowed:
@@ -113,8 +118,8 @@ class LibraryConvolution(Tactic):
                 once.append(p)
         return list(dict.fromkeys((*first, *once, *(p for p in allowed if p.source != "all"))))[:most]
 
-    def allowed(self, notes: frozenset[str]) -> str | None:
-        """Why an engine with these notes may not compute here, or None."""
+    def allowed(self, notes: frozenset[str], last: bool = True) -> str | None:
+        """Why an engine with these notes may not compute here (`last`: channels last), or None."""
         for note in (*_NEVER, *_SPECIAL_FILTERS):
             if note in notes:
                 return f"its engine is marked '{note}'"
@@ -122,6 +127,8 @@ class LibraryConvolution(Tactic):
             return "tensor cores would round f32 operands to TF32"
         if self.math == "tf32" and "tensor core" not in notes:
             return "this engine computes in full f32: cudnn_f32 has it"
+        if _COMPILED in notes and not last:
+            return "channels first, an engine compiled at run time gave wrong results (cuDNN 9.19, engine 72)"
         return None
 
     def _config(self, form: str, p: Proposal) -> Config:
@@ -137,7 +144,7 @@ class LibraryConvolution(Tactic):
         if work is None:
             raise PlanRefused("the library's graph has no such epilogue")
         plan = plan_of(work, engine, knobs)
-        said = self.allowed(plan.notes)
+        said = self.allowed(plan.notes, work.last)
         if said:
             raise PlanRefused(said)
         x, w, b = places(layer)

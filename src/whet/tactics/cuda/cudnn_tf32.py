@@ -10,5 +10,4 @@ class CudnnTf32(LibraryConvolution):
     """Operands rounded to 10 bits of mantissa, sums in f32."""
 
     kinds = (F32,)
-    formats = ("nhwc", "linear")
     math = "tf32"
