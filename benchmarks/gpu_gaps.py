@@ -45,7 +45,7 @@ def conv(n: int, c: int, k: int, side: int, groups: int = 1, taps: int = 3, stri
 def groups() -> dict[str, Layer]:
     """The 3x3 convolutions of ResNeXt-50 32x4d, and wider groups as RegNet has them."""
     found = {}
-    for n in (1, 8, 128):
+    for n in (1, 128, 8):
         for width, side in ((128, 56), (256, 28), (512, 14), (1024, 7)):
             found[f"resnext {n}x{side}x{width} 32 groups"] = conv(n, width, width, side, 32)
         found[f"resnext {n}x56x256 32 groups /2"] = conv(n, 256, 256, 56, 32, stride=2)
@@ -57,7 +57,7 @@ def groups() -> dict[str, Layer]:
 def tf32() -> dict[str, Layer]:
     """Convolutions of ResNet-18 and -50, and products of BERT, in FP32."""
     found = {}
-    for n in (1, 8, 128):
+    for n in (1, 128, 8):
         for c, side in ((64, 56), (128, 28), (256, 14), (512, 7)):
             found[f"resnet {n}x{side}x{c} 3x3"] = conv(n, c, c, side)
         found[f"resnet {n}x56x64 to 256 1x1"] = conv(n, 64, 256, 56, taps=1)

@@ -123,4 +123,4 @@ def test_real_sizes_match_the_reference(gpu, given):  # noqa: F811
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
             ran += 1
-    assert ran > 10
+    assert ran >= 10

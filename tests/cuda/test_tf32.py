@@ -56,7 +56,17 @@ def test_rounding_is_that_of_the_judge_and_keeps_large_numbers_finite():
     np.testing.assert_array_equal(cut[2:4], extreme[2:4])
     assert np.isnan(cut[4])
     assert np.isnan(pack(np.full((1, 8), np.nan, np.float32), 8, 3)[0]).all()
-    assert np.array_equal(pack(np.full((1, 8), np.inf, np.float32), 8, 3)[1], np.zeros(8)), "infinity has no small part"
+
+
+def test_an_infinite_input_stays_infinite_in_three_products():
+    """Infinity times the large part and times the small part of a weight have one sign, and none is infinity times zero."""
+    w = np.array([[1.0, -1.0, 0.3, -0.3, 1 + 2**-12, -5e-20, 2.0**-120, 1e30]], np.float32)
+    both = pack(w, 8, 3)
+    w = w[:, places(8)]
+    with np.errstate(invalid="raise"):
+        products = np.float32(np.inf) * both
+    np.testing.assert_array_equal(products[0] + products[1], np.float32(np.inf) * w[0])
+    assert not pack(np.zeros((1, 8), np.float32), 8, 3).any(), "zero weights stay zero: infinity times zero is no number"
 
 
 KERNELS = [

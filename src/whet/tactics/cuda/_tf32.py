@@ -148,14 +148,19 @@ def places(bk: int) -> np.ndarray:
 
 
 def pack(rows: np.ndarray, bk: int, terms: int) -> np.ndarray:
-    """Filters as rows [k, ...] of whole K steps, f32: permuted, rounded to TF32; for three products the small parts follow below, as rows k...2k."""
+    """Filters as rows [k, ...] of whole K steps, f32: permuted, rounded to TF32; for three products the small parts follow below, as rows k...2k.
+
+    The large part is cut off there, and the small one has its sign and is nothing only where the weight is: an infinite input times both is
+    then the infinity that it is times the weight.
+    """
     k = rows.shape[0]
     turned = np.ascontiguousarray(rows.reshape(k, -1, bk)[:, :, places(bk)]).astype(np.float32).reshape(k, -1)
-    high = cut_to_tf32(turned)
     if terms == 1:
-        return high
-    low = np.where(np.isfinite(turned), turned - np.where(np.isfinite(turned), high, 0), 0).astype(np.float32)
-    return np.concatenate([high, cut_to_tf32(low)])
+        return cut_to_tf32(turned)
+    whole = np.isfinite(turned)
+    high = np.where(whole, (turned.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32), turned)
+    low = cut_to_tf32(np.where(whole, turned - np.where(whole, high, 0), 0).astype(np.float32))
+    return np.concatenate([high, np.where((low == 0) & (high != 0) & whole, np.copysign(np.finfo(np.float32).tiny, high), low)])
 
 
 def kernel_source(config: Tf32Config, im2col: bool, activation: str, odd: bool, grouped: bool = False) -> str:
@@ -194,7 +199,7 @@ def launch(
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * -(-shape.m // config.bm)
     numbers = struct.pack(
-        "<3Q18i2f6i",  # as Args in tf32.cu, after its two maps
+        "<3Q18i2f3i",  # as Args in tf32.cu, after its two maps
         bias,
         0 if residual is None else residual.address,
         out.address,
@@ -215,9 +220,6 @@ def launch(
         tiles_n,
         0 if residual is None else finish.residual or 1,
         *finish.activation[1:],
-        1,
-        1,
-        shape.p,
         shape.k,
         0 if groups is None else groups.k,
         0 if groups is None else groups.c,

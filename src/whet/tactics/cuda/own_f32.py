@@ -7,7 +7,7 @@ from whet.tactics.cuda._tf32_tactic import F32Product
 
 @tactic
 class OwnF32(F32Product):
-    """Operands of 21 bits of mantissa; the product of both small parts (2**-22) is left out."""
+    """Operands of 21 bits of mantissa; the product of both small parts (2**-20) is left out."""
 
     terms = 3
     math = "f32 by three"

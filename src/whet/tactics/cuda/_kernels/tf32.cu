@@ -7,8 +7,6 @@
 // Within BK channels weights are permuted so that a thread's inputs lie side by side: step i of eight, place q (q + 4) of a quad's lane q
 // stands for channel BK/4 * q + i (+ BK/8).
 // Constants: WGS, BN, BK, STAGES, SK, BLOCKS, TERMS, PROMOTE, IM2COL, ACT, ODD (any number of output channels), GROUPED.
-#define HALO 0
-#define IN8 0
 #define BF16 0
 #include "common.cuh"
 #include "vector.cuh"
@@ -35,12 +33,38 @@ struct Args {
     int tiles, tiles_n;
     int has_residual;          // 1: added before the activation, 2: after it
     Act act;
-    int wide, rows, height;    // of conv_parts.cuh; not used here
-    int low;
+    int low;                   // TERMS 3: rows of the large parts of the weights
     int group_k, group_c;      // GROUPED: output and input channels of a group
 };
 
-#include "conv_parts.cuh"
+// The end of every result: v is the sum with its bias, r the residual.
+DEV float finish(const Args& p, float v, float r) {
+    const float x = activate<ACT>(p.has_residual == 1 ? v + r : v, p.act);
+    return p.has_residual == 2 ? x + r : x;
+}
+
+struct Corner {  // where a tile reads its input
+    int m0, n0, c0, image, h, w;
+    DEV Corner(const Args& p, int tile) {
+        const int mt = tile / p.tiles_n;
+        m0 = mt * BM;
+        n0 = (tile - mt * p.tiles_n) * BN;
+        c0 = GROUPED ? n0 / p.group_k * p.group_c & ~7 : 0;  // the first channel of the groups that the tile makes
+        image = h = w = 0;
+        if (IM2COL) {
+            image = m0 / p.pixels;
+            const int pixel = m0 - image * p.pixels, y = pixel / p.width;
+            h = y * p.stride_h - p.pad_h;
+            w = (pixel - y * p.width) * p.stride_w - p.pad_w;
+        }
+    }
+};
+
+struct Walk {  // where K step k reads the input
+    int c, s, r;
+    DEV Walk(const Args& p, int k) { int tap = k / p.csteps; c = k - tap * p.csteps; r = tap / p.taps_w; s = tap - r * p.taps_w; }
+    DEV void next(const Args& p) { if (++c == p.csteps) { c = 0; if (++s == p.taps_w) { s = 0; ++r; } } }
+};
 
 // Rounded when the tensor cores cut the low 13 bits off; the largest numbers are cut off alone, so that they stay finite.
 DEV u32 to_tf32(float v) { return fabsf(v) < 3.4026186e38f ? __float_as_uint(v) + 0x1000 : __float_as_uint(v); }
@@ -125,9 +149,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 if (one) {
                     if (later) { barrier_expect(bar, STEP_BYTES); ask_weights(slot, k, at_tile.n0); }
                     if (IM2COL)
-                        load_window(ring_a + slot * A_BYTES, &p.a, bar, FIRST_CHANNEL at.c * BK, at_tile.w, at_tile.h, at_tile.image, at.s * p.dil_w, at.r * p.dil_h);
+                        load_window(ring_a + slot * A_BYTES, &p.a, bar, at_tile.c0 + at.c * BK, at_tile.w, at_tile.h, at_tile.image, at.s * p.dil_w, at.r * p.dil_h);
                     else
-                        load_box2(ring_a + slot * A_BYTES, &p.a, bar, FIRST_CHANNEL k * BK, at_tile.m0);
+                        load_box2(ring_a + slot * A_BYTES, &p.a, bar, at_tile.c0 + k * BK, at_tile.m0);
                 }
                 if (IM2COL) at.next(p);
                 if (++slot == STAGES) { slot = 0; ++turn; }
@@ -186,8 +210,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 if (!waited) { wait_for_previous(); waited = true; }  // nothing may be written while the kernel in front still reads it
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const int row = out_pixel(p, tile / p.tiles_n, line + half * 8);
-                    if (row < 0) continue;
+                    const int row = tile / p.tiles_n * BM + line + half * 8;
+                    if (row >= p.m) continue;
                     const long long to = (long long)row * p.out_pitch + n0 + lane % 4 * 2, from = (long long)row * p.res_pitch + n0 + lane % 4 * 2;
 #pragma unroll
                     for (int j = 0; j < BN / 8; ++j) {
@@ -218,8 +242,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 barrier_wait(parts, 0);
                 for (int item = threadIdx.x; item < SLICE * (BN / 4); item += WORKERS) {
                     const int part = item / (BN / 4), column = item % (BN / 4) * 4, col = n0 + column;
-                    const int row = out_pixel(p, tile / p.tiles_n, rank * SLICE + part);
-                    if (row < 0 || col >= p.n) continue;
+                    const int row = tile / p.tiles_n * BM + rank * SLICE + part;
+                    if (row >= p.m || col >= p.n) continue;
                     float v[4];
                     const float4 add = *reinterpret_cast<const float4*>(p.bias + col);
                     v[0] = add.x; v[1] = add.y; v[2] = add.z; v[3] = add.w;
