@@ -97,15 +97,18 @@ def test_without_its_tensor_cores_a_layer_runs_on_a_kernel_of_the_gpu(op, tactic
     assert planned.fell_back
 
 
-def test_tf32_layers_are_measured_against_tf32():
-    def kind(inputs, config=()):
-        return _computes_in(SimpleNamespace(choice=Choice("t", config, inputs, ())))
+def test_layers_are_measured_against_the_units_that_compute_them():
+    def kind(inputs, config=(), out="f32"):
+        return _computes_in(SimpleNamespace(choice=Choice("t", config, inputs, (("nhwc", out),))))
 
     f32 = (("nhwc", "f32"), None)
     assert kind(f32) == "f32"
     assert kind(f32, (("algo", 0), ("math", "tf32"))) == "tf32"
-    assert kind((("nhwc", "f16"),)) == "f16"
+    assert kind(f32, out="f16") == "f16", "a first layer reads the image as it comes and computes in the type it gives"
+    assert kind(f32, out="u8") == "i8"
+    assert kind((("nhwc", "f16"),), out="u8") == "f16"
     assert kind((("nhwc", "u8"), ("nhwc", "f16"))) == "i8"
+    assert kind((("nhwc", "f8e4m3"),)) == "f8"
 
 
 # On a GPU

@@ -144,11 +144,17 @@ def _profile_table(log: Log, engine: Any, records: list[dict[str, Any]], shapes:
 
 
 def _computes_in(f: Any) -> str:
-    """The row of the machine's peaks for the types that a layer reads and its kernel's units: f32 by plain instructions, but where in TF32."""
+    """The row of the machine's peaks for a layer: that of the type it reads; where it reads f32 and gives fewer bits, it computes in those.
+
+    f32 throughout means plain instructions, unless the kernel says that it computes in TF32.
+    """
     kinds = {o[1] for o in f.choice.inputs if o is not None}
-    if ("math", "tf32") in f.choice.config:
-        return "tf32"
-    return "i8" if kinds & {"i8", "u8"} else "f8" if "f8e4m3" in kinds else "f16" if kinds & {"f16", "bf16"} else "f32"
+    if kinds == {"f32"}:
+        kinds = {"tf32"} if ("math", "tf32") in f.choice.config else {o[1] for o in f.choice.outputs}
+    for row, types in (("i8", {"i8", "u8"}), ("f8", {"f8e4m3"}), ("f16", {"f16", "bf16"}), ("tf32", {"tf32"})):
+        if kinds & types:
+            return row
+    return "f32"
 
 
 def _outputs(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> None:
