@@ -33,6 +33,7 @@ from _record import provenance
 from whet import zoo
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
+from whet.builder.precision import on_integers
 from whet.builder.quantized import Calibration, build_int8, calibrated_ranges, prepared
 from whet.engine.plan import EnginePlan
 from whet.errors import WhetError
@@ -40,7 +41,6 @@ from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.runtime import WeightStore
 from whet.runtime.steps import Bound, bind
-from whet.tactics import is_quantized
 
 RESULT = Path(__file__).parent / "results" / "h200" / "int8.json"
 PHOTOS = {"imagenet": 32, "coco": 8}
@@ -116,7 +116,7 @@ def row(name: str, batch: int, cache: Path, machine: Any) -> dict[str, Any]:
     times = in_blocks(bounds)
     ms, other = statistics.median(times[0]), statistics.median(times[1]) if floats else None
     verification = plan.report["verification"]
-    layers = sum(map(is_quantized, plan.network.layers))
+    layers = sum(map(on_integers, plan.network.layers))
     bar = MS_BARS.get((name, batch))
     return {
         "case": f"{name} batch {batch}", "network": name, "batch": batch, "precision": "int8" if layers else "fp16",

@@ -1,7 +1,7 @@
 """A Hopper GPU that plans and times everything and computes nothing: what the builder does for CUDA, on machines without one.
 
 Kernels are those of the CUDA backend; none is compiled. A launch takes the time of its bytes, so 8 bits are faster than 16, and those
-than 32; `slow` makes layers dearer by name.
+than 32; `slow` makes layers on 8 bits dearer by name.
 """
 
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ class StandInGpu:
 
 @pytest.fixture
 def standin_gpu(monkeypatch):
-    """Takes the place of the CUDA backend; yields {part of a layer's name: factor on its time}, empty at first."""
+    """Takes the place of the CUDA backend; yields {part of a layer's name, or of its kernel's: factor on its time}, empty at first."""
     load_tactics("cuda")
     slow: dict[str, float] = {}
     made = GpuKernel.__init__
@@ -90,7 +90,7 @@ def standin_gpu(monkeypatch):
     def noting(self, layer, signature, make, **rest):
         made(self, layer, signature, make, **rest)
         quantized = [o.dtype.name for o in (*signature.inputs, *signature.outputs) if o is not None and o.dtype.bits == 8]
-        self.factor = prod(f for part, f in slow.items() if quantized and part in layer.name)
+        self.factor = prod(f for part, f in slow.items() if quantized and part in f"{layer.name} {self.implementation}")
 
     def enqueue(self, args, stream):
         moved = sum(self.inputs) + sum(self.outputs) + sum(p.nbytes for p in self.packed)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from whet.builder.config import BuildConfig
+from whet.builder.precision import on_integers
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.network import Layer
 from whet.runtime import WeightStore, bind
-from whet.tactics import is_quantized
 
 _SECONDS, _ROUNDS = 1.0, (7, 40)  # spent on timing each engine; turns
 _MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
@@ -28,7 +28,7 @@ def layer_times(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -
     found = {}
     for layer in layers:
         own = known_as(layer)
-        mine = [x for x in integers.network.layers if is_quantized(x) and own & known_as(x)]
+        mine = [x for x in integers.network.layers if on_integers(x) and own & known_as(x)]
         theirs = [x for x in floats.network.layers if own & known_as(x)]
         if len(mine) != 1 or not theirs:
             continue

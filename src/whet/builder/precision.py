@@ -112,7 +112,12 @@ def _how_to(demanded: DType) -> str:
 
 def computes_in(layer: Layer, signature: Signature) -> DType | None:
     """The type that a layer computes in: I8 for a quantized one, else the type of its first float operand; None where there is neither."""
-    return I8 if is_quantized(layer) else runs_in(layer, signature)
+    return I8 if on_integers(layer) else runs_in(layer, signature)
+
+
+def on_integers(layer: Layer) -> bool:
+    """Whether a layer is quantized, or made around one that is."""
+    return is_quantized(layer) or (layer.op == "Fused" and any(is_quantized(x) for x in layer.regions["body"].layers))
 
 
 def demanded_integers(config: BuildConfig) -> Callable[[Layer], bool]:
@@ -166,7 +171,7 @@ def _storage(precision: str) -> DType:
 def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Signature]]) -> dict[str, dict[str, object]]:
     """For each permission: how many layers used it, and the reason where none did. Raises BuildError under `strict`."""
     ran = [runs_in(layer, s) for layer, s in signatures.values()]
-    integers = sum(1 for layer, _ in signatures.values() if is_quantized(layer))
+    integers = sum(1 for layer, _ in signatures.values() if on_integers(layer))
     report: dict[str, dict[str, object]] = {}
     for p in dict.fromkeys(config.precisions):
         kinds = _PERMITS[p]

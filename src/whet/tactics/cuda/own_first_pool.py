@@ -9,7 +9,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import F32
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, anchor, epilogue, is_quantized, outer_input, tactic
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._kernel import HALF, RTOL, GpuKernel, ahead, all_static, ending, float_types, loaded, machine_has, same
@@ -32,6 +32,9 @@ class OwnFirstPool(FirstLayer):
     def why_not(self, layer: Layer) -> str | None:
         if layer.hint not in self.hints:
             return f"computes a convolution and its max pooling, not {layer.hint or layer.op}"
+        head = layer.regions["body"].layers[0]
+        if head.op == "QuantizeLinear" or is_quantized(head):
+            return "is for floating point"
         return super().why_not(_conv(layer))
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:

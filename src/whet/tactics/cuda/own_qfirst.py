@@ -9,10 +9,10 @@ import numpy as np
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import TYPES, ConvShape, bias_count, pack_weights8
-from whet.tactics.cuda._kernel import GpuKernel, ahead, loaded, machine_has, packed_array
+from whet.tactics.cuda._kernel import Ending, GpuKernel, ahead, loaded, machine_has, packed_array
 from whet.tactics.cuda._quantized import (
     EIGHT,
     Factors,
@@ -87,48 +87,74 @@ class OwnQFirst(QuantizedTactic):
         made = parts if isinstance(parts, str) else ending_of(parts)
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
-        s, tile = conv_shape_of(parts), {k: int(v) for k, v in config}
-        x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
-        weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]  # type: ignore[index]
-        assert weights is not None
-        row, filters, zero = _chunks(s) * 128, -(-s.k // 32) * 32, parts.reads[x].zero  # type: ignore[index]
-
-        def permuted() -> np.ndarray:
-            given = np.asarray(weights.array(), np.int8)  # [k, c, r, s]
-            side = np.zeros((s.k, s.r, _taps(s), 4), np.int8)
-            side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
-            out = np.zeros((s.k, row), np.int8)
-            out[:, : side[0].size] = side.reshape(s.k, -1)
-            return pack_weights8(out[:, :, None, None], row)
-
-        def numbers() -> Factors:  # pixels outside are the zero point: all taps count, for every pixel
-            factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))  # type: ignore[index]
-            taken = zero * factor * np.asarray(weights.array(), np.float64).sum(axis=(1, 2, 3))
-            found = Factors(factor.astype(np.float32), (made.bias(bias, s.k) - taken)[None], np.zeros(0, np.uint16))
-            return found.times(per, shift)
-
-        stored, out, per, shift = signature.outputs[0].dtype.name, Output.of(parts, made), 1.0, 0.0
-        if folds(made, stored):
-            per, shift, out = folded(out, made, stored)
-        packed = (
-            packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted),  # type: ignore[union-attr]
-            packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0],
-        )
+        s, tile, stored = conv_shape_of(parts), {k: int(v) for k, v in config}, signature.outputs[0].dtype.name
+        x = parts.place(parts.head.inputs[0])
+        packed, out = first_packed8(parts, made, s, stored)
+        row = first_row8(s)
         constants = _constants(parts, s, tile, signature)
         tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
-            kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(_wide(s), tile["th"], tile["tw"]))
-            box = tensormap.tiled(args.packed[0], "u8", (row, filters), (row,), (128, constants["BN"]))
+            kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), first_shared8(s, tile["th"], tile["tw"]))
+            box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            ends = (*made.finish.activation[1:], out.per_step, out.zero, zero, args.packed[1] + bias_count(s.k) * 4)
-            blob = first_arguments(box, (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *ends))  # type: ignore[index]
+            blob = first_end(parts, made, s, out, args, args.inputs[x], sizes, box)  # type: ignore[index]
             grid = min(tiles, machine.multiprocessors * tile["blocks"])
             return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob, label=layer.name)]
 
         name = f"own first of integers {tile['th']}x{tile['tw']} b{tile['blocks']}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
+
+
+def first_row8(s: ConvShape) -> int:
+    """Bytes of a packed filter: whole rows of 128."""
+    return _chunks(s) * 128
+
+
+def first_shared8(s: ConvShape, th: int, tw: int) -> int:
+    """Bytes of shared memory for tiles of th x tw results; mirrors first.cu."""
+    return _shared(_wide(s), th, tw)
+
+
+def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output]:
+    """Filters and factors as first.cu reads them, and the numbers of the output."""
+    x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
+    weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]  # type: ignore[index]
+    assert weights is not None
+    row, filters, zero = first_row8(s), _columns(s), parts.reads[x].zero  # type: ignore[index]
+
+    def permuted() -> np.ndarray:
+        given = np.asarray(weights.array(), np.int8)  # [k, c, r, s]
+        side = np.zeros((s.k, s.r, _taps(s), 4), np.int8)
+        side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
+        out = np.zeros((s.k, row), np.int8)
+        out[:, : side[0].size] = side.reshape(s.k, -1)
+        return pack_weights8(out[:, :, None, None], row)
+
+    def numbers() -> Factors:  # pixels outside are the zero point: all taps count, for every pixel
+        factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))  # type: ignore[index]
+        taken = zero * factor * np.asarray(weights.array(), np.float64).sum(axis=(1, 2, 3))
+        found = Factors(factor.astype(np.float32), (made.bias(bias, s.k) - taken)[None], np.zeros(0, np.uint16))
+        return found.times(per, shift)
+
+    out, per, shift = Output.of(parts, made), 1.0, 0.0
+    if folds(made, stored):
+        per, shift, out = folded(out, made, stored)
+    packed = (
+        packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted),  # type: ignore[union-attr]
+        packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0],
+    )
+    return packed, out
+
+
+def first_end(
+    parts: Parts, made: Ending, s: ConvShape, out: Output, args: Args, image: int, sizes: tuple[int, ...], box: bytes, more: bytes = b""
+) -> bytes:
+    """The kernel's arguments."""
+    zero = parts.reads[parts.place(parts.head.inputs[0])].zero  # type: ignore[index]
+    ends = (*made.finish.activation[1:], out.per_step, out.zero, zero, args.packed[1] + bias_count(s.k) * 4)
+    return first_arguments(box, (args.packed[1], image, args.outputs[0], *sizes, *ends), more)
 
 
 def _columns(s: ConvShape) -> int:
@@ -144,8 +170,12 @@ def _constants(parts: Parts, s: ConvShape, tile: dict[str, int], signature: Sign
     made, x = ending_of(parts), parts.place(parts.head.inputs[0])
     if isinstance(made, str):
         raise PlanRefused(made)
-    source, stores = signature.inputs[x], signature.outputs[0].dtype.name  # type: ignore[index]
-    kind = TYPES[source.dtype.name]  # type: ignore[union-attr]
+    return first_constants8(parts, made, s, tile, signature.inputs[x], signature.outputs[0].dtype.name)  # type: ignore[index]
+
+
+def first_constants8(parts: Parts, made: Ending, s: ConvShape, tile: dict[str, int], source: Operand | None, stores: str) -> dict[str, int]:
+    """The macros of an instance."""
+    kind = TYPES[parts.reads[parts.place(parts.head.inputs[0])].dtype.name]  # type: ignore[index]
     fixed = {"BN": _columns(s), "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
     return {**first_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
 

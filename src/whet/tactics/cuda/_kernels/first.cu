@@ -4,7 +4,8 @@
 // Constants: C (channels, at most 4), R, TAPS (multiple of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS,
 // TO (0: 16 bits; 3 i8, 4 u8: integers in, products and out; pixels outside are the zero point, which the bias takes back; weight rows are
 // permuted as in conv.cu, BN is a multiple of 32), IN8 (FROM with TO, else 0), FOLD (as in conv.cu).
-// With POOL (16-bit results, BN 64) a block makes the maxima of POOL_H x POOL_W square windows, POOL_STRIDE apart, POOL_PAD results outside; TH and TW
+// With QUANT (FROM a float, IN8 the integers) pixels become integers on their way: round(x * image_per_step) + in_zero, NaN becomes 0.
+// With POOL (BN 64) a block makes the maxima of POOL_H x POOL_W square windows, POOL_STRIDE apart, POOL_PAD results outside; TH and TW
 // are the results that they read, in any number; those on the edge of two blocks are made by both.
 #include "common.cuh"
 #include "vector.cuh"
@@ -18,7 +19,9 @@ constexpr int DEEP = 2;                                                     // s
 #if POOL
 constexpr int WINDOW = TH - (POOL_H - 1) * POOL_STRIDE;                     // rows and columns of a window
 constexpr int DOWN = POOL_H * POOL_STRIDE, RIGHT = POOL_W * POOL_STRIDE;    // results from tile to tile
-static_assert(!TO && BN == 64 && WINDOW == TW - (POOL_W - 1) * POOL_STRIDE && WINDOW > 0, "pooling");
+constexpr int RESULT = TO ? 64 : 128, PARTS = RESULT / 16;                  // bytes of a result's channels, and 16-byte parts of them
+DEV int placed(int m, int part) { return m * RESULT + ((TO ? part ^ (m >> 1 & 3) : part ^ (m & 7)) << 4); }
+static_assert(BN == 64 && WINDOW == TW - (POOL_W - 1) * POOL_STRIDE && WINDOW > 0, "pooling");
 #else
 constexpr int DOWN = TH, RIGHT = TW, POOL_PAD = 0;
 static_assert(TH * TW % 64 == 0 && TW % 8 == 0, "tile");
@@ -38,10 +41,12 @@ struct Args {
     const float* factor;
 #if POOL
     int pool_p, pool_q;    // size of the maxima's image
+    float image_per_step;  // QUANT
 #endif
 };
 #if POOL
 DEV u32 larger(u32 a, u32 b) {
+    if (TO) return TO == 4 ? __vmaxu4(a, b) : __vmaxs4(a, b);
     u32 r;
     if (BF16) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -69,6 +74,17 @@ typedef float Number;
 typedef float Sum;
 #endif
 
+#if TO
+DEV u32 pixel(const Args& a, const u8* image, int at) {
+#if defined(QUANT) && QUANT
+    const float y = rintf(load1<FROM>(image, at) * a.image_per_step) + (float)a.in_zero;
+    return y == y ? (u32)(int)fminf(fmaxf(y, IN8 == 4 ? 0.f : -128.f), IN8 == 4 ? 255.f : 127.f) & 0xff : 0;
+#else
+    return image[at];
+#endif
+}
+#endif
+
 // This thread's pixels of the image under a tile; zeros outside.
 DEV void fetch(const Args& a, const Tile& t, Number (&v)[EACH][C]) {
     const int y0 = (t.ty * DOWN - POOL_PAD) * STRIDE_H - a.pad_h, x0 = (t.tx * RIGHT - POOL_PAD) * STRIDE_W - a.pad_w, plane = a.h * a.w;
@@ -80,7 +96,8 @@ DEV void fetch(const Args& a, const Tile& t, Number (&v)[EACH][C]) {
 #pragma unroll
         for (int c = 0; c < C; ++c) {
 #if TO
-            v[j][c] = inside ? (u32)image[NHWC ? at * C + c : c * plane + at] : (u32)a.in_zero & 0xff;
+            const int place = NHWC ? at * C + c : c * plane + at;
+            v[j][c] = inside ? pixel(a, image, place) : (u32)a.in_zero & 0xff;
 #else
             v[j][c] = inside ? load1<FROM>(image, NHWC ? at * C + c : c * plane + at) : 0.f;
 #endif
@@ -92,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u, patch = base + CHUNKS * BN * 128, bar = patch + (PATCH_BYTES + 15) / 16 * 16;
 #if POOL
-    const u32 results = (bar + 8 + 127) & ~127u;  // of a tile: rows of 128 bytes, their 16-byte parts in an order that spreads over the banks
+    const u32 results = (bar + 8 + 127) & ~127u;  // of a tile: rows of 16-byte parts in an order that spreads over the banks
 #endif
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
     if (threadIdx.x == 0) {
@@ -177,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
         if (TO) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int m = row + half * 8, p = here.ty * TH + m / TW, q = here.tx * TW + m % TW;
+                const int m = row + half * 8, p = here.ty * DOWN - POOL_PAD + m / TW, q = here.tx * RIGHT - POOL_PAD + m % TW;
 #pragma unroll
                 for (int g = 0; g < BN / 32; ++g) {
                     const int col = g * 32 + lane % 4 * 8;
@@ -188,19 +205,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
                         const float x = fmaf((float)acc[g * 16 + e / 2 * 4 + half * 2 + e % 2], by.v[e], add.v[e]);
                         v.v[e] = FOLD ? __saturatef(x) : activate<ACT>(x, a.act) * a.per_step + a.zero;
                     }
+#if POOL
+                    u8* out = raw + (results - shared_address(raw)) + placed(m, col / 16) + (col & 8);
+                    constexpr long long to = 0;
+                    constexpr u32 LEAST = TO == 4 ? 0 : 0x80808080u;  // where no window looks
+                    if ((u32)p >= (u32)a.p || (u32)q >= (u32)a.q) *reinterpret_cast<uint2*>(out) = make_uint2(LEAST, LEAST);
+                    else {
+#else
+                    u8* out = a.out;
                     const long long to = (((long long)here.n * a.p + p) * a.q + q) * a.k + col;
                     if (p < a.p && q < a.q && col < a.k) {
-                        if (FOLD) *reinterpret_cast<uint2*>(a.out + to) = make_uint2(steps_of(v.v[0], v.v[1], v.v[2], v.v[3], a.per_step, a.zero),
+#endif
+                        if (FOLD) *reinterpret_cast<uint2*>(out + to) = make_uint2(steps_of(v.v[0], v.v[1], v.v[2], v.v[3], a.per_step, a.zero),
                                                                                      steps_of(v.v[4], v.v[5], v.v[6], v.v[7], a.per_step, a.zero));
-                        else store8<TO == 0 ? 4 : TO>(a.out, to, v);
+                        else store8<TO == 0 ? 4 : TO>(out, to, v);
                     }
                 }
             }
+#if !POOL
             here = next;
             continue;
+#endif
         }
 #pragma unroll
-        for (int b = 0; b < BN / 16; ++b) {
+        for (int b = 0; b < (TO ? 0 : BN / 16); ++b) {
             u32 v[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -212,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
             const int p = here.ty * DOWN - POOL_PAD + m / TW, q = here.tx * RIGHT - POOL_PAD + m % TW;
 #if POOL
             if ((u32)p >= (u32)a.p || (u32)q >= (u32)a.q) v[0] = v[1] = v[2] = v[3] = BF16 ? 0xff80ff80u : 0xfc00fc00u;  // no window sees them
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(results + m * 128 + ((col / 8 ^ m & 7) << 4)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(results + placed(m, col / 8)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 #else
             if (p < a.p && q < a.q && col < a.k)
                 *reinterpret_cast<uint4*>(a.out + (((long long)here.n * a.p + p) * a.q + q) * a.k * 2 + col * 2) = make_uint4(v[0], v[1], v[2], v[3]);
@@ -220,15 +248,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
         }
 #if POOL
         __syncthreads();
-        for (int i = threadIdx.x; i < POOL_H * POOL_W * 8; i += THREADS) {  // 16 bytes of channels of a window each
-            const int part = i % 8, x = i / 8 % POOL_W, y = i / 8 / POOL_W, p = here.ty * POOL_H + y, q = here.tx * POOL_W + x;
+        for (int i = threadIdx.x; i < POOL_H * POOL_W * PARTS; i += THREADS) {  // 16 bytes of channels of a window each
+            const int part = i % PARTS, x = i / PARTS % POOL_W, y = i / PARTS / POOL_W, p = here.ty * POOL_H + y, q = here.tx * POOL_W + x;
             uint4 v[WINDOW][WINDOW];
 #pragma unroll
             for (int r = 0; r < WINDOW; ++r)
 #pragma unroll
                 for (int s = 0; s < WINDOW; ++s) {
                     const int m = (y * POOL_STRIDE + r) * TW + x * POOL_STRIDE + s;
-                    const u32 at = results + m * 128 + ((part ^ m & 7) << 4);
+                    const u32 at = results + placed(m, part);
                     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[r][s].x), "=r"(v[r][s].y), "=r"(v[r][s].z), "=r"(v[r][s].w) : "r"(at));
                 }
             uint4 most = v[0][0];
@@ -237,8 +265,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
                 const uint4 w = v[k / WINDOW][k % WINDOW];
                 most = make_uint4(larger(most.x, w.x), larger(most.y, w.y), larger(most.z, w.z), larger(most.w, w.w));
             }
-            if (p < a.pool_p && q < a.pool_q && part * 8 < a.k)
-                *reinterpret_cast<uint4*>(a.out + (((long long)here.n * a.pool_p + p) * a.pool_q + q) * a.k * 2 + part * 16) = most;
+            if (p < a.pool_p && q < a.pool_q && part * (TO ? 16 : 8) < a.k)
+                *reinterpret_cast<uint4*>(a.out + (((long long)here.n * a.pool_p + p) * a.pool_q + q) * a.k * (TO ? 1 : 2) + part * 16) = most;
         }
 #endif
         here = next;
