@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from whet.builder.config import BuildConfig
-from whet.builder.precision import unwanted_integers
+from whet.builder.precision import no_float8, unwanted_integers
 from whet.builder.regions import lift_captures
 from whet.builder.verification import relative_error
 from whet.network import Network
@@ -23,7 +23,7 @@ def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog
     whole = {hint for t in tactics_of(config.backend) for hint in t.hints}
     made, log = lower(
         net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config),
-        refuses=lambda layer: in_pieces(layer, whole),
+        refuses=lambda layer: in_pieces(layer, whole) or no_float8(layer, config),
     )  # fmt: skip
     lift_captures(made)
     for i, t in enumerate(made.outputs):

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from whet.backends import get_backend
 from whet.builder.config import BuildConfig
-from whet.errors import BuildError, UsageError
+from whet.errors import BackendError, BuildError, UsageError
 from whet.network import BF16, F8E4M3, F16, F32, I8, U8, DType, Layer
-from whet.tactics import Signature, is_quantized
+from whet.tactics import Signature, anchor, is_quantized, tactics_of
 
 #: flag -> storage types that it permits for what the network computes in f32. int8 and fp8 come with Q/DQ in the network or calibration.
 _PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
 _STORAGE: dict[str, DType] = {"fp32": F32, "fp16": F16, "bf16": BF16, "int8": I8, "fp8": F8E4M3}
 _QUANTIZED = (I8, F8E4M3)
+_NO_FLOAT8 = "no tactic of this backend computes in FP8: it has no fast kernels here, only an emulation (whet debug precision --fp8)"
 _FLAG = {F16: "--fp16", BF16: "--bf16"}
 
 
@@ -107,11 +109,13 @@ def _how_to(demanded: DType) -> str:
     """What an unmet demand for 8 bits lacks."""
     if demanded == I8:
         return ": it is not quantized (8 bits are for convolutions and products with constant weights that have ranges)"
-    return ": no tactic of this backend computes in FP8" if demanded == F8E4M3 else ""
+    return ": it is no layer of FP8 (Q/DQ in the network or --fp8 with calibration, on a GPU that has kernels for it)" if demanded == F8E4M3 else ""
 
 
 def computes_in(layer: Layer, signature: Signature) -> DType | None:
     """The type that a layer computes in: I8 for a quantized one, else the type of its first float operand; None where there is neither."""
+    if is_float8(layer):
+        return F8E4M3
     return I8 if on_integers(layer) else runs_in(layer, signature)
 
 
@@ -154,6 +158,49 @@ def unwanted_integers(config: BuildConfig) -> Callable[[Layer], str | None] | No
     return reason
 
 
+def is_float8(layer: Layer) -> bool:
+    """Whether a fused layer reads or stores e4m3 numbers with scales."""
+    if not is_quantized(layer):
+        return False
+    return any(t is not None and t.dtype == F8E4M3 for x in layer.regions["body"].layers for t in (*x.outputs, x.inputs[0]))
+
+
+def has_float8(config: BuildConfig) -> bool:
+    """Whether the backend of a build has kernels for FP8."""
+    if config.backend == "null":
+        return True
+    return any(getattr(t, "float8", False) for t in tactics_of(config.backend)) and _too_old(config) is None
+
+
+def no_float8(layer: Layer, config: BuildConfig) -> str | None:
+    """Why a fused layer of float8 numbers has no kernel on the backend; None for other layers, and where one takes it."""
+    if config.backend == "null" or not is_float8(layer):
+        return None
+    reasons = []
+    for t in tactics_of(config.backend):
+        if not t.quantized:
+            continue
+        reason = t.why_not(layer)
+        if reason is None:
+            return _too_old(config)
+        if anchor(layer).op in t.ops:
+            reasons.append(f"{t.name}: {reason}")
+    said = f" ({'; '.join(reasons)})" if reasons else ""
+    return f"no kernel of {config.backend} computes this layer in FP8{said}: its numbers are rounded to e4m3 and computed with in floating point"
+
+
+def _too_old(config: BuildConfig) -> str | None:
+    """Why a GPU has no FP8 kernels."""
+    if config.backend != "cuda":
+        return None
+    try:
+        if "wgmma" in get_backend(config.backend).features:
+            return None
+    except BackendError:
+        return None  # nothing runs here: the engine is for a GPU elsewhere
+    return "FP8 kernels are for Hopper's tensor cores (sm_90a): numbers are rounded to e4m3 and computed with in floating point"
+
+
 def runs_in(layer: Layer, signature: Signature) -> DType | None:
     """The storage type of the first float operand that the layer computes with; None for one that has no floats."""
     for t, o in [*zip(layer.inputs, signature.inputs, strict=True), *zip(layer.outputs, signature.outputs, strict=True)]:
@@ -172,17 +219,20 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
     """For each permission: how many layers used it, and the reason where none did. Raises BuildError under `strict`."""
     ran = [runs_in(layer, s) for layer, s in signatures.values()]
     integers = sum(1 for layer, _ in signatures.values() if on_integers(layer))
+    float8 = sum(1 for layer, _ in signatures.values() if is_float8(layer))
     report: dict[str, dict[str, object]] = {}
     for p in dict.fromkeys(config.precisions):
         kinds = _PERMITS[p]
         used = sum(1 for d in ran if d is not None and d in kinds)
         if p in ("int8", "best"):
-            used += integers
+            used += integers - (float8 if p == "int8" else 0)
+        if p == "fp8":
+            used += float8
         reason = ""
         if not used and not (kinds and 2 * integers > len(ran)):  # 16 bits that have little left to do beside the integers are no mistake
             reason = {
                 "int8": "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)",
-                "fp8": "no tactic of this backend computes in FP8",
+                "fp8": "FP8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)" if has_float8(config) else _NO_FLOAT8,
                 "fp32": "",
             }.get(p, f"no tactic with {' or '.join(k.name for k in kinds)} storage ran or won on this machine")
             if reason and config.strict:

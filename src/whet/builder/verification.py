@@ -21,7 +21,7 @@ from whet.builder.ties import has_ties, nudged_outputs
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError
-from whet.network import BF16, F16, F64, DType, Layer, Network, Tensor
+from whet.network import BF16, F8E4M3, F16, F64, DType, Layer, Network, Tensor
 from whet.ops import run_layer, run_network, run_regions
 from whet.runtime import Bound, WeightStore, bind
 from whet.tactics import anchor, outer_input
@@ -30,6 +30,8 @@ FLOOR = 1e-5  # network error that is always allowed
 FACTOR = 4.0  # times the emulation's error
 NOWHERE = Places({}, {}, frozenset())
 _UNIT = {F16.name: 2.0**-11, BF16.name: 2.0**-8}  # relative error of one rounding
+_SATURATED = 4.0  # times the largest e4m3 number that a saturated result is taken for
+_FLOAT8_SHARE = 0.025  # of e4m3 numbers: noise per signal that differing in a few ties may have; rounding alone makes 0.027
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,28 @@ def _difference(got: np.ndarray, ref: np.ndarray, dtype: DType) -> tuple[float, 
         if dtype.bits <= 8 and dtype.kind in ("int", "uint") and worst <= 1:
             return 0.0, ""
         return (worst, f"{int((off > 0).sum())} of {off.size} integers differ") if worst else (0.0, "")
-    return relative_error(got, ref)
+    return float8_error(got, ref) if dtype == F8E4M3 else relative_error(got, ref)
+
+
+def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
+    """The error of e4m3 numbers against the reference's: what is left of max|e|/max|ref| after one step where they lie, for a real number
+    near the middle of two may become either. That has to be rare: infinite where ||e||/||ref|| is that of a rounding, or NaN stand elsewhere."""
+    a, b = np.asarray(got).astype(np.float64).reshape(-1), np.asarray(ref).astype(np.float64).reshape(-1)
+    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        return np.inf, "NaN in other places than the reference"
+    a, b = a[~np.isnan(a)], np.clip(b[~np.isnan(b)], -448, 448)
+    e, largest = np.abs(a - b), float(np.abs(b).max(initial=0.0))
+    if largest == 448:  # what saturates may be larger than is seen, and errors go with it
+        largest *= _SATURATED
+    if not e.any():
+        return 0.0, ""
+    if largest == 0:
+        return float(e.max()), f"up to {e.max():.2g} where all is zero"
+    share = float(np.linalg.norm(e) / np.linalg.norm(b))
+    if share > _FLOAT8_SHARE:
+        return np.inf, f"{(e > 0).mean():.1%} of the numbers differ, ||e||/||ref|| is {share:.2g}"
+    step = np.exp2(np.clip(np.floor(np.log2(np.maximum(np.maximum(np.abs(a), np.abs(b)), 2.0**-6))), -6, 8) - 3)
+    return float(np.maximum(e - step, 0).max()) / largest, ""
 
 
 def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:

@@ -16,16 +16,18 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
     Raises UsageError for calibration flags that have nothing to do.
     """
     from whet.builder import build
+    from whet.builder.float8 import build_float8, is_float8_lock
+    from whet.builder.precision import has_float8
     from whet.builder.quantized import build_int8, is_explicit
     from whet.precision.budget import Budget
 
     given = [name for name in FLAGS if name in o]
-    wants = [p for p in ("int8", "best") if p in config.precisions]
+    wants = [p for p in ("int8", "fp8", "best") if p in config.precisions]
     if config.precision_constraints != "none" and any(p == "int8" for _, p in (*config.layer_precisions, *config.layer_output_types)):
         wants = wants or ["int8"]  # demanded for a layer, so permitted for it
     budget = Budget.parse(o.get("accuracy")) if "accuracy" in o else None
     if given and not wants and budget is None:
-        raise UsageError(f"--{given[0]} is for --int8, --best or --accuracy, none of which is given")
+        raise UsageError(f"--{given[0]} is for --int8, --fp8, --best or --accuracy, none of which is given")
     if budget is not None and not config.precisions:
         raise UsageError("--accuracy bounds what --fp16, --bf16, --int8 or --best may lose, and none of them is given")
     if not (wants or budget):
@@ -41,6 +43,8 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
         check_order(net, "calibrate", "insist" in o)
     calibration = _calibration(o, net)
     known = calibration.samples is not None or _has_cache(calibration)
+    if wants == ["fp8"] or is_float8_lock(config):
+        return build_float8(net, config, calibration, budget=budget, progress=progress)
     if wants == ["best"] and not known:
         plan = build(net, config, progress=progress) if budget is None else _floats(net, config, calibration, budget, progress)
         plan.report["notes"].append(
@@ -50,7 +54,11 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
         return plan
     if not wants and budget is not None:
         return _floats(net, config, calibration, budget, progress)
-    return build_int8(net, config, calibration, budget=budget, progress=progress)
+    plan = build_int8(net, config, calibration, budget=budget, progress=progress)
+    permitted = "fp8" in wants or ("best" in wants and known)
+    if permitted and not config.lock and config.backend != "null" and has_float8(config):
+        return build_float8(net, config, calibration, budget=budget, other=plan, progress=progress)
+    return plan
 
 
 def _floats(net: Any, config: Any, calibration: Any, budget: Any, progress: Any) -> Any:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whet.network import I8, U8, DType, Layer, Tensor
+from whet.network import F8E4M3, I8, U8, DType, Layer, Tensor
 from whet.ops import get_op
 from whet.ops.quantize_linear import output_dtype
 from whet.passes._fuse import CONVS, PRODUCTS, anchored
 from whet.passes._graph import Graph
 
 WEIGHTED = (*CONVS, *PRODUCTS)
-_EIGHT_BIT = (I8, U8)
+_EIGHT_BIT = (I8, U8, F8E4M3)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def scale_inputs(layer: Layer) -> tuple[Tensor | None, ...]:
 
 
 def unfit_activation(layer: Layer) -> str | None:
-    """Why a Q or DQ layer of an activation cannot stand in a quantized layer: one scale, 8 bits; None when it can."""
+    """Why a Q or DQ layer of an activation cannot stand in a quantized layer: one scale, 8 bits (e4m3 saturates); None when it can."""
     found = scales_of(layer)
     what = "%" + (layer.output.name if layer.op == "QuantizeLinear" else layer.inputs[0].name)  # type: ignore[union-attr]
     if found is None:
@@ -70,19 +70,21 @@ def unfit_activation(layer: Layer) -> str | None:
         return f"{what} has more than one scale; activations are computed with one for the whole tensor"
     if found.dtype not in _EIGHT_BIT:
         return f"{what} is {found.dtype}; quantized layers compute in 8 bits"
+    if found.dtype == F8E4M3 and (found.zeros is not None or not layer.attrs.get("saturate", 1)):
+        return f"{what} is float8 with a zero point, or does not saturate"
     return None
 
 
 def unfit_weights(head_op: str, attrs: dict, dq: Layer) -> str | None:
-    """Why dequantized weights cannot stand in a quantized layer: i8, symmetric, one scale or one an output channel; None when they can."""
+    """Why dequantized weights cannot stand in a quantized layer: i8 or e4m3, symmetric, a scale in all or one an output channel; or None."""
     w, found = dq.inputs[0], scales_of(dq)
     assert w is not None
     if w.weight is None:
         return unfit_activation(dq) if head_op == "MatMul" else f"the weights %{w.name} are computed at run time"
     if found is None:
         return f"the scales of %{w.name} are computed at run time"
-    if found.dtype != I8:
-        return f"the weights %{w.name} are {found.dtype}; quantized layers take them as i8"
+    if found.dtype not in (I8, F8E4M3):
+        return f"the weights %{w.name} are {found.dtype}; quantized layers take them as i8 or e4m3"
     if found.zeros is not None:
         return f"the weights %{w.name} have zero points; quantized layers take symmetric ones"
     if found.per_tensor:
@@ -116,6 +118,9 @@ def quantized_members(g: Graph, head: Layer) -> list[Layer] | str | None:
         return f"the weights of '{head.name}' are not quantized, its input is: put Q/DQ on them"
     if reason := unfit_activation(left) or unfit_weights(hint, dict(own.attrs), right):
         return reason
+    one, other = (dq.inputs[0].dtype for dq in (left, right))  # type: ignore[union-attr]
+    if (one == F8E4M3) != (other == F8E4M3):
+        return f"the input of '{head.name}' is {one}, its weights are {other}: products are of integers or of float8"
     found: dict[Layer, None] = {left: None, right: None}
     for t in head.inputs:
         dq = dequantizer(g, t)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from whet.network import Layer, Tensor
+import numpy as np
+
+from whet.network import F8E4M3, F32, Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
 from whet.passes._graph import Graph
 from whet.passes._quantize import dequantizer, scales_of
@@ -18,6 +20,14 @@ def cancel_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip("a scale is computed at run time")
     if ours != theirs:
         return Skip(f"%{dq.inputs[0].name} has another scale, zero point or type")  # type: ignore[union-attr]
-    if ours.dtype.kind not in ("int", "uint"):
+    if ours.dtype.kind not in ("int", "uint") and not _comes_back(layer, dq):
         return Skip(f"{ours.dtype} rounds again")
     return dq.inputs[0]
+
+
+def _comes_back(layer: Layer, dq: Layer) -> bool:
+    """Whether an e4m3 number times its scale, divided by it again, is the same e4m3 number: two roundings of f32 are far from half a step."""
+    if dq.inputs[0].dtype != F8E4M3 or layer.inputs[0].dtype != F32 or not layer.attrs.get("saturate", 1):  # type: ignore[union-attr]
+        return False
+    scale = np.abs(np.asarray(layer.inputs[1].array(), np.float64))  # type: ignore[union-attr]
+    return bool(np.all((scale > 2.0**-100) & (scale < 2.0**100)))

@@ -9,6 +9,7 @@ from whet.network import Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import anchored, fuse_whole, obstacle, steps
 from whet.passes._graph import Graph
+from whet.passes._quantize import dequantizer
 
 HINT = "ConvSum"
 
@@ -29,6 +30,8 @@ def fuse_conv_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
     heads = [_conv(first), _conv(layer)]
     if any(h.attrs["group"] != 1 for h in heads):
         return Skip("a convolution of several groups has no sum with another")
+    if any(_quantized(g, x) for x in (first, layer)):
+        return Skip("quantized weights: the convolutions compute in 8 bits, each by itself")
     if not any(_small(h) for h in heads):
         return Skip("neither convolution is 1x1 without padding")
     return fuse_whole(g, HINT, first, layer)
@@ -44,6 +47,14 @@ def _added(layer: Layer) -> Tensor | None:
             if len(found) == 1 and found[0] is not None and not found[0].is_constant and found[0].type == x.output.type:
                 return found[0] if sum(t is found[0] for t in layer.inputs) == 1 else None
     return None
+
+
+def _quantized(g: Graph, layer: Layer) -> bool:
+    """Whether a convolution computes in 8 bits, or is about to: its weights are dequantized."""
+    if layer.op == "Fused" and any(x.op == "DequantizeLinear" for x in layer.regions["body"].layers):
+        return True
+    made = (dequantizer(g, t) for t in layer.inputs)
+    return any(dq is not None and dq.inputs[0].is_constant for dq in made)  # type: ignore[union-attr]
 
 
 def _conv(layer: Layer) -> Layer:

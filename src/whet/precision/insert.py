@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from whet.precision.scaling import rescaled
 def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | Iterable[str] = (), kind: str = "int8") -> Network:
     """A copy of `net` (source stage, batch norms folded) with Q/DQ where `find_places` wants them.
 
-    `kind` is "int8", or "fp8": float8 e4m3, scaled so that the largest magnitude is its largest number, 448. Tensors that share a
+    `kind` is "int8", or "fp8": float8 e4m3 (float8_scale). Tensors that share a
     range (a Concat's inputs) get the one that holds all of theirs. The scalings and corrections that came with the ranges are applied.
     Raises CalibrationError naming the tensors that have no range.
     """
@@ -41,6 +41,8 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
     for t, (stored, *coarser) in stored_as.items():
         apart = {r for f in coarser for r in f.readers or ()}
         own = [r for r, _ in users.get(t, []) if r not in apart and (stored.readers is None or r in stored.readers)]
+        if kind == "fp8" and stored.readers is not None:
+            t, own = _behind_pool(t, own, users)
         y = _activation(made, t, stored.range, kind, own)
         for i, form in enumerate(coarser):
             named = f"{t.name}.joined" + (str(i) if i else "")
@@ -61,6 +63,14 @@ def shared_ranges(places: Places, ranges: Ranges) -> dict[str, Range]:
     return merged
 
 
+def _behind_pool(t: Tensor, readers: list[Layer], users: Mapping[Tensor, list[tuple[Layer, int]]]) -> tuple[Tensor, list[Layer]]:
+    """Where `t`, which a layer in floating point makes, is rounded when only a MaxPool reads it rounded: behind that, where there is less of it."""
+    while len(readers) == 1 and readers[0].op == "MaxPool" and len(readers[0].outputs) == 1:
+        t = readers[0].output
+        readers = [r for r, _ in users.get(t, [])]
+    return t, readers
+
+
 def weight_scales(layer: Layer, weights: np.ndarray | None = None) -> np.ndarray:
     """One scale an output channel (f32): the largest magnitude is 127; a channel of zeros has scale 1. `weights` stand for the layer's own."""
     w = layer.inputs[1].array() if weights is None else weights  # type: ignore[union-attr]
@@ -79,6 +89,35 @@ def fake_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
     return (np.clip(np.rint(w / s), -128, 127) * s).astype(np.float32)
 
 
+def float8_scale(range_: Range) -> np.float32:
+    """The scale of an e4m3 activation: the largest magnitude that was seen is half of its largest number. That costs nothing, for the
+    rounding of a floating-point number does not depend on the scale, and what is larger on other data does not saturate at once."""
+    return np.float32(max(-range_.low, range_.high, 1e-30) * 2 / LARGEST[F8E4M3])
+
+
+def float8_weight_scales(layer: Layer, w: np.ndarray) -> np.ndarray:
+    """One scale an output channel (f32), with which e4m3 keeps the most of it: where its numbers lie between powers of two is all that
+    a scale decides, so the eighths of one power are tried."""
+    axis = weight_axis(layer)
+    flat = np.moveaxis(w, axis, 0).reshape(w.shape[axis], -1)
+    largest = (weight_scales(layer, w) * np.float32(127 / LARGEST[F8E4M3])).astype(np.float32)
+    tried = [(largest * np.float32(2 ** (i / 8))).astype(np.float32) for i in range(8)]
+    errors = [np.sum((_e4m3(flat / s[:, None]) * s[:, None] - flat) ** 2, axis=1) for s in tried]
+    return np.choose(np.argmin(errors, axis=0), tried).astype(np.float32)
+
+
+def float8_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
+    """Weights of the layer's form, rounded to e4m3 and back."""
+    column = [1] * w.ndim
+    column[weight_axis(layer)] = -1
+    s = float8_weight_scales(layer, w).reshape(column)
+    return _e4m3(w / s) * s
+
+
+def _e4m3(a: np.ndarray) -> np.ndarray:
+    return np.clip(a, -LARGEST[F8E4M3], LARGEST[F8E4M3]).astype(F8E4M3.numpy).astype(np.float32)
+
+
 def weight_axis(layer: Layer) -> int:
     """The axis of the weights that the output channels lie along."""
     if layer.op == "Conv":
@@ -93,7 +132,7 @@ def _weights(net: Network, layer: Layer, kind: str) -> None:
     axis = weight_axis(layer)
     scales = weight_scales(layer)
     if kind == "fp8":
-        scale = literal((scales * np.float32(127 / LARGEST[F8E4M3])).astype(np.float32))
+        scale = literal(float8_weight_scales(layer, np.asarray(w.array(), np.float32)))
         small = express("QuantizeLinear", w.weight, scale, axis=axis, output_dtype=F8E4M3)
     else:
         scale = literal(scales)
@@ -119,7 +158,7 @@ def _activation(net: Network, t: Tensor, range_: Range, kind: str, readers: list
     at = 0 if t.maker is None else net.layers.index(t.maker) + 1
     name, read = name or t.name, read or t
     if kind == "fp8":
-        scale = net.constant(literal(np.asarray(np.float32(max(-range_.low, range_.high) / LARGEST[F8E4M3]))), f"{name}.scale")
+        scale = net.constant(literal(np.asarray(float8_scale(range_))), f"{name}.scale")
         q = net.add("QuantizeLinear", t, scale, name=f"{name}.quantize", at=at, output_dtype=F8E4M3)
         y = net.add("DequantizeLinear", q, scale, name=f"{name}.dequantize", at=at + 1)
     else:

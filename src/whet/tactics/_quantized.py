@@ -11,11 +11,12 @@ from whet.network import DType, Layer, Tensor
 from whet.tactics._base import Post, anchor, epilogue, unquantized
 
 _EIGHT_BIT = ("i8", "u8")
+FLOAT8 = "f8e4m3"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """real = (integer - zero) * scale. `scale` is one number or one a channel (f32), `zero` one integer."""
+    """real = (integer - zero) * scale, or number * scale for float8. `scale` is one number or one a channel (f32), `zero` one integer."""
 
     scale: np.ndarray
     zero: int
@@ -40,13 +41,18 @@ class Parts:
     reads: dict[int, Scale]
     stores: Scale | None
 
+    @property
+    def float8(self) -> bool:
+        """Whether any of its numbers is a float8."""
+        return any(s.dtype.name == FLOAT8 for s in (*self.reads.values(), *([self.stores] if self.stores else [])))
+
     def place(self, inner: Tensor | None) -> int | None:
         """Input place of what the anchor reads as `inner`."""
         return None if inner is None else next(i for i, t in enumerate(self.view.regions["body"].inputs) if t is inner)
 
 
-def take_apart(layer: Layer) -> Parts | str:
-    """The parts of a quantized layer, or why no kernel can take it."""
+def take_apart(layer: Layer, *, float8: bool = False) -> Parts | str:
+    """The parts of a quantized layer, or why no kernel can take it; of one with float8 numbers only where kernels for those are meant."""
     found = unquantized(layer)
     if isinstance(found, str):
         return found
@@ -59,6 +65,8 @@ def take_apart(layer: Layer) -> Parts | str:
         got = _scale(x, [None if t is None or t not in place else layer.inputs[place[t]] for t in x.inputs[1:]])
         if isinstance(got, str):
             return got
+        if got.dtype.name == FLOAT8 and not float8:
+            return f"computes on integers, not on {got.dtype}"
         scales[at] = got
     view, stores = found.layer, scales.pop(None, None)
     head, posts = anchor(view), epilogue(view)
@@ -71,10 +79,12 @@ def _scale(layer: Layer, given: Sequence[Tensor | None]) -> Scale | str:
     scale, zero = given[0], given[1] if len(given) > 1 else None
     if scale is None or scale.weight is None or (zero is not None and zero.weight is None):
         return "a scale is computed at run time"
-    zeros = np.zeros(1, np.int64) if zero is None else np.asarray(zero.array(), np.int64).reshape(-1)
+    zeros = np.zeros(1, np.int64) if zero is None else np.asarray(zero.array()).astype(np.float64).reshape(-1)
     if np.any(zeros != zeros[0]):
         return "zero points differ within a tensor"
     dtype = layer.output.dtype if layer.op == "QuantizeLinear" else layer.inputs[0].dtype  # type: ignore[union-attr]
-    if dtype.name not in _EIGHT_BIT:
+    if dtype.name == FLOAT8 and (zeros[0] != 0 or not layer.attrs.get("saturate", 1)):
+        return "float8 has no zero point here, and saturates"
+    if dtype.name not in (*_EIGHT_BIT, FLOAT8):
         return f"computes in 8 bits, not in {dtype}"
     return Scale(np.asarray(scale.array(), np.float32).reshape(-1), int(zeros[0]), dtype)

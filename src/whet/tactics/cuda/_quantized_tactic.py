@@ -15,13 +15,18 @@ class QuantizedTactic(Tactic):
     """A tactic for quantized layers; subclasses say why they do not take one (`unfit`), and how its operands may be stored (`stored`)."""
 
     quantized = True
+    float8 = False  # takes layers with float8 numbers too
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
         if said:
             return said
         parts = parts_of(layer)
-        return parts if isinstance(parts, str) else self.unfit(layer, parts)
+        if isinstance(parts, str):
+            return parts
+        if parts.float8 and not self.float8:
+            return "computes on integers, not on float8"
+        return self.unfit(layer, parts)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

@@ -37,7 +37,7 @@ class OwnPool(Tactic):
         if _whole(layer):  # one value a channel: both formats are the same bytes
             outs = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
         types = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
-        if layer.op == "MaxPool" and layer.outputs[0].dtype.name in ("i8", "u8"):
+        if layer.op == "MaxPool" and layer.outputs[0].dtype.name in ("i8", "u8", "f8e4m3"):
             types = [layer.outputs[0].dtype]
         return [same(layer, {0: Operand("nhwc", t)}, Operand(f, t)) for t in types for f in outs]
 
@@ -61,7 +61,7 @@ class OwnPool(Tactic):
 
 
 FIELDS = "<2Q17i3f"
-_SIZES = (4, 2, 2, 1, 1)  # bytes of the types of vector.cuh
+_SIZES = (4, 2, 2, 1, 1, 1)  # bytes of the types of vector.cuh
 
 
 def pool_launch(
@@ -78,7 +78,7 @@ def pool_launch(
     sizes = (n, h, w, c, p, q, *kernel, *strides, pads[0], pads[1], *dilations, int(bool(a.get("count_include_pad"))), h + pads[2], w + pads[3])
     constants |= {"R": int(kernel[0]), "S": int(kernel[1])} if kernel[0] * kernel[1] <= 25 else {}
     each = 16 // _SIZES[reads]
-    if layer.op == "MaxPool" and reads and kernel[0] * kernel[1] <= 25 and c % each == 0:
+    if layer.op == "MaxPool" and reads in (1, 2, 3, 4) and kernel[0] * kernel[1] <= 25 and c % each == 0:
         return "packed_max", constants, (blocks_of(n * p * q * (c // each), 256), 1, 1), sizes
     return "pool", constants, (blocks_of(n * p * q * (c // 8), 256), 1, 1), sizes
 

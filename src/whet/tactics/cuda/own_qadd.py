@@ -1,4 +1,4 @@
-"""Quantized Add: two integers of different scales, an activation, integers out."""
+"""Quantized Add: two integers (or e4m3 numbers) of different scales, an activation, integers (or e4m3) out."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class OwnQAdd(QuantizedTactic):
     """Operands of the result's shape, row-major or channels last."""
 
     ops = ("Add",)
+    float8 = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):

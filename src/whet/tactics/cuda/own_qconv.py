@@ -1,4 +1,4 @@
-"""Quantized convolution on Hopper's tensor cores: u8 or i8 by i8, scales by channel, bias, residual, activation, and integers or floats out."""
+"""Quantized convolution on Hopper's tensor cores: u8 or i8 by i8, or e4m3 by itself; scales by channel, bias, residual, activation; any type out."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from whet.tactics.cuda._conv import ConvShape, Eight, View, conv_configs, conv_l
 from whet.tactics.cuda._conv_config import ConvConfig, varied
 from whet.tactics.cuda._kernel import RTOL, Ending, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda._quantized import (
+    BYTES,
     EIGHT,
+    FLOAT8,
     Factors,
     Output,
     conv_shape_of,
     count_classes,
     ending_of,
     factors,
+    float8_rtol,
     folded,
     folds,
     has_border,
@@ -30,6 +33,7 @@ from whet.tactics.cuda._quantized import (
     parts_of,
     signatures_of,
     steps_of,
+    weight_bytes,
     why_not_weighted,
 )
 from whet.tactics.cuda._quantized_tactic import QuantizedTactic
@@ -43,11 +47,12 @@ class OwnQConv(QuantizedTactic):
     """Group 1, two spatial axes, input channels in sixteens; zero points at padding by a bias that depends on the pixel."""
 
     ops = ("Conv",)
+    float8 = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
             return "takes images of two spatial axes, one group"
-        return why_not_weighted(parts)
+        return why_not_weighted(parts) or unfit_float8(parts, conv_channels(parts))
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         return signatures_of(parts, "nhwc")
@@ -69,7 +74,20 @@ class OwnQConv(QuantizedTactic):
         if isinstance(parts, str):
             raise PlanRefused(parts)
         w = parts.view.inputs[parts.place(parts.head.inputs[1])]  # type: ignore[index]
-        return product_plan(layer, parts, conv_shape_of(parts), signature, config, machine, lambda: np.asarray(w.array(), np.int8), "conv")  # type: ignore[union-attr]
+        return product_plan(layer, parts, conv_shape_of(parts), signature, config, machine, lambda: weight_bytes(w), "conv")  # type: ignore[union-attr]
+
+
+def conv_channels(parts: Parts) -> tuple[Any, Any]:
+    """Input and output channels of a convolution."""
+    return parts.head.inputs[0].shape[1], parts.head.inputs[1].shape[0]  # type: ignore[union-attr]
+
+
+def unfit_float8(parts: Parts, channels: tuple[Any, Any]) -> str | None:
+    """Why a layer with float8 numbers has no kernel, so that it is better not made: integers have kernels for other sizes."""
+    c, k = channels
+    if parts.float8 and (c % 16 or k % 8):
+        return f"{c} input and {k} output channels: of float8 inputs come in sixteens, outputs in eights"
+    return None
 
 
 def pairs(shape: ConvShape) -> ConvShape:
@@ -100,7 +118,7 @@ def storable(tile: ConvConfig, eight: Eight, shape: ConvShape) -> bool:
     if shape.k % 8:
         return bool(tile.direct) and tile.sk == 1
     staged = tile.sk == 1 and not tile.direct
-    return not staged or (eight.result in EIGHT and eight.residual in ("", *EIGHT) and shape.k % 16 == 0)
+    return not staged or (eight.result in BYTES and eight.residual in ("", *BYTES) and shape.k % 16 == 0)
 
 
 def product_configs(
@@ -174,5 +192,7 @@ def product_plan(
             )
         ]  # fmt: skip
 
-    rtol = 0.0 if eight.result in EIGHT else RTOL[eight.result]
+    rtol = 0.0 if eight.result in EIGHT else RTOL.get(eight.result, 0.0)
+    if FLOAT8 in (eight.source, eight.result):
+        rtol = max(rtol, float8_rtol(single.r * single.s * single.c))
     return GpuKernel(layer, signature, make, implementation=f"own wgmma {eight.source} {tile}", packed=packed, rtol=rtol)

@@ -14,9 +14,9 @@ from whet.tactics._quantized import Parts
 from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._conv_config import configs_for
 from whet.tactics.cuda._kernel import GpuKernel
-from whet.tactics.cuda._quantized import parts_of, signatures_of, why_not_weighted
+from whet.tactics.cuda._quantized import parts_of, signatures_of, weight_bytes, why_not_weighted
 from whet.tactics.cuda._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.own_qconv import product_configs, product_plan, refuses_product
+from whet.tactics.cuda.own_qconv import product_configs, product_plan, refuses_product, unfit_float8
 
 
 @tactic
@@ -24,9 +24,11 @@ class OwnQGemm(QuantizedTactic):
     """Row-major operands, inner size in sixteens; the second matrix constant."""
 
     ops = ("Gemm", "MatMul")
+    float8 = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        return why_not_weighted(parts) or why_not_rows(parts)
+        x, y = parts.head.inputs[0], parts.head.outputs[0]
+        return why_not_weighted(parts) or why_not_rows(parts) or unfit_float8(parts, (x.shape[-1], y.shape[-1]))  # type: ignore[union-attr]
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         return signatures_of(parts, "linear")
@@ -66,7 +68,7 @@ def why_not_rows(parts: Parts) -> str | None:
 
 def matrix(parts: Parts) -> np.ndarray:
     """The integers of the second matrix as filters [k, c, 1, 1]."""
-    given = np.asarray(parts.view.inputs[parts.place(parts.head.inputs[1])].array(), np.int8)  # type: ignore[index,union-attr]
+    given = weight_bytes(parts.view.inputs[parts.place(parts.head.inputs[1])])  # type: ignore[index,arg-type]
     turned = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
     return (given.T if turned else given)[:, :, None, None]
 

@@ -16,9 +16,10 @@ from whet.tactics.cuda.own_pool import FIELDS, _grown, pool_launch
 
 @tactic
 class OwnQPool(QuantizedTactic):
-    """AveragePool and GlobalAveragePool of integers into integers."""
+    """AveragePool and GlobalAveragePool of integers into integers, of e4m3 into e4m3."""
 
     ops = ("AveragePool", "GlobalAveragePool")
+    float8 = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         x = parts.place(parts.head.inputs[0])

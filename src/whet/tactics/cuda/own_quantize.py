@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear with one scale, into another format on the way."""
+"""QuantizeLinear and DequantizeLinear with one scale, of integers and float8, into another format on the way."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
 from whet.tactics.cuda._conv import TYPES
 from whet.tactics.cuda._kernel import RTOL, GpuKernel, all_static, launch
+from whet.tactics.cuda._quantized import BYTES, FLOAT8
 from whet.tactics.cuda.own_reformat import FIELDS, moving
 
 
 @tactic
 class OwnQuantize(Tactic):
-    """Between f32 (stored in 32 or 16 bits) and i8 or u8."""
+    """Between f32 (stored in 32 or 16 bits) and i8, u8 or e4m3."""
 
     ops = ("QuantizeLinear", "DequantizeLinear")
 
@@ -29,12 +30,14 @@ class OwnQuantize(Tactic):
         integer, real = (y, x) if layer.op == "QuantizeLinear" else (x, y)
         if layer.op == "Fused" or x is None or x.is_constant:
             return "its input is constant, or it is fused to something"
-        if integer.dtype.name not in ("i8", "u8") or real.dtype != F32:  # type: ignore[union-attr]
-            return f"converts between f32 and 8-bit integers, not {real.dtype} and {integer.dtype}"  # type: ignore[union-attr]
+        if integer.dtype.name not in BYTES or real.dtype != F32 or not layer.attrs.get("saturate", 1):  # type: ignore[union-attr]
+            return f"converts between f32 and 8-bit integers or e4m3 that saturate, not {real.dtype} and {integer.dtype}"  # type: ignore[union-attr]
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
             return "its scale is computed at run time"
         if any(t is not None and np.size(t.array()) != 1 for t in layer.inputs[1:]):
             return "has more than one scale"
+        if integer.dtype.name == FLOAT8 and layer.input(2) is not None and np.any(np.asarray(layer.input(2).array(), np.float32)):  # type: ignore[union-attr]
+            return "e4m3 has no zero point"
         return None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
@@ -59,7 +62,7 @@ class OwnQuantize(Tactic):
         constants |= {"AFFINE": 1 if quantizes else 2, "FROM": TYPES[source.dtype.name]}
         step = float(np.asarray(layer.inputs[1].array(), np.float32).reshape(-1)[0])  # type: ignore[union-attr]
         zero = layer.input(2)
-        shift = 0.0 if zero is None else float(np.asarray(zero.array()).reshape(-1)[0])
+        shift = 0.0 if zero is None else float(np.asarray(zero.array(), np.float32).reshape(-1)[0])
 
         def make(args: Args) -> list:
             values = (args.inputs[0], args.outputs[0], prod(shape), rows, columns, 1.0 / step if quantizes else step, shift)

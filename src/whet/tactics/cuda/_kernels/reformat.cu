@@ -1,5 +1,5 @@
 // Between row-major (NCHW) and channels-last (NHWC), and between types. Constants: FROM, TO (types as in vector.cuh), AFFINE (0 no,
-// 1 quantize: round(x * step) + zero, NaN becomes 0; 2 dequantize: (x - zero) * step).
+// 1 quantize: round(x * step) + zero, NaN becomes 0 (e4m3: x * step, which storing rounds and saturates, NaN stays); 2 dequantize: (x - zero) * step).
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -14,6 +14,7 @@ struct Args {
 #define AFFINE 0
 #endif
 DEV float affine(const Args& p, float x) {
+    if (AFFINE == 1 && TO == 5) return x * p.step;
     if (AFFINE == 1) { const float y = rintf(x * p.step) + p.zero; return y == y ? y : 0.f; }
     return AFFINE == 2 ? (x - p.zero) * p.step : x;
 }

@@ -1,0 +1,164 @@
+"""FP8 (e4m3) from a floating-point network: calibrate, correct, insert Q/DQ where precision.float8 has it, keep it where the clock says so.
+
+Engines are built and timed in turns: floating point (or what INT8 gave, where that is permitted too), FP8, and FP8 without the layers whose
+FP8 form was slower. The fastest that holds the user's budget is kept; within the noise the earlier one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from statistics import median
+
+import numpy as np
+
+from whet.backends import get_backend
+from whet.builder.building import build
+from whet.builder.calibrating import Calibration, calibrated_ranges, prepared
+from whet.builder.config import BuildConfig
+from whet.builder.engine_run import EngineRun
+from whet.builder.lock import read_lock
+from whet.builder.payoff import in_turns, known_as, slow_layers
+from whet.builder.precision import demanded_floats, has_float8
+from whet.builder.progress import Progress
+from whet.builder.relock import locked_again, note_found, recipe
+from whet.builder.within import SAMPLES, Judge
+from whet.engine.plan import EnginePlan
+from whet.network import Network
+from whet.precision import Ranges, chosen_samples, find_places, quantize
+from whet.precision.budget import Budget, Verdict
+from whet.precision.float8 import corrected, kept_out
+
+
+def float8_network(made: Network, ranges: Ranges, skip: Mapping[str, str] | frozenset[str] = frozenset()) -> Network:
+    """`made` (prepared) with Q/DQ of e4m3 but for the layers that FP8 leaves out (kept_out) and those of `skip`."""
+    left = {*kept_out(made), *skip}
+    return quantize(made, ranges, skip=lambda x: x.name in left or bool(left & known_as(x)), kind="fp8")
+
+
+def float8_ranges(net: Network, made: Network, calibration: Calibration, config: BuildConfig, notes: list[str]) -> Ranges:
+    """Ranges for FP8, with the corrections that calibration data give."""
+    method = "minmax" if calibration.method == "auto" else calibration.method
+    plain = dataclasses.replace(calibration, method=method, steps=())
+    ranges = calibrated_ranges(net, made, plain, config, notes.append)
+    if calibration.samples is None:
+        if not ranges.corrections:
+            notes.append("FP8 without calibration data has no corrections of biases: it loses more than it must. Give --calibData.")
+        return ranges
+    return corrected(made, ranges, calibration.samples(), EngineRun, kept_out(made))
+
+
+def build_float8(
+    net: Network,
+    config: BuildConfig,
+    calibration: Calibration,
+    *,
+    budget: Budget | None = None,
+    other: EnginePlan | None = None,
+    progress: Progress | None = None,
+    inputs: Mapping[str, np.ndarray] | None = None,
+) -> EnginePlan:
+    """The fastest engine of a floating-point network with FP8 permitted, within `budget`; `other` is the engine that it competes with
+    (default: floating point). Where the backend has no FP8 kernels that one is given back, with a note.
+
+    Raises CalibrationError and what `build` raises. The plan's report says under "precision_choice" what was timed, under "fp8" which
+    layers stay out and why.
+    """
+    if config.lock:
+        return _locked(net, config, progress, inputs)
+    notes: list[str] = []
+    plain = dataclasses.replace(config, precisions=tuple(p for p in config.precisions if p not in ("fp8", "int8")))
+    floats = other or build(net, plain, progress=progress, inputs=inputs)
+    made = prepared(net, config)
+    pinned = demanded_floats(config)
+    left = {**kept_out(made), **{x.name: "--layerPrecisions" for x in find_places(made).layers if pinned(x)}}
+    layers = [x for x in find_places(made).layers if x.name not in left]
+    if not layers or not has_float8(config):
+        why = "this backend has no FP8 kernels, only an emulation (whet debug precision --fp8)" if layers else "no layer is one that FP8 takes"
+        floats.report["notes"] = [*floats.report.get("notes", []), f"--fp8 is permitted but not used: {why}."]
+        return note_found(floats, config)
+    ranges = float8_ranges(net, made, calibration, config, notes)
+    judge = None
+    if budget is not None:
+        samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
+        judge = Judge(made, "fp8", ranges, samples, budget, config, progress)
+    eight = dataclasses.replace(config, precisions=tuple(dict.fromkeys((*plain.precisions, "fp8"))))
+
+    def low(skip: frozenset[str]) -> EnginePlan:
+        plan = build(float8_network(made, ranges, skip | set(left)), eight, progress=progress, inputs=inputs)
+        plan.report["quantized"] = {**recipe(ranges, skip | set(left)), "kind": "fp8"}
+        return plan
+
+    machine = get_backend(config.backend, threads=max(config.threads, 0))
+    if not getattr(machine, "runs", True) or config.optimization_level == 0:
+        plan = low(frozenset())
+        plan.report["notes"] += [*notes, "FP8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
+        return note_found(plan, config)
+    tried: list[tuple[str, EnginePlan, frozenset[str]]] = [(_name(other), floats, frozenset()), ("fp8", low(frozenset()), frozenset())]
+    slow = slow_layers(floats, tried[1][1], layers)
+    if slow and len(slow) < len(layers):
+        tried.append((f"fp8 without {len(slow)} layers that do not pay", low(slow), slow))
+    if judge is not None:
+        fit = judge.fit([x.name for x in layers if x.name not in tried[-1][2]], {})
+        if fit.dropped:
+            skip = tried[-1][2] | frozenset(fit.dropped)
+            if len(skip) < len(layers):
+                tried.append((f"fp8 without {len(skip)} layers, within the budget", low(skip), skip))
+    verdicts: list[Verdict | None] = [None] * len(tried)
+    if judge is not None:
+        for i, (_, plan, skip) in enumerate(tried[1:], 1):
+            verdicts[i] = judge.engine(plan, config) or judge.low([x.name for x in layers if x.name not in skip])
+    times = in_turns([plan for _, plan, _ in tried], machine, config)
+    return note_found(_kept(tried, verdicts, times, left, notes), config)
+
+
+def is_float8_lock(config: BuildConfig) -> bool:
+    """Whether the lock that a build obeys holds an engine in FP8."""
+    found = read_lock(config.lock).get("quantized") if config.lock else None
+    return isinstance(found, dict) and found.get("kind") == "fp8"
+
+
+def _locked(net: Network, config: BuildConfig, progress: Progress | None, inputs: Mapping[str, np.ndarray] | None) -> EnginePlan:
+    """The engine that the lock holds: its ranges, corrections and layers in FP8, or an engine in floating point."""
+    def low(ranges: Ranges, skip: frozenset[str], tables: bool) -> EnginePlan:
+        made = quantize(prepared(net, config), ranges, skip=skip, kind="fp8")
+        plan = build(made, config, progress=progress, inputs=inputs)
+        plan.report["quantized"] = {**recipe(ranges, skip, tables), "kind": "fp8"}
+        return plan
+
+    return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs), low)
+
+
+def _name(other: EnginePlan | None) -> str:
+    return "floating point" if other is None else "int8 or floating point"
+
+
+def _kept(
+    tried: list[tuple[str, EnginePlan, frozenset[str]]], verdicts: list[Verdict | None], times: list[list[float]], left: Mapping[str, str],
+    notes: list[str],
+) -> EnginePlan:  # fmt: skip
+    """The fastest that holds the budget; the earlier one of those within the noise."""
+    middle = [median(t) * 1e3 for t in times]
+    spread = [(float(np.quantile(t, 0.75)) - float(np.quantile(t, 0.25))) * 500 for t in times]
+    holds = [v is None or v.holds for v in verdicts]
+    able = [i for i in range(len(tried)) if holds[i]]
+    fastest = min(able, key=lambda i: middle[i])
+    best = middle[fastest]
+    kept = next(i for i in able if middle[i] - best <= max(0.003 * best, min(spread[i], spread[fastest], 0.02 * best)))
+    plan = tried[kept][1]
+    earlier = plan.report.get("precision_choice", [])
+    plan.report["latency_ms"] = middle[kept]
+    plan.report["precision_choice"] = [
+        *earlier,
+        *(
+            {"what": what, "ms": ms, "spread_ms": s, "kept": i == kept, "float_layers": sorted(skip), "accuracy": v and v.value, "holds": h}
+            for i, ((what, _, skip), ms, s, v, h) in enumerate(zip(tried, middle, spread, verdicts, holds, strict=True))
+        ),
+    ]
+    plan.report["fp8"] = {"left_out": dict(left)}
+    shown = ", ".join(f"{what} {ms:.3f} ms{'' if h else ' (outside the budget)'}" for (what, _, _), ms, h in zip(tried, middle, holds, strict=True))
+    said = f"FP8 pays: {shown}; {len(left)} layers stay out for accuracy or size."
+    if kept == 0:
+        said = f"--fp8 is permitted but does not pay here: {shown}."
+    plan.report["notes"] = [*plan.report.get("notes", []), *notes, said]
+    return plan

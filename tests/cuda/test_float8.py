@@ -1,0 +1,118 @@
+"""FP8 (e4m3) layers on CUDA: what the tactics offer and pack on any machine, and on Hopper every tile against the reference."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_large import conv, layer_of
+from test_tactics import HOPPER, compute, judge, planned, reference
+from test_tactics import gpu as gpu  # the fixture
+
+from whet.builder.verification import float8_error
+from whet.ops._quantized_samples import quantized
+
+E4M3 = ml_dtypes.float8_e4m3fn
+_rng = np.random.default_rng(8)
+PAD = {"pads": (1,) * 4}
+
+
+def spread(*shape):
+    """Numbers of every exponent that e4m3 has, the largest too."""
+    a = _rng.standard_normal(shape) * np.exp2(_rng.uniform(-10, 7, shape))
+    return np.clip(a, -448, 448).astype(E4M3)
+
+
+def weights(*shape):
+    return (_rng.standard_normal(shape) * 100).clip(-448, 448).astype(E4M3)
+
+
+def scales(k, fan):
+    return (_rng.uniform(0.5, 2, k) / (100 * np.sqrt(fan))).astype(np.float32)
+
+
+def real(*shape):
+    return _rng.standard_normal(shape).astype(np.float32)
+
+
+def f8conv(x, k, c, r, *, store=None, residual=None, **how):
+    """A convolution of float8 images of shape `x`; `store` is the output's scale (None: floats), `residual` "f8" or "f32"."""
+    data = [(f"f8e4m3[{','.join(map(str, x))}]", 0.5, None, 1), (weights(k, c, r, r), scales(k, c * r * r), None, 0), real(k)]
+    if residual:
+        h, w = (d if "strides" not in how else -(-d // 2) for d in x[2:])
+        shape = f"[{x[0]},{k},{h},{w}]"
+        data.append((f"f8e4m3{shape}", 0.7, None, 1) if residual == "f8" else f"f32{shape}")
+    return quantized("Conv", data, conv(add=residual is not None, **how), None if store is None else (store, None, "f8e4m3"))
+
+
+def f8gemm(m, k, c, store=None):
+    data = [(f"f8e4m3[{m},{c}]", 0.5, None, 1), (weights(k, c), scales(k, c), None, 0), real(k)]
+    return quantized("Gemm", data, lambda body, v: body.add("Gemm", *v, transB=1), None if store is None else (store, None, "f8e4m3"))
+
+
+LAYERS = {
+    "3x3": f8conv((4, 64, 28, 28), 64, 64, 3, store=0.2, residual="f8", relu=True, **PAD),
+    "3x3 deep": f8conv((4, 512, 7, 7), 512, 512, 3, store=0.2, relu=True, **PAD),
+    "3x3 deep floats": f8conv((4, 512, 7, 7), 512, 512, 3, **PAD),
+    "3x3 small": f8conv((1, 256, 14, 14), 256, 256, 3, store=0.2, residual="f32", relu=True, **PAD),
+    "3x3 strided": f8conv((3, 64, 29, 27), 128, 64, 3, store=0.4, strides=(2, 2), activation="silu", **PAD),
+    "1x1": f8conv((4, 128, 28, 28), 256, 128, 1, store=0.2, residual="f8", relu=True),
+    "1x1 deep": f8conv((1, 2048, 7, 7), 512, 2048, 1, relu=True),
+    "1x1 strided": f8conv((4, 256, 56, 56), 512, 256, 1, store=0.2, strides=(2, 2)),
+    "3x3 many": f8conv((16, 64, 56, 56), 64, 64, 3, store=0.2, relu=True, **PAD),
+    "1x1 many": f8conv((16, 64, 56, 56), 256, 64, 1, store=0.2, residual="f8", relu=True),
+    "of 16": f8conv((8, 16, 32, 32), 16, 16, 3, store=0.2, residual="f8", relu=True, **PAD),
+    "saturates": f8conv((2, 64, 20, 20), 64, 64, 3, store=1e-4, **PAD),
+    "product": f8gemm(128, 1000, 2048),
+    "product small": f8gemm(8, 64, 512, store=0.2),
+}
+
+
+def fill(arrays, layer):
+    """The same arrays with float8 inputs of every exponent."""
+    return [a if a is None or t.is_constant or a.dtype != E4M3 else spread(*a.shape) for t, a in zip(layer.inputs, arrays, strict=True)]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_float8_layers_have_tensor_core_kernels(name):
+    _net, layer, _ = layer_of("Fused", LAYERS[name])
+    found = [(t.name, s, c) for t, s, c, _ in planned(layer, HOPPER, 40)]
+    assert {t for t, *_ in found} <= {"cuda/own_qconv", "cuda/own_qgemm"}
+    assert found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYERS)
+def test_float8_layers(gpu, name):
+    _net, layer, arrays = layer_of("Fused", LAYERS[name])
+    arrays = fill(arrays, layer)
+    wanted: dict = {}
+    for t, signature, config, kernel in planned(layer, gpu, 10):
+        if signature.outputs[0].dtype.name == "bf16":
+            continue
+        got, fed = compute(gpu, layer, arrays, signature, kernel)
+        kind = tuple(o and o.dtype for o in signature.inputs)
+        if kind not in wanted:
+            wanted[kind] = reference(layer, fed)[0]
+        where = f"{t.name} {signature} {config}"
+        if got[0].dtype == E4M3:
+            error, why = float8_error(got[0], wanted[kind])
+            assert error <= kernel.rtol, f"{where}: {why or error} of {kernel.rtol}"
+        else:
+            judge(got[0], wanted[kind], kernel.rtol, signature.outputs[0].dtype, where)
+
+
+@pytest.mark.gpu
+def test_not_numbers_and_infinities_of_float8(gpu):
+    _net, layer, arrays = layer_of("Fused", f8conv((2, 64, 20, 20), 64, 64, 3, store=0.2, relu=True, residual="f8", **PAD))
+    arrays = fill(arrays, layer)
+    bytes_ = arrays[0].view(np.uint8)
+    bytes_[0, 3, 4, 5], bytes_[1, 60, 19, 19], bytes_[0, 7, 12, 12] = 0x7F, 0xFF, 0x7E  # NaN of both signs, the largest number
+    arrays[0] = bytes_.view(E4M3)
+    for _t, signature, config, kernel in planned(layer, gpu, 8):
+        got, fed = compute(gpu, layer, arrays, signature, kernel)
+        want = reference(layer, fed)[0]
+        assert np.array_equal(np.isnan(got[0].astype(np.float32)), np.isnan(want.astype(np.float32))), config
+        assert float8_error(got[0], want)[0] <= kernel.rtol, config
