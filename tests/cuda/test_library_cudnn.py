@@ -1,6 +1,8 @@
 """The cuDNN pack: graphs as the library gets them (a stand-in here), which engines may compute what; on a GPU all against the reference."""
 
 import ctypes
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -296,7 +298,8 @@ def test_networks_run_through_the_library(gpu, name, precisions, bound):
     away = ("CUBLASLT", *own, *(k.rpartition("/")[2] for k in sorted(PACK)))
     switches = ("+CUDNN", *(f"-{t}" for t in away if t != name))
     net = mixed()
-    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=switches, precisions=precisions, avg_timing=2, whole_engines=1))
+    config = BuildConfig(backend="cuda", timing_cache="", tactic_sources=switches, precisions=precisions, avg_timing=2, whole_engines=1)
+    plan = build(net, replace(config, deterministic=True))
     assert {c.tactic for c in plan.choices.values()} >= {f"cuda/{name}"}
     assert plan.report["verification"]["failures"] == []
     engine = Runtime("cuda").load(plan)
@@ -306,6 +309,18 @@ def test_networks_run_through_the_library(gpu, name, precisions, bound):
     want = run_network(net, x, widen=True)["y"]
     assert np.abs(got - want).max() / np.abs(want).max() < bound
     assert np.array_equal(second.run(x)["y"], got)
+    again = []
+
+    def work():  # each with a context of its own: the same plans at once, by other handles
+        context = engine.create_context()
+        again.extend(np.array_equal(context.run(x)["y"], got) for _ in range(5))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert again == [True] * 20
     bound_ = first.launches()
     assert bound_.executable.graph_refused == "", "the library's launches go into a CUDA graph"
     bound_.executable.use_graph = False
