@@ -1,0 +1,39 @@
+// Pad of up to six axes. Negative padding cuts off. Constants: UNIT (bytes of an element), MODE (0 constant, 1 edge, 2 reflect, 3 wrap).
+#include "common.cuh"
+
+struct Args {
+    const u8* in;
+    u8* out;
+    u64 value;             // the bits of a constant
+    long long stride[6];   // of the input, in elements
+    int size[6];           // of the output
+    int before[6];         // output place of input element 0
+    int low[6], high[6];   // the input's elements that are left
+    u32 count;
+};
+
+extern "C" __global__ void __launch_bounds__(256) pad(const __grid_constant__ Args p) {
+    let_next_start();
+    wait_for_previous();
+    const u32 index = blockIdx.x * 256 + threadIdx.x;
+    if (index >= p.count) return;
+    u32 rest = index;
+    long long from = 0;
+    bool inside = true;
+#pragma unroll
+    for (int d = 5; d >= 0; --d) {
+        const u32 next = rest / p.size[d];
+        int i = (int)(rest - next * p.size[d]) - p.before[d];
+        rest = next;
+        const int low = p.low[d], high = p.high[d];
+        if (MODE == 0) inside = inside && i >= low && i < high;
+        if (MODE == 1) i = max(low, min(i, high - 1));
+        if (MODE == 2) i = i < low ? 2 * low - i : i >= high ? 2 * (high - 1) - i : i;
+        if (MODE == 3) i = i < low ? i + (high - low) : i >= high ? i - (high - low) : i;
+        from += i * p.stride[d];
+    }
+    if (UNIT == 1) p.out[index] = inside ? p.in[from] : (u8)p.value;
+    if (UNIT == 2) reinterpret_cast<u16*>(p.out)[index] = inside ? reinterpret_cast<const u16*>(p.in)[from] : (u16)p.value;
+    if (UNIT == 4) reinterpret_cast<u32*>(p.out)[index] = inside ? reinterpret_cast<const u32*>(p.in)[from] : (u32)p.value;
+    if (UNIT == 8) reinterpret_cast<u64*>(p.out)[index] = inside ? reinterpret_cast<const u64*>(p.in)[from] : p.value;
+}
