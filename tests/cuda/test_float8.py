@@ -11,7 +11,7 @@ from test_large import conv, layer_of
 from test_tactics import HOPPER, compute, judge, planned, reference
 from test_tactics import gpu as gpu  # the fixture
 
-from whet.builder.verification import float8_error
+from whet.builder.differences import float8_error
 from whet.ops._quantized_samples import quantized
 
 E4M3 = ml_dtypes.float8_e4m3fn

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig, build
+from whet.builder.emulation import rounded_tf32
 from whet.builder.sources import tactics_for
-from whet.builder.verification import rounded_tf32
 from whet.errors import UsageError
 from whet.network import Network, parse_type
 from whet.ops import OPS, run_network, sample_layer
@@ -19,7 +19,7 @@ from whet.tactics._base import PlanRefused
 from whet.tactics.cuda import _cublaslt
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
-LIBRARY = {"cuda/cublaslt_f32", "cuda/cublaslt_patches", "cuda/cublaslt_tf32"}
+LIBRARY = {"cuda/cublaslt_f32", "cuda/cublaslt_older", "cuda/cublaslt_patches", "cuda/cublaslt_tf32"}
 
 
 def names(*switches):
@@ -30,7 +30,7 @@ def test_switches_turn_the_pack_off_and_its_referee_on():
     assert names() == LIBRARY, "the 16-bit referee waits to be asked for"
     assert names("+cublaslt_half") == LIBRARY | {"cuda/cublaslt_half"}
     assert names("-CUBLAS_LT") == names("-CUBLASLT") == set()
-    assert names("-cublaslt_tf32") == {"cuda/cublaslt_f32", "cuda/cublaslt_patches"}
+    assert names("-cublaslt_tf32") == LIBRARY - {"cuda/cublaslt_tf32"}
     with pytest.raises(UsageError, match="CUBLASLT"):
         tactics_for("cuda", ["+CUBLAS"])
 

@@ -10,7 +10,7 @@ from test_compile import sass
 from test_tactics import compute, gpu, judge, planned, reference  # noqa: F401  (gpu is a fixture)
 
 from whet.backends.cuda.compile import compile_cubin
-from whet.builder.verification import rounded_tf32
+from whet.builder.emulation import rounded_tf32
 from whet.ops import Sample, sample_layer
 from whet.tactics.cuda._tf32 import Tf32Config, configs_for, cut_to_tf32, kernel_source, pack, places
 

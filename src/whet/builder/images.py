@@ -159,6 +159,9 @@ class Places:
     fixed: frozenset[str]  # layers where such a part is a constant: there an image's result does depend on its place
 
 
+NOWHERE = Places({}, {}, frozenset())
+
+
 def image_places(net: Network, shapes: Mapping[str, tuple[int, ...]], batch: int) -> Places:
     """Where images stand in a network at these input shapes. Raises NotPerImage where a layer mixes them."""
     env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from whet.builder.config import BuildConfig
+from whet.builder.differences import relative_error
 from whet.builder.precision import no_float8, unwanted_integers
 from whet.builder.regions import lift_captures
-from whet.builder.verification import relative_error
 from whet.network import Network
 from whet.ops import run_network
 from whet.passes import PassLog, in_pieces, lower

@@ -7,31 +7,29 @@ most 4 times the error of the same network in FP32, or of an emulation that roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from whet.builder.config import BuildConfig
-from whet.builder.images import MOST, Images, NotPerImage, Places, batch_of, image_places, network_on_images, on_images
+from whet.builder.differences import difference, output_error, worst_error
+from whet.builder.emulation import computes_tf32, emulate, reference_outputs
+from whet.builder.images import MOST, NOWHERE, Images, NotPerImage, Places, batch_of, image_places, network_on_images
 from whet.builder.positions import turned_differences
 from whet.builder.progress import Noting
 from whet.builder.ties import has_ties, nudged_outputs
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError
-from whet.network import BF16, F8E4M3, F16, F64, DType, Layer, Network, Tensor
-from whet.ops import run_layer, run_network, run_regions
+from whet.network import BF16, F16, Layer, Network
+from whet.ops import run_network
 from whet.runtime import Bound, WeightStore, bind
-from whet.tactics import anchor, outer_input
 
 FLOOR = 1e-5  # network error that is always allowed
 FACTOR = 4.0  # times the emulation's error
-NOWHERE = Places({}, {}, frozenset())
 _UNIT = {F16.name: 2.0**-11, BF16.name: 2.0**-8}  # relative error of one rounding
-_SATURATED = 4.0  # times the largest e4m3 number that a saturated result is taken for
-_FLOAT8_SHARE = 0.025  # of e4m3 numbers: noise per signal that differing in a few ties may have; rounding alone makes 0.027
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ def check_layer(
         return None  # it is the reference itself
     want = reference_outputs(layer, choice, ins, images, places)
     for t, (_, dtype), got, ref in zip(layer.outputs, choice.outputs, outs, want, strict=True):
-        error, why = _difference(got, ref, t.dtype)
+        error, why = difference(got, ref, t.dtype)
         bound = 0.0 if not t.dtype.is_float else _layer_bound(layer, choice, dtype)
         if bound and (found.worst[2] == 0 or error / bound > found.worst[1] / found.worst[2]):
             found.worst = (layer.name, error, bound)
@@ -221,120 +219,6 @@ def _layer_bound(layer: Layer, choice: Choice, dtype: str) -> float:
     return max(choice.rtol, 2 * _UNIT.get(dtype, 0.0))
 
 
-def reference_outputs(
-    layer: Layer, choice: Choice, ins: list, images: Images | None = None, places: Places = NOWHERE
-) -> list[np.ndarray]:
-    """The layer's outputs in float64 from inputs as stored; weights are rounded where the layer computes in a smaller type."""
-    small = computing_type(layer, choice)
-    arrays = []
-    for t, a in zip(layer.inputs, ins, strict=True):
-        if a is not None and t is not None and t.dtype.is_float:
-            if t.is_constant and small is not None and a.ndim >= 2:
-                a = a.astype(small.numpy)
-            a = a.astype(np.float64)
-        arrays.append(a)
-    if layer.op == "Reformat":
-        return arrays
-    if images is not None:
-        return on_images(layer, arrays, {t: places.axis[t.name] for t in layer.inputs if t is not None and t.name in places.axis}, images)
-    if layer.regions:
-        return run_regions(layer, arrays, widen=True)
-    return run_layer(_wide(layer), arrays)
-
-
-def computing_type(layer: Layer, choice: Choice) -> DType | None:
-    """The smaller type that the layer's first float operand is stored in, or None when none is smaller."""
-    for t, o in zip(layer.inputs, choice.inputs, strict=True):
-        if t is not None and o is not None and t.dtype.is_float:
-            return {F16.name: F16, BF16.name: BF16}.get(o[1]) if o[1] != t.dtype.name else None
-    return None
-
-
-def computes_tf32(choice: Choice) -> bool:
-    """Whether the tactic rounds f32 operands to TF32 (its config says so)."""
-    return ("math", "tf32") in choice.config
-
-
-def multiplied(layer: Layer) -> list[Tensor | None]:
-    """The layer's inputs that its anchor multiplies."""
-    places = [outer_input(layer, t) for t in anchor(layer).inputs[:2]]
-    return [layer.inputs[i] for i in places if i is not None]
-
-
-def rounded_tf32(a: np.ndarray) -> np.ndarray:
-    """f32 numbers with 10 bits of mantissa, to nearest."""
-    bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
-    return np.where(np.isfinite(a), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), a).astype(a.dtype)
-
-
-def _wide(layer: Layer) -> Layer:
-    """The layer with float types among its attributes widened (Cast to f32 would round the reference)."""
-    if not any(isinstance(v, DType) and v.is_float for v in layer.attrs.values()):
-        return layer
-    attrs = {k: F64 if isinstance(v, DType) and v.is_float else v for k, v in layer.attrs.items()}
-    made = Layer(layer.op, layer.name, layer.inputs, attrs, layer.regions, layer.sources)
-    made.outputs = layer.outputs
-    return made
-
-
-def _difference(got: np.ndarray, ref: np.ndarray, dtype: DType) -> tuple[float, str]:
-    """The error of an output and, where a number does not say it, what is wrong. 0 when all is well."""
-    if got.shape != ref.shape:
-        return np.inf, f"shape {list(got.shape)} instead of {list(ref.shape)}"
-    if not dtype.is_float:
-        off = np.abs(got.astype(np.float64) - ref.astype(np.float64))
-        worst = float(off.max(initial=0.0))
-        if dtype.bits <= 8 and dtype.kind in ("int", "uint") and worst <= 1:
-            return 0.0, ""
-        return (worst, f"{int((off > 0).sum())} of {off.size} integers differ") if worst else (0.0, "")
-    return float8_error(got, ref) if dtype == F8E4M3 else relative_error(got, ref)
-
-
-def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
-    """The error of e4m3 numbers against the reference's: what is left of max|e|/max|ref| after one step where they lie, for a real number
-    near the middle of two may become either. That has to be rare: infinite where ||e||/||ref|| is that of a rounding, or NaN stand elsewhere."""
-    a, b = np.asarray(got).astype(np.float64).reshape(-1), np.asarray(ref).astype(np.float64).reshape(-1)
-    if not np.array_equal(np.isnan(a), np.isnan(b)):
-        return np.inf, "NaN in other places than the reference"
-    a, b = a[~np.isnan(a)], np.clip(b[~np.isnan(b)], -448, 448)
-    e, largest = np.abs(a - b), float(np.abs(b).max(initial=0.0))
-    if largest == 448:  # what saturates may be larger than is seen, and errors go with it
-        largest *= _SATURATED
-    if not e.any():
-        return 0.0, ""
-    if largest == 0:
-        return float(e.max()), f"up to {e.max():.2g} where all is zero"
-    share = float(np.linalg.norm(e) / np.linalg.norm(b))
-    if share > _FLOAT8_SHARE:
-        return np.inf, f"{(e > 0).mean():.1%} of the numbers differ, ||e||/||ref|| is {share:.2g}"
-    step = np.exp2(np.clip(np.floor(np.log2(np.maximum(np.maximum(np.abs(a), np.abs(b)), 2.0**-6))), -6, 8) - 3)
-    return float(np.maximum(e - step, 0).max()) / largest, ""
-
-
-def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
-    """The larger of ||e||/||ref|| and max|e|/max|ref| over finite places; infinite when NaN or infinities stand elsewhere."""
-    a, b = got.astype(np.float64).reshape(-1), np.asarray(ref, np.float64).reshape(-1)
-    limit = float(np.finfo(np.float32).max) if got.dtype.itemsize >= 4 or got.dtype.name == "bfloat16" else float(np.finfo(np.float16).max)
-    if got.dtype != np.float64:
-        b = np.where(np.abs(b) > limit, np.copysign(np.inf, b), b)  # what overflows in the output's type
-    finite = np.isfinite(a)
-    if not np.array_equal(np.isnan(a), np.isnan(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return np.inf, "NaN or infinite values in other places than the reference"
-    if finite.all():
-        e = a - b
-    else:
-        a, b = a[finite], b[finite]
-        e = a - b
-    if not e.size:
-        return 0.0, ""
-    top, largest = float(np.abs(e).max()), float(np.abs(b).max())
-    if top == 0:
-        return 0.0, ""
-    if largest == 0:
-        return top, f"up to {top:.2g} where all is zero"
-    return max(float(np.linalg.norm(e) / np.linalg.norm(b)), top / largest), ""
-
-
 def _check_network(
     plan: EnginePlan,
     source: Network,
@@ -351,24 +235,24 @@ def _check_network(
     truth = list(_reference(source, inputs, images, widen=True).values())
     # By place: an output that is an input has another name in the engine.
     names = [t.name for t in plan.network.outputs]
-    errors = dict(zip(names, (_network_error(got[n], t) for n, t in zip(names, truth, strict=True)), strict=True))
+    errors = dict(zip(names, (output_error(got[n], t) for n, t in zip(names, truth, strict=True)), strict=True))
     found.network_error = max(errors.values(), default=0.0)
     if found.network_error <= FLOOR:
         return
-    found.emulation_error = _worst(_reference(source, inputs, images).values(), truth)
+    found.emulation_error = worst_error(_reference(source, inputs, images).values(), truth)
     found.network_bound = max(FLOOR, FACTOR * found.emulation_error)
     if found.network_error <= found.network_bound:
         return
     if any(computes_tf32(c) or any(d in _UNIT for _, d in c.outputs) for c in plan.choices.values()):
         lowered = list(_reference(plan.network, inputs, images, widen=True).values())
-        if _worst(lowered, truth) <= found.network_bound:
-            found.emulation_error = _worst(emulate(plan, inputs, images).values(), lowered)
+        if worst_error(lowered, truth) <= found.network_bound:
+            found.emulation_error = worst_error(emulate(plan, inputs, images).values(), lowered)
             found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
     if found.network_error > found.network_bound and has_ties(source):
         def run(net: Network) -> dict[str, np.ndarray]:
             return _reference(net, inputs, images, widen=True)
 
-        ties = max(_worst(outputs, truth) for outputs in nudged_outputs(source, inputs, run))
+        ties = max(worst_error(outputs, truth) for outputs in nudged_outputs(source, inputs, run))
         found.emulation_error = max(found.emulation_error, ties)
         found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
     if found.network_error > found.network_bound:
@@ -384,47 +268,6 @@ def _check_network(
 def _reference(net: Network, inputs: Mapping[str, np.ndarray], images: Images | None, *, widen: bool = False) -> dict[str, np.ndarray]:
     """Outputs of a network by the reference, of the judged images where not all are."""
     return run_network(net, inputs, widen=widen) if images is None else network_on_images(net, inputs, images, widen=widen)
-
-
-def _worst(got: Iterable[np.ndarray], want: Iterable[np.ndarray]) -> float:
-    return max((_network_error(a, b) for a, b in zip(got, want, strict=True)), default=0.0)
-
-
-def _network_error(got: np.ndarray, ref: np.ndarray) -> float:
-    if not (got.dtype.kind == "f" or got.dtype.name == "bfloat16"):
-        return 0.0 if np.array_equal(got, ref) else float(np.mean(got != ref))
-    return relative_error(got, ref)[0]
-
-
-def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: Images | None = None) -> dict[str, np.ndarray]:
-    """The engine's network by the reference in the tensors' own types, rounded where the engine stores a smaller type."""
-    from whet.ops import bind_layer, bind_symbols
-
-    net = plan.network
-
-    def read(layer: Layer, t: Tensor, a: np.ndarray) -> np.ndarray:
-        choice = plan.choices[layer.name]
-        if computes_tf32(choice) and t in multiplied(layer):
-            return rounded_tf32(a)
-        small = computing_type(layer, choice) if t.is_constant else None
-        return a.astype(small.numpy).astype(t.dtype.numpy) if small is not None and a.ndim >= 2 and t.dtype.is_float else a
-
-    def stored_as(layer: Layer, i: int, a: np.ndarray) -> np.ndarray:
-        stored = {F16.name: F16, BF16.name: BF16}.get(plan.choices[layer.name].outputs[i][1])
-        t = layer.outputs[i]
-        return a if stored is None or not t.dtype.is_float else a.astype(stored.numpy).astype(t.dtype.numpy)
-
-    if images is not None:
-        return network_on_images(net, inputs, images, read=read, made=stored_as)
-    env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
-    values = {t: np.asarray(inputs[t.name]) for t in net.inputs}
-    for layer in net.layers:
-        arrays = [None if t is None else read(layer, t, t.array() if t.is_constant else values[t]) for t in layer.inputs]
-        bound = bind_layer(layer, env)
-        outs = run_regions(bound, arrays) if layer.regions else run_layer(bound, arrays)
-        for i, (t, a) in enumerate(zip(layer.outputs, outs, strict=True)):
-            values[t] = stored_as(layer, i, a)
-    return {t.name: values[t] if t in values else t.array() for t in net.outputs}
 
 
 def verification_inputs(plan: EnginePlan, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> dict[str, np.ndarray]:

@@ -1,0 +1,82 @@
+"""How far an output is from its reference: floats by two norms, e4m3 numbers by their steps, integers exactly but for ties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from whet.network import F8E4M3, DType
+
+_SATURATED = 4.0  # times the largest e4m3 number that a saturated result is taken for
+_FLOAT8_SHARE = 0.025  # of e4m3 numbers: noise per signal that differing in a few ties may have; rounding alone makes 0.027
+
+
+def difference(got: np.ndarray, ref: np.ndarray, dtype: DType) -> tuple[float, str]:
+    """The error of an output and, where a number does not say it, what is wrong. 0 when all is well."""
+    if got.shape != ref.shape:
+        return np.inf, f"shape {list(got.shape)} instead of {list(ref.shape)}"
+    if not dtype.is_float:
+        off = np.abs(got.astype(np.float64) - ref.astype(np.float64))
+        worst = float(off.max(initial=0.0))
+        if dtype.bits <= 8 and dtype.kind in ("int", "uint") and worst <= 1:
+            return 0.0, ""
+        return (worst, f"{int((off > 0).sum())} of {off.size} integers differ") if worst else (0.0, "")
+    return float8_error(got, ref) if dtype == F8E4M3 else relative_error(got, ref)
+
+
+def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
+    """The error of e4m3 numbers against the reference's: what is left of max|e|/max|ref| after one step where they lie, for a real number
+    near the middle of two may become either. That has to be rare: infinite where ||e||/||ref|| is that of a rounding, or NaN stand elsewhere."""
+    a, b = np.asarray(got).astype(np.float64).reshape(-1), np.asarray(ref).astype(np.float64).reshape(-1)
+    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        return np.inf, "NaN in other places than the reference"
+    a, b = a[~np.isnan(a)], np.clip(b[~np.isnan(b)], -448, 448)
+    e, largest = np.abs(a - b), float(np.abs(b).max(initial=0.0))
+    if largest == 448:  # what saturates may be larger than is seen, and errors go with it
+        largest *= _SATURATED
+    if not e.any():
+        return 0.0, ""
+    if largest == 0:
+        return float(e.max()), f"up to {e.max():.2g} where all is zero"
+    share = float(np.linalg.norm(e) / np.linalg.norm(b))
+    if share > _FLOAT8_SHARE:
+        return np.inf, f"{(e > 0).mean():.1%} of the numbers differ, ||e||/||ref|| is {share:.2g}"
+    step = np.exp2(np.clip(np.floor(np.log2(np.maximum(np.maximum(np.abs(a), np.abs(b)), 2.0**-6))), -6, 8) - 3)
+    return float(np.maximum(e - step, 0).max()) / largest, ""
+
+
+def relative_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
+    """The larger of ||e||/||ref|| and max|e|/max|ref| over finite places; infinite when NaN or infinities stand elsewhere."""
+    a, b = got.astype(np.float64).reshape(-1), np.asarray(ref, np.float64).reshape(-1)
+    limit = float(np.finfo(np.float32).max) if got.dtype.itemsize >= 4 or got.dtype.name == "bfloat16" else float(np.finfo(np.float16).max)
+    if got.dtype != np.float64:
+        b = np.where(np.abs(b) > limit, np.copysign(np.inf, b), b)  # what overflows in the output's type
+    finite = np.isfinite(a)
+    if not np.array_equal(np.isnan(a), np.isnan(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return np.inf, "NaN or infinite values in other places than the reference"
+    if finite.all():
+        e = a - b
+    else:
+        a, b = a[finite], b[finite]
+        e = a - b
+    if not e.size:
+        return 0.0, ""
+    top, largest = float(np.abs(e).max()), float(np.abs(b).max())
+    if top == 0:
+        return 0.0, ""
+    if largest == 0:
+        return top, f"up to {top:.2g} where all is zero"
+    return max(float(np.linalg.norm(e) / np.linalg.norm(b)), top / largest), ""
+
+
+def worst_error(got: Iterable[np.ndarray], want: Iterable[np.ndarray]) -> float:
+    """The largest of the outputs' errors."""
+    return max((output_error(a, b) for a, b in zip(got, want, strict=True)), default=0.0)
+
+
+def output_error(got: np.ndarray, ref: np.ndarray) -> float:
+    """The error of a network's output: of floats as relative_error, else the share that differs."""
+    if not (got.dtype.kind == "f" or got.dtype.name == "bfloat16"):
+        return 0.0 if np.array_equal(got, ref) else float(np.mean(got != ref))
+    return relative_error(got, ref)[0]
