@@ -17,6 +17,7 @@ from whet.network import Network, parse_type
 from whet.ops import OPS, run_network, sample_layer
 from whet.runtime import EngineWarning, Runtime
 from whet.runtime.kernels import plan_layer
+from whet.tactics.cuda import _cublaslt
 
 AMPERE = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_80"}), multiprocessors=108, runs=False)
 
@@ -86,14 +87,17 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
         CudaBackend(0)
 
 
+@pytest.mark.parametrize("there", ["own_direct", "cublaslt_older"])
 @pytest.mark.parametrize(("op", "tactic"), [("Conv", "cuda/own_conv"), ("Gemm", "cuda/own_gemm"), ("MatMul", "cuda/cublaslt_gone")])
-def test_without_its_tensor_cores_a_layer_runs_on_a_kernel_of_the_gpu(op, tactic):
+def test_without_its_tensor_cores_a_layer_runs_on_a_kernel_of_the_gpu(op, tactic, there, monkeypatch):
+    monkeypatch.setattr(_cublaslt, "library", lambda: object() if there == "cublaslt_older" else None)
+    machine = SimpleNamespace(**{**vars(AMPERE), "runs": True})
     sample = next(s for s in OPS[op].samples if all(not i or i.startswith("const") for i in s.inputs[1:]))
     _, layer, _ = sample_layer(op, sample)
     form = "nhwc" if op == "Conv" else "linear"
     choice = Choice(tactic, (), ((form, "f16"), *(None,) * (len(layer.inputs) - 1)), ((form, "f16"),))
-    planned = plan_layer(layer, choice, AMPERE)
-    assert planned.tactic == "cuda/own_direct", "not the host, not a pack that nobody asked for"
+    planned = plan_layer(layer, choice, machine)
+    assert planned.tactic == f"cuda/{there}", "not the host, not a pack that nobody asked for"
     assert planned.fell_back
 
 
@@ -146,8 +150,33 @@ def test_an_engine_of_another_gpu_runs_on_safe_tactics_and_says_so():
         got = context.run({"x": x})["y"]
     words = " ".join(str(w.message) for w in told if issubclass(w.category, EngineWarning))
     assert "tuned elsewhere" in words
-    assert "cuda/own_direct" in words
+    assert "cuda/own_direct" in words or "cuda/cublaslt_older" in words
     assert "own_conv" in words
     want = run_network(net, {"x": x}, widen=True)["y"]
     assert np.abs(got - want).max() / np.abs(want).max() < 4e-3
     assert context.launches().executable.graph_refused == "", "on the GPU, in a graph: nothing went to the host"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", [False, True])
+def test_a_network_is_built_for_a_gpu_before_hopper(monkeypatch, library):
+    """On Hopper, with what tactics know of it taken away: its kernels are not those that an older GPU would compile, their choice is."""
+    if driver.available():
+        pytest.skip(driver.available())
+    begin = CudaBackend.__init__
+
+    def older(self, *args, **named):
+        begin(self, *args, **named)
+        self.features = frozenset({"sm_80"})
+
+    monkeypatch.setattr(CudaBackend, "__init__", older)
+    if not library:
+        monkeypatch.setattr(_cublaslt, "library", lambda: None)
+    elif _cublaslt.library() is None:
+        pytest.skip("libcublasLt is not installed")
+    net = convolutions()
+    plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1))
+    used = {c.tactic for c in plan.choices.values()}
+    assert not used & {"cuda/own_conv", "cuda/own_conv_pair", "cuda/own_gemm"}
+    assert ("cuda/cublaslt_older" in used) == library, used
+    assert plan.report["verification"]["failures"] == []

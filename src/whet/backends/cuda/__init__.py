@@ -48,7 +48,7 @@ class CudaBackend:
         return (
             f"{self.device.name} has compute capability {major}.{minor}: whet's kernels were never run there, only on 9.0. "
             + ("Tests compile them for 8.0, 8.6 and 8.9. " if major == 8 else "Nothing was compiled for it before. ")
-            + "It has no tensor-core convolutions of ours; libraries do more (--tacticSources=+CUDNN,+cublaslt_half). Engines are verified as ever."
+            + "Tensor-core convolutions come from libraries there (cuBLASLt; --tacticSources=+CUDNN does more). Engines are verified as ever."
         )
 
     @property
