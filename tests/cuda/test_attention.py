@@ -17,8 +17,9 @@ from whet.builder.lowering import lowered_network
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
 from whet.ops._attention_samples import attention
+from whet.tactics._attention import View, plain_view, taken_apart
 from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_attention import OwnAttention, View, candidates, plain_view, shared_bytes, taken_apart
+from whet.tactics.cuda.own_attention import OwnAttention, candidates, shared_bytes
 
 
 def layer_of(*sizes, **how):

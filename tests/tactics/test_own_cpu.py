@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
-from test_onednn_tactics import CPU, compute
+from test_onednn_tactics import CPU, Listed, compute, place
 
 from whet.backends.cpu import CpuBackend
 from whet.network import Network, parse_type
 from whet.ops import run_layer, run_regions, sample_layer
+from whet.ops._attention_samples import attention
 from whet.ops._quantized_samples import quantized
-from whet.tactics import get_tactic
+from whet.tactics import Args, get_tactic
 from whet.tactics.cpu import _jit
+from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu.quantize_image import QuantizeImage
 from whet.tactics.cpu.table import TableKernel, table
 
@@ -146,3 +148,83 @@ def test_without_a_compiler_the_reason_is_said(monkeypatch):
 @JIT
 def test_pointers_are_written_as_the_compiler_wants_them():
     assert _jit._opaque("load <16 x float>, <16 x float>* %a, i64* %b, i32 ()* %f") == "load <16 x float>, ptr %a, ptr %b, ptr %f"
+
+
+ATTENTIONS = {
+    "one head": attention(1, 1, 1, 16, 16, scale="", mask=()),
+    "two images, a mask each": attention(2, 3, 24, 48, 64, mask=(2, 1, 1, 48)),
+    "heads within rows, a mask of rows": attention(1, 2, 33, 32, 64, lies="rows", scale="Mul", mask=(1, 1, 33, 32)),
+    "stacked, a constant mask of heads": attention(4, 3, 48, 48, 32, lies="stacked", mask=(1, 3, 48, 48), constant=True),
+    "a mask of keys": attention(2, 4, 40, 80, 32, lies="rows", mask=(80,)),
+    "several groups of heads": attention(1, 8, 256, 512, 16, lies="rows", mask=(1, 1, 1, 512)),
+}  # fmt: skip
+
+
+@JIT
+@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_attention_of_all_forms(name, threads):
+    _, layer, arrays = sample_layer("Fused", ATTENTIONS[name])
+    tactic, machine = get_tactic("cpu/attention"), CpuBackend(threads=threads)
+    (want,) = run_regions(layer, arrays, widen=True)
+    (signature,) = tactic.signatures(layer, machine)
+    configs = tactic.configs(layer, signature, machine)
+    assert configs
+    for config in configs:
+        kernel, got, _ = compute(layer, arrays, tactic, signature, config)
+        assert np.abs(got[0] - want).max() <= kernel.rtol * np.abs(want).max(), kernel.implementation
+    CPU.activate()
+
+
+@JIT
+def test_masks_of_minus_infinity_and_odd_numbers():
+    """What a mask excludes has no part; a row with nothing left, a NaN or plus infinity among its scores is NaN."""
+    _, layer, arrays = sample_layer("Fused", attention(1, 2, 8, 32, 16, mask=(1, 1, 8, 32), scale=""))
+    mask = arrays[-1]
+    mask[...] = 0
+    mask[..., 0, 5:] = -np.inf
+    mask[..., 1, :] = -np.inf
+    mask[..., 2, 3] = np.nan
+    mask[..., 3, 4] = np.inf
+    mask[..., 4, 1:] = -200.0
+    tactic = get_tactic("cpu/attention")
+    (signature,) = tactic.signatures(layer, CPU)
+    _, got, _ = compute(layer, arrays, tactic, signature, tactic.configs(layer, signature, CPU)[0])
+    with np.errstate(all="ignore"):
+        (want,) = run_regions(layer, arrays)
+    np.testing.assert_array_equal(np.isnan(got[0]), np.isnan(want))
+    assert np.isnan(want[:, :, 1:4]).all()
+    np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-6)
+
+
+@JIT
+def test_attention_reads_users_own_buffers():
+    """Pointed elsewhere, all launches read and write there."""
+    _, layer, arrays = sample_layer("Fused", ATTENTIONS["two images, a mask each"])
+    tactic = get_tactic("cpu/attention")
+    (signature,) = tactic.signatures(layer, CPU)
+    kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
+    packed = [p.make() for p in kernel.packed]
+    scratch, nowhere = dnn.aligned(kernel.scratch), [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
+    stream = Listed()
+    at = [b.ctypes.data for b in nowhere]
+    kernel.enqueue(Args(tuple(at[:-1]), (at[-1],), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
+    own = [place(a, o) if o is not None else None for a, o in zip(arrays, signature.inputs, strict=True)]
+    out = dnn.aligned(kernel.outputs[0])
+    for call in stream.calls:
+        for i, b in enumerate(own):
+            if b is not None:
+                call.point("input", i, b.ctypes.data)
+        call.point("output", 0, out.ctypes.data)
+        call.run()
+    (want,) = run_regions(layer, arrays)
+    np.testing.assert_allclose(out.view(np.float32).reshape(want.shape), want, rtol=1e-4, atol=1e-6)
+
+
+@JIT
+@pytest.mark.parametrize(("sample", "why"), [
+    (attention(2, 3, 24, 40, 64, mask=(2, 1, 1, 40)), "multiple of 16 keys"),
+    (attention(1, 1, 16, 16, 24), "heads of 24"),
+])  # fmt: skip
+def test_attention_that_is_refused(sample, why):
+    assert why in get_tactic("cpu/attention").why_not(sample_layer("Fused", sample)[1])

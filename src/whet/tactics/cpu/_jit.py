@@ -73,13 +73,17 @@ class ParallelCall:
     """A recorded launch of `void function(int64* context)` on `count` threads of the pool, or on the calling one.
 
     `context` holds addresses and sizes; `operands` says which of its places are operands of the layer, for re-pointing. With one thread
-    the function is called as it is; it asks the function whose address stands in its context which part is its own.
+    the function is called as it is; it asks the function whose address stands in its context which part is its own. `shifts` says how
+    many bytes into an operand a place points.
     """
 
     returns_status = False
 
-    def __init__(self, function: int, context: list[int], operands: dict[tuple[str, int], int], count: int, implementation: str) -> None:
-        self._context = np.array(context, np.int64)
+    def __init__(
+        self, function: int, context: list[int], operands: dict[tuple[str, int], int], count: int, implementation: str,
+        shifts: dict[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self._context, self._shifts = np.array(context, np.int64), shifts or {}
         self._operands, self.implementation = operands, implementation
         place = self._context.ctypes.data
         if count == 1:
@@ -95,7 +99,7 @@ class ParallelCall:
     def point(self, kind: str, index: int, address: int) -> None:
         place = self._operands.get((kind, index))
         if place is not None:
-            self._context[place] = address
+            self._context[place] = address + self._shifts.get(place, 0)
 
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)
