@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import numpy as np
 
 from whet.builder.building import build
 from whet.builder.config import BuildConfig
+from whet.errors import BackendError
 from whet.network import Network
 from whet.runtime import Context, Runtime
+from whet.tactics import tactics_of
+from whet.tactics.cpu._onednn.library import library
 
 
 class EngineRun:
     """A network's values by an FP32 engine of fixed kernels on one thread: the same bits for the same sample, whatever runs beside it.
 
+    Where oneDNN is not installed (a machine for GPUs may be without), NumPy's reference computes: the same numbers but for their last bits, slower.
     Q/DQ and casts stand as layers of their own, so a network from precision.emulated computes its roundings in FP32.
     """
 
@@ -41,6 +46,16 @@ class EngineRun:
         dynamic = any(not t.type.static for t in watched.inputs)
         config = BuildConfig(
             threads=1, optimization_level=0, passes=("none", "+dequantize_weights"), verify=False, timing_cache="", whole_engines=0,
-            profiles=((shapes, shapes, shapes),) if dynamic else (),
+            profiles=((shapes, shapes, shapes),) if dynamic else (), tactic_sources=_sources(),
         )  # fmt: skip
         return Runtime(backend="cpu", threads=1).load(build(watched, config)).create_context()
+
+
+@cache
+def _sources() -> tuple[str, ...]:
+    """What leaves the reference in NumPy alone where oneDNN cannot be loaded."""
+    try:
+        library()
+    except BackendError:
+        return tuple(f"-{t.name}" for t in tactics_of("cpu") if not t.name.rpartition("/")[2].startswith("numpy_"))
+    return ()

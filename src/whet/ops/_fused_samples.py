@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from whet.network import Network, parse_type
 from whet.ops._base import Sample
 
@@ -64,6 +66,28 @@ def conv_pool(x: str, w: str, window: int, stride: int, pad: int, relu: bool, **
     return Sample(inputs, {"hint": "ConvPool"}, regions)
 
 
+def quantized_conv_pool(x: str, w: str, window: int, stride: int, pad: int, **attrs: Any) -> Sample:
+    """The same on integers, from the float image that is quantized to the pooled u8 numbers."""
+    k = int(w.split("[")[1].split(",")[0])
+    numbers = [np.asarray(v) for v in (np.float32(0.02), np.int8(5), np.full(k, 0.004, np.float32), np.float32(0.05), np.uint8(3))]
+    inputs = [x, numbers[0], numbers[1], f"const {w}", *numbers[2:]]
+
+    def regions() -> dict[str, Network]:
+        body, inner = Network("body", "lowered"), Network("body", "lowered")
+        kinds = [x, "f32[]", "i8[]", w, f"f32[{k}]", "f32[]", "u8[]"]
+        image, *own = [body.add_input(f"i{i}", parse_type(t)) for i, t in enumerate(kinds)]
+        integers = body.add("QuantizeLinear", image, *own[:2])
+        read, s, z, weights, scales, t, o = [inner.add_input(v.name, v.type) for v in (integers, *own)]
+        real = inner.add("DequantizeLinear", weights, scales, axis=0)
+        y = inner.add("Relu", inner.add("Conv", inner.add("DequantizeLinear", read, s, z), real, **attrs))
+        inner.mark_output(inner.add("QuantizeLinear", y, t, o))
+        made = body.add("Fused", integers, *own, hint="Conv", regions={"body": inner})
+        body.mark_output(body.add("MaxPool", made, kernel_shape=(window,) * 2, strides=(stride,) * 2, pads=(pad,) * 4))
+        return {"body": body}
+
+    return Sample(inputs, {"hint": "ConvPool"}, regions)
+
+
 def depthwise_product(x: str, k: int, stride: int, *, taps: int = 3, clip: bool = True, residual: bool = False) -> Sample:
     """An inverted residual's end: a depthwise convolution, a clip, a 1x1 convolution with a bias, what is added to it."""
     n, c, h, w = (int(v) for v in x[4:-1].split(","))
@@ -114,4 +138,5 @@ SAMPLES = [
         second={"strides": (2, 2), "pads": (1, 1, 1, 1)},
     ),
     conv_sum("f32[7,64,24,24]", "f32[128,64,1,1]", "f32[7,64,24,24]", "f32[128,64,1,1]"),
+    quantized_conv_pool("f32[2,3,45,39]", "i8[64,3,7,7]", 3, 2, 1, **STEM),
 ]

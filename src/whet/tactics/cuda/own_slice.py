@@ -16,7 +16,7 @@ _RANK = 6
 
 @tactic
 class OwnSlice(Tactic):
-    """Row-major, up to six axes, steps of either sign."""
+    """Row-major, up to six axes, steps of either sign; slices of channels-last images too."""
 
     ops = ("Slice", "Expand", "Gather")
 
@@ -39,7 +39,8 @@ class OwnSlice(Tactic):
         own = layer.inputs[0].dtype
         kinds = [F16, BF16, own] if own.name == "f32" else [own]
         rest = (None,) * (len(layer.inputs) - 1)
-        return [Signature((Operand("linear", k), *rest), (Operand("linear", k),)) for k in kinds]
+        forms = ("nhwc", "linear") if layer.op == "Slice" and layer.outputs[0].type.rank == 4 else ("linear",)
+        return [Signature((Operand(f, k), *rest), (Operand(f, k),)) for k in kinds for f in forms]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
@@ -49,7 +50,7 @@ class OwnSlice(Tactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         if self.refuses(layer, signature, machine):
             raise PlanRefused("more than 2**31 elements")
-        start, sizes, strides = _view(layer)
+        start, sizes, strides = _view(layer, signature.outputs[0].format)
         size = signature.outputs[0].dtype.bits // 8
         unit = size
         for wider in (16, 8, 4):  # runs of neighbours move as one element
@@ -69,8 +70,8 @@ class OwnSlice(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"own slice x{unit}", rtol=0.0)
 
 
-def _view(layer: Layer) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Start, sizes of the result and strides into the input, in elements."""
+def _view(layer: Layer, form: str) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Start, sizes of the result and strides into the input, in elements and in stored order."""
     shape, out = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
     strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
     if layer.op == "Expand":
@@ -81,8 +82,12 @@ def _view(layer: Layer) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         index = int(layer.inputs[1].array().reshape(-1)[0]) % max(shape[axis], 1)
         ones = (0,) * layer.inputs[1].type.rank
         return index * strides[axis], out, (*strides[:axis], *ones, *strides[axis + 1 :])
-    start = 0
+    start, images = 0, form == "nhwc"
+    if images:
+        _, c, h, w = shape
+        strides = [h * w * c, 1, w * c, c]
     for axis, (first, _, step) in ranges(layer).items():
         start += int(first) * strides[axis]
         strides[axis] *= int(step)
-    return start, out, tuple(strides)
+    order = (0, 2, 3, 1) if images else tuple(range(len(out)))
+    return start, tuple(out[d] for d in order), tuple(strides[d] for d in order)

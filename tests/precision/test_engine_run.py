@@ -1,0 +1,28 @@
+"""Calibration where oneDNN is not installed, as on machines for GPUs."""
+
+import numpy as np
+from test_calibration import samples, small_network
+
+import whet.builder.engine_run as engine_run
+from whet.errors import BackendError
+from whet.precision import calibrate, find_places
+
+
+def test_without_onednn_the_reference_computes(monkeypatch):
+    def missing():
+        raise BackendError("oneDNN cannot be loaded")
+
+    net = small_network()
+    names = find_places(net).names()
+    usual = calibrate(net, samples(2), run=engine_run.EngineRun(net, names), method="minmax")
+    monkeypatch.setattr(engine_run, "library", missing)
+    engine_run._sources.cache_clear()
+    try:
+        run = engine_run.EngineRun(net, names)
+        found = calibrate(net, samples(2), run=run, method="minmax")
+        (context,) = run._contexts.values()
+        assert {c.tactic.rpartition("/")[2] for c in context.engine.plan.choices.values()} <= {"numpy_reference", "numpy_reformat"}
+    finally:
+        engine_run._sources.cache_clear()
+    for name, r in usual.tensors.items():
+        assert np.allclose([r.low, r.high], [found.tensors[name].low, found.tensors[name].high], rtol=1e-5, atol=1e-6)
