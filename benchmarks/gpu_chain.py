@@ -1,6 +1,6 @@
 """What each layer costs in the network, where launches overlap: GPU time of whole replays with the layer less those without it.
 
-Usage: python3 benchmarks/gpu_chain.py resnet50:1 ...     results in $OUT/chain.json
+Usage: python3 benchmarks/gpu_chain.py [--timingCacheFile=FILE] resnet50:1 ...     results in $OUT/chain.json
 A layer left out leaves stale numbers in its place, which changes no time. The differences need not add up to the whole.
 """
 
@@ -10,6 +10,7 @@ import json
 import os
 import statistics
 import sys
+from dataclasses import replace
 
 sys.path.insert(0, "src")
 from gpu_engines import CONFIG, network
@@ -44,8 +45,9 @@ def costs(bound, machine) -> list[float]:
 
 if __name__ == "__main__":
     machine, rows = get_backend("cuda"), []
-    for name, batch in (w.split(":") for w in sys.argv[1:]):
-        plan = build(network(name, int(batch)), CONFIG)
+    timings = next((w.partition("=")[2] for w in sys.argv[1:] if w.startswith("--timingCacheFile=")), "")
+    for name, batch in (w.split(":") for w in sys.argv[1:] if not w.startswith("--")):
+        plan = build(network(name, int(batch)), replace(CONFIG, timing_cache=timings))
         bound = bind(plan, machine)
         bound.run()
         alone = bound.run_timed()
