@@ -17,7 +17,7 @@ from whet.tactics.cuda._conv_config import ConvConfig
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
 _MOST_CHANNELS = 192  # of a tile: their sums and the depthwise ones share the registers
-_NEEDED = 84  # registers of the depthwise part and of addresses
+_NEEDED = 100  # registers of the depthwise part and of addresses
 
 
 @dataclass(frozen=True)
