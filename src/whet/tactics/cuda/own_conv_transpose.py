@@ -30,10 +30,10 @@ class OwnConvTranspose(TransposedTactic):
         made, t = end_of(layer), Transposed.of(layer)
         if isinstance(made, str):
             return made
-        return "the kernel has no groups" if t.group != 1 else refuses(_product(t))
+        return "the kernel has no groups" if t.group != 1 else refuses(product_of(t))
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
-        s = _product(Transposed.of(layer))
+        s = product_of(Transposed.of(layer))
         found = varied(configs_for(s.m, s.k, s.c, 1, machine.multiprocessors), MAX_CONFIGS, each=5)
         ahead(machine, [conv_source(c, False, "clip", signature.outputs[0].dtype.name == "bf16") for c in found])
         return [as_config(c) for c in found]
@@ -42,7 +42,7 @@ class OwnConvTranspose(TransposedTactic):
         made, t, tile = end_of(layer), Transposed.of(layer), from_config(config)
         if isinstance(made, str):
             raise PlanRefused(made)
-        shape, dtype, head = _product(t), signature.outputs[0].dtype, anchor(layer)
+        shape, dtype, head = product_of(t), signature.outputs[0].dtype, anchor(layer)
         x, w, b = (outer_input(layer, v) for v in (*head.inputs, None)[:3])
         weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
         assert weights is not None
@@ -76,7 +76,7 @@ class OwnConvTranspose(TransposedTactic):
         return GpuKernel(layer, signature, make, implementation=f"own wgmma taps {tile}", packed=packed, scratch=scratch)
 
 
-def _product(t: Transposed) -> ConvShape:
+def product_of(t: Transposed) -> ConvShape:
     """The product: all input pixels by all taps of all output channels."""
     return ConvShape(1, 1, t.n * t.h * t.w, t.c, t.r * t.s * t.k)
 

@@ -1,0 +1,53 @@
+"""Networks of the zoo have a kernel for every layer, whole or in parts, and one that is not the slow one where channels come in eights."""
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_tactics import HOPPER
+
+from whet import zoo
+from whet.builder import BuildConfig
+from whet.builder.lowering import lowered_network
+from whet.builder.sources import tactics_for
+from whet.builder.unfuse import unfuse
+from whet.frontends.onnx import network_from_onnx
+from whet.network.types import F16, F32
+
+
+def takers(layer, tactics, kind):
+    """The tactics that take a layer with results of a type, fallbacks included."""
+    found = []
+    for t in tactics:
+        if t.why_not(layer) is None:
+            signatures = t.signatures(layer, HOPPER)
+            floats = any(o.dtype.is_float for s in signatures for o in s.outputs)
+            if any((not floats or s.outputs[0].dtype in (kind, F32)) and t.refuses(layer, s, HOPPER) is None for s in signatures):
+                found.append(t)
+    return found
+
+
+def covered(name, kind, **options):
+    """(layer, takers) of every layer of a network; fused layers that nobody takes in parts."""
+    net = network_from_onnx(zoo.build(name, batch=1, **options))
+    config = BuildConfig(backend="cuda", precisions=("fp16",) if kind == F16 else (), timing_cache="")
+    low, _ = lowered_network(net, config)
+    tactics = [t for t in tactics_for("cuda", ("-CUBLASLT",)) if t.name != "cuda/host_reference"]
+    waiting = list(low.layers)
+    while waiting:
+        layer = waiting.pop(0)
+        found = takers(layer, tactics, kind)
+        if layer.op == "Fused" and not found:
+            waiting = unfuse(low, layer) + waiting
+        else:
+            yield layer, found
+
+
+@pytest.mark.parametrize("kind", [F16, F32], ids=str)
+@pytest.mark.parametrize("name", ["unet", "densenet121", "resnext50_32x4d", "lenet5", "swin_t", "mobilenet_v2"])
+def test_every_layer_has_a_kernel(name, kind):
+    for layer, found in covered(name, kind):
+        assert found, f"nothing computes {layer}"
+        ends = [t for t in (layer.inputs[0], layer.outputs[0]) if t is not None and t.dtype.is_float and t.type.rank > 1]
+        aligned = all(t.shape[1] % 8 == 0 for t in ends)
+        if aligned:
+            assert not all(t.fallback for t in found), f"only slow kernels take {layer}"
