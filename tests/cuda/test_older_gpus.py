@@ -1,5 +1,6 @@
 """GPUs before Hopper: kernels compile for them, tensor-core tactics of Hopper refuse with a reason, and users are told what never ran."""
 
+import sys
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -15,13 +16,13 @@ from whet.errors import BackendError
 from whet.network import Network, parse_type
 from whet.ops import OPS, sample_layer
 from whet.tactics import Args, tactics_of
-from whet.tactics.cuda import _kernel
 from whet.tactics.cuda._source import source
 
 AMPERE = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_80"}), multiprocessors=108, runs=False)
 #: their kernels are wgmma and bulk copies through and through
 HOPPER_ONLY = {"own_conv", "own_first", "own_gemm", "own_stem", "own_qconv", "own_qfirst", "own_group_conv"}
 OURS = [t for t in tactics_of("cuda") if t.name.startswith("cuda/own_")]
+SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024}  # bytes that a block can have
 EACH = 2  # samples of a tactic, and instances of a kernel's file, that are looked at
 
 
@@ -46,21 +47,23 @@ def offered(t, machine):
 
 @pytest.fixture(scope="module")
 def instances():
-    """{(file, constants)} of what the tactics would launch on an A100."""
+    """[(file, constants, bytes of shared memory)] of what the tactics would launch on an A100."""
     seen = OrderedDict()
 
     def loaded(name, entry, constants, shared=0):
-        seen[name, constants] = None
+        seen[name, constants] = max(shared, seen.get((name, constants), 0))
         return SimpleNamespace(shared=shared)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_kernel, "loaded", loaded)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("whet.tactics.cuda.") and hasattr(module, "loaded"):
+                patch.setattr(module, "loaded", loaded)
         for t in OURS:
             for _, layer, signature in offered(t, AMPERE)[0]:
                 kernel = t.plan(layer, signature, t.configs(layer, signature, AMPERE)[0], AMPERE)
                 places = [tuple(4096 * (i + 1) for i in range(n)) for n in (len(layer.inputs), len(layer.outputs), len(kernel.packed))]
                 kernel._make(Args(*places, 1 << 20))
-    return list(seen)
+    return [(name, constants, shared) for (name, constants), shared in seen.items()]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89"])
@@ -70,7 +73,8 @@ def test_kernels_compile(instances, arch):
     except BackendError as error:
         pytest.skip(str(error))
     count, wanted = Counter(), []
-    for name, constants in instances:
+    for name, constants, shared in instances:
+        assert shared <= SHARED[arch], f"{name} asks for {shared} bytes"
         count[name] += 1
         if count[name] <= (EACH if arch == "sm_80" else 1):
             wanted.append((name, constants))
