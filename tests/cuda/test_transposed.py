@@ -105,3 +105,16 @@ def test_real_sizes_match_the_reference(gpu, given):  # noqa: F811
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
             ran.add(t.name)
     assert ran
+
+
+@pytest.mark.gpu
+def test_patches_of_a_transformer_match_the_reference(gpu):  # noqa: F811
+    shapes = ["f32[2,3,64,48]", "const f32[96,3,16,16]", "const f32[96]"]
+    _, layer, arrays = sample_layer("Conv", Sample(shapes, {"strides": (16, 16)}))
+    ran = 0
+    for t, signature, config, kernel in planned(layer, gpu, most=12):
+        if t.name == "cuda/own_patches":
+            got, fed = compute(gpu, layer, arrays, signature, kernel)
+            judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
+            ran += 1
+    assert ran >= 4
