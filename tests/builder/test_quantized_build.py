@@ -56,7 +56,8 @@ def test_the_fastest_of_three_is_kept_and_said():
     assert kept["ms"] <= 1.02 * min(c["ms"] for c in choice) + 1e-9
     floats = kept["what"] == "floating point"
     assert any(is_quantized(x) for x in plan.network.layers) != floats
-    assert any(("INT8 pays" in n) != floats for n in plan.report["notes"] if "pay" in n)
+    assert any("INT8 pays: " in n for n in plan.report["info"]) != floats, "good news is no warning"
+    assert any("does not pay here" in n for n in plan.report["notes"]) == floats
 
 
 def test_without_data_ranges_are_invented_and_it_is_said():
@@ -153,3 +154,33 @@ def test_a_wrong_integer_kernel_is_found_and_banned(off):
         return
     assert any("cpu/planted_quantized" in what and "integers differ" in reason for _, what, reason in banned)
     assert all(plan.choices[n].tactic != "cpu/planted_quantized" for n in storing)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_kept_engine_alone_is_verified_and_all_where_it_fails(fails, monkeypatch):
+    import whet.builder.building as building
+    import whet.builder.verified as verified
+
+    calls = []
+
+    def noting(where):
+        real = getattr(where, "verify_engine")
+
+        def verify(plan, source, *rest):
+            calls.append(where.__name__)
+            checked = real(plan, source, *rest)
+            if fails and where is verified:
+                checked.failures.append(checked)
+            return checked
+
+        monkeypatch.setattr(where, "verify_engine", verify)
+
+    noting(building)
+    noting(verified)
+    config = BuildConfig(profiles=profile(1, 12), precisions=("int8",), **QUICK)
+    plan = build_int8(small_network(), config, Calibration(samples=lambda: samples(4), method="minmax"))
+    assert plan.report["verification"]["failures"] == []
+    assert plan.report["verification"]["layers"] == len(plan.network.layers)
+    assert plan.probe is not None
+    assert calls[0] == "whet.builder.verified"
+    assert len(calls) == 1 if not fails else len(calls) > 2 and set(calls[1:]) == {"whet.builder.building"}

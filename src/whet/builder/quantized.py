@@ -28,7 +28,8 @@ from whet.builder.floats import build_floats_within, small_type
 from whet.builder.payoff import in_turns, known_as, layer_times, slow_layers
 from whet.builder.precision import Permissions, demanded_floats, demanded_integers
 from whet.builder.progress import Progress
-from whet.builder.relock import locked_again, note_found, recipe
+from whet.builder.relock import locked_again, note_found, read_recipe, recipe
+from whet.builder.verified import kept_verified
 from whet.builder.within import SAMPLES, Fit, Judge, report_of
 from whet.engine.plan import EnginePlan
 from whet.errors import BuildError
@@ -137,8 +138,14 @@ def build_int8(
     Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and what `build`
     raises. The plan's report says under "precision_choice" what was timed, under "accuracy" which layers the budget keeps out of INT8.
     """
+    def source(plan: EnginePlan) -> Network:
+        if "quantized" not in plan.report:
+            return net
+        ranges, skip, tables = read_recipe(plan.report["quantized"])
+        return quantized_network(prepared(net, config), ranges, skip, demanded_floats(config), tables=tables)
+
     with _times_shared(config) as sharing:
-        plan = _built_int8(net, sharing, calibration, budget, progress, inputs)
+        plan = kept_verified(lambda c: _built_int8(net, c, calibration, budget, progress, inputs), source, sharing, progress, inputs)
     return note_found(plan, config)
 
 

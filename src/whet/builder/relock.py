@@ -60,7 +60,7 @@ def locked_again(
             found = {k: _tuples(lock["options"][k]) for k in _FOUND}
             resolved = dataclasses.replace(config, **found)
         else:
-            ranges, floats, tables = _read(lock["quantized"])
+            ranges, floats, tables = read_recipe(lock["quantized"])
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
     if lock.get("quantized") is None:
@@ -72,7 +72,8 @@ def locked_again(
     return note_found(plan, config)
 
 
-def _read(data: Mapping[str, Any]) -> tuple[Ranges, frozenset[str], bool]:
+def read_recipe(data: Mapping[str, Any]) -> tuple[Ranges, frozenset[str], bool]:
+    """What `recipe` put together. Raises KeyError, TypeError, ValueError or AttributeError for other data."""
     tensors = {str(n): Range(float(low), float(high)) for n, (low, high) in data["ranges"].items()}
     arrays = [{str(n): np.array(v, np.float32) for n, v in data[k].items()} for k in ("scalings", "corrections")]
     return Ranges(tensors, scalings=arrays[0], corrections=arrays[1]), frozenset(map(str, data["float_layers"])), bool(data.get("tables"))

@@ -1,0 +1,44 @@
+"""One verification for a choice among several engines: the engine that was kept is verified; where it fails, all are built again, each verified."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from whet.backends import get_backend
+from whet.builder.config import BuildConfig
+from whet.builder.progress import Noting, Progress
+from whet.builder.verification import verify_engine
+from whet.engine.plan import EnginePlan
+from whet.engine.probe import make_probe
+from whet.network import Network
+
+
+def kept_verified(
+    make: Callable[[BuildConfig], EnginePlan],
+    source: Callable[[EnginePlan], Network],
+    config: BuildConfig,
+    progress: Progress | None,
+    inputs: Mapping[str, np.ndarray] | None,
+) -> EnginePlan:
+    """What `make` gives for `config`, verified against the source network that `source` names for it.
+
+    `make` chooses among engines that nobody verified; if the chosen one fails, it is called again with verification on, which bans
+    what computes wrongly from each engine while it is built.
+    """
+    if not config.verify or config.lock:
+        return make(config)
+    plan = make(dataclasses.replace(config, verify=False))
+    machine = get_backend(config.backend, threads=plan.threads)
+    if not getattr(machine, "runs", True):
+        return plan
+    tell = Noting(progress)
+    checked = verify_engine(plan, source(plan), machine, inputs, config, tell)
+    if checked.failures:
+        return make(config)
+    plan.report["verification"] = checked.report()
+    plan.report["notes"] = [*plan.report.get("notes", []), *tell.notes]
+    plan.probe = make_probe(plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
+    return plan
