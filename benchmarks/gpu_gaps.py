@@ -22,6 +22,8 @@ from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.stream import Event, Stream
 from whet.network import Layer, Network, stored_shape
 from whet.network.types import F16, F32, parse_type
+from whet.ops import sample_layer
+from whet.ops._attention_samples import attention as samples
 from whet.tactics import Args, tactics_of
 
 REPEATS = 20
@@ -65,6 +67,13 @@ def tf32() -> dict[str, Layer]:
         found[f"bert {n * 128}x768x3072"] = layer_of("MatMul", (n, 128, 768), (768, 3072))
         found[f"resnet fc {n}"] = layer_of("Gemm", (n, 2048), (1000, 2048), (1000,), transB=1)
     return found
+
+
+def attention() -> dict[str, Layer]:
+    """Heads of BERT-base, ViT-B/16, Swin-T's first stage and longer sequences, as projections leave them."""
+    sizes = {"bert 1": (1, 12, 128, 64), "bert 8": (8, 12, 128, 64), "vit 1": (1, 12, 197, 64), "vit 32": (32, 12, 197, 64)}
+    sizes |= {"swin 1": (64, 3, 49, 32), "swin 32": (2048, 3, 49, 32), "long 1": (1, 16, 2048, 128), "long 4": (4, 16, 2048, 64)}
+    return {k: sample_layer("Fused", samples(b, h, n, n, d, lies="rows"))[1] for k, (b, h, n, d) in sizes.items()}
 
 
 def timed(graph: Graph, stream: Stream, count: int, repeats: int = 7) -> float:
@@ -155,6 +164,9 @@ def peer(layer: Layer, half: bool) -> float:
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     kind, a = torch.float16 if half else torch.float32, layer.attrs
+    if layer.op == "Fused":
+        q, k, v = (torch.randn(t.shape, device="cuda", dtype=kind).transpose(1, 2) for t in layer.inputs[:3])
+        return torch_us(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v))
     x = torch.randn(layer.inputs[0].shape, device="cuda", dtype=kind)
     w, *b = (torch.from_numpy(np.array(t.array())).to("cuda", kind) for t in layer.inputs[1:])
     if layer.op == "Conv":
@@ -168,6 +180,8 @@ def peer(layer: Layer, half: bool) -> float:
 def floor_us(layer: Layer, size: int, rate: float) -> float:
     """max(bytes at 4.25 TB/s, operations at `rate` TFLOP/s)."""
     x, w, y = layer.inputs[0].shape, layer.inputs[1].shape, layer.outputs[0].shape
+    if layer.op == "Fused":
+        return float(max(4 * np.prod(x) * size / 4.25e6, 4 * np.prod(x) * x[1] / rate / 1e6))
     operations = 2 * np.prod(y) * (np.prod(w[1:]) if layer.op == "Conv" else x[-1])
     return float(max((np.prod(x) + np.prod(w) + np.prod(y)) * size / 4.25e6, operations / rate / 1e6))
 
@@ -175,7 +189,7 @@ def floor_us(layer: Layer, size: int, rate: float) -> float:
 def main(what: str, seconds: float) -> None:
     machine, until, rows = get_backend("cuda"), time.time() + seconds, []
     half = what != "tf32"
-    for name, layer in (groups() if what == "groups" else tf32()).items():
+    for name, layer in {"groups": groups, "tf32": tf32, "attention": attention}[what]().items():
         if time.time() > until:
             print("out of time before", name)
             break

@@ -24,7 +24,7 @@ def attention(
     projection leaves them; transposes are in the body, the result's too), "stacked" (all three in one tensor of rows)."""
     stacked: list[str | np.ndarray] = [f"f32[{batch},{rows},3,{heads},{size}]", np.array(0), np.array(1), np.array(2)]
     apart: list[str | np.ndarray] = [f"f32[{batch},{n},{heads},{size}]" for n in (rows, keys, keys)]
-    plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{rows},{size}]", f"f32[{batch},{heads},{size},{keys}]", f"f32[{batch},{heads},{keys},{size}]"]
+    plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{a},{b}]" for a, b in ((rows, size), (size, keys), (keys, size))]
     inputs: list[str | np.ndarray | None] = [*{"heads": plain, "rows": apart, "stacked": stacked}[lies]]
     number = size**0.5 if scale == "Div" else size**-0.5
     inputs += [np.array(number, np.float32)] if scale else []
