@@ -164,7 +164,7 @@ def test_the_kept_engine_alone_is_verified_and_all_where_it_fails(fails, monkeyp
     calls = []
 
     def noting(where):
-        real = getattr(where, "verify_engine")
+        real = where.verify_engine
 
         def verify(plan, source, *rest):
             calls.append(where.__name__)
