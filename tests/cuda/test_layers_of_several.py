@@ -2,6 +2,7 @@
 that slow their neighbours down are exchanged in the network."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,12 @@ from support.standin_gpu import StandInGpu, standin_gpu  # noqa: F401 - a fixtur
 from whet.builder import BuildConfig, build, refine
 from whet.engine import engine_bytes, read_engine
 from whet.network import parse_network
+from whet.ops import OPS, sample_layer
+from whet.tactics import tactics_of
 from whet.tactics.cuda._kernel import GpuKernel
+
+HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+AMPERE = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_80"}), multiprocessors=108, runs=False)
 
 NET = """network block source
 in %x: f32[1,3,64,64]
@@ -106,3 +112,20 @@ def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_pat
 
     monkeypatch.setattr(refine, "chosen_in_chain", never)
     assert build(parse_network(NET), cached).choices == plan.choices
+
+
+SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] in ("ConvPool", "ConvSum", "DepthwiseProduct", "PoolGemm")]
+
+
+@pytest.mark.parametrize("i", SAMPLES)
+def test_another_gpu_runs_the_parts_in_the_forms_of_the_engine(i):
+    _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
+    fast = next(t for t in tactics_of("cuda") if layer.hint in t.hints)
+    parts = next(t for t in tactics_of("cuda") if t.name == "cuda/own_parts")
+    assert fast.refuses(layer, fast.signatures(layer, HOPPER)[0], AMPERE)
+    for signature in fast.signatures(layer, HOPPER):
+        assert signature in parts.signatures(layer, AMPERE)
+        assert parts.refuses(layer, signature, AMPERE) is None
+        kernel = parts.plan(layer, signature, (), AMPERE)
+        assert kernel.outputs == fast.plan(layer, signature, fast.configs(layer, signature, HOPPER)[0], HOPPER).outputs
+        assert "wgmma" not in kernel.implementation

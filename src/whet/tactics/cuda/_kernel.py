@@ -47,6 +47,10 @@ class GpuKernel:
         self.rtol = max((RTOL[name] for name in stored if name in RTOL), default=0.0) if rtol is None else rtol
         self._make = make
 
+    def launches(self, args: Args) -> Sequence[Launch]:
+        """The launches for these addresses."""
+        return self._make(args)
+
     def enqueue(self, args: Args, stream: Stream) -> None:
         """Record the launches for these addresses."""
         stream.record(GpuCall(lambda ins, outs: self._make(Args(ins, outs, args.packed, args.scratch)), args.inputs, args.outputs))
