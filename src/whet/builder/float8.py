@@ -7,7 +7,7 @@ FP8 form was slower. The fastest that holds the user's budget is kept; within th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 
 import numpy as np
@@ -24,10 +24,16 @@ from whet.builder.progress import Progress
 from whet.builder.relock import locked_again, note_found, recipe
 from whet.builder.within import SAMPLES, Judge
 from whet.engine.plan import EnginePlan
+from whet.errors import BuildError, LockError
 from whet.network import Network
-from whet.precision import Ranges, chosen_samples, find_places, quantize
+from whet.precision import Analysis, Ranges, chosen_samples, find_places, quantize
 from whet.precision.budget import Budget, Verdict
-from whet.precision.float8 import corrected, kept_out
+from whet.precision.calibrate import content_digest
+from whet.precision.float8 import adapted_weights, corrected, kept_out, pack_rounding, unpack_rounding
+
+_JUDGES = 16  # samples that say whether weights are rounded with care
+_LEAST_SAMPLES = 2 * _JUDGES
+_LEAST_GAIN_DB = 0.3
 
 
 def float8_network(made: Network, ranges: Ranges, skip: Mapping[str, str] | frozenset[str] = frozenset()) -> Network:
@@ -37,7 +43,7 @@ def float8_network(made: Network, ranges: Ranges, skip: Mapping[str, str] | froz
 
 
 def float8_ranges(net: Network, made: Network, calibration: Calibration, config: BuildConfig, notes: list[str]) -> Ranges:
-    """Ranges for FP8, with the corrections that calibration data give."""
+    """Ranges for FP8, with the corrections that calibration data give, and with the step "round" weights rounded with care, where that pays."""
     method = "minmax" if calibration.method == "auto" else calibration.method
     plain = dataclasses.replace(calibration, method=method, steps=())
     ranges = calibrated_ranges(net, made, plain, config, notes.append)
@@ -45,7 +51,27 @@ def float8_ranges(net: Network, made: Network, calibration: Calibration, config:
         if not ranges.corrections:
             notes.append("FP8 without calibration data has no corrections of biases: it loses more than it must. Give --calibData.")
         return ranges
-    return corrected(made, ranges, calibration.samples(), EngineRun, kept_out(made))
+    left = kept_out(made)
+    plain_ranges = corrected(made, ranges, calibration.samples(), EngineRun, left)
+    if "round" not in calibration.steps or sum(1 for _ in calibration.samples()) < _LEAST_SAMPLES:
+        return plain_ranges
+    # Weights rounded against their layers' errors, kept where the outputs gain on samples that did not round them.
+    judges = chosen_samples(calibration.samples(), _JUDGES)
+    unseen = {content_digest(f) for f in judges}
+
+    def others() -> Iterator[Mapping[str, np.ndarray]]:
+        return (f for f in calibration.samples() if content_digest(f) not in unseen)  # type: ignore[misc]
+
+    careful = dataclasses.replace(ranges, rounded=adapted_weights(made, ranges, others(), EngineRun, left))
+    if not careful.rounded:
+        return plain_ranges
+    careful = corrected(made, careful, others(), EngineRun, left)
+    names = [x.name for x in find_places(made, left).layers]
+    near, far = (Analysis(made, "fp8", judges, EngineRun, r).snr(names) for r in (plain_ranges, careful))
+    kept = far >= near + _LEAST_GAIN_DB
+    said = "kept" if kept else "not kept"
+    notes.append(f"FP8 weights rounded against their layers' errors: {near:.1f} dB to {far:.1f} at the outputs, on other samples; {said}.")
+    return careful if kept else plain_ranges
 
 
 def build_float8(
@@ -61,8 +87,8 @@ def build_float8(
     """The fastest engine of a floating-point network with FP8 permitted, within `budget`; `other` is the engine that it competes with
     (default: floating point). Where the backend has no FP8 kernels that one is given back, with a note.
 
-    Raises CalibrationError and what `build` raises. The plan's report says under "precision_choice" what was timed, under "fp8" which
-    layers stay out and why.
+    Raises CalibrationError, BuildError under `strict` where FP8 cannot be used, and what `build` raises. The plan's report says under
+    "precision_choice" what was timed, under "fp8" which layers stay out and why.
     """
     if config.lock:
         return _locked(net, config, progress, inputs)
@@ -75,6 +101,8 @@ def build_float8(
     layers = [x for x in find_places(made).layers if x.name not in left]
     if not layers or not has_float8(config):
         why = "this backend has no FP8 kernels, only an emulation (whet debug precision --fp8)" if layers else "no layer is one that FP8 takes"
+        if config.strict:
+            raise BuildError(f"--fp8 cannot be used: {why}. Leave out --strict to build without it.")
         floats.report["notes"] = [*floats.report.get("notes", []), f"--fp8 is permitted but not used: {why}."]
         return note_found(floats, config)
     ranges = float8_ranges(net, made, calibration, config, notes)
@@ -86,7 +114,7 @@ def build_float8(
 
     def low(skip: frozenset[str]) -> EnginePlan:
         plan = build(float8_network(made, ranges, skip | set(left)), eight, progress=progress, inputs=inputs)
-        plan.report["quantized"] = {**recipe(ranges, skip | set(left)), "kind": "fp8"}
+        plan.report["quantized"] = {**recipe(ranges, skip | set(left)), "kind": "fp8", "rounded": pack_rounding(made, ranges.rounded)}
         return plan
 
     machine = get_backend(config.backend, threads=max(config.threads, 0))
@@ -120,10 +148,16 @@ def is_float8_lock(config: BuildConfig) -> bool:
 
 def _locked(net: Network, config: BuildConfig, progress: Progress | None, inputs: Mapping[str, np.ndarray] | None) -> EnginePlan:
     """The engine that the lock holds: its ranges, corrections and layers in FP8, or an engine in floating point."""
+    packed = (read_lock(str(config.lock)).get("quantized") or {}).get("rounded", {})
+
     def low(ranges: Ranges, skip: frozenset[str], tables: bool) -> EnginePlan:
-        made = quantize(prepared(net, config), ranges, skip=skip, kind="fp8")
-        plan = build(made, config, progress=progress, inputs=inputs)
-        plan.report["quantized"] = {**recipe(ranges, skip, tables), "kind": "fp8"}
+        made = prepared(net, config)
+        try:
+            careful = dataclasses.replace(ranges, rounded=unpack_rounding(made, packed))
+        except (KeyError, ValueError) as e:
+            raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
+        plan = build(quantize(made, careful, skip=skip, kind="fp8"), config, progress=progress, inputs=inputs)
+        plan.report["quantized"] = {**recipe(ranges, skip, tables), "kind": "fp8", "rounded": packed}
         return plan
 
     return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs), low)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from whet.cli import _exec_values as values
@@ -54,7 +55,8 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
         return plan
     if not wants and budget is not None:
         return _floats(net, config, calibration, budget, progress)
-    plan = build_int8(net, config, calibration, budget=budget, progress=progress)
+    own = dataclasses.replace(calibration, steps=tuple(s for s in calibration.steps if s != "round"))  # which is FP8's
+    plan = build_int8(net, config, own, budget=budget, progress=progress)
     permitted = "fp8" in wants or ("best" in wants and known)
     if permitted and not config.lock and config.backend != "null" and has_float8(config):
         return build_float8(net, config, calibration, budget=budget, other=plan, progress=progress)
@@ -97,13 +99,13 @@ def _calibration(o: Any, net: Any) -> Any:
 
 
 def parse_steps(text: str) -> tuple[str, ...]:
-    """`equalize,smooth,bias`, `all` or `none` (the default). Raises UsageError."""
+    """`equalize,smooth,bias` and, for FP8, `round`; `all` of INT8's, or `none` (the default). Raises UsageError."""
     from whet.precision.scaling import STEPS
 
     if text in ("", "none"):
         return ()
     chosen = STEPS if text == "all" else tuple(p for p in text.split(",") if p)
     for p in chosen:
-        values.one_of(p, "calibSteps", (*STEPS, "all", "none"))
+        values.one_of(p, "calibSteps", (*STEPS, "round", "all", "none"))
     return chosen
 

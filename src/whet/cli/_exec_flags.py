@@ -88,7 +88,7 @@ def _flags() -> list[Flag]:
         ("calibPreprocess", "SPEC|FILE", "images to numbers: scale:1/255,mean:0.485/0.456/0.406,std:...,order:rgb,resize:256"),
         ("calibMethod", "NAME", "auto|minmax|entropy|percentile|mse: how ranges are chosen (auto: by the error of what reads them)"),
         ("calibZeroPoints", "on|off", "zero points for skewed activations (on)"),
-        ("calibSteps", "LIST", "equalize,smooth,bias, all or none: steps that may make INT8 lose less, kept where they do (none)"),
+        ("calibSteps", "LIST", "equalize,smooth,bias, all or none: steps that may make INT8 lose less, round: FP8; kept where they do (none)"),
         ("insist", "", "calibrate although the model was pruned by whet and neither recovered nor fine-tuned since"),
         ("accuracy", "SPEC", "what low precision may cost: python:MODULE:FUNCTION:MAX_DROP (a metric of yours), snr:DB or cosine:LEAST"),
         ("noTF32", "", "forbid TF32 (GPU)"),

@@ -13,15 +13,18 @@ Measured on 1000 CIFAR-10 images, output SNR, everything rounded, then with the 
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from whet.network import F8E4M3, F32, Layer, Network, Tensor
-from whet.precision.insert import float8_scale, float8_weights
+from whet.precision.insert import e4m3, float8_scale, float8_weight_scales, float8_weights, weight_axis
 from whet.precision.places import WEIGHTED, find_places
-from whet.precision.ranges import Ranges
+from whet.precision.ranges import Range, Ranges
+from whet.precision.rounding import adapted, fits, moments
 
 SAMPLES = 64  # that corrections are measured on
 _PAYS = 0.98  # a correction is kept when on other samples at most so much of the mean shift's square is left
@@ -52,8 +55,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
 
     One pass over at most SAMPLES samples in FP32. Half of them give a correction, the other half say whether it helps; what is kept is of all.
     """
-    left = set(skip)
-    layers = [x for x in find_places(net, left).layers if x.op in ("Conv", "Gemm")]
+    layers = [x for x in find_places(net, set(skip)).layers if x.op in ("Conv", "Gemm")]
     if not layers:
         return ranges
     names = list(dict.fromkeys(x.inputs[0].name for x in layers))  # type: ignore[union-attr]
@@ -82,12 +84,82 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
         if layer.name not in sums:
             continue
         halves = [s / n for s, n in zip(sums[layer.name], ((count + 1) // 2, count // 2), strict=True)]
-        shifts = [mean_shift(layer, h[0], h[1]) for h in halves]
+        w = ranges.rounded.get(layer.name)
+        shifts = [mean_shift(layer, h[0], h[1], w) for h in halves]
         left_over, before = float(np.sum((shifts[1] - shifts[0]) ** 2)), float(np.sum(shifts[1] ** 2))
         if left_over <= _PAYS * before:
             low, exact = (sums[layer.name][0] + sums[layer.name][1]) / count
-            kept[layer.name] = mean_shift(layer, low, exact).astype(np.float32)
+            kept[layer.name] = mean_shift(layer, low, exact, w).astype(np.float32)
     return replace(ranges, corrections=kept)
+
+
+def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> dict[str, np.ndarray]:
+    """Weights of FP8 layers rounded against their layer's error (precision.rounding), f32 by layer, where that pays on unseen samples."""
+    layers = [x for x in find_places(net, set(skip)).layers if fits(x)]
+    chosen = [dict(f) for _, f in zip(range(SAMPLES), samples, strict=False)]
+    found: dict[str, np.ndarray] = {}
+    if len(chosen) < 2:
+        return found
+    by_input: dict[str, list[Layer]] = {}
+    for layer in layers:
+        by_input.setdefault(layer.inputs[0].name, []).append(layer)  # type: ignore[union-attr]
+    for name, readers in by_input.items():  # one tensor of all samples at a time is kept
+        own = _range_of(net, ranges, name)
+        if own is None:
+            continue
+        run, scale = run_of(net, [name]), float8_scale(own)
+        inputs = [rounded(np.asarray(run(f)[name], np.float32), scale) for f in chosen]
+        for layer in readers:
+            w = np.asarray(layer.inputs[1].array(), np.float32)  # type: ignore[union-attr]
+            halves = [moments(layer, inputs[i::2], len(inputs[i::2])) for i in (0, 1)]
+            made = adapted(layer, w, float8_weights(layer, w), float8_weight_scales(layer, w).astype(np.float64), (halves[0], halves[1]), _grid)
+            if made is not None:
+                found[layer.name] = made
+    return found
+
+
+def _grid(column: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    return e4m3((column / scales).astype(np.float32)) * scales
+
+
+def pack_rounding(net: Network, weights: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Adapted weights as text: by how many e4m3 numbers each stands from the nearest one (i16, zlib, base64)."""
+    by = {x.name: x for x in net.layers}
+    return {
+        name: base64.b64encode(zlib.compress((_codes(by[name], w) - _codes(by[name], None)).astype("<i2").tobytes(), 9)).decode()
+        for name, w in weights.items()
+    }
+
+
+def unpack_rounding(net: Network, packed: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The inverse of pack_rounding. Raises ValueError or KeyError for text that is not of this network."""
+    by = {x.name: x for x in net.layers}
+    found = {}
+    for name, text in packed.items():
+        near = _codes(by[name], None)
+        try:
+            steps = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i2").reshape(near.shape)
+        except zlib.error as e:
+            raise ValueError(f"the rounding of '{name}' is damaged: {e}") from e
+        codes = near + steps
+        numbers = np.where(codes < 0, 0x80 | -codes, codes).astype(np.uint8).view(F8E4M3.numpy).astype(np.float32)
+        found[name] = numbers * _column(by[name])
+    return found
+
+
+def _codes(layer: Layer, w: np.ndarray | None) -> np.ndarray:
+    """Weights (None: the nearest to the layer's own) as e4m3 numbers counted from zero, i32."""
+    own = np.asarray(layer.inputs[1].array(), np.float32) if w is None else w  # type: ignore[union-attr]
+    bits = e4m3(own / _column(layer)).astype(F8E4M3.numpy).view(np.uint8).astype(np.int32)
+    return np.where(bits & 0x80, -(bits & 0x7F), bits)
+
+
+def _column(layer: Layer) -> np.ndarray:
+    """The weights' scales in a shape that broadcasts over them."""
+    w = np.asarray(layer.inputs[1].array(), np.float32)  # type: ignore[union-attr]
+    shape = [1] * w.ndim
+    shape[weight_axis(layer)] = -1
+    return float8_weight_scales(layer, w).reshape(shape)
 
 
 def rounded(x: np.ndarray, scale: np.float32) -> np.ndarray:
@@ -112,10 +184,10 @@ def mean_inputs(layer: Layer, x: np.ndarray) -> np.ndarray:
     return out
 
 
-def mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray) -> np.ndarray:
+def mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray, rounded_weights: np.ndarray | None = None) -> np.ndarray:
     """How far rounding moves the mean of each output channel, f64: `low` and `exact` are mean_inputs of rounded and exact inputs."""
     w = np.asarray(layer.inputs[1].array(), np.float32)  # type: ignore[union-attr]
-    q = float8_weights(layer, w)
+    q = float8_weights(layer, w) if rounded_weights is None else rounded_weights
     if layer.op == "Conv":
         groups = layer.attrs["group"]
         low, exact = (np.repeat(a.reshape(groups, -1), w.shape[0] // groups, axis=0) for a in (low, exact))
@@ -126,7 +198,7 @@ def mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray) -> np.ndarray:
     return low @ q.astype(np.float64) - exact @ w.astype(np.float64)
 
 
-def _range_of(net: Network, ranges: Ranges, name: str):
+def _range_of(net: Network, ranges: Ranges, name: str) -> Range | None:
     """The range that tensor `name` is stored with: its own, or that of what makes it where layers only move its numbers."""
     t: Tensor | None = net.tensor(name)
     while t is not None:

@@ -34,7 +34,7 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
         )
     stored_as = stored_forms(places, ranges, APART if kind == "int8" else np.inf)  # floats lose nothing by a larger range
     for layer in places.layers:
-        _weights(made, layer, kind)
+        _weights(made, layer, kind, ranges.rounded.get(layer.name))
         if layer.name in ranges.corrections:
             _correct(made, layer, ranges.corrections[layer.name])
     users = made.users()
@@ -102,7 +102,7 @@ def float8_weight_scales(layer: Layer, w: np.ndarray) -> np.ndarray:
     flat = np.moveaxis(w, axis, 0).reshape(w.shape[axis], -1)
     largest = (weight_scales(layer, w) * np.float32(127 / LARGEST[F8E4M3])).astype(np.float32)
     tried = [(largest * np.float32(2 ** (i / 8))).astype(np.float32) for i in range(8)]
-    errors = [np.sum((_e4m3(flat / s[:, None]) * s[:, None] - flat) ** 2, axis=1) for s in tried]
+    errors = [np.sum((e4m3(flat / s[:, None]) * s[:, None] - flat) ** 2, axis=1) for s in tried]
     return np.choose(np.argmin(errors, axis=0), tried).astype(np.float32)
 
 
@@ -111,10 +111,11 @@ def float8_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
     column = [1] * w.ndim
     column[weight_axis(layer)] = -1
     s = float8_weight_scales(layer, w).reshape(column)
-    return _e4m3(w / s) * s
+    return e4m3(w / s) * s
 
 
-def _e4m3(a: np.ndarray) -> np.ndarray:
+def e4m3(a: np.ndarray) -> np.ndarray:
+    """The nearest e4m3 numbers, f32; saturated."""
     return np.clip(a, -LARGEST[F8E4M3], LARGEST[F8E4M3]).astype(F8E4M3.numpy).astype(np.float32)
 
 
@@ -125,7 +126,7 @@ def weight_axis(layer: Layer) -> int:
     return 0 if layer.op == "Gemm" and layer.attrs["transB"] else 1
 
 
-def _weights(net: Network, layer: Layer, kind: str) -> None:
+def _weights(net: Network, layer: Layer, kind: str, rounded: np.ndarray | None = None) -> None:
     w = layer.inputs[1]
     assert w is not None
     assert w.weight is not None
@@ -133,7 +134,7 @@ def _weights(net: Network, layer: Layer, kind: str) -> None:
     scales = weight_scales(layer)
     if kind == "fp8":
         scale = literal(float8_weight_scales(layer, np.asarray(w.array(), np.float32)))
-        small = express("QuantizeLinear", w.weight, scale, axis=axis, output_dtype=F8E4M3)
+        small = express("QuantizeLinear", w.weight if rounded is None else literal(rounded), scale, axis=axis, output_dtype=F8E4M3)
     else:
         scale = literal(scales)
         small = express("QuantizeLinear", w.weight, scale, literal(np.zeros(scale.array.size, np.int8)), axis=axis)

@@ -66,7 +66,8 @@ class Ranges:
     """Ranges by tensor name, and what they hold for: the model's digest and how many samples were seen.
 
     `scalings` (f32 a channel, by tensor: precision.scaling) were applied before the ranges were found; `corrections` (f32 an output
-    channel, by layer: precision.steps) are taken off the biases of layers that are quantized.
+    channel, by layer: precision.steps) are taken off the biases of layers that are quantized. `rounded` are weights by layer that were rounded
+    to their scale's numbers with care (precision.rounding), f32; others are rounded to the nearest.
     """
 
     tensors: dict[str, Range] = field(default_factory=dict)
@@ -74,3 +75,4 @@ class Ranges:
     samples: int = 0
     scalings: dict[str, np.ndarray] = field(default_factory=dict)
     corrections: dict[str, np.ndarray] = field(default_factory=dict)
+    rounded: dict[str, np.ndarray] = field(default_factory=dict)

@@ -1,0 +1,190 @@
+"""The FP8 recipe: which layers stay out, what corrections take back, weights rounded with care, and that networks so made keep their answers."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support import datasets, realdata
+from whet.builder import BuildConfig, build
+from whet.builder.calibrating import Calibration, prepared
+from whet.builder.engine_run import EngineRun
+from whet.builder.float8 import build_float8, float8_network, float8_ranges
+from whet.builder.lowering import lowered_network
+from whet.errors import BuildError
+from whet.frontends import network_from_onnx
+from whet.network import F8E4M3, Network, parse_type
+from whet.ops import run_network
+from whet.precision import calibrate, find_places
+from whet.precision.float8 import adapted_weights, corrected, kept_out, mean_inputs, mean_shift, pack_rounding, unpack_rounding
+from whet.precision.insert import e4m3, float8_weight_scales, float8_weights
+from whet.precision.measures import snr_db
+from whet.precision.rounding import error, rounded_rows
+from whet.tactics import is_quantized, load_tactics
+
+load_tactics("cpu")
+
+
+def chain(channels=16, positive=True):
+    """Four 3x3 convolutions behind ReLUs, with weights that do not sum to zero; the second one in two groups beside its input."""
+    rng = np.random.default_rng(5)
+    net = Network("chain")
+
+    def w(k, c, r=3):
+        return (rng.standard_normal((k, c, r, r)) / np.sqrt(c * r * r) + 0.05).astype(np.float32)
+
+    x = t = net.add_input("x", parse_type("f32[1,3,12,12]"))
+    for i, c in enumerate((3, channels, channels, channels)):
+        bias = net.constant(np.zeros(channels, np.float32), f"b{i}")
+        y = net.add("Conv", t, net.constant(w(channels, c), f"w{i}"), bias, pads=(1,) * 4, name=f"conv{i}")
+        t = net.add("Relu", y, name=f"relu{i}")
+    pooled = net.add("Flatten", net.add("GlobalAveragePool", t), axis=1)
+    net.mark_output(net.add("Gemm", pooled, net.constant(rng.standard_normal((channels, 8)).astype(np.float32), "wg"), name="gemm"), "y")
+    assert x is net.inputs[0]
+    return net
+
+
+def samples(count=40, seed=0):
+    rng = np.random.default_rng(seed)
+    return [{"x": (rng.standard_normal((1, 3, 12, 12)) + 1).astype(np.float32)} for _ in range(count)]
+
+
+def test_ends_groups_and_odd_sizes_stay_out_with_their_reasons():
+    out = kept_out(chain())
+    assert out == {
+        "conv0": "3 input and 16 output channels: FP8 products take sixteens and eights",
+        "gemm": "a last layer: nothing behind it averages its rounding",
+    }
+    wide = Network("wide")
+    x = wide.add_input("x", parse_type("f32[1,16,8,8]"))
+    a = wide.add("Relu", wide.add("Conv", x, wide.constant(np.ones((16, 16, 1, 1), np.float32), "w"), name="first"))
+    b = wide.add("Relu", wide.add("Conv", a, wide.constant(np.ones((16, 1, 3, 3), np.float32), "d"), group=16, pads=(1,) * 4, name="depthwise"))
+    c = wide.add("Add", wide.add("Conv", b, wide.constant(np.ones((16, 16, 1, 1), np.float32), "v"), name="middle"), a)
+    wide.mark_output(wide.add("Conv", c, wide.constant(np.ones((16, 16, 1, 1), np.float32), "u"), name="last"), "y")
+    reasons = kept_out(wide)
+    assert set(reasons) == {"first", "depthwise", "last"}
+    assert reasons["first"].startswith("a first layer")
+    assert "one group" in reasons["depthwise"]
+
+
+@pytest.mark.parametrize("attrs", [{"pads": (1, 1, 1, 1)}, {"pads": (0, 0, 1, 1), "strides": (2, 2)}, {"dilations": (2, 2), "pads": (2, 2, 2, 2)}])
+def test_the_mean_shift_is_that_of_the_layer(attrs):
+    rng = np.random.default_rng(3)
+    net = Network("one")
+    x = net.add_input("x", parse_type("f32[2,6,9,9]"))
+    w = rng.standard_normal((4, 6, 3, 3)).astype(np.float32)
+    net.mark_output(net.add("Conv", x, net.constant(w, "w"), name="conv", **attrs), "y")
+    layer = net.layers[0]
+    exact = np.abs(rng.standard_normal((2, 6, 9, 9))).astype(np.float32)
+    low = e4m3(exact)
+    rounded = net.clone()
+    rounded.layers[0].inputs = (rounded.inputs[0], rounded.constant(float8_weights(layer, w), "q"))
+    means = [next(iter(run_network(n, {"x": v}).values())).mean(axis=(0, 2, 3), dtype=np.float64) for n, v in ((net, exact), (rounded, low))]
+    shift = mean_shift(layer, mean_inputs(layer, low), mean_inputs(layer, exact))
+    np.testing.assert_allclose(shift, means[1] - means[0], atol=1e-6)
+    assert np.abs(shift).max() > 1e-4
+
+
+def test_corrections_raise_the_outputs_snr_on_other_samples():
+    net = chain(64)
+    ranges = calibrate(net, samples(), method="minmax")
+    better = corrected(net, ranges, samples(), EngineRun, kept_out(net))
+    assert set(better.corrections) == {"conv1", "conv2", "conv3"}
+    fresh = samples(12, seed=9)
+    want = [run_network(net, f)["y"] for f in fresh]
+    db = [snr_db(np.stack(want), np.stack([run_network(float8_network(net, r), f)["y"] for f in fresh])) for r in (ranges, better)]
+    assert db[1] > db[0] + 1
+
+
+def test_weight_scales_keep_every_number_and_lose_no_more_than_the_largest_magnitude_alone():
+    layer = chain(64).layers[2]
+    w = np.asarray(layer.inputs[1].array(), np.float32)
+    scales = float8_weight_scales(layer, w)
+    top = np.abs(w).reshape(64, -1).max(axis=1)
+    assert np.all(top / scales <= 448.01)
+    plain = (top / 448).reshape(-1, 1, 1, 1)
+    errors = [np.sum((q - w) ** 2) for q in (float8_weights(layer, w), e4m3(w / plain) * plain)]
+    assert errors[0] < errors[1]
+
+
+def test_careful_rounding_lowers_the_layers_error_and_stays_on_the_grid():
+    rng = np.random.default_rng(2)
+    mixed = rng.standard_normal((400, 6)) @ rng.standard_normal((6, 48)) + 0.3 * rng.standard_normal((400, 48))
+    h = mixed.T @ mixed / 400
+    w = rng.standard_normal((16, 48))
+    scales = np.abs(w).max(axis=1) / 448
+
+    def grid(column, s):
+        return e4m3((column / s).astype(np.float32)) * s
+
+    near = np.stack([grid(w[:, j], scales) for j in range(48)], axis=1)
+    careful = rounded_rows(w, scales, h, grid)
+    assert error(w, careful, h) < 0.6 * error(w, near, h)
+    units = (careful / scales[:, None]).astype(np.float32)
+    np.testing.assert_allclose(units, e4m3(units), rtol=1e-6)
+
+
+def test_adapted_weights_come_back_from_their_text():
+    net = chain(16)
+    found = adapted_weights(net, calibrate(net, samples(8), method="minmax"), samples(8), EngineRun, kept_out(net))
+    assert found
+    assert set(found) <= {"conv1", "conv2", "conv3"}
+    packed = pack_rounding(net, found)
+    back = unpack_rounding(net, packed)
+    for name, w in found.items():
+        np.testing.assert_allclose(back[name], w, rtol=1e-6, atol=1e-12)
+    with pytest.raises((ValueError, KeyError)):
+        unpack_rounding(net, {next(iter(packed)): "AAAA"})
+
+
+def test_a_network_in_float8_has_float8_layers_for_hopper_and_none_on_the_cpu():
+    net = chain(64)
+    made = float8_network(net, calibrate(net, samples(4), method="minmax"))
+    lowered, _ = lowered_network(made, BuildConfig(backend="cuda"))
+    eight = [x for x in lowered.layers if is_quantized(x)]
+    assert len(eight) == 3
+    assert [x.outputs[0].dtype for x in eight[:2]] == [F8E4M3, F8E4M3]
+    lowered, log = lowered_network(made, BuildConfig(backend="cpu"))
+    assert not any(is_quantized(x) for x in lowered.layers)
+    assert any("no kernel of cpu computes this layer in FP8" in reason for reason in log.skipped.values())
+
+
+def test_the_cpu_says_that_it_has_no_fast_float8():
+    config = BuildConfig(precisions=("fp8",), timing_cache="", optimization_level=1)
+    plan = build_float8(chain(64), config, Calibration(samples=lambda: samples(4)))
+    assert any("no FP8 kernels" in n for n in plan.report["notes"])
+    with pytest.raises(BuildError, match="--fp8 cannot be used: this backend has no FP8 kernels"):
+        build_float8(chain(64), replace(config, strict=True), Calibration(samples=lambda: samples(4)))
+    made = float8_network(prepared(chain(64), config), calibrate(chain(64), samples(4), method="minmax"))
+    explicit = build(made, config)
+    assert "no tactic of this backend computes in FP8" in explicit.report["precisions"]["fp8"]["reason"]
+
+
+def test_a_lock_of_float8_gives_the_same_network(tmp_path):
+    config = BuildConfig(backend="null", precisions=("fp8",), timing_cache="", optimization_level=0)
+    plan = build_float8(chain(16), config, Calibration(samples=lambda: samples(40), steps=("round",)))
+    assert plan.report["quantized"]["kind"] == "fp8"
+    assert any("rounded against" in n for n in plan.report["notes"])
+    assert set(plan.report["quantized"]["float_layers"]) == {"conv0", "gemm"}
+
+
+@pytest.mark.data
+def test_resnet8_keeps_its_answers():
+    model = next(iter(realdata.models(["resnet8_mlperftiny"])))
+    net = network_from_onnx(str(model.path))
+    net.outputs = [net.outputs[0].maker.inputs[0]]
+    net.prune_dead()
+    made = prepared(net, BuildConfig())
+    x, _ = datasets.cifar10_train_lossless()
+    images = x[datasets.spread(len(x), 96)].astype(np.float32).transpose(0, 3, 1, 2)
+    name = net.inputs[0].name
+    ranges = float8_ranges(net, made, Calibration(samples=lambda: ({name: images[i : i + 1]} for i in range(64))), BuildConfig(), [])
+    exact, low = (EngineRun(n, [made.outputs[0].name]) for n in (made, float8_network(made, ranges)))
+    a, b = (r({name: images[64:]})[made.outputs[0].name] for r in (exact, low))
+    assert snr_db(a, b) > 27  # without the recipe 16
+    assert len(find_places(made).layers) - len(kept_out(made)) == 8
