@@ -41,7 +41,7 @@ def run(folder, *flags):
 def test_calibrates_and_says_what_was_timed(model):
     code, out = run(model, "--int8", f"--calibData={model}/data.npz", f"--calib={model}/c.json")
     assert code == 0, out
-    assert "INT8 pays: floating point" in out or "does not pay here: floating point" in out
+    assert "[I] INT8 pays: floating point" in out or "[W] --int8 is permitted but does not pay here: floating point" in out
     assert "INVENTED" not in out
     cache = json.loads((model / "c.json").read_text())
     assert cache["samples"] == 8

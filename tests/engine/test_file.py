@@ -244,3 +244,15 @@ def test_reports_keep_free_data_and_lose_only_what_json_has_not():
     again = read_engine(engine_bytes(plan))
     assert again.report["candidates"]["c1"][1].ms is None
     json.dumps(again.report["passes"], allow_nan=False)
+
+
+def test_what_was_found_stands_beside_the_warnings():
+    """`info` came later: files without it are read as they were, and one that holds something else is refused."""
+    plan = full_plan()
+    assert "info" not in read_engine(engine_bytes(plan)).report
+    plan.report["info"], plan.report["notes"] = ["INT8 pays"], ["a busy machine"]
+    again = read_engine(engine_bytes(plan)).report
+    assert (again["info"], again["notes"]) == (["INT8 pays"], ["a busy machine"])
+    plan.report["info"] = [3]
+    with pytest.raises(EngineError):
+        read_engine(engine_bytes(plan))

@@ -152,7 +152,7 @@ def test_only_what_hurts_leaves_int8(level):
         assert "alone it leaves" in found["float_layers"]["b"]
         names = {p for x in plan.network.layers if is_quantized(x) for p in x.name.split(" + ")}
         assert "b" not in names
-    assert any(n.startswith("Accuracy: output SNR at least 28 dB") for n in plan.report["notes"])
+    assert any(n.startswith("Accuracy: output SNR at least 28 dB") for n in plan.report["info"])
 
 
 def test_a_budget_that_nothing_meets_is_floating_point():

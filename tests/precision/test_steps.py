@@ -160,7 +160,7 @@ def test_steps_go_through_the_cache(tmp_path):
     notes = []
     calibration = Calibration(samples=lambda: iter(data), cache=str(tmp_path / "c.json"), method="minmax", steps=("equalize", "smooth", "bias"))
     report = {}
-    first = calibrated_ranges(net, made, calibration, BuildConfig(), notes.append, report)
+    first = calibrated_ranges(net, made, calibration, BuildConfig(), pytest.fail, report, notes.append)
     assert "kept: scaling" in notes[-1]
     assert any(r["kept"] for r in report["calibration_steps"])
     again = read_cache(tmp_path / "c.json", made)

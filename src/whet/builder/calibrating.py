@@ -57,11 +57,18 @@ def prepared(net: Network, config: BuildConfig) -> Network:
 
 
 def calibrated_ranges(
-    net: Network, made: Network, calibration: Calibration, config: BuildConfig, note: Callable[[str], None], report: dict[str, Any] | None = None
+    net: Network,
+    made: Network,
+    calibration: Calibration,
+    config: BuildConfig,
+    note: Callable[[str], None],
+    report: dict[str, Any] | None = None,
+    inform: Callable[[str], None] | None = None,
 ) -> Ranges:
     """Ranges for `made` (prepared from `net`), from the cache, the samples, or invented with a loud note.
 
-    `report` takes, under "calibration_steps", what was tried and kept of `calibration.steps`.
+    `note` hears of what is amiss, `inform` (default: nobody) of what was found. `report` takes, under "calibration_steps", what was tried and
+    kept of `calibration.steps`.
     """
     model = model_digest(net)
     if calibration.cache and os.path.exists(calibration.cache):
@@ -78,7 +85,7 @@ def calibrated_ranges(
         steps = ()
     found = _ranges(made, calibration, model)
     if steps:
-        found, rows = _improved(made, found, calibration, model, steps, note)
+        found, rows = _improved(made, found, calibration, model, steps, note, inform)
         if report is not None:
             report["calibration_steps"] = rows
     if calibration.cache:
@@ -97,7 +104,13 @@ def _ranges(made: Network, calibration: Calibration, model: str, left_out: froze
 
 
 def _improved(
-    made: Network, plain: Ranges, calibration: Calibration, model: str, steps: tuple[str, ...], note: Callable[[str], None]
+    made: Network,
+    plain: Ranges,
+    calibration: Calibration,
+    model: str,
+    steps: tuple[str, ...],
+    note: Callable[[str], None],
+    inform: Callable[[str], None] | None,
 ) -> tuple[Ranges, list[dict[str, Any]]]:
     """The best of: no step; what scaling kept; either of them with the bias corrections that were kept. Judged at the network's outputs.
 
@@ -129,7 +142,8 @@ def _improved(
     snrs = [Analysis(made, "int8", judges, EngineRun, ranges).snr() for _, ranges in options]
     best = max(range(len(options)), key=lambda i: (snrs[i] - (_LEAST_GAIN_DB if i else 0.0), -i))
     shown = ", ".join(f"{what} {snr:.1f} dB" for (what, _), snr in zip(options, snrs, strict=True))
-    note(f"Calibration steps ({', '.join(steps)}): {tried.text()}. At the outputs, on other samples: {shown}; kept: {options[best][0]}.")
+    if inform is not None:
+        inform(f"Calibration steps ({', '.join(steps)}): {tried.text()}. At the outputs, on other samples: {shown}; kept: {options[best][0]}.")
     chosen = options[best][1]
     kept = plain
     if chosen.scalings:

@@ -82,7 +82,8 @@ def _within(
         fit.dropped = {n: "every layer: no smaller set held the budget" for n in judge.names}
         verdict, on = _judge(judge, plan, [], config)
     elif fit.dropped:
-        plan.report["notes"].append(f"Accuracy: {budget.text}; {verdict.text} with {len(fit.dropped)} of {len(judge.names)} layers in FP32")
+        said = f"Accuracy: {budget.text}; {verdict.text} with {len(fit.dropped)} of {len(judge.names)} layers in FP32"
+        plan.report["info"] = [*plan.report.get("info", []), said]
     plan.report["accuracy"] = report_of(budget, fit, on, verdict)
     return plan, verdict
 

@@ -20,6 +20,7 @@ from whet.tactics import Signature, anchor, is_quantized, tactics_of
 _PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
 _STORAGE: dict[str, DType] = {"fp32": F32, "fp16": F16, "bf16": BF16, "int8": I8, "fp8": F8E4M3}
 _QUANTIZED = (I8, F8E4M3)
+_NO_KERNELS: dict[str, tuple[DType, ...]] = {"cpu": (F16,)}  # by backend: what is never used there, however little integers leave to do
 _NO_FLOAT8 = "no tactic of this backend computes in FP8: it has no fast kernels here, only an emulation (whet debug precision --fp8)"
 _FLAG = {F16: "--fp16", BF16: "--bf16"}
 
@@ -229,7 +230,8 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
         if p == "fp8":
             used += float8
         reason = ""
-        if not used and not (kinds and 2 * integers > len(ran)):  # 16 bits that have little left to do beside the integers are no mistake
+        little = 2 * integers > len(ran) and any(k not in _NO_KERNELS.get(config.backend, ()) for k in kinds)
+        if not used and not little:  # 16 bits that have little left to do beside the integers are no mistake
             reason = {
                 "int8": "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)",
                 "fp8": "FP8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)" if has_float8(config) else _NO_FLOAT8,

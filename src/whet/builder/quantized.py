@@ -80,6 +80,7 @@ class _Making:
     progress: Progress | None = None
     inputs: Mapping[str, np.ndarray] | None = None
     notes: list[str] = field(default_factory=list)
+    info: list[str] = field(default_factory=list)
     tables: bool = False  # activations are looked up
 
     def floats(self) -> _Tried:
@@ -168,6 +169,7 @@ def _built_int8(
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
     notes: list[str] = []
+    info: list[str] = []
     made = prepared(net, config)
     layers = find_places(made, demanded_floats(config)).layers
     if config.lock:
@@ -182,8 +184,8 @@ def _built_int8(
         plan.report["notes"].append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
         return plan
     extra: dict[str, Any] = {}
-    ranges = calibrated_ranges(net, made, calibration, config, notes.append, extra)
-    making = _Making(net, made, ranges, config, layers, must, None, progress, inputs, notes)
+    ranges = calibrated_ranges(net, made, calibration, config, notes.append, extra, info.append)
+    making = _Making(net, made, ranges, config, layers, must, None, progress, inputs, notes, info)
     if budget is not None:
         samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
         making.judge = Judge(made, "int8", ranges, samples, budget, config, progress)
@@ -231,10 +233,11 @@ def _untimed(m: _Making) -> EnginePlan:
     names = [x.name for x in m.layers]
     fit = Fit() if m.judge is None else m.judge.fit(names, {}, m.must)
     plan = m.integers("int8", frozenset(fit.dropped)).plan
-    plan.report["notes"] += [*m.notes, "INT8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
     if m.judge is not None:
         plan.report["accuracy"] = report_of(m.judge.budget, fit, "emulation", None)
-        plan.report["notes"].append(_budget_note(m.judge.budget, fit, len(m.layers)))
+        _say_budget(m, fit)
+    plan.report["notes"] += [*m.notes, "INT8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
+    plan.report["info"] = [*plan.report.get("info", []), *m.info]
     return plan
 
 
@@ -308,7 +311,7 @@ def _fitted(m: _Making, tried: list[_Tried]) -> Fit:
         fit.dropped.update(dict.fromkeys(more, "the engine missed the budget that its emulation held; next in harm"))
         tried.append(m.integers(f"int8 without {len(skip)} layers, within the budget", skip))
         _judged(m, tried[-1])
-    m.notes.append(_budget_note(judge.budget, fit, len(m.layers)))
+    _say_budget(m, fit)
     return fit
 
 
@@ -319,14 +322,18 @@ def _judged(m: _Making, t: _Tried) -> None:
     t.verdict, t.judged_on = (m.judge.low(m.low(t.skip)), "emulation") if verdict is None else (verdict, "engine")
 
 
-def _budget_note(budget: Budget, fit: Fit, layers: int) -> str:
+def _say_budget(m: _Making, fit: Fit) -> None:
+    """What became of the budget: a warning where it is missed, or was not judged."""
+    assert m.judge is not None
     shown = fit.verdict.text if fit.verdict else "not judged"
-    if not fit.dropped:
-        return f"Accuracy: {budget.text}; {shown}: nothing has to leave INT8 for it."
-    first = list(fit.dropped.items())[:3]
-    named = "; ".join(f"'{n}': {why}" for n, why in first)
-    more = f"; and {len(fit.dropped) - 3} more" if len(fit.dropped) > 3 else ""
-    return f"Accuracy: {budget.text}; {shown} with {len(fit.dropped)} of {layers} layers kept out of INT8 ({named}{more})."
+    said = f"Accuracy: {m.judge.budget.text}; {shown}"
+    if fit.dropped:
+        named = "; ".join(f"'{n}': {why}" for n, why in list(fit.dropped.items())[:3])
+        more = f"; and {len(fit.dropped) - 3} more" if len(fit.dropped) > 3 else ""
+        said += f" with {len(fit.dropped)} of {len(m.layers)} layers kept out of INT8 ({named}{more})."
+    else:
+        said += ": nothing has to leave INT8 for it."
+    (m.info if fit.verdict is not None and fit.verdict.holds else m.notes).append(said)
 
 
 def _kept(m: _Making, tried: list[_Tried], times: list[list[float]]) -> EnginePlan:
@@ -357,6 +364,7 @@ def _kept(m: _Making, tried: list[_Tried], times: list[list[float]]) -> EnginePl
     else:
         left = len(tried[kept].skip)
         floats = f"; {left} of {len(m.layers)} quantizable layers stay in floating point" if left else ""
-        m.notes.append(f"INT8 pays: {shown}{floats}.")
+        m.info.append(f"INT8 pays: {shown}{floats}.")
     plan.report["notes"] = [*plan.report.get("notes", []), *m.notes]
+    plan.report["info"] = [*plan.report.get("info", []), *m.info]
     return plan

@@ -145,6 +145,8 @@ def _build(o: Options, log: Log):
         plan = build_from(o, net, config, progress)
     for note in plan.report.get("notes", []):
         log.warn(note)
+    for found in plan.report.get("info", []):
+        log.info(found)
     _copies_to_host(log, plan)
     passes = plan.report.get("passes", {})
     fired: dict[str, int] = {}

@@ -92,6 +92,8 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
         console.print(f"[red]banned[/] {name} by {what}: {why}", highlight=False)
     for text in d["notes"]:
         console.print(f"[yellow]note[/] {text}", highlight=False)
+    for text in d["info"]:
+        console.print(f"[cyan]found[/] {text}", highlight=False)
 
 
 def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:

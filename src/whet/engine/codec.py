@@ -264,6 +264,7 @@ _REPORTED: dict[str, Callable[[Reader], Any]] = {
     "layer_ms": _times,
     "passes": _passes,
     "notes": _notes,
+    "info": _notes,
     "engines": _engines,
     "choice": Reader.free,
     "precisions": Reader.free,

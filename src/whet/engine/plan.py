@@ -72,7 +72,8 @@ class EnginePlan:
         layer_ms     {layer name: median ms in the whole engine}
         passes       {"order": [pass], "fired": [[pass, layer, what]], "skipped": [[pass, layer, reason]]}
         engines      [{"ms": float, "what": str}]: whole engines that were timed, the chosen one first
-        notes        [str]: permissions that could not be used, with reason and count
+        notes        [str]: warnings: permissions that could not be used, with reason and count; a busy machine; a banned kernel
+        info         [str]: what was found and is no reason to worry: that INT8 pays, which thread count won, that a budget holds
         choice       {"method": "exact" | "beam" | ..., ...}: how formats and tactics were chosen
         latency_ms   median of the whole engine; built: ISO date; build_seconds
     """

@@ -50,6 +50,7 @@ def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
         "passes_that_did_not_fire": [n for n, k in fired.items() if not k],
         "skips": [{"pass": p, "layer": x, "reason": why} for p, x, why in passes.get("skipped", ())],
         "notes": list(plan.report.get("notes", [])),
+        "info": list(plan.report.get("info", [])),
         "precisions": plan.report.get("precisions", {}),
         "banned": plan.report.get("banned", {}),
     }

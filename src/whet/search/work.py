@@ -125,7 +125,7 @@ def _candidate(w: Worker) -> dict[str, Any]:
         **measured, "engine_bytes": os.path.getsize(w.folder / ENGINE), "build_seconds": build_seconds,
         "params": count_params(made.network), "flops": flops_of(made.network), "steps": made.steps,
         "branches": _branch_order(w, net, data) if job.role == "baseline" and c == Candidate(batch=c.batch) else [],
-        "notes": [*made.notes, *plan.report.get("notes", [])], "precision": _precision(plan), "layers": layers_of(plan),
+        "notes": [*made.notes, *plan.report.get("notes", []), *plan.report.get("info", [])], "precision": _precision(plan), "layers": layers_of(plan),
     }  # fmt: skip
     if kept_files:
         save_onnx(made.network, w.folder / ONNX)
