@@ -52,6 +52,11 @@ EIGHTS = [
     (ConvConfig(1, 1, 64, bk=128, stages=4, direct=1, size=1), Eight("i8", "f32"), False, "clip"),
     (ConvConfig(2, 1, 128, bk=128, stages=3, size=1), Eight("f8e4m3", "f8e4m3", "f8e4m3"), True, "silu"),
     (ConvConfig(1, 1, 64, bk=128, stages=4, sk=4, size=1), Eight("f8e4m3", "f16"), False, "clip"),
+    (ConvConfig(1, 1, 64, bk=128, stages=4, sk=8, size=1), Eight("f8e4m3", "f8e4m3", "f8e4m3", **FOLDED), True, "clip"),
+    (ConvConfig(1, 1, 128, bk=128, stages=2, blocks=3, outs=2, hold=2, size=1), Eight("f8e4m3", "f8e4m3", "f8e4m3", **FOLDED), False, "clip"),
+    (ConvConfig(2, 2, 64, bk=64, stages=2, direct=1, halo=2, hold=9, size=1), Eight("f8e4m3", "f8e4m3", **FOLDED), False, "clip"),
+    (ConvConfig(3, 1, 128, bk=128, stages=4, size=1), Eight("f8e4m3", "f8e4m3", **FOLDED), True, "clip"),
+    (ConvConfig(2, 1, 64, bk=64, stages=4, direct=1, size=1), Eight("f8e4m3", "f32", "f32"), True, "gelu"),
 ]
 OTHERS = [
     ("first.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 8, "TW": 16, "BLOCKS": 2, "BN": 64, "FROM": 0, "NHWC": 0, "ACT": 0,

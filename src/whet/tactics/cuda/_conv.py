@@ -92,7 +92,7 @@ class Eight:
     result: str
     residual: str = ""
     border: bool = False
-    fold: bool = False  # integers out, the activation is a clip: the range of results is [0, 1] (_quantized.folded)
+    fold: bool = False  # 8 bits out, the activation is a clip: results are computed in steps (_quantized.folded, folded_float8)
 
     def constants(self) -> dict[str, int]:
         """Macros of the kernel."""

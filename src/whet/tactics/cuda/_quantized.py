@@ -13,7 +13,7 @@ from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Operand, Packed, Signature
 from whet.tactics._quantized import FLOAT8, Parts, take_apart
-from whet.tactics.cuda._conv import ConvShape, Steps, bias_count
+from whet.tactics.cuda._conv import ConvShape, Finish, Steps, bias_count
 from whet.tactics.cuda._kernel import Ending, ending, packed_array
 
 EIGHT = ("i8", "u8")
@@ -94,6 +94,18 @@ class Output:
 def folds(made: Ending, stored: str) -> bool:
     """Whether the limits of integer results and those of the activation are one clip at the end."""
     return stored in EIGHT and made.finish.activation[0] == "clip" and made.finish.residual != 2
+
+
+def folds_float8(made: Ending, stored: str, out: Output) -> bool:
+    """Whether float8 results are computed in steps of the result: the activation is a clip whose upper limit e4m3's own one covers."""
+    kind, _, high = made.finish.activation
+    return stored == FLOAT8 and kind == "clip" and made.finish.residual != 2 and high * out.per_step >= 448
+
+
+def folded_float8(out: Output, made: Ending) -> tuple[float, Output, Finish]:
+    """(multiplier of real numbers, the output's numbers, how sums end) where results are computed in steps of float8."""
+    per, (kind, low, high) = out.per_step, made.finish.activation
+    return per, Output(1.0, 0.0, out.add_step * per, 0.0), Finish((kind, low * per, high), made.finish.residual)
 
 
 def folded(out: Output, made: Ending, stored: str) -> tuple[float, float, Output]:

@@ -26,7 +26,9 @@ from whet.tactics.cuda._quantized import (
     factors,
     float8_rtol,
     folded,
+    folded_float8,
     folds,
+    folds_float8,
     has_border,
     key_of,
     packed_factors,
@@ -110,7 +112,8 @@ def kinds_of(parts: Parts, made: Ending, signature: Signature, shape: ConvShape)
     x = parts.place(parts.head.inputs[0])
     other = "" if made.residual is None else signature.inputs[made.residual].dtype.name  # type: ignore[union-attr]
     stored = signature.outputs[0].dtype.name
-    return Eight(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), folds(made, stored))  # type: ignore[index]
+    fold = folds(made, stored) or folds_float8(made, stored, Output.of(parts, made))
+    return Eight(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)  # type: ignore[index]
 
 
 def storable(tile: ConvConfig, eight: Eight, shape: ConvShape) -> bool:
@@ -174,7 +177,10 @@ def product_plan(
         return found.times(per, shift)
 
     out, per, shift = Output.of(parts, made), 1.0, 0.0
-    if eight.fold:
+    finish = made.finish
+    if eight.fold and eight.result == FLOAT8:
+        per, out, finish = folded_float8(out, made)
+    elif eight.fold:
         per, shift, out = folded(out, made, eight.result)
     packed = (
         packed_array(f"{digest}|{name} 8 bits {tile.bk} {shape is single}", -(-shape.k // 32) * 32 * rows, lambda: pack_weights8(filters(), tile.bk)),
@@ -187,7 +193,7 @@ def product_plan(
         source = View(args.inputs[x], shape.c)  # type: ignore[index]
         return [
             conv_launch(
-                tile, shape, source, args.packed[0], biases, View(args.outputs[0], shape.k), residual=residual, finish=made.finish,
+                tile, shape, source, args.packed[0], biases, View(args.outputs[0], shape.k), residual=residual, finish=finish,
                 multiprocessors=machine.multiprocessors, label=layer.name, eight=eight, numbers8=numbers,
             )
         ]  # fmt: skip

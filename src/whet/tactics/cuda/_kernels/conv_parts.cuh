@@ -8,6 +8,21 @@ DEV float finish(const Args& p, float v, float r) {
 #if IN8
 // Eight neighbouring channels of a pixel: sums to real numbers, residual, activation, and into the type that is stored.
 DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out, long long to, int left) {
+    if (FOLD && TO == 5) {  // in steps of the result: the upper limit is e4m3's own
+        if (p.has_residual) {
+            const Vec8 r = unpack_raw<ADD>(raw);
+#pragma unroll
+            for (int e = 0; e < 8; ++e) v[e] = fmaf(r.v[e], p.add_step, v[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = max_nan(v[e], p.act.a);
+        const u32 low = bytes_of<5>(v[0], v[1], v[2], v[3]), high = bytes_of<5>(v[4], v[5], v[6], v[7]);
+        if (!ODD) *reinterpret_cast<uint2*>(out + to) = make_uint2(low, high);
+        else
+#pragma unroll
+            for (int e = 0; e < 8; ++e) if (e < left) out[to + e] = (u8)((e < 4 ? low : high) >> e % 4 * 8);
+        return;
+    }
     if (FOLD) {
         if (p.has_residual) {
             const Vec8 r = unpack_raw<ADD>(raw);
