@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, distribution
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -99,6 +100,15 @@ class Bench:
                     samples[k].append(bounds[k].seconds(1)[0] * 1e3)
         self.others = max(self.others, getattr(load, "others", 0.0))
         return [median(s) for s in samples]
+
+
+def find_distribution(name: str) -> bool:
+    """Whether a package is installed."""
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def percent(before: float, after: float) -> str:
@@ -414,7 +424,7 @@ def main() -> None:
             except FileNotFoundError as e:
                 print(f"{name}: not measured ({e})")
                 continue
-            about = provenance(("numpy", "onnx", "onnxruntime", "onednn-cpu-gomp"))
+            about = provenance([n for n in ("numpy", "onnx", "onnxruntime", "onednn-cpu-gomp") if find_distribution(n)])
             flags = (" --backend cuda" if args.backend == "cuda" else "") + (" --quick" if args.quick else "")
             old = json.loads(path.read_text())["rows"] if path.exists() else {}  # now: other runs may have added to it
             old[name] = {**asdict(replace(row, others=b.others)), "date": about["date"], "commit": about["commit"], "flags": flags}

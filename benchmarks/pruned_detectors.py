@@ -1,11 +1,13 @@
 """Trained detectors, cut and recovered without labels: what they still find, and what their engines gain.
 
-    python benchmarks/pruned_detectors.py [--ratios 0.1,0.2,0.3] [--out FILE]
+    python benchmarks/pruned_detectors.py [--ratios 0.1,0.2,0.3] [--tuned FOLDER] [--out FILE]
 
-NanoDet is judged by AP50 against COCO's labels, the face detector (whose photos have no labels) by the agreement of its boxes with those of
-the whole detector: mean average precision with the whole detector's sure boxes as the truth. Both recover on the even photos and are
-judged on the odd ones. Cuts go by the L1 norms of coupled groups, the same share everywhere. Times: single images, all engines in
-turns, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
+Three steps a ratio: as cut; with weights fitted layer by layer (least squares on 24 photos); and, from --tuned, taught by the whole
+detector on photos without labels (distill_detectors.py makes those files on a GPU). NanoDet is judged by AP50 against COCO's labels, the
+face detector (whose photos have no labels) by the agreement of its boxes with those of the whole detector: mean average precision with the
+whole detector's sure boxes as the truth. All learn from the even photos and are judged on the odd ones. Cuts go by the L1 norms of coupled
+groups, the same share everywhere. Times: single images, all engines in turns, this CPU. Needs the shared data folder (../shared/data or
+WHET_DATA).
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ def context_of(net: Network) -> Context:
     return Runtime(backend="cpu").load(build(net, BuildConfig())).create_context()
 
 
-def measure(detector: Detector, ratios: list[float]) -> list[dict]:
-    """A row for the whole detector and two for each ratio: as cut, and recovered."""
+def measure(detector: Detector, ratios: list[float], tuned: Path | None) -> list[dict]:
+    """A row for the whole detector and two or three for each ratio: as cut, recovered, and taught by the whole one."""
     (model,) = realdata.models([detector.model])
     feeds = list(model.inputs(None))
     name = next(iter(feeds[0]))
@@ -92,6 +94,8 @@ def measure(detector: Detector, ratios: list[float]) -> list[dict]:
         took = time.perf_counter() - begun
         print(f"{detector.model}: {made.share:.1%} of {made.channels[0]} channels cut and recovered in {took:.0f} s", flush=True)
         nets += [(f"{made.share:.0%} cut", made.share, made.cut), (f"{made.share:.0%} cut, recovered", made.share, made.network)]
+        if tuned is not None and (file := tuned / f"{detector.model}-{ratio:g}.onnx").exists():
+            nets.append((f"{made.share:.0%} cut, distilled", made.share, network_from_onnx(file)))
     contexts = [context_of(net) for _, _, net in nets]
     found = [[detector.boxes(c.run(feeds[i])) for i in judged] for c in contexts]
     sure = [b[b[:, 1] >= detector.sure][:, [0, 2, 3, 4, 5]] for b in found[0]]
@@ -138,14 +142,17 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--ratios", default="0.1,0.2,0.3")
     p.add_argument("--detectors", nargs="+", choices=[d.model for d in DETECTORS], default=[d.model for d in DETECTORS])
+    p.add_argument("--tuned", type=Path, help="folder with what distill_detectors.py made of the same cuts")
     p.add_argument("--out", type=Path, default=OUT)
     args = p.parse_args()
     if datasets.root() is None:
         p.error("there is no shared data folder: set WHET_DATA to it")
     about = provenance(("whet", "numpy", "onnxruntime", "onednn-cpu-gomp"))
     ratios = [float(r) for r in args.ratios.split(",")]
-    rows = [row for d in DETECTORS if d.model in args.detectors for row in measure(d, ratios)]
-    args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    rows = [row for d in DETECTORS if d.model in args.detectors for row in measure(d, ratios, args.tuned)]
+    files = sorted(args.tuned.glob("*.told.json")) if args.tuned else []
+    told = {"distillation": {k: v for f in files for k, v in json.loads(f.read_text()).items()}} if files else {}
+    args.out.write_text(json.dumps({**about, **told, "rows": rows}, indent=1) + "\n")
     return 0
 
 

@@ -1,7 +1,8 @@
-"""Builds each fine-tuned network in FP32 and INT8 and prints the table that practitioners print: what each step costs and gives.
+"""Builds each fine-tuned network in the precisions of a machine and prints the table that practitioners print: what each step costs and gives.
 
-`build` writes engines and judges them, image by image; `timed` loads those engines and times them, taking turns, so that a busy moment of
-the machine hurts all alike (and may be run alone, when the machine is quiet).
+`build` writes engines, `timed` loads and times them in turns, so that a busy moment of the machine hurts all alike (both want a quiet machine),
+`judged` scores them image by image or batch by batch, `told` prints the table and writes the result. Each leaves what it found in
+out/rows.BACKEND.json; the order does not matter after `build`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import json
 import platform
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import data as cifar
 import numpy as np
@@ -21,6 +22,7 @@ from tune import file_of
 from variants import VARIANTS
 
 import whet
+from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.quantized import Calibration, build_int8
 from whet.engine import EnginePlan
@@ -32,144 +34,254 @@ from whet.training.data import TrainingData
 
 HERE = Path(__file__).parent
 CALIBRATION, ROUNDS, EACH = 256, 40, 10
-SHAPES = {"x": (1, 3, 32, 32)}
-
-
-ROWS = "rows.json"
-
-
-@dataclass
-class Row:
-    """One engine of the table; `about` is what was counted and judged when it was built."""
-
-    about: dict[str, object]
-    engine: Engine
-    times: list[float] = field(default_factory=list)  # milliseconds
+IMAGE = (3, 32, 32)
+PRECISIONS = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16", "int8")}
+BATCHES = {"cpu": (1,), "cuda": (1, 128)}  # an engine each
+DYNAMIC = 8  # one more engine of some networks takes every batch up to this one
+FLEXIBLE = ("original", "latency-48")  # those
 
 
 def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
-    """Writes engines and out/rows.json: what each is and what it gets right."""
+    """Writes engines and the rows that say what each is."""
     import model
 
-    exact, jpeg = cifar.exact_test(folder), cifar.jpeg_test(folder, args.limit or None)
     seen = cifar.normalized(cifar.train_set(folder, CALIBRATION).inputs["x"])
-    networks = {"published": model.load(folder)} | {n: whet.network_from_onnx(tuned(n, out)) for n in args.variants if tuned(n, out).exists()}
-    base, rows = count_flops(networks["published"]), []
+    networks = {"published": model.load(folder)} if not args.no_published else {}
+    networks |= {n: whet.network_from_onnx(tuned(n, out)) for n in args.variants if tuned(n, out).exists()}
+    base, rows = count_flops(next(iter(networks.values()))), []
     for name, net in networks.items():
-        for precision, plan in plans(net, seen, args.threads):
-            file = f"{file_of(name)}.{precision.lower()}.engine"
-            whet.write_engine(plan, out / file)
-            engine = whet.Runtime(backend="cpu", threads=args.threads).load(plan)
-            rows.append({
-                "step": f"{name}, {precision}", "file": file, "parameters": count_params(net), "MFLOPs": round(count_flops(net) / 1e6, 1),
-                "FLOPs fewer": round(base / count_flops(net), 2), "exact %": round(100 * share_right(engine, exact), 2),
-                "JPEG %": round(100 * share_right(engine, jpeg), 2), "2:4 layers": len(eligible_layers(plan.network)[0]),
-                "exact images": len(exact), "JPEG images": len(jpeg), "notes": [n for n in plan.report.get("notes", []) if "INT8" in n],
-            })  # fmt: skip
-            print(f"  {rows[-1]}", flush=True)
-    (out / ROWS).write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def timed(out: Path, args: argparse.Namespace) -> None:
-    """Times what build_all wrote, prints the table; with args.save writes resnet56.json there."""
-    found = json.loads((out / ROWS).read_text())
-    rows = [Row(r, whet.Runtime(backend="cpu", threads=args.threads).load(out / r["file"])) for r in found]
-    take_turns(rows)
-    show(rows)
-    if args.save:
-        save(rows, Path(args.save) / "resnet56.json", out, args)
+        for precision in args.precisions or PRECISIONS[args.backend]:
+            sizes = [(b, b) for b in args.batches or BATCHES[args.backend]] + ([(1, DYNAMIC)] if name in FLEXIBLE else [])
+            for low, high in sizes:
+                began = time.perf_counter()
+                plan = made(net, precision, (low, high), seen, args)
+                file = f"{file_of(name)}.{precision}.{low}-{high}.{args.backend}.engine"
+                whet.write_engine(plan, out / file)
+                rows.append({
+                    "network": name, "precision": precision.upper(), "batches": f"1 to {high}" if low != high else str(high), "file": file,
+                    "run at": [high] if low == high else [1, high], "parameters": count_params(net), "MFLOPs": round(count_flops(net) / 1e6, 1),
+                    "FLOPs fewer": round(base / count_flops(net), 2), "2:4 layers": len(eligible_layers(plan.network)[0]),
+                    "engine MiB": round((out / file).stat().st_size / 2**20, 2), "built in s": round(time.perf_counter() - began, 1),
+                })  # fmt: skip
+                print(f"  {rows[-1]}", flush=True)
+                _write(rows, out, args)
 
 
 def tuned(name: str, out: Path) -> Path:
     """The fine-tuned network: of this run, else the one that lies in the repository."""
-    made = out / f"{file_of(name)}.tuned.onnx"
-    return made if made.exists() else HERE / "tuned" / f"{file_of(name)}.onnx"
+    mine = out / f"{file_of(name)}.tuned.onnx"
+    return mine if mine.exists() else HERE / "tuned" / f"{file_of(name)}.onnx"
 
 
-def plans(net: Network, seen: np.ndarray, threads: int) -> list[tuple[str, EnginePlan]]:
-    """The network's FP32 engine and its INT8 one (calibrated on training images without labels)."""
-    config = BuildConfig(threads=threads, profiles=((SHAPES, SHAPES, SHAPES),))
-    calibration = Calibration(samples=lambda: ({"x": seen[i : i + 1]} for i in range(len(seen))))
-    integers = BuildConfig(threads=threads, profiles=config.profiles, precisions=("int8",))
-    return [("FP32", build(net, config)), ("INT8", build_int8(net, integers, calibration))]
+def made(net: Network, precision: str, sizes: tuple[int, int], seen: np.ndarray, args: argparse.Namespace) -> EnginePlan:
+    """An engine for batches from one size to another, tuned for the larger; INT8 is calibrated on training images without labels."""
+    low, high = ({"x": (b, *IMAGE)} for b in sizes)
+    config = BuildConfig(
+        backend=args.backend, threads=args.threads, profiles=((low, high, high),), precisions=() if precision == "fp32" else (precision,)
+    )
+    if precision != "int8":
+        return build(net, config)
+    step = sizes[1]
+    batches = [seen[i : i + step] for i in range(0, len(seen) - step + 1, step)]
+    return build_int8(net, config, Calibration(samples=lambda: ({"x": b} for b in batches)))
 
 
-def share_right(engine: Engine, test: TrainingData) -> float:
-    """Share of the test images that the engine gets right, one at a time."""
-    x = cifar.normalized(test.inputs["x"])
-    with engine.create_context() as context:
-        guesses = [int(context.run({"x": x[i : i + 1]})["logits"].argmax()) for i in range(len(x))]
-    return float((np.array(guesses) == test.labels).mean())
+def timed(out: Path, args: argparse.Namespace) -> None:
+    """Times every engine, taking turns with all others that run the same batch."""
+    rows = _read(out, args)
+    runtime = whet.Runtime(backend=args.backend, threads=args.threads)
+    engines = [runtime.load(out / r["file"]) for r in rows]
+    for batch in sorted({b for r in rows for b in r["run at"]}):
+        which = [i for i, r in enumerate(rows) if batch in r["run at"]]
+        for i, times in zip(which, take_turns([engines[i] for i in which], batch, args), strict=True):
+            low, middle, high = (round(float(q), 4) for q in np.quantile(times, (0.25, 0.5, 0.75)))
+            rows[i].setdefault("ms", {})[str(batch)] = {"median": middle, "quartiles": [low, high]}
+    for r, e in zip(rows, engines, strict=True):
+        r["peak MiB"] = round(e.memory().peak / 2**20, 2)
+    _write(rows, out, args)
 
 
-def take_turns(rows: list[Row]) -> None:
-    """Single-image runs of all engines in turns."""
-    contexts = [r.engine.create_context() for r in rows]
-    image = np.random.default_rng(0).standard_normal(SHAPES["x"], np.float32)
+def take_turns(engines: list[Engine], batch: int, args: argparse.Namespace) -> list[list[float]]:
+    """Milliseconds of runs of all engines in turns; on a GPU by its own clock."""
+    machine = get_backend(args.backend, threads=args.threads)
+    contexts = [e.create_context() for e in engines]
+    images = np.random.default_rng(0).standard_normal((batch, *IMAGE), np.float32)
     for context in contexts:
+        context.set_input_shape("x", images.shape)
         for name in context.input_names:
             array = context.input_array(name)
-            array[...] = image
+            array[...] = images
             context.bind(name, array)
         for name in context.output_names:
             context.bind(name, context.output_array(name))
+        context.execute()
+    found: list[list[float]] = [[] for _ in engines]
     gc.collect()
     gc.disable()
     for n in range(ROUNDS + 2):
-        order = list(zip(contexts, rows, strict=True))
-        for context, r in order if n % 2 else order[::-1]:
-            for _ in range(EACH):
-                start = time.perf_counter()
-                context.execute()
-                if n >= 2:
-                    r.times.append((time.perf_counter() - start) * 1e3)
+        order = list(zip(contexts, found, strict=True))
+        for context, times in order if n % 2 else order[::-1]:
+            once = _gpu_runs(machine, context) if args.backend == "cuda" else _cpu_runs(context)
+            if n >= 2:
+                times.extend(once)
     gc.enable()
+    for context in contexts:
+        context.close()
+    return found
 
 
-def line(r: Row, base: Row) -> dict[str, object]:
-    """One flat record."""
-    low, middle, high = np.quantile(r.times, (0.25, 0.5, 0.75))
-    about = {k: v for k, v in r.about.items() if k not in ("file", "notes")}
-    return about | {
-        "median ms": round(float(middle), 3), "quartiles ms": [round(float(low), 3), round(float(high), 3)],
-        "speed": round(float(np.median(base.times) / middle), 2), "peak MiB": round(r.engine.memory().peak / 2**20, 2),
-    }  # fmt: skip
+def _cpu_runs(context: Any) -> list[float]:
+    times = []
+    for _ in range(EACH):
+        start = time.perf_counter()
+        context.execute()
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
 
 
-def show(rows: list[Row]) -> None:
-    """The table."""
+def _gpu_runs(machine: Any, context: Any) -> list[float]:
+    return [s * 1e3 for s in machine.seconds(context.launches(), EACH)]
+
+
+def judged(out: Path, folder: Path, args: argparse.Namespace) -> None:
+    """What each engine gets right; those that differ in the batch alone are judged once, with the largest."""
+    rows = _read(out, args)
+    exact, jpeg = cifar.exact_test(folder), cifar.jpeg_test(folder, args.limit or None)
+    runtime, known = whet.Runtime(backend=args.backend, threads=args.threads), {}
+    for r in sorted(rows, key=lambda r: -r["run at"][-1]):
+        key = r["network"], r["precision"]
+        if key not in known:
+            engine = runtime.load(out / r["file"])
+            known[key] = {
+                "exact %": share_right(engine, exact, r["run at"][-1]), "exact images": len(exact),
+                "JPEG %": share_right(engine, jpeg, r["run at"][-1]), "JPEG images": len(jpeg),
+            }  # fmt: skip
+            print(f"  {key}: {known[key]}", flush=True)
+        r |= known[key]
+    _write(rows, out, args)
+
+
+def share_right(engine: Engine, test: TrainingData, batch: int) -> float:
+    """Percent of the test images that the engine gets right; the last batch is filled with its own first images."""
+    x, right = cifar.normalized(test.inputs["x"]), 0
+    with engine.create_context() as context:
+        for i in range(0, len(x), batch):
+            some = x[i : i + batch]
+            full = np.resize(some, (batch, *IMAGE))
+            guesses = context.run({"x": full})["logits"].argmax(1)[: len(some)]
+            right += int((guesses == test.labels[i : i + batch]).sum())
+    return round(100 * right / len(x), 2)
+
+
+def told(out: Path, args: argparse.Namespace) -> None:
+    """The table; with args.save also resnet56.json and resnet56_against.json there: date, commit, command, machine, versions, rows."""
+    rows = _read(out, args)
+    _speeds(rows)
+    flat = flattened(rows, out)
+    show(flat, args)
+    if args.save:
+        how = {n: json.loads(p.read_text()) for n in ("teacher", *VARIANTS) for p in (told_of(n, out),) if p.exists()}
+        tuning = {n: {k: v for k, v in d.items() if k != "history"} for n, d in how.items()}
+        save(flat, Path(args.save) / "resnet56.json", args, {"fine-tuning": tuning})
+        if compared := against(flat):
+            save(compared, Path(args.save) / "resnet56_against.json", args, {})
+
+
+def flattened(rows: list[dict], out: Path) -> list[dict]:
+    """One record an engine and batch. `JPEG10k %` is the trained network's, before any engine, on all 10,000 images."""
+    made = []
+    for r in rows:
+        p = told_of(r["network"], out)
+        whole = {"JPEG10k %": round(100 * json.loads(p.read_text())["jpeg_test"], 2)} if p.exists() else {}
+        for batch, ms in r.get("ms", {}).items():
+            about = {k: v for k, v in r.items() if k not in ("file", "ms", "run at", "peak MiB")}
+            made.append(about | whole | {
+                "batch": int(batch), "ms": ms["median"], "ms low": ms["quartiles"][0], "ms high": ms["quartiles"][1], "images/s": ms["images/s"],
+                "speed": ms.get("speed"), "peak MiB": r.get("peak MiB"),
+            })  # fmt: skip
+    return made
+
+
+ALIKE = 0.3  # points: one standard error of an accuracy on 10,000 images
+
+
+def against(flat: list[dict]) -> list[dict]:
+    """whet's cuts by latency beside each rival at equal accuracy, at every batch and precision.
+
+    Equal: the fastest of whet's that is at most ALIKE points below the rival on the 10,000 JPEG images after the same fine-tuning.
+    """
+    made = []
+    for r in flat:
+        if not r["network"].startswith(("tp-", "flops-")) or "JPEG10k %" not in r:
+            continue
+        same = [w for w in flat if w["network"].startswith("latency-") and all(w[k] == r[k] for k in ("precision", "batches", "batch"))]
+        fit = [w for w in same if w["JPEG10k %"] >= r["JPEG10k %"] - ALIKE]
+        best = min(fit, key=lambda w: w["ms"], default=None)
+        row = {"rival": r["network"], "precision": r["precision"], "batch": r["batch"]}
+        row |= {"rival JPEG10k %": r["JPEG10k %"], "rival FLOPs fewer": r["FLOPs fewer"], "rival ms": r["ms"]}
+        if best is None:
+            row |= {"whet": "none is as accurate"}
+        else:
+            row |= {"whet": best["network"], "whet JPEG10k %": best["JPEG10k %"], "whet FLOPs fewer": best["FLOPs fewer"], "whet ms": best["ms"]}
+            row["rival ms / whet ms"] = round(r["ms"] / best["ms"], 3)
+        made.append(row)
+    return made
+
+
+def _speeds(rows: list[dict]) -> None:
+    """How many times faster each is than the first network in FP32 at the same batch (and images a second)."""
+    base = {b: r["ms"][b]["median"] for r in rows[::-1] if r["network"] == rows[0]["network"] and r["precision"] == "FP32" for b in r.get("ms", {})}
+    for r in rows:
+        for b, t in r.get("ms", {}).items():
+            t["images/s"] = round(int(b) / t["median"] * 1e3)
+            if b in base:
+                t["speed"] = round(base[b] / t["median"], 3)
+
+
+def show(flat: list[dict], args: argparse.Namespace) -> None:
+    """One line an engine and batch."""
     from rich.console import Console
     from rich.table import Table
 
-    records = [line(r, rows[0]) for r in rows]
-    judged = f"{records[0]['exact images']} exact and {records[0]['JPEG images']} JPEG test images"
-    t = Table(title=f"ResNet-56, single images on this CPU; accuracy on {judged}", title_justify="left")
-    shown = [k for k in records[0] if k not in ("quartiles ms", "exact images", "JPEG images")]
+    t = Table(title=f"ResNet-56 on this {'GPU' if args.backend == 'cuda' else 'CPU'}", title_justify="left")
+    shown = ("network", "precision", "batches", "batch", "parameters", "MFLOPs", "FLOPs fewer", "exact %", "JPEG %", "ms", "speed", "peak MiB")
     for key in shown:
-        t.add_column(key, justify="left" if key == "step" else "right")
-    for r in records:
-        t.add_row(*(f"{r[k]:,}" if k == "parameters" else str(r[k]) for k in shown))
+        t.add_column(key, justify="left" if key in ("network", "precision") else "right")
+    for r in flat:
+        t.add_row(*(str(r.get(k, "-")) for k in shown))
     Console(width=None if sys.stdout.isatty() else 150).print(t)
 
 
-def save(rows: list[Row], path: Path, out: Path, args: argparse.Namespace) -> None:
-    """Writes date, commit, command, machine, versions, rows, and how each network was fine-tuned."""
+def save(rows: list[dict], path: Path, args: argparse.Namespace, more: dict) -> None:
+    """Writes a result."""
     sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
     from _record import command, provenance
 
-    told = {n: json.loads(p.read_text()) for n in ("teacher", *VARIANTS) for p in (told_of(n, out),) if p.exists()}
+    machine = get_backend(args.backend, threads=args.threads).describe()
     result = {
-        **provenance(("numpy", "onednn-cpu-gomp")),
+        **provenance(("numpy",)),
         "command": command("examples/resnet56/run.py"),
-        "device": rows[0].engine.plan.machine.get("model", platform.processor()),
+        "device": machine.get("model") or machine.get("name") or platform.processor(),
         "threads": args.threads,
-        "rows": [line(r, rows[0]) for r in rows],
-        "fine-tuning": {n: {k: v for k, v in d.items() if k != "history"} for n, d in told.items()},
+        "rows": rows,
+        **more,
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def told_of(name: str, out: Path) -> Path:
     """What was written about a fine-tuning: of this run, else the one that lies in the repository."""
-    made = out / f"{file_of(name)}.json"
-    return made if made.exists() else HERE / "tuned" / f"{file_of(name)}.json"
+    mine = out / f"{file_of(name)}.json"
+    return mine if mine.exists() else HERE / "tuned" / f"{file_of(name)}.json"
+
+
+def _rows_file(out: Path, args: argparse.Namespace) -> Path:
+    return out / f"rows.{args.backend}.json"
+
+
+def _read(out: Path, args: argparse.Namespace) -> list[dict]:
+    return json.loads(_rows_file(out, args).read_text())
+
+
+def _write(rows: list[dict], out: Path, args: argparse.Namespace) -> None:
+    _rows_file(out, args).write_text(json.dumps(rows, indent=1) + "\n")

@@ -24,12 +24,11 @@ from whet.frontends import save_onnx
 from whet.network import Network
 from whet.pruning import count_flops, count_params
 
-#: Name -> (pruner, importance, how it ranks, share of FLOPs that stays)
+#: Name -> (pruner, importance, whether all layers are ranked together, share of FLOPs that stays, what widths are multiples of)
 RIVALS = {
-    "tp-magnitude-50": ("MagnitudePruner", "MagnitudeImportance", False, 0.50),
-    "tp-magnitude-40": ("MagnitudePruner", "MagnitudeImportance", False, 0.40),
-    "tp-group-50": ("GroupNormPruner", "GroupMagnitudeImportance", True, 0.50),
-    "tp-group-40": ("GroupNormPruner", "GroupMagnitudeImportance", True, 0.40),
+    "tp-magnitude-50": ("MagnitudePruner", "MagnitudeImportance", False, 0.50, None),
+    "tp-group-50": ("GroupNormPruner", "GroupMagnitudeImportance", True, 0.50, None),
+    "tp-group-50-by8": ("GroupNormPruner", "GroupMagnitudeImportance", True, 0.50, 8),
 }
 
 
@@ -86,7 +85,7 @@ def pruned(folder: Path, name: str) -> Network:
     """The rival as a network; its FLOPs are those asked for, as near as whole channels come from above."""
     import torch_pruning as tp
 
-    pruner, importance, together, share = RIVALS[name]
+    pruner, importance, together, share, multiple = RIVALS[name]
     example = torch.randn(1, 3, 32, 32)
     whole = tp.utils.count_ops_and_params(module(folder), example)[0]
     low, high, best = 0.0, 1.0, None
@@ -94,7 +93,7 @@ def pruned(folder: Path, name: str) -> Network:
         made, ratio = module(folder), (low + high) / 2
         getattr(tp.pruner, pruner)(
             made, example, importance=getattr(tp.importance, importance)(p=2), global_pruning=together, pruning_ratio=ratio,
-            ignored_layers=[made.linear], max_pruning_ratio=0.9,
+            ignored_layers=[made.linear], max_pruning_ratio=0.9, round_to=multiple,
         ).step()  # fmt: skip
         if tp.utils.count_ops_and_params(made, example)[0] > share * whole:
             low = ratio

@@ -2,10 +2,10 @@
 
     python examples/resnet56/run.py --data DIR                    # everything; on a GPU fine-tuning takes minutes, on two cores a day
     python examples/resnet56/run.py --data DIR --steps prune,tune --device cuda --seconds 180    # on the machine with the GPU
-    python examples/resnet56/run.py --data DIR --steps build,time    # on the machine that the engines are for
+    python examples/resnet56/run.py --data DIR --steps build,time,judge,table    # on the machine that the engines are for
 
 The published weights and the images come from examples/fetch.py or a local folder. Every step leaves its files in --out; a later step reads
-them there. What was fine-tuned for this repository lies beside this file (tuned/), so `--steps build,time` works without a GPU.
+them there. What was fine-tuned for this repository lies beside this file (tuned/), so `--steps build,time,judge,table` works without a GPU.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from pathlib import Path
 
 import tune
 
-STEPS = ("prune", "tune", "build", "time")
+STEPS = ("prune", "tune", "build", "time", "judge", "table")
 
 
 def main() -> None:
     """Runs the steps that are asked for."""
     p = tune.parser()
     p.add_argument("--steps", default=",".join(STEPS), help=f"of {', '.join(STEPS)}")
+    p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="what the engines are for")
+    p.add_argument("--precisions", nargs="*", help="of the engines (default: fp32 int8; on a GPU also fp16)")
+    p.add_argument("--batches", nargs="*", type=int, help="an engine for each (default: 1; on a GPU also 128)")
     p.add_argument("--threads", type=int, default=1, help="CPU threads of the engines")
+    p.add_argument("--no-published", action="store_true", help="leave out the published network (its weights are an extra file)")
     p.add_argument("--save", default="", help="folder for the results as JSON (resnet56.json)")
     args = p.parse_args()
     out, data = Path(args.out), Path(args.data)
@@ -34,17 +38,24 @@ def main() -> None:
     from variants import VARIANTS
 
     args.variants = args.variants or list(VARIANTS)
-    if "prune" in args.steps:
+    steps = args.steps.split(",")
+    if unknown := set(steps) - set(STEPS):
+        p.error(f"no step is called {', '.join(sorted(unknown))}; the steps are {', '.join(STEPS)}")
+    if "prune" in steps:
         prune(out, data)
-    if "tune" in args.steps:
+    if "tune" in steps:
         tune.tune_all(out, data, args)
-    if "build" in args.steps or "time" in args.steps:
+    if {"build", "time", "judge", "table"} & set(steps):
         import measure
 
-        if "build" in args.steps:
+        if "build" in steps:
             measure.build_all(out, data, args)
-        if "time" in args.steps:
+        if "time" in steps:
             measure.timed(out, args)
+        if "judge" in steps:
+            measure.judged(out, data, args)
+        if "table" in steps:
+            measure.told(out, args)
 
 
 def prune(out: Path, data: Path) -> None:

@@ -26,7 +26,8 @@ def settings(args: argparse.Namespace, **more):
 
     return FinetuneConfig(**{
         "batch": args.batch, "lr": LR * args.batch / 256, "weight_decay": 5e-4, "augment": "crop:4,flip",
-        "precision": args.precision, "device": args.device, "seed": 1, "graph": None if args.graph else False, **more,
+        "precision": args.precision, "device": args.device, "seed": 1, "graph": None if args.graph else False,
+        "compile": args.compile, **more,
     })  # fmt: skip
 
 
@@ -76,7 +77,8 @@ def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, bega
     """The teacher and all variants at once; the variants load their data and wait for the teacher."""
     command = [sys.executable, str(Path(__file__)), "--out", str(out), "--data", str(data), "--device", args.device, "--precision", args.precision,
                "--epochs", str(args.epochs), "--teacher-epochs", str(args.teacher_epochs), "--limit", str(args.limit),
-               "--batch", str(args.batch), "--probe", str(args.probe), *([] if args.graph else ["--no-graph"]),
+               "--batch", str(args.batch), "--probe", str(args.probe), "--mantissa", str(args.mantissa),
+               *(["--compile"] if args.compile else []), *([] if args.graph else ["--no-graph"]),
                "--began", str(began), "--end", str(began + args.seconds if args.seconds else 0.0), "--beside", *names]  # fmt: skip
     gpus = visible_gpus(args.device)
     place = spread(names, out, gpus) | {"teacher": gpus[0]}
@@ -121,12 +123,13 @@ def one(args: argparse.Namespace) -> None:
     else:
         each = {"distill": DISTILL, "temperature": TEMPERATURE, "masks": VARIANTS[name].masks}
         epochs = args.epochs
-        if args.end:
+        if args.end and args.probe:
             epochs = min(epochs, _epochs_that_fit(net, train, teacher, settings(args, epochs=1e6, **each), args))
         config = settings(args, epochs=epochs, seconds=max(args.end - time.time(), 1.0) if args.end else 0.0, **each)
     done = finetune(net, train, config, teacher=teacher, progress=_tell(name))
-    save_onnx(done.network, out / f"{file_of(name)}.tuned.onnx")
-    module = done.network.to_torch().to("cuda" if args.device == "cuda" else "cpu")
+    made = _rounded(done.network, args.mantissa)
+    save_onnx(made, out / f"{file_of(name)}.tuned.onnx")
+    module = made.to_torch().to("cuda" if args.device == "cuda" else "cpu")
     line = {
         "name": name, "epochs": round(done.steps * config.batch / len(train), 2), "steps": done.steps, "seconds": round(done.seconds, 1),
         "exact_test": accuracy(module, exact), "jpeg_test": accuracy(module, jpeg), "history": done.history, "held": done.held,
@@ -137,6 +140,16 @@ def one(args: argparse.Namespace) -> None:
     written.rename(out / f"{file_of(name)}.json")
     shown = f"{line['epochs']} epochs in {line['seconds']} s, exact {line['exact_test']:.4f}, jpeg {line['jpeg_test']:.4f}"
     print(f"{name}: {shown}", flush=True)
+
+
+def _rounded(net, bits: int):
+    """The network as it is written; with a shorter mantissa where that is asked for, which is what is judged then."""
+    if not bits:
+        return net
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from _smaller import rounded
+
+    return rounded(net, bits)
 
 
 def _epochs_that_fit(net, train, teacher, config, args: argparse.Namespace) -> float:
@@ -199,7 +212,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--limit", type=int, default=0, help="so many images only (to try the script)")
     p.add_argument("--batch", type=int, default=256)
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not record a step as a CUDA graph")
-    p.add_argument("--probe", type=int, default=100, help="steps that the speed is measured on, after as many to get going")
+    p.add_argument("--compile", action="store_true", help="torch.compile: a minute later, faster steps")
+    p.add_argument("--mantissa", type=int, default=0, help="bits of the weights' mantissa that are written (0: all); fewer compress better")
+    p.add_argument("--probe", type=int, default=100, help="steps that the speed is measured on, after as many to get going; 0: the epochs asked for")
     p.add_argument("--variants", nargs="*", default=None)
     for name in ("one", "end", "began"):
         p.add_argument(f"--{name}", type=str if name == "one" else float, default="" if name == "one" else 0.0, help=argparse.SUPPRESS)

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from whet.network import Network
-from whet.pruning import branches, choose, cut, groups, importance, remove_branches
+from whet.pruning import branches, remove_branches
 from whet.pruning.recipe import apply_recipe, load_recipe
 
 #: Blocks by what the outputs lose without them (KL to the published network's, 200 training images): least first. `sensitivity.py` writes it.
@@ -43,9 +41,6 @@ LEAST: tuple[str, ...] = (
 )
 
 
-HALF = {16: 8, 32: 16, 64: 32}
-
-
 @dataclass(frozen=True)
 class Variant:
     """A network to fine-tune: `make` cuts the published one; `masks` are held while it is trained."""
@@ -55,24 +50,10 @@ class Variant:
     masks: str = ""
 
 
-def inside(net: Network, kept: dict[int, int], kind: str = "l2") -> Network:
-    """Blocks that are narrower inside: of a block's `size` inner channels the `kept[size]` most important stay. The residual sums stay whole."""
-    found = [g for g in groups(net) if g.name.endswith("conv1.weight") and g.name != "conv1.weight"]
-    scores = importance(found, kind)
-    chosen = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.size]]) for g in found if kept[g.size] < g.size}
-    return cut(net, chosen, found)
-
-
 def shorter(net: Network, count: int) -> Network:
     """Without the `count` blocks that matter least."""
     known = {b.name for b in branches(net)}
     return remove_branches(net, [name for name in LEAST if name in known][:count])
-
-
-def globally(net: Network, ratio: float) -> Network:
-    """The least important channels of all blocks' insides together, by L2 norm, to multiples of four."""
-    found = [g for g in groups(net) if g.name.endswith("conv1.weight") and g.name != "conv1.weight"]
-    return cut(net, choose(found, importance(found, "l2"), ratio, scope="global", multiple=4), found)
 
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -85,14 +66,14 @@ def by_recipe(net: Network, name: str) -> Network:
 
 VARIANTS: dict[str, Variant] = {
     "original": Variant("as published, fine-tuned the same way", lambda net: net),
-    "width+depth": Variant("half of the inner channels of every block, and two blocks taken out", lambda net: inside(shorter(net, 2), HALF)),
     "depth": Variant("14 of 27 blocks taken out", lambda net: shorter(net, 14)),
-    "global": Variant("the least of all inner channels together, half of them, by L2 norm", lambda net: globally(net, 0.5)),
-    "latency-50": Variant("whet's choice for half of the CPU's time: widths and blocks, by Taylor terms", partial(by_recipe, name="latency-50")),
+    "latency-55": Variant("whet's choice for 55 % of the CPU's time: widths and blocks, by Taylor terms", partial(by_recipe, name="latency-55")),
+    "latency-48": Variant("the same for 48 %", partial(by_recipe, name="latency-48")),
+    "latency-45": Variant("the same for 45 %", partial(by_recipe, name="latency-45")),
     "flops-50": Variant("the same choice with half of the FLOPs as its aim", partial(by_recipe, name="flops-50")),
+    "flops-43": Variant("the same with 43 % of the FLOPs", partial(by_recipe, name="flops-43")),
     "2:4": Variant("every weight 2:4 where its shape allows it", lambda net: net, masks="2:4"),
     "tp-magnitude-50": Variant("Torch-Pruning's MagnitudePruner, L2, the same share of each layer, half of the FLOPs", None),
-    "tp-magnitude-40": Variant("the same, 40 % of the FLOPs", None),
     "tp-group-50": Variant("Torch-Pruning's GroupNormPruner, all layers together, half of the FLOPs", None),
-    "tp-group-40": Variant("the same, 40 % of the FLOPs", None),
+    "tp-group-50-by8": Variant("the same, widths in multiples of eight", None),
 }

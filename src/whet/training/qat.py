@@ -17,7 +17,6 @@ from torch import nn
 
 from whet.errors import TrainingError
 from whet.network import I8, Layer, Network
-from whet.passes import Phase, run_passes, select
 from whet.precision import Places, Range, Ranges, calibrate, find_places, quantize
 from whet.precision.insert import shared_ranges, weight_axis
 from whet.training.config import FinetuneConfig
@@ -26,7 +25,7 @@ from whet.training.feeding import Feeder
 from whet.training.loop import Progress
 from whet.training.loss import outputs_of
 from whet.training.module import Fakes, NetworkModule
-from whet.training.tuning import Finetuned, device_of, trained, without_softmax
+from whet.training.tuning import Finetuned, device_of, folded, trained, without_softmax
 
 Skip = Callable[[Layer], bool] | Iterable[str]
 
@@ -140,13 +139,6 @@ def quantization_aware(
     done = trained(made, module, data, replace(config, freeze=(), train=()), teacher=answers, test=test, progress=progress, what="quantization-aware")
     final = Ranges({name: learned[name].range() for name in places.names()}, ranges.model, ranges.samples)
     return QuantizationAware(quantize(done.network, final, skip=skip), done.network, final, done)
-
-
-def folded(net: Network) -> Network:
-    """A copy with batch norms folded into weights: what is calibrated, and what the builder puts Q/DQ into."""
-    made = net.clone()
-    run_passes(made, [p for p in select(3, ()) if p.phase <= Phase.FOLD])
-    return made
 
 
 def _fakes(places: Places, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:

@@ -13,6 +13,7 @@ import torch
 
 from whet.errors import TrainingError, UsageError
 from whet.network import Network
+from whet.passes import Phase, run_passes, select
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData, function_of
 from whet.training.evaluate import accuracy
@@ -57,7 +58,7 @@ def finetune(
     if config.distill > 0:
         if teacher is None:
             raise UsageError("distill is above 0, but there is no teacher: give the network before it was pruned")
-        answers = NetworkModule(without_softmax(teacher)).to(device).eval().requires_grad_(False)
+        answers = NetworkModule(folded(without_softmax(teacher))).to(device).eval().requires_grad_(False)
     module = NetworkModule(student, freeze=config.freeze, train=config.train).to(device)
     return trained(net, module, data, config, teacher=answers, test=test, progress=progress, train=train)
 
@@ -91,6 +92,13 @@ def trained(
     made = from_module(net, module, about=json.dumps(about))
     judged = None if test is None else accuracy(module, test, batch=config.batch)
     return Finetuned(made, history, steps, seconds, resumed, judged, len(masks))
+
+
+def folded(net: Network) -> Network:
+    """A copy with batch norms folded into weights: what a teacher needs no more, what is calibrated, what the builder puts Q/DQ into."""
+    made = net.clone()
+    run_passes(made, [p for p in select(3, ()) if p.phase <= Phase.FOLD])
+    return made
 
 
 def without_softmax(net: Network) -> Network:

@@ -1,0 +1,270 @@
+"""Cut detectors taught by the whole ones on photos without labels: makes the networks that pruned_detectors.py --tuned judges.
+
+    python benchmarks/distill_detectors.py --pack photos.npz                      # where the shared data folder is: even photos, as JPEG
+    python benchmarks/distill_detectors.py --photos photos.npz --models DIR --out DIR [--seconds 60]      # where a GPU is (a CPU takes hours)
+
+The photos that detectors are judged on (the odd ones of COCO and of the face photos) are not among them. Each step shows both networks the
+same views: crops of random place and size, mirrored or not, brighter or darker. What counts is the whole detector's opinion: its scores
+everywhere (the quality focal loss of Li et al. 2020, which looks at the places where they disagree), its boxes where it sees something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from _smaller import rounded
+
+IMAGENET = 200  # photos of one object each, for variety
+SIDE = 512  # photos are kept as squares of this side, as the detectors' own preprocessing squeezes them
+LR, DECAY, CLIP, WARMUP = 1e-3, 1e-4, 10.0, 0.05
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A detector's file, the size of its input, how pixels become numbers, and the distance between two sets of its outputs."""
+
+    file: str
+    size: tuple[int, int]  # height, width
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    bgr: bool
+    loss: Callable
+
+
+def seen_differently(p, q):
+    """Quality focal loss of probabilities p against q, a sum; and how much is seen."""
+    import torch
+
+    p, q = p.float().clamp(1e-6, 1 - 1e-6), q.float()
+    cross = -(q * torch.log(p) + (1 - q) * torch.log(1 - p))
+    return ((p - q).abs().pow(1.0) * cross).sum() / q.sum().clamp_min(1.0)
+
+
+def nanodet_loss(mine: dict, whole: dict):
+    """Three levels of scores [n, cells, 80] and distances [n, cells, 4 x 8 bins]."""
+    from torch.nn import functional as F
+
+    total = 0.0
+    for scores, distances in (("792", "795"), ("814", "817"), ("836", "839")):
+        weight = whole[scores].float().amax(2)
+        a, b = (F.log_softmax(o[distances].float().unflatten(2, (4, 8)), 3) for o in (mine, whole))
+        apart = F.kl_div(a, b, reduction="none", log_target=True).sum((2, 3))
+        total = total + seen_differently(mine[scores], whole[scores]) + (weight * apart).sum() / weight.sum().clamp_min(1.0)
+    return total
+
+
+def face_loss(mine: dict, whole: dict):
+    """Scores [n, places, 2] and corners [n, places, 4]."""
+    weight = whole["scores"][..., 1].float()
+    a, b = mine["boxes"].float(), whole["boxes"].float()
+    size = (b[..., 2:] - b[..., :2]).clamp_min(1e-2).repeat(1, 1, 2)
+    apart = ((a - b).abs() / size).clamp_max(10.0).sum(2)
+    return seen_differently(mine["scores"][..., 1], whole["scores"][..., 1]) + (weight * apart).sum() / weight.sum().clamp_min(1.0)
+
+
+TAUGHT = {
+    "nanodet_m": Taught("nanodet_m.onnx", (416, 416), (103.53, 116.28, 123.675), (57.375, 57.12, 58.395), True, nanodet_loss),
+    "version-RFB-320": Taught("version-RFB-320.onnx", (240, 320), (127.0,) * 3, (128.0,) * 3, False, face_loss),
+}
+
+
+def any_batch(path: Path):
+    """The network with a batch of any size: its input's first dimension a symbol, first entries of Reshape's shapes those of what comes,
+    sizes of Resize as factors."""
+    import onnx
+
+    import whet
+
+    model = onnx.load(path)
+    g, shapes = model.graph, whet.network_from_onnx(path)
+    fixed = {i.name: i for i in g.initializer}
+    for i in g.input:
+        if i.name not in fixed:
+            i.type.tensor_type.shape.dim[0].dim_param = "N"
+    for o in g.output:
+        o.type.tensor_type.ClearField("shape")
+    del g.value_info[:]
+    for node in g.node:
+        if node.op_type == "Reshape" and node.input[1] in fixed:
+            t = fixed[node.input[1]]
+            shape = onnx.numpy_helper.to_array(t).copy()
+            if shape[0] == 1:
+                shape[0] = 0
+                t.CopyFrom(onnx.numpy_helper.from_array(shape, t.name))
+        if node.op_type == "Resize" and len(node.input) == 4 and node.input[3] in fixed:
+            sizes = onnx.numpy_helper.to_array(fixed[node.input[3]])
+            factors = sizes / np.array(shapes.tensor(node.input[0]).shape)
+            g.initializer.append(onnx.numpy_helper.from_array(factors.astype(np.float32), f"{node.name}.factors"))
+            node.input[2] = f"{node.name}.factors"
+            del node.input[3]
+    return whet.network_from_onnx(model.SerializeToString())
+
+
+def pack(out: Path) -> None:
+    """Photos to learn from, as JPEG bytes in one file."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from PIL import Image
+
+    from support import datasets
+
+    pieces = [_smaller(Image.fromarray(i)) for i in datasets.imagenet_sample(IMAGENET)[0]]
+    files = [f"coco_val128/images/{n}.jpg" for n in datasets.coco_names()[::2]] + [f"face/imgs/{n}" for n in datasets.face_names()[::2]]
+    pieces += [_smaller(Image.open(datasets.path_of(f)).convert("RGB")) for f in files]
+    np.savez(out, jpeg=np.frombuffer(b"".join(pieces), np.uint8), len=np.array([len(p) for p in pieces]), imagenet=IMAGENET)
+    print(f"{out}: {len(pieces)} photos, {out.stat().st_size / 1e6:.1f} MB")
+
+
+def _smaller(image) -> bytes:
+    """As JPEG, at most SIDE on a side."""
+    image.thumbnail((SIDE, SIDE))
+    written = io.BytesIO()
+    image.save(written, "JPEG", quality=82)
+    return written.getvalue()
+
+
+def photos(path: Path) -> tuple[np.ndarray, int]:
+    """uint8 [photos, 3, SIDE, SIDE] RGB, and how many of them (the first) are ImageNet's."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from PIL import Image
+
+    with np.load(path) as f:
+        raw, lengths, imagenet = f["jpeg"], f["len"], int(f["imagenet"])
+    ends = np.cumsum(lengths)
+
+    def one(i: int) -> np.ndarray:
+        image = Image.open(io.BytesIO(raw[ends[i] - lengths[i] : ends[i]].tobytes())).convert("RGB")
+        return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+
+    with ThreadPoolExecutor(8) as pool:
+        return np.stack(list(pool.map(one, range(len(lengths))))), imagenet
+
+
+class Views:
+    """Random views of the photos, on the device, as a detector wants them."""
+
+    def __init__(self, pixels: np.ndarray, imagenet: int, how: Taught, device: str, seed: int = 0):
+        import torch
+
+        self.pixels = torch.from_numpy(pixels).to(device)
+        self.how, self.device, self.imagenet = how, device, imagenet
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.mean, self.std = (torch.tensor(v, device=device).reshape(1, 3, 1, 1) for v in (how.mean, how.std))
+
+    def batch(self, n: int):
+        """float32 [n, 3, height, width]: half of them of the photos with many things on them, which are fewer."""
+        import torch
+        from torch.nn import functional as F
+
+        rand = lambda *shape: torch.rand(*shape, generator=self.generator, device=self.device)  # noqa: E731
+        few = len(self.pixels) - self.imagenet
+        at = torch.where(rand(n) < 0.3, (rand(n) * self.imagenet).long(), self.imagenet + (rand(n) * few).long())
+        scale = torch.exp(rand(n) * (math.log(1.15) - math.log(0.45)) + math.log(0.45))  # share of the photo that a view shows
+        scale = torch.where(rand(n) < 0.2, torch.ones_like(scale), scale)
+        stretch = torch.exp((rand(n) - 0.5) * 0.4)
+        sx, sy = scale * stretch, scale / stretch
+        room_x, room_y = (1 - sx).clamp_min(0), (1 - sy).clamp_min(0)
+        theta = torch.zeros(n, 2, 3, device=self.device)
+        theta[:, 0, 0] = sx * torch.where(rand(n) < 0.5, -1.0, 1.0)
+        theta[:, 1, 1] = sy
+        theta[:, 0, 2], theta[:, 1, 2] = (2 * rand(n) - 1) * room_x, (2 * rand(n) - 1) * room_y
+        grid = F.affine_grid(theta, [n, 3, *self.how.size], align_corners=False)
+        x = F.grid_sample(self.pixels[at].float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+        middle = x.mean((1, 2, 3), keepdim=True)
+        contrast, light = 0.7 + 0.6 * rand(n), 0.75 + 0.5 * rand(n)
+        x = (((x - middle) * contrast[:, None, None, None] + middle) * light[:, None, None, None]).clamp(0, 255).round()
+        x = x.flip(1) if self.how.bgr else x
+        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
+
+def distil(whole, cut, how: Taught, views: Views, seconds: float, batch: int, device: str) -> dict:
+    """Teaches the module `cut` until the time is over; returns how it went."""
+    import torch
+
+    from whet.training.graphed import GraphedStep
+
+    names = [t.name for t in cut.network.outputs]
+    rate = torch.tensor(0.0, device=device)
+    graphed = device == "cuda"
+    more = {"fused": True, "capturable": True} if graphed else {}
+    optimizer = torch.optim.AdamW(cut.parameters(), lr=rate if graphed else LR, weight_decay=DECAY, **more)
+
+    def step(feeds, labels):
+        with torch.autocast(device, torch.bfloat16):
+            with torch.no_grad():
+                want = dict(zip(names, whole(feeds["x"]), strict=True))
+            have = dict(zip(names, cut(feeds["x"]), strict=True))
+        loss = how.loss(have, want)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(cut.parameters(), CLIP)
+        optimizer.step()
+        return loss.detach()
+
+    run = GraphedStep(step) if graphed else step
+    cut.train()
+    began, done, total, history = time.time(), 0, 0.0, []
+    while (share := (time.time() - began) / seconds) < 1:
+        now = LR * min(share / WARMUP, (1 + math.cos(math.pi * share)) / 2)
+        if graphed:
+            rate.fill_(now)
+        else:
+            optimizer.param_groups[0]["lr"] = now
+        total += run({"x": views.batch(batch)}, None)
+        done += 1
+        if done % 50 == 0:
+            history.append(round(float(total) / 50, 4))
+            total = 0.0
+    return {"steps": done, "batch": batch, "seconds": round(seconds, 1), "loss": history[:: max(1, len(history) // 12)]}
+
+
+def main() -> int:
+    """The command line; returns the exit code."""
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--pack", type=Path, help="write the photos to learn from into this file, and end")
+    p.add_argument("--photos", type=Path)
+    p.add_argument("--models", type=Path, help="folder with the detectors' ONNX files")
+    p.add_argument("--detectors", nargs="+", choices=list(TAUGHT), default=list(TAUGHT))
+    p.add_argument("--ratios", default="0.1,0.2,0.3")
+    p.add_argument("--seconds", type=float, default=60.0, help="for each network")
+    p.add_argument("--batch", type=int, default=32)
+    p.add_argument("--device", default="cuda")
+    p.add_argument("--out", type=Path, default=Path(".detectors"))
+    args = p.parse_args()
+    if args.pack is not None:
+        pack(args.pack)
+        return 0
+    from whet.frontends import network_from_onnx, save_onnx
+    from whet.pruning import PruneConfig, prune
+    from whet.training.module import NetworkModule, from_module
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    pixels, imagenet = photos(args.photos)
+    for name in args.detectors:
+        how, told = TAUGHT[name], {}
+        net = network_from_onnx(args.models / how.file)
+        whole = NetworkModule(any_batch(args.models / how.file)).to(args.device).eval().requires_grad_(False)
+        views = Views(pixels, imagenet, how, args.device)
+        for ratio in (float(r) for r in args.ratios.split(",")):
+            made = prune(net, PruneConfig(ratio=ratio, scope="group"))
+            file = args.out / f"{name}-{ratio:g}.onnx"
+            save_onnx(made.cut, file)
+            module = NetworkModule(any_batch(file)).to(args.device)
+            told[file.stem] = {"channels_cut": round(made.share, 4)} | distil(whole, module, how, views, args.seconds, args.batch, args.device)
+            save_onnx(rounded(from_module(made.cut, module, about=json.dumps({"what": "distilled", **told[file.stem]}))), file)
+            print(file.stem, told[file.stem], flush=True)
+            (args.out / f"{name}.told.json").write_text(json.dumps(told, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
