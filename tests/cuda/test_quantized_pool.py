@@ -26,8 +26,8 @@ def stem(image=(2, 3, 32, 32), filters=7, stride=2, pool=(3, 2, 1), act="Relu", 
     b = net.constant(rng.standard_normal(64).astype(np.float32), "b0")
     y = net.add("Conv", x, w, b, strides=(stride, stride), pads=(filters // 2,) * 4)
     y = net.add(act, y) if act else y
-    size, step, pad = pool
-    y = net.add("MaxPool", y, kernel_shape=(size, size), strides=(step, step), pads=(pad,) * 4)
+    size, step, pad = pool  # size 0: not pooled
+    y = net.add("MaxPool", y, kernel_shape=(size, size), strides=(step, step), pads=(pad,) * 4) if size else y
     net.mark_output(net.add("Conv", y, net.constant((rng.standard_normal((32, 64, 1, 1)) / 8).astype(np.float32), "w1"), None), "y")
     made = prepared(net, CONFIG)
     low = -1.0 if skewed else -3.0
@@ -35,10 +35,10 @@ def stem(image=(2, 3, 32, 32), filters=7, stride=2, pool=(3, 2, 1), act="Relu", 
     return quantize(made, Ranges(ranges))
 
 
-def whole(net):
+def whole(net, hint="ConvPool"):
     """The layer that the pass makes, as candidates see it."""
     lowered, _ = lower(net, refuses=lambda layer: None)
-    return next(x for x in lowered.layers if x.hint == "ConvPool")
+    return next(x for x in lowered.layers if x.hint == hint)
 
 
 def test_one_layer_from_the_image_to_the_pooled_integers(standin_gpu):  # noqa: F811
@@ -49,6 +49,14 @@ def test_one_layer_from_the_image_to_the_pooled_integers(standin_gpu):  # noqa: 
     assert plan.choices[first.name].tactic == "cuda/own_qfirst_pool"
     assert plan.choices[first.name].inputs[0] == ("linear", "f32")
     assert plan.report["precisions"]["int8"]["layers"] == 2
+
+
+def test_without_pooling_the_convolution_reads_the_image_itself(standin_gpu):  # noqa: F811
+    plan = build(stem(pool=(0, 0, 0)), BuildConfig(**{**vars(CONFIG), "verify": False}))
+    first = plan.network.layers[0]
+    assert first.hint == "ImageConv"
+    assert plan.choices[first.name].tactic == "cuda/own_qfirst_image"
+    assert plan.choices[first.name].inputs[0] == ("linear", "f32")
 
 
 def test_it_is_taken_apart_where_its_parts_are_faster(standin_gpu):  # noqa: F811
@@ -74,6 +82,8 @@ SHAPES = {
     "signed results": {"image": (2, 3, 32, 32), "act": ""},
     "small filter, windows side by side": {"image": (2, 4, 32, 32), "filters": 3, "stride": 1, "pool": (2, 2, 0)},
     "leaky": {"image": (2, 3, 32, 32), "act": "LeakyRelu"},
+    "not pooled": {"image": (2, 3, 45, 39), "filters": 3, "pool": (0, 0, 0)},
+    "not pooled, zero point, leaky": {"image": (1, 3, 64, 64), "pool": (0, 0, 0), "skewed": True, "act": "LeakyRelu"},
 }
 
 
@@ -85,9 +95,10 @@ def test_every_instance_gives_the_reference(name):
 
     from whet.backends import get_backend
 
-    gpu, layer = get_backend("cuda"), whole(stem(**SHAPES[name]))
+    pooled = SHAPES[name].get("pool") != (0, 0, 0)
+    gpu, layer = get_backend("cuda"), whole(stem(**SHAPES[name]), "ConvPool" if pooled else "ImageConv")
     load_tactics("cuda")
-    mine = TACTICS["cuda/own_qfirst_pool"]
+    mine = TACTICS["cuda/own_qfirst_pool" if pooled else "cuda/own_qfirst_image"]
     rng = np.random.default_rng(1)
     arrays = [t.array() if t.is_constant else (2 * rng.standard_normal(t.shape)).astype(np.float32) for t in layer.inputs]
     (want,) = run_regions(layer, arrays)

@@ -66,8 +66,8 @@ def conv_pool(x: str, w: str, window: int, stride: int, pad: int, relu: bool, **
     return Sample(inputs, {"hint": "ConvPool"}, regions)
 
 
-def quantized_conv_pool(x: str, w: str, window: int, stride: int, pad: int, **attrs: Any) -> Sample:
-    """The same on integers, from the float image that is quantized to the pooled u8 numbers."""
+def quantized_image(x: str, w: str, pool: tuple[int, int, int] | None = None, **attrs: Any) -> Sample:
+    """A first convolution on integers, from the float image that is quantized to u8 numbers; pooled by `pool` (window, stride, padding)."""
     k = int(w.split("[")[1].split(",")[0])
     numbers = [np.asarray(v) for v in (np.float32(0.02), np.int8(5), np.full(k, 0.004, np.float32), np.float32(0.05), np.uint8(3))]
     inputs = [x, numbers[0], numbers[1], f"const {w}", *numbers[2:]]
@@ -82,10 +82,12 @@ def quantized_conv_pool(x: str, w: str, window: int, stride: int, pad: int, **at
         y = inner.add("Relu", inner.add("Conv", inner.add("DequantizeLinear", read, s, z), real, **attrs))
         inner.mark_output(inner.add("QuantizeLinear", y, t, o))
         made = body.add("Fused", integers, *own, hint="Conv", regions={"body": inner})
-        body.mark_output(body.add("MaxPool", made, kernel_shape=(window,) * 2, strides=(stride,) * 2, pads=(pad,) * 4))
+        if pool is not None:
+            made = body.add("MaxPool", made, kernel_shape=pool[:1] * 2, strides=pool[1:2] * 2, pads=pool[2:] * 4)
+        body.mark_output(made)
         return {"body": body}
 
-    return Sample(inputs, {"hint": "ConvPool"}, regions)
+    return Sample(inputs, {"hint": "ConvPool" if pool else "ImageConv"}, regions)
 
 
 def depthwise_product(x: str, k: int, stride: int, *, taps: int = 3, clip: bool = True, residual: bool = False) -> Sample:
@@ -138,5 +140,6 @@ SAMPLES = [
         second={"strides": (2, 2), "pads": (1, 1, 1, 1)},
     ),
     conv_sum("f32[7,64,24,24]", "f32[128,64,1,1]", "f32[7,64,24,24]", "f32[128,64,1,1]"),
-    quantized_conv_pool("f32[2,3,45,39]", "i8[64,3,7,7]", 3, 2, 1, **STEM),
+    quantized_image("f32[2,3,45,39]", "i8[64,3,7,7]", (3, 2, 1), **STEM),
+    quantized_image("f32[2,3,45,39]", "i8[40,3,3,3]", strides=(2, 2), pads=(1, 1, 1, 1)),
 ]

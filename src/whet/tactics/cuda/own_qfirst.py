@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -61,50 +62,72 @@ class OwnQFirst(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
-        if not machine_has(machine, "wgmma"):
-            return "needs Hopper's tensor cores (sm_90a)"
-        s = conv_shape_of(parts)
-        if s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
-            return f"{s.k} output channels, filter {s.r} x {s.s}: at most 128 (in eights), 16 x 16, no dilation"
-        return None
+        return first_refuses(conv_shape_of(parts), machine)
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
         parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
         assert isinstance(parts, Parts)
-        s, found = conv_shape_of(parts), []
-        for th, tw in _TILES:
-            for blocks in (1, 2, 3, 4):
-                threads = th * tw * 2
-                pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) // threads) * s.c
-                registers = _columns(s) + pixels + 48
-                if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(_wide(s), th, tw) * blocks < 220 * 1024:
-                    found.append((("th", th), ("tw", tw), ("blocks", blocks)))
-        ahead(machine, [text("first.cu", _constants(parts, s, {k: int(v) for k, v in c}, signature)) for c in found])
-        return found  # type: ignore[return-value]
+        assert not isinstance(made, str)
+        found, stores = first_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
+        source = signature.inputs[parts.place(parts.head.inputs[0])]  # type: ignore[index]
+        tiles = ({k: int(v) for k, v in c} for c in found)
+        ahead(machine, [text("first.cu", first_constants8(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
+        return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         parts = parts_of(layer)
         made = parts if isinstance(parts, str) else ending_of(parts)
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
-        s, tile, stored = conv_shape_of(parts), {k: int(v) for k, v in config}, signature.outputs[0].dtype.name
         x = parts.place(parts.head.inputs[0])
-        packed, out = first_packed8(parts, made, s, stored)
-        row = first_row8(s)
-        constants = _constants(parts, s, tile, signature)
-        tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
-        tiles = s.n * tiles_h * tiles_w
+        return first_kernel(layer, parts, made, signature, config, machine, x)  # type: ignore[arg-type]
 
-        def make(args: Args) -> list:
-            kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), first_shared8(s, tile["th"], tile["tw"]))
-            box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
-            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            blob = first_end(parts, made, s, out, args, args.inputs[x], sizes, box)  # type: ignore[index]
-            grid = min(tiles, machine.multiprocessors * tile["blocks"])
-            return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob, label=layer.name)]
 
-        name = f"own first of integers {tile['th']}x{tile['tw']} b{tile['blocks']}"
-        return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
+def first_configs(s: ConvShape) -> list[Config]:
+    """Tiles that fit a multiprocessor."""
+    found: list[Config] = []
+    for th, tw in _TILES:
+        for blocks in (1, 2, 3, 4):
+            threads = th * tw * 2
+            pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) // threads) * s.c
+            registers = _columns(s) + pixels + 48
+            if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and first_shared8(s, th, tw) * blocks < 220 * 1024:
+                found.append((("th", th), ("tw", tw), ("blocks", blocks)))
+    return found
+
+
+def first_refuses(s: ConvShape, machine: Any) -> str | None:
+    """Why the kernel does not do a convolution of these sizes, or None."""
+    if not machine_has(machine, "wgmma"):
+        return "needs Hopper's tensor cores (sm_90a)"
+    if s.c > 4 or s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
+        return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 128 (in eights), 16 x 16, no dilation"
+    return None
+
+
+def first_kernel(
+    layer: Layer, parts: Parts, made: Ending, signature: Signature, config: Config, machine: Any, image: int, step: float | None = None
+) -> GpuKernel:
+    """The kernel that reads input `image`, which is integers, or floats that become such of this `step`."""
+    s, tile, stored = conv_shape_of(parts), {k: int(v) for k, v in config}, signature.outputs[0].dtype.name
+    packed, out = first_packed8(parts, made, s, stored)
+    row = first_row8(s)
+    constants = first_constants8(parts, made, s, tile, signature.inputs[image], stored, floats=step is not None)
+    tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
+    tiles = s.n * tiles_h * tiles_w
+
+    def make(args: Args) -> list:
+        kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), first_shared8(s, tile["th"], tile["tw"]))
+        box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
+        sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
+        more = b"" if step is None else struct.pack("<f", 1.0 / step)
+        blob = first_end(parts, made, s, out, args, args.inputs[image], sizes, box, more)
+        grid = min(tiles, machine.multiprocessors * tile["blocks"])
+        return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob, label=layer.name)]
+
+    name = f"own first of integers{' from floats' if step is not None else ''} {tile['th']}x{tile['tw']} b{tile['blocks']}"
+    return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
 
 
 def first_row8(s: ConvShape) -> int:
@@ -166,17 +189,14 @@ def _wide(s: ConvShape) -> ConvShape:
     return ConvShape(s.n, s.h, s.w, s.c, _columns(s), s.r, s.s, s.stride, s.pad, s.dilation)
 
 
-def _constants(parts: Parts, s: ConvShape, tile: dict[str, int], signature: Signature) -> dict[str, int]:
-    made, x = ending_of(parts), parts.place(parts.head.inputs[0])
-    if isinstance(made, str):
-        raise PlanRefused(made)
-    return first_constants8(parts, made, s, tile, signature.inputs[x], signature.outputs[0].dtype.name)  # type: ignore[index]
-
-
-def first_constants8(parts: Parts, made: Ending, s: ConvShape, tile: dict[str, int], source: Operand | None, stores: str) -> dict[str, int]:
-    """The macros of an instance."""
+def first_constants8(
+    parts: Parts, made: Ending, s: ConvShape, tile: dict[str, int], source: Operand | None, stores: str, *, floats: bool = False
+) -> dict[str, int]:
+    """The macros of an instance; `floats`: of an image that becomes integers on its way."""
     kind = TYPES[parts.reads[parts.place(parts.head.inputs[0])].dtype.name]  # type: ignore[index]
     fixed = {"BN": _columns(s), "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
+    if floats:
+        fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}  # type: ignore[union-attr]
     return {**first_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
 
 

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
-from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._quantized import Parts, take_apart
-from whet.tactics.cuda._body import seen
-from whet.tactics.cuda._conv import TYPES, ConvShape
-from whet.tactics.cuda._kernel import Ending, GpuKernel, ahead, all_static, loaded, machine_has, same
-from whet.tactics.cuda._quantized import EIGHT, conv_shape_of, ending_of, why_not_weighted
+from whet.tactics.cuda._conv import ConvShape
+from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, loaded, machine_has, same
+from whet.tactics.cuda._quantized_image import Image, image_parts
 from whet.tactics.cuda._source import source as text
 from whet.tactics.cuda.own_first_pool import _TILES, _tile, _window, _window_reason
 from whet.tactics.cuda.own_qfirst import first_constants8, first_end, first_packed8, first_row8, first_shared8
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """The layer taken apart: its convolution's parts and epilogue, which input is the image, and the step that makes integers of it (or None)."""
-
-    parts: Parts
-    made: Ending
-    shape: ConvShape
-    image: int
-    step: float | None
 
 
 @tactic
@@ -45,18 +28,18 @@ class OwnQFirstPool(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        found = _whole(layer)
+        found = image_parts(layer, "ConvPool")
         return found if isinstance(found, str) else None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        found = _whole(layer)
+        found = image_parts(layer, "ConvPool")
         if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
             return []
         dtype = layer.inputs[found.image].dtype  # type: ignore[union-attr]
         return [same(layer, {found.image: Operand(form, dtype)}, Operand("nhwc", found.parts.stores.dtype)) for form in ("linear", "nhwc")]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        found = _whole(layer)
+        found = image_parts(layer, "ConvPool")
         if isinstance(found, str):
             return found
         s = found.shape
@@ -67,8 +50,8 @@ class OwnQFirstPool(Tactic):
         return _window_reason(layer)
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        found = _whole(layer)
-        assert isinstance(found, _Whole)
+        found = image_parts(layer, "ConvPool")
+        assert isinstance(found, Image)
         s, pool, good = found.shape, _window(layer), []
         for ph, pw in _TILES:
             th, tw, threads = _tile(pool, ph, pw)
@@ -81,7 +64,7 @@ class OwnQFirstPool(Tactic):
         return good  # type: ignore[return-value]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        found = _whole(layer)
+        found = image_parts(layer, "ConvPool")
         if isinstance(found, str):
             raise PlanRefused(found)
         if reason := _window_reason(layer):
@@ -106,51 +89,17 @@ class OwnQFirstPool(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
 
 
-def _whole(layer: Layer) -> _Whole | str:
-    """The layer taken apart, or why the kernel is not for it."""
-    if layer.hint != "ConvPool":
-        return f"computes a convolution and its max pooling, not {layer.hint or layer.op}"
-    body = layer.regions["body"]
-    outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    fused = next((x for x in body.layers if x.op == "Fused"), None)
-    if fused is None:
-        return "the convolution is not quantized"
-    conv, first = seen(fused, outer), body.layers[0]
-    parts = take_apart(conv)
-    if isinstance(parts, str):
-        return parts
-    made = ending_of(parts)
-    if isinstance(made, str):
-        return made
-    if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
-        return "takes a convolution of one group, two spatial axes and no residual"
-    if parts.stores is None or parts.stores.dtype.name not in EIGHT:
-        return "stores integers"
-    if reason := why_not_weighted(parts):
-        return reason
-    x = parts.place(parts.head.inputs[0])
-    step: float | None = None
-    read = conv.inputs[x]  # type: ignore[index]
-    if first.op == "QuantizeLinear":
-        scale = outer.get(first.inputs[1])  # type: ignore[arg-type]
-        if scale is None or scale.weight is None or first.output is not fused.inputs[x] or outer[first.inputs[0]].dtype != F32:  # type: ignore[index,union-attr]
-            return "the image is no f32 tensor that becomes the convolution's input"
-        step, read = float(np.asarray(scale.array(), np.float32).reshape(-1)[0]), outer[first.inputs[0]]  # type: ignore[index]
-    image = next((i for i, t in enumerate(layer.inputs) if t is read), None)
-    return "the image is made within the layer" if image is None else _Whole(parts, made, conv_shape_of(parts), image, step)
-
-
 def _shared(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
     """Bytes of shared memory; mirrors first.cu."""
     th, tw, threads = _tile(pool, ph, pw)
     return first_shared8(s, th, tw) + 128 + threads // 2 * 64
 
 
-def _constants(layer: Layer, found: _Whole, signature: Signature, config: Config) -> dict[str, int]:
+def _constants(layer: Layer, found: Image, signature: Signature, config: Config) -> dict[str, int]:
     """The macros of an instance."""
     (ph, pw, blocks), pool = (int(v) for _, v in config), _window(layer)
     th, tw, _ = _tile(pool, ph, pw)
-    source = signature.inputs[found.image]
-    own = first_constants8(found.parts, found.made, found.shape, {"th": th, "tw": tw, "blocks": blocks}, source, signature.outputs[0].dtype.name)
+    source, stores, tile = signature.inputs[found.image], signature.outputs[0].dtype.name, {"th": th, "tw": tw, "blocks": blocks}
+    own = first_constants8(found.parts, found.made, found.shape, tile, source, stores, floats=found.step is not None)
     more = {"POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}
-    return {**own, **more, "FROM": TYPES[source.dtype.name], "QUANT": int(found.step is not None)}  # type: ignore[union-attr]
+    return {**own, **more}

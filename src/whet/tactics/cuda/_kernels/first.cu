@@ -41,7 +41,9 @@ struct Args {
     const float* factor;
 #if POOL
     int pool_p, pool_q;    // size of the maxima's image
-    float image_per_step;  // QUANT
+#endif
+#if defined(QUANT) && QUANT
+    float image_per_step;
 #endif
 };
 #if POOL
