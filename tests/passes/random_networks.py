@@ -39,6 +39,8 @@ def same(want: np.ndarray, got: np.ndarray, rtol: float) -> None:
     """Asserts equal type and shape, and values equal to `rtol` of the largest (0: to the last bit). NaN equals NaN."""
     assert want.dtype == got.dtype
     assert want.shape == got.shape
+    if want.dtype.kind == "V" or want.dtype.name.startswith("float8"):  # NumPy knows no NaN of such types
+        want, got = want.astype(np.float32), got.astype(np.float32)
     if rtol == 0 or want.dtype.kind not in "fV":
         np.testing.assert_array_equal(got, want)
         return

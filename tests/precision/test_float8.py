@@ -18,6 +18,7 @@ from whet.builder.float8 import build_float8, float8_network, float8_ranges
 from whet.builder.lowering import lowered_network
 from whet.errors import BuildError
 from whet.frontends import network_from_onnx
+from whet.frontends.onnx_writer import save_onnx
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
 from whet.precision import calibrate, find_places
@@ -152,6 +153,16 @@ def test_a_network_in_float8_has_float8_layers_for_hopper_and_none_on_the_cpu():
     lowered, log = lowered_network(made, BuildConfig(backend="cpu"))
     assert not any(is_quantized(x) for x in lowered.layers)
     assert any("no kernel of cpu computes this layer in FP8" in reason for reason in log.skipped.values())
+
+
+def test_a_model_that_says_float8_itself_has_float8_layers(tmp_path):
+    net = chain(64)
+    path = save_onnx(float8_network(net, calibrate(net, samples(4), method="minmax")), tmp_path / "float8.onnx")
+    lowered, _ = lowered_network(network_from_onnx(str(path)), BuildConfig(backend="cuda"))
+    assert [x.name for x in lowered.layers if is_quantized(x)] == ["conv1 + relu1", "conv2 + relu2", "conv3 + relu3"]
+    f = samples(1, seed=4)[0]
+    want, got = run_network(net, f)["y"], run_network(lowered, f)["y"]
+    assert 25 < snr_db(want, got) < 90
 
 
 def test_the_cpu_says_that_it_has_no_fast_float8():

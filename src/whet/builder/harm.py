@@ -12,7 +12,9 @@ import numpy as np
 from whet.builder.building import build
 from whet.builder.config import BuildConfig
 from whet.builder.engine_run import EngineRun
+from whet.builder.float8 import float8_network
 from whet.builder.payoff import known_as, layer_times
+from whet.builder.precision import has_float8
 from whet.builder.progress import Progress, Silent
 from whet.builder.quantized import Calibration, calibrated_ranges, prepared
 from whet.builder.within import memory_file
@@ -94,16 +96,19 @@ def _times(
     report: HarmReport, net: Network, made: Network, ranges: Ranges | None, layers: list[Layer], config: BuildConfig, tell: Progress
 ) -> None:
     """Sets the rows' times from an FP32 engine and one in the low precision."""
-    if report.precision == "fp8":
+    if report.precision == "fp8" and not has_float8(config):
         report.notes.append("No times: this backend has no FP8 kernels, the harm is emulated")
         return
     plain = dataclasses.replace(config, precisions=())
-    if report.precision == "int8":
+    if report.precision == "fp8":
+        assert ranges is not None
+        low = build(float8_network(made, ranges), dataclasses.replace(config, precisions=("fp8",)), progress=tell)
+    elif report.precision == "int8":
         low = build(emulated(made, "int8", ranges), dataclasses.replace(config, precisions=("int8",)), progress=tell)
     else:
         low = build(net, dataclasses.replace(config, precisions=(report.precision,)), progress=tell)
     floats = build(net, plain, progress=tell)
-    if report.precision == "int8":
+    if report.precision in ("int8", "fp8"):
         found: Mapping[str, tuple[float, float]] = layer_times(floats, low, layers)
     else:
         found = _shared_times(floats, low, layers)
