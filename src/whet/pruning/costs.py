@@ -11,6 +11,7 @@ from math import prod
 
 from whet.network import Layer, Network, Tensor
 from whet.ops._cost import operations
+from whet.pruning.counting import trained
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch, remove_branches
 from whet.pruning.sizes import Overlaps, Widths, resized, source_parts
@@ -65,8 +66,7 @@ def _inside(found: Sequence[Group], blocks: Sequence[Branch]) -> dict[str, froze
 
 def parameter_costs(net: Network, found: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
     """Parameters as count_params counts them."""
-    statistics = {t for layer in net.layers if layer.op == "BatchNormalization" for t in layer.inputs[3:5]}
-    counted = {t.name: t for t in net.constants.values() if t.dtype.is_float and t.type.rank and t not in statistics}
+    counted = {t.name: t for t in trained(net)}
     shape, touching = _shapes(found)
     after = {b.name: set(remove_branches(net, [b.name]).constants) for b in blocks}
     gone = {name: frozenset(n for n in counted if n not in left) for name, left in after.items()}

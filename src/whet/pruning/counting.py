@@ -4,14 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from whet.network import Network
+from whet.network import Layer, Network, Tensor
 from whet.ops._cost import network_operations
+
+#: Float inputs that say how a layer works; no training changes them.
+_SETTINGS: dict[str, tuple[int, ...]] = {
+    "BatchNormalization": (3, 4),  # statistics: measured, not trained
+    "Clip": (1, 2), "DequantizeLinear": (1, 2), "NonMaxSuppression": (3, 4), "OneHot": (2,), "Pad": (2,), "QuantizeLinear": (1, 2),
+    "Range": (0, 1, 2), "Resize": (1, 2), "Upsample": (1,),
+}  # fmt: skip
+_ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Pow", "Sub"})
+_WEIGHTED = frozenset({
+    "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "QLinearConv", "RNN", "BatchNormalization", "LayerNormalization",
+    "InstanceNormalization", "GroupNormalization", "RMSNormalization", "PRelu",
+})  # fmt: skip
+
+
+def trained(net: Network) -> list[Tensor]:
+    """The float constants that training sets. Not among them: scalars (bounds, epsilons), settings of layers (a Resize's scales, batch-norm
+    statistics), and the grids by which a detector's outputs are decoded: constants that vary along two axes or more, which only
+    elementwise layers behind the last layer with weights read."""
+    users = net.users()
+    behind = _before_weights(net)
+
+    def grid(reader: Layer, t: Tensor) -> bool:
+        wide = sum(d != 1 for d in t.shape) > 1
+        return wide and reader.op in _ELEMENTWISE and reader not in behind
+
+    def counts(t: Tensor) -> bool:
+        readers = users.get(t, [])
+        return not readers or any(i not in _SETTINGS.get(r.op, ()) and not grid(r, t) for r, i in readers)
+
+    return [t for t in net.constants.values() if t.dtype.is_float and t.type.rank and counts(t)]
+
+
+def _before_weights(net: Network) -> set[Layer]:
+    """The layers whose results a layer with weights reads, at once or through others."""
+    found: set[Layer] = set()
+    waiting = [x for x in net.layers if x.op in _WEIGHTED and any(t is not None and t.is_constant for t in x.inputs[1:])]
+    while waiting:
+        for t in waiting.pop().inputs:
+            if t is not None and t.maker is not None and t.maker not in found:
+                found.add(t.maker)
+                waiting.append(t.maker)
+    return found
 
 
 def count_params(net: Network) -> int:
-    """Elements of all float constants but scalars (bounds, epsilons) and batch-norm statistics (measured, not trained)."""
-    statistics = {t for layer in net.layers if layer.op == "BatchNormalization" for t in layer.inputs[3:5]}
-    return sum(t.array().size for t in net.constants.values() if t.dtype.is_float and t.type.rank and t not in statistics)
+    """Elements of the constants that training sets (`trained`)."""
+    return sum(t.array().size for t in trained(net))
 
 
 def count_flops(net: Network, env: Mapping[str, int] | None = None) -> int:
