@@ -25,7 +25,7 @@ from whet.runtime.steps import bind
 from whet.tactics import anchor
 
 VARIANTS = {"own": ("-CUBLASLT",), "default": (), "+CUDNN": ("+CUDNN",)}
-ROUNDING = {"fp16": (("fp16",), ()), "tf32": ((), ()), "f32": ((), ("-cublaslt_tf32", "-cudnn_tf32"))}
+ROUNDING = {"fp16": (("fp16",), ()), "tf32": ((), ()), "f32": ((), ("-cublaslt_tf32", "-cudnn_tf32", "-own_tf32"))}
 
 
 def best_of(rows: list, word: str) -> float | None:

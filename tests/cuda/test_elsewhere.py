@@ -139,7 +139,7 @@ def test_an_engine_of_another_gpu_runs_on_safe_tactics_and_says_so():
     assert any("own_conv" in c.tactic for c in plan.choices.values())
     other = get_backend("cuda")
     other.features = frozenset({"sm_80"})  # as if its tensor cores were not those of Hopper
-    plan.machine = {**plan.machine, "model": "NVIDIA H100 elsewhere"}
+    plan.machine, plan.machine_key = {**plan.machine, "model": "NVIDIA H100 elsewhere"}, "another GPU"
     with pytest.raises(EngineError, match="tuned on other hardware"):
         Runtime(other).load(plan, require_same_hardware=True)
     with warnings.catch_warnings(record=True) as told:

@@ -108,6 +108,6 @@ def test_patches_of_a_transformer_run_through_the_library():
     x = net.add_input("x", parse_type("f16[5,3,48,32]"))
     w, b = ((rng.standard_normal(s) / 28).astype(np.float16) for s in ((40, 3, 16, 16), (40,)))
     net.mark_output(net.add("Conv", x, net.constant(w), net.constant(b), strides=(16, 16)), "y")
-    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-own_direct",)))
+    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-own_direct", "-own_patches")))
     assert "cuda/cublaslt_patches" in {c.tactic for c in plan.choices.values()}
     assert plan.report["verification"]["failures"] == []

@@ -271,7 +271,7 @@ def test_every_engine_matches_the_reference(gpu, op, i, name):
                 wrong.append((kernel.implementation, str(signature), config))
             ran.append(kernel.implementation)
     assert wrong == []
-    assert len(ran) > len(refused) / 2, refused
+    assert len(ran) >= 2, refused
 
 
 def mixed():
