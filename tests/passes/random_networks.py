@@ -198,6 +198,9 @@ class _Maker:
         return self.net.add("Conv", padded, self.weight(4, c, 3, 3, scale=(9 * c) ** -0.5))
 
     def transposes(self, x: Tensor) -> Tensor:
+        if self.image(x) and int(x.shape[1]) % 2 == 0 and self.rng.random() < 0.3:  # a detector's head: channels cut, moved behind the pixels
+            cut = self.net.add("Reshape", x, self.ints(0, 2, int(x.shape[1]) // 2, *(int(d) for d in x.shape[2:])))
+            return self.net.add("Reshape", self.net.add("Transpose", cut, perm=(0, 1, 3, 4, 2)), self.ints(0, -1))
         perm = [int(p) for p in self.rng.permutation(x.type.rank)]
         back = [perm.index(i) for i in range(x.type.rank)]
         y = self.net.add("Transpose", x, perm=tuple(perm))

@@ -8,6 +8,7 @@ from whet.backends.cpu import CpuBackend
 from whet.network import Network, parse_type
 from whet.ops import run_layer, run_regions, sample_layer
 from whet.ops._attention_samples import attention
+from whet.ops._base import Sample
 from whet.ops._quantized_samples import quantized
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu import _jit
@@ -228,3 +229,40 @@ def test_attention_reads_users_own_buffers():
 ])  # fmt: skip
 def test_attention_that_is_refused(sample, why):
     assert why in get_tactic("cpu/attention").why_not(sample_layer("Fused", sample)[1])
+
+
+def rearranged(shape, cut, perm, dtype="f32"):
+    """A layer that cuts channels in two and moves the inner part behind the pixels, as its own samples."""
+
+    def regions():
+        body = Network("body", "lowered")
+        x = body.add_input("x", parse_type(f"{dtype}[{','.join(map(str, shape))}]"))
+        s = body.add_input("s", parse_type(f"i64[{len(cut)}]"))
+        s.shape_value = cut
+        body.mark_output(body.add("Transpose", body.add("Reshape", x, s), perm=perm))
+        return {"body": body}
+
+    kind = "" if dtype == "f32" else "full "
+    sample = Sample([f"{kind}{dtype}[{','.join(map(str, shape))}]", np.array(cut, np.int64)], {"hint": "Rearrange"}, regions)
+    return sample_layer("Fused", sample)[1:]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "u8", "i8"])
+@pytest.mark.parametrize(("shape", "cut", "perm"), [
+    ((1, 255, 8, 8), (1, 3, 85, 8, 8), (0, 1, 3, 4, 2)),
+    ((2, 6, 3, 5), (2, 2, 3, 3, 5), (0, 1, 3, 4, 2)),
+    ((3, 12, 4, 7), (3, 3, 4, 4, 7), (0, 3, 4, 1, 2)),
+    ((2, 6, 3, 5), (2, 6, 1, 3, 5), (3, 1, 0, 4, 2)),
+    ((2, 6, 3, 2, 5), (2, 2, 3, 3, 2, 5), (0, 1, 3, 4, 5, 2)),
+])  # fmt: skip
+def test_cut_channels_lie_behind_the_pixels(shape, cut, perm, dtype):
+    layer, arrays = rearranged(shape, cut, perm, dtype)
+    tactic = get_tactic("cpu/onednn_rearrange")
+    (want,) = run_regions(layer, arrays)
+    signatures = tactic.signatures(layer, CPU)
+    assert {s.inputs[0].format for s in signatures} == {"nhwc", "linear"}
+    for signature in signatures:
+        assert tactic.refuses(layer, signature, CPU) is None
+        for config in tactic.configs(layer, signature, CPU):
+            _, got, fed = compute(layer, arrays, tactic, signature, config)
+            np.testing.assert_array_equal(got[0], run_regions(layer, fed)[0] if dtype == "f32" else want)

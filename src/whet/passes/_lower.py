@@ -46,6 +46,7 @@ _PIECES = {
     "DepthwiseProduct": "no tactic here computes a depthwise convolution and the product behind it at once",
     "ImageConv": "no tactic here makes an image's integers and computes a convolution of them at once",
     "PoolGemm": "no tactic here computes global pooling and a product at once",
+    "Rearrange": "no tactic here cuts channels and moves them at once",
     "Table": "no tactic here looks up functions of 8-bit integers; they are computed step by step",
 }
 
