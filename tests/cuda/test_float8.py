@@ -64,7 +64,7 @@ LAYERS = {
     "3x3 many": f8conv((16, 64, 56, 56), 64, 64, 3, store=0.2, relu=True, **PAD),
     "1x1 many": f8conv((16, 64, 56, 56), 256, 64, 1, store=0.2, residual="f8", relu=True),
     "of 16": f8conv((8, 16, 32, 32), 16, 16, 3, store=0.2, residual="f8", relu=True, **PAD),
-    "saturates": f8conv((2, 64, 20, 20), 64, 64, 3, store=1e-4, **PAD),
+    "saturates": f8conv((2, 64, 20, 20), 64, 64, 3, store=0.02, **PAD),
     "product": f8gemm(128, 1000, 2048),
     "product small": f8gemm(8, 64, 512, store=0.2),
 }

@@ -1,0 +1,116 @@
+"""FP8 (e4m3) on a GPU: engines as --fp8 builds them, verified at their batch, against the FP16 and the INT8 engine, timed in turns.
+
+    python benchmarks/gpu_float8.py run FOLDER resnet50:1,8,128 ...      on a GPU: $OUT/float8.json
+    python benchmarks/gpu_float8.py merge PART...                        results/h200/float8.json
+
+FOLDER holds the ranges that `gpu_int8.py calibrate` writes. A row: the engine with FP8 wherever FP8 goes (fp8_ms), the same with INT8 (int8_ms), the
+FP16 engine (fp16_ms), as CUDA graphs in turns of blocks; how many layers are in FP8, what verification compared, the slowest layers. The
+weights are the zoo's (random, of the right sizes): times are real, what FP8 does to answers is in gpu_accuracy.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from _record import provenance
+from gpu_int8 import in_blocks, network
+
+from whet.backends import get_backend
+from whet.builder import BuildConfig, build
+from whet.builder.float8 import float8_network
+from whet.builder.precision import is_float8
+from whet.builder.quantized import Calibration, calibrated_ranges, prepared
+from whet.engine.plan import EnginePlan
+from whet.errors import WhetError
+from whet.network import Network
+from whet.precision import quantize
+from whet.runtime import WeightStore
+from whet.runtime.steps import bind
+
+RESULT = Path(__file__).parent / "results" / "h200" / "float8.json"
+SLOWEST = 12
+
+
+def engines(net: Network, batch: int, cache: Path, times: Path) -> dict[str, tuple[EnginePlan, float]]:
+    """(engine, seconds of its build) by precision."""
+    shape = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
+    config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), timing_cache=str(times))
+    made = prepared(net, config)
+    ranges = calibrated_ranges(net, made, Calibration(cache=str(cache)), config, print)
+    found = {}
+    for kind, source in (("fp8", float8_network(made, ranges)), ("int8", quantize(made, ranges)), ("fp16", net)):
+        begun = time.perf_counter()
+        precisions = ("fp16",) if kind == "fp16" else ("fp16", kind)
+        found[kind] = build(source, replace(config, precisions=precisions)), time.perf_counter() - begun
+        print(f"{kind} batch {batch} built in {found[kind][1]:.1f} s", flush=True)
+    return found
+
+
+def row(name: str, batch: int, folder: Path, machine: Any) -> dict[str, Any]:
+    """The numbers of one network at one batch."""
+    out = Path(os.environ.get("OUT", "."))
+    made = engines(network(name), batch, folder / f"{name}.json", out / "times.sqlite")
+    store, bounds = WeightStore(machine), {}
+    for kind, (plan, _) in made.items():
+        bounds[kind] = bind(plan, machine, store=store)
+        bounds[kind].run()
+    ms = dict(zip(made, map(statistics.median, in_blocks(list(bounds.values()))), strict=True))
+    plan = made["fp8"][0]
+    slow = sorted(zip(bounds["fp8"].run_timed(), plan.network.layers, strict=True), key=lambda x: -x[0])[:SLOWEST]
+    verified = plan.report["verification"]
+    return {
+        "case": f"{name} batch {batch}", "network": name, "batch": batch, **{f"{k}_ms": round(v, 4) for k, v in ms.items()},
+        "images_per_s": round(1e3 * batch / ms["fp8"]), "float8_layers": sum(map(is_float8, plan.network.layers)), "layers": len(plan.network.layers),
+        "verified": {k: verified[k] for k in ("layers", "images", "worst_layer", "network_error", "network_bound", "turned_error")},
+        "banned": plan.report["banned"], "build_s": {k: round(s, 1) for k, (_, s) in made.items()}, "state": machine.state(),
+        "slowest_us": [[x.name, plan.choices[x.name].tactic, plan.choices[x.name].implementation, round(1e6 * s, 2)] for s, x in slow],
+    }  # fmt: skip
+
+
+def run(folder: Path, wanted: list[str]) -> None:
+    """Rows as they come; one that cannot be built says why and the others go on."""
+    machine, rows = get_backend("cuda"), []
+    part = Path(os.environ.get("OUT", ".")) / "float8.json"
+    for name, _, batches in (word.partition(":") for word in wanted):
+        for batch in map(int, batches.split(",")):
+            try:
+                rows.append(row(name, batch, folder, machine))
+            except WhetError as error:
+                rows.append({"case": f"{name} batch {batch}", "network": name, "batch": batch, "failed": f"{type(error).__name__}: {error}"[:2000]})
+            print({k: v for k, v in rows[-1].items() if k not in ("slowest_us", "state")}, flush=True)
+            part.write_text(json.dumps({**provenance(["numpy"]), "gpu": machine.describe(), "rows": rows}, indent=1))
+            for name_, tactic, implementation, us in rows[-1].get("slowest_us", []):
+                print(f"   {us:8.2f} {tactic} {implementation[:70]} {name_[:50]}")
+
+
+def merge(parts: list[Path]) -> None:
+    """One result file of the parts of one run."""
+    found = [json.loads(p.read_text()) for p in parts]
+    data = {
+        "what": __doc__.splitlines()[0],
+        "date": min(f["date"] for f in found), "commit": sorted({f["commit"] for f in found}), "command": sorted(f["command"] for f in found),
+        "versions": found[0]["versions"], "machine": found[0]["gpu"],
+        "data": "ranges of real photos (gpu_int8.py calibrate); the zoo's random weights",
+        "rows": sorted((r for f in found for r in f["rows"]), key=lambda r: (r["network"], r["batch"])),
+    }  # fmt: skip
+    RESULT.write_text(json.dumps(data, indent=1) + "\n")
+    print(RESULT, len(data["rows"]), "rows")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3 or sys.argv[1] not in ("run", "merge"):
+        sys.exit(__doc__)
+    if sys.argv[1] == "merge":
+        merge([Path(p) for p in sys.argv[2:]])
+    else:
+        run(Path(sys.argv[2]), sys.argv[3:])
