@@ -51,7 +51,7 @@ def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
     base, rows = count_flops(next(iter(networks.values()))), []
     for name, net in networks.items():
         for precision in args.precisions or PRECISIONS[args.backend]:
-            sizes = [(b, b) for b in args.batches or BATCHES[args.backend]] + ([(1, DYNAMIC)] if name in FLEXIBLE else [])
+            sizes = [(b, b) for b in args.batches or BATCHES[args.backend]] + ([(1, DYNAMIC)] if name in FLEXIBLE and not args.no_dynamic else [])
             for low, high in sizes:
                 began = time.perf_counter()
                 plan = made(net, precision, (low, high), seen, args)

@@ -29,6 +29,7 @@ def main() -> None:
     p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="what the engines are for")
     p.add_argument("--precisions", nargs="*", help="of the engines (default: fp32 int8; on a GPU also fp16)")
     p.add_argument("--batches", nargs="*", type=int, help="an engine for each (default: 1; on a GPU also 128)")
+    p.add_argument("--no-dynamic", action="store_true", help="no engines that take every batch from 1 to 8")
     p.add_argument("--threads", type=int, default=1, help="CPU threads of the engines")
     p.add_argument("--no-published", action="store_true", help="leave out the published network (its weights are an extra file)")
     p.add_argument("--save", default="", help="folder for the results as JSON (resnet56.json)")

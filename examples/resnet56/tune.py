@@ -26,8 +26,7 @@ def settings(args: argparse.Namespace, **more):
 
     return FinetuneConfig(**{
         "batch": args.batch, "lr": LR * args.batch / 256, "weight_decay": 5e-4, "augment": "crop:4,flip",
-        "precision": args.precision, "device": args.device, "seed": 1, "graph": None if args.graph else False,
-        "compile": args.compile, **more,
+        "precision": args.precision, "device": args.device, "seed": 1, "graph": None if args.graph else False, **more,
     })  # fmt: skip
 
 
@@ -40,8 +39,9 @@ def tune_all(out: Path, data: Path, args: argparse.Namespace) -> dict[str, dict]
     names = [n for n in every if not (out / f"{file_of(n)}.json").exists()]
     for f in (*out.glob("*.speed"), *out.glob("*.ready")):
         f.unlink()
-    if names:
+    if names and not (out / PIXELS / "exact.y.npy").exists():  # the last that `decoded` writes
         cifar.decoded(data, out / PIXELS, args.limit or None)
+    if names:
         _run(names, out, data, args, began)
     return {n: json.loads((out / f"{file_of(n)}.json").read_text()) for n in ["teacher", *every]}
 
@@ -78,7 +78,7 @@ def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, bega
     command = [sys.executable, str(Path(__file__)), "--out", str(out), "--data", str(data), "--device", args.device, "--precision", args.precision,
                "--epochs", str(args.epochs), "--teacher-epochs", str(args.teacher_epochs), "--limit", str(args.limit),
                "--batch", str(args.batch), "--probe", str(args.probe), "--mantissa", str(args.mantissa),
-               *(["--compile"] if args.compile else []), *([] if args.graph else ["--no-graph"]),
+               *([] if args.graph else ["--no-graph"]),
                "--began", str(began), "--end", str(began + args.seconds if args.seconds else 0.0), "--beside", *names]  # fmt: skip
     gpus = visible_gpus(args.device)
     place = spread(names, out, gpus) | {"teacher": gpus[0]}
@@ -212,7 +212,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--limit", type=int, default=0, help="so many images only (to try the script)")
     p.add_argument("--batch", type=int, default=256)
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not record a step as a CUDA graph")
-    p.add_argument("--compile", action="store_true", help="torch.compile: a minute later, faster steps")
     p.add_argument("--mantissa", type=int, default=0, help="bits of the weights' mantissa that are written (0: all); fewer compress better")
     p.add_argument("--probe", type=int, default=100, help="steps that the speed is measured on, after as many to get going; 0: the epochs asked for")
     p.add_argument("--variants", nargs="*", default=None)

@@ -38,7 +38,6 @@ class FinetuneConfig:
     device: str = "auto"  # auto | cpu | cuda | cuda:1 ...
     channels_last: bool | None = None  # None: on CUDA for 4-dimensional inputs
     graph: bool | None = None  # a step as one CUDA graph; None: on CUDA where it can be one (not in fp16, not with a loss of your own)
-    compile: bool = False  # torch.compile the network and the teacher: steps are faster, the first one takes a minute
     seed: int = 0
     checkpoint: str = ""  # file (.safetensors) that a killed training goes on from
     checkpoint_seconds: float = 60.0  # between two checkpoints; 0: after every step
@@ -63,6 +62,6 @@ class FinetuneConfig:
     def settings(self) -> dict[str, Any]:
         """What decides the numbers (not where checkpoints lie, nor how long one may take)."""
         kept = asdict(self)
-        for name in ("checkpoint", "checkpoint_seconds", "device", "graph", "compile"):
+        for name in ("checkpoint", "checkpoint_seconds", "device", "graph"):
             kept.pop(name)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()}

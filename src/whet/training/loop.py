@@ -103,10 +103,8 @@ class _Run:
 
     def __init__(self, module: NetworkModule, config: FinetuneConfig, optimizer: torch.optim.Optimizer, feeder: Feeder,
                  teacher: NetworkModule | None, device: torch.device):  # fmt: skip
-        self.module, self.config, self.optimizer, self.feeder, self.device = module, config, optimizer, feeder, device
+        self.module, self.config, self.optimizer, self.feeder, self.teacher, self.device = module, config, optimizer, feeder, teacher, device
         self.loss_of = Loss(config)
-        self._student: Callable[..., Any] = torch.compile(module) if config.compile else module
-        self._answers: Callable[..., Any] | None = torch.compile(teacher) if config.compile and teacher is not None else teacher
         self.total = max(round(config.epochs * feeder.steps), 1)
         self.step = 0
         self.spent = 0.0
@@ -150,10 +148,10 @@ class _Run:
         """Forwards, backwards, and the weights moved; the loss."""
         with self._autocast():
             answers = None
-            if self._answers is not None:
+            if self.teacher is not None:
                 with torch.no_grad():
-                    answers = outputs_of(self._answers(**feeds))
-            outputs = outputs_of(self._student(**feeds))
+                    answers = outputs_of(self.teacher(**feeds))
+            outputs = outputs_of(self.module(**feeds))
         loss = self.loss_of(outputs, labels, answers)
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
