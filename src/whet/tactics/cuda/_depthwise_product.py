@@ -12,11 +12,12 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
-from whet.tactics.cuda._conv import Activation, ConvShape, Finish, View
+from whet.tactics.cuda._conv import Activation, ConvShape, Finish
 from whet.tactics.cuda._conv_config import ConvConfig
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
 _MOST_CHANNELS = 192  # of a tile: their sums and the depthwise ones share the registers
+_TURN = 132  # blocks that run at once
 _NEEDED = 100  # registers of the depthwise part and of addresses
 
 
@@ -32,17 +33,29 @@ class Pieces:
     box: int  # bytes that a copy fills
 
     @staticmethod
-    def of(shape: ConvShape, config: ConvConfig) -> Pieces | str:
-        """For a depthwise shape and a configuration, or why not."""
+    def of(shape: ConvShape, config: ConvConfig, k: int) -> Pieces | str:
+        """For a depthwise shape, a configuration and k output channels, or why not. Where there are few blocks, tiles have as few rows as keep
+        them within one turn of the multiprocessors: the depthwise part is what takes long."""
         step = shape.stride[0]
         pitch = (shape.q - 1) * step + shape.s
         wide = pitch if step == 1 else shape.q  # stride 1: a tap is the same matrix further on, ends of rows included
         rows = min(shape.p, (config.bm - shape.q) // wide + 1) if config.bm >= shape.q else 0
+        if rows > 1 and config.wgs * config.mi == 1:
+            others = shape.n * -(-k // config.bn) * config.sk
+            rows = next((r for r in range(1, rows) if others * -(-shape.p // r) <= _TURN), rows)
         tall = (rows - 1) * step + shape.r
         if rows < 1 or pitch > 256 or tall > 256:
             return f"a row of {shape.q} pixels does not fit a tile of {config.bm}"
         read = max(tall * pitch, config.bm + (shape.r - 1) * pitch + shape.s - 1) if step == 1 else tall * pitch
         return Pieces(rows, wide, pitch, tall, -(-read * config.row // 1024) * 1024, tall * pitch * config.row)
+
+
+def thread_rows(config: ConvConfig, pieces: Pieces) -> int:
+    """Rows of the operand that a thread makes: a power of two; fewer than all where a tile has fewer."""
+    full = config.mi * 64 * config.bk // 8 // 128
+    if config.wgs * config.mi > 1:
+        return full
+    return next((r for r in (1, 2, 4) if r < full and r * 1024 // config.bk >= pieces.rows * pieces.wide), full)
 
 
 def depthwise_bytes(shape: ConvShape, bk: int) -> int:
@@ -57,7 +70,7 @@ def shared_bytes(config: ConvConfig, shape: ConvShape, pieces: Pieces) -> int:
 
 def unfit(config: ConvConfig, shape: ConvShape, k: int) -> str | None:
     """Why a configuration cannot run a depthwise `shape` with k output channels behind it, or None."""
-    pieces, steps = Pieces.of(shape, config), -(-shape.c // config.bk)
+    pieces, steps = Pieces.of(shape, config, k), -(-shape.c // config.bk)
     if isinstance(pieces, str):
         return pieces
     if config.sk > steps or config.hold not in (0, steps) or (config.hold and config.sk > 1) or not config.halo or config.bm % config.sk:
@@ -74,12 +87,12 @@ def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfi
     found: dict[ConvConfig, float] = {}
     widths = [bn for bn in (16, 32, 64, 96, 128, 160) if bn >= min(k, 64) and (bn < 2 * k or bn == 16)]
     for (wgs, mi), bn, bk, sk in product(((1, 1), (2, 1), (1, 2), (2, 2)), widths, (64, 32, 16), (1, 2, 3, 4, 5, 6, 8, 12, 16)):
-        if shape.c < bk or 64 * wgs * mi % sk or (bk < 64 and shape.c % (2 * bk) == 0 and shape.c // bk > 6):
+        if shape.c < bk or 64 * wgs * mi % sk or (bk < 64 and sk < 8 and shape.c % (2 * bk) == 0 and shape.c // bk > 6):
             continue
         steps = -(-shape.c // bk)
         base = ConvConfig(wgs, mi, bn, bk, min(4, -(-steps // sk)), sk, 1, int(sk == 1), 1)
-        pieces = Pieces.of(shape, base)
-        if isinstance(pieces, str) or sk > steps or (sk > 1 and wgs * bn > 128):
+        pieces = Pieces.of(shape, base, k)
+        if isinstance(pieces, str) or sk > steps or (sk > 1 and wgs * bn > 160):
             continue
         blocks = shape.n * -(-shape.p // pieces.rows) * -(-k // bn) * sk
         if (sk > 1 and blocks > 2 * multiprocessors) or (blocks * 5 < multiprocessors and 2 * sk <= min(steps, 16)):
@@ -106,22 +119,23 @@ def _estimate(config: ConvConfig, shape: ConvShape, k: int, pieces: Pieces, bloc
     """A rough time in us: what orders candidates. A multiprocessor makes about 4 depthwise sums of nine taps a ns, and takes in 40 bytes."""
     steps = -(-shape.c // config.bk)
     each = -(-steps // config.sk)
-    compute = config.bm * config.bk * shape.r * shape.s / 9 / (4 if config.wgs * config.blocks > 1 else 2.5)
+    made = thread_rows(config, pieces) * 1024 // config.bk * config.wgs
+    compute = made * config.bk * shape.r * shape.s / 9 / (4 if config.wgs * config.blocks > 1 else 2.5)
     read = pieces.box / min(40, 4200 / min(blocks, multiprocessors))
     turns = -(-blocks // multiprocessors)
     ending = 300 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
     return (1200 + turns * (each * max(compute, read) + config.bm * config.bn / 15) + ending) / 1000
 
 
-def depthwise_source(config: ConvConfig, shape: ConvShape, inner: str, activation: str, bf16: bool) -> str:
-    """The kernel's complete text; `inner` is the activation of the depthwise part."""
+def depthwise_source(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> str:
+    """The kernel's complete text; `rows` are a thread's (thread_rows), `inner` is the activation of the depthwise part."""
     made = config.constants(im2col=False, act=ACTIVATIONS[activation], bf16=bf16)
-    return source("conv.cu", {**made, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner]})
+    return source("conv.cu", {**made, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner], "DW_ROWS": rows})
 
 
 @per_device
-def _kernel(config: ConvConfig, shape: ConvShape, inner: str, activation: str, bf16: bool) -> Kernel:
-    code = compile_cubin(depthwise_source(config, shape, inner, activation, bf16), name=f"conv_depthwise_{config}.cu")
+def _kernel(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> Kernel:
+    code = compile_cubin(depthwise_source(config, shape, rows, inner, activation, bf16), name=f"conv_depthwise_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED)
 
 
@@ -150,7 +164,7 @@ def depthwise_launch(
     """The launch of a depthwise `shape` and the product to k channels. Addresses: input, depthwise filters, weights, bias, result; residual or 0."""
     x, filters, weights, bias, out = addresses
     dtype, steps = "bf16" if bf16 else "f16", -(-shape.c // config.bk)
-    pieces = Pieces.of(shape, config)
+    pieces = Pieces.of(shape, config, k)
     assert isinstance(pieces, Pieces), pieces
     pixel = shape.c * 2
     box = (config.bk, pieces.pitch, pieces.tall, 1)
@@ -194,9 +208,15 @@ def depthwise_launch(
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
     if config.hold:  # a block's tiles have the same output channels
         grid = max(1, grid // tiles_n) * tiles_n
-    kernel = _kernel(config, replace(shape, n=1, h=0, w=0, c=0, k=0, pad=(0, 0, 0, 0)), inner[0], finish.activation[0], bf16)
+    kernel = _kernel(
+        config, replace(shape, n=1, h=0, w=0, c=0, k=0, pad=(0, 0, 0, 0)), thread_rows(config, pieces), inner[0], finish.activation[0], bf16
+    )
     shared = shared_bytes(config, shape, pieces)
     return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)
 
 
-__all__ = ["View", "configs_of", "depthwise_launch", "depthwise_source", "pack_depthwise", "unfit"]
+def source_of(config: ConvConfig, shape: ConvShape, k: int, inner: str, activation: str, bf16: bool) -> str:
+    """As depthwise_source, with the rows that the launch will have."""
+    pieces = Pieces.of(shape, config, k)
+    assert isinstance(pieces, Pieces), pieces
+    return depthwise_source(config, shape, thread_rows(config, pieces), inner, activation, bf16)

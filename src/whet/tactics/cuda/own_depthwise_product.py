@@ -12,7 +12,7 @@ from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape, pack_weights
-from whet.tactics.cuda._depthwise_product import configs_of, depthwise_launch, depthwise_source, pack_depthwise, unfit
+from whet.tactics.cuda._depthwise_product import configs_of, depthwise_launch, pack_depthwise, source_of, unfit
 from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 from whet.tactics.cuda.own_conv import as_config, constant_weights, conv_shape, from_config, packed_bias
 
@@ -75,7 +75,7 @@ class OwnDepthwiseProduct(Tactic):
             return []
         found = configs_of(both.shape, both.k, machine.multiprocessors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.finish.activation[0], both.made.finish.activation[0]), signature.outputs[0].dtype.name == "bf16"
-        ahead(machine, [depthwise_source(c, both.shape, *kinds, bf16) for c in found])
+        ahead(machine, [source_of(c, both.shape, both.k, *kinds, bf16) for c in found])
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:

@@ -55,13 +55,6 @@ class OwnParts(Tactic):
             found += [same(layer, dict.fromkeys(places, image), result) for image in images for result in results]
         return list(dict.fromkeys(found))
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        try:
-            _steps(layer, signature, machine)
-        except PlanRefused as e:
-            return str(e)
-        return None
-
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         steps, scratch = _steps(layer, signature, machine)
         kernels = [s.kernel for s in steps if s.kernel is not None]

@@ -10,7 +10,7 @@
 // that window alone; weights within it that belong to no pair of a group are zeros.
 // With PAIR the sum goes on over a second input, a 1x1 convolution of its own to the same output (1: stride 1, 2: any stride); its weights follow.
 // With DW (a stride; needs HALO and a 1x1 product) the product's input is a depthwise convolution of DW_R x DW_S taps that this kernel computes itself: a
-// K step's input tile holds the pixels of all taps, and the multiplying warps make their rows of the operand from it, ended by DW_ACT.
+// K step's input tile holds the pixels of all taps, and the multiplying warps make their rows of the operand from it, DW_ROWS a thread, ended by DW_ACT.
 // OUTS (1 to 3) output tiles take turns: with more than one the residual of the next OUTS - 1 tiles comes, and the last one leaves, while this one is finished.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),

@@ -124,8 +124,8 @@ struct Walk {  // where K step k reads the input
 
 #if DW
 constexpr int DW_BYTES = (DW_R * DW_S + 1) * BK * 4;                        // taps and biases of a K step
-constexpr int DW_PARTS = BK / 8, DW_ROWS = MI * 64 * DW_PARTS / 128, DW_RUN = DW_ROWS < 4 ? DW_ROWS : 4;
-static_assert(HALO && !IN8 && !IM2COL && DW_ROWS % DW_RUN == 0, "depthwise");
+constexpr int DW_PARTS = BK / 8, DW_RUN = DW_ROWS < 4 ? DW_ROWS : 4;
+static_assert(HALO && !IN8 && !IM2COL && DW_ROWS % DW_RUN == 0 && DW_ROWS * 128 / DW_PARTS <= MI * 64, "depthwise");
 
 DEV void load_bytes(u32 dst, const void* from, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(from), "r"(bytes), "r"(bar) : "memory");
@@ -142,7 +142,8 @@ DEV void shared_halves(u32 at, float (&v)[8]) {
 }
 
 // Rows of a warpgroup's operand: a thread makes eight channels of DW_ROWS neighbouring rows, DW_RUN at a time. In an input tile of stride 1 a tap is
-// the same pixels further on, whatever row of the image they lie in; the ends of its rows make results that nobody stores.
+// the same pixels further on, whatever row of the image they lie in; the ends of its rows make results that nobody stores, as do rows of the operand
+// that no thread writes.
 DEV void depthwise_rows(const Args& p, u32 slot, u32 weights, u32 to, int first, int t) {
     const int part = t % DW_PARTS, row0 = first + t / DW_PARTS * DW_ROWS, last = p.rows * p.wide - 1;
 #pragma unroll 1
