@@ -72,12 +72,13 @@ def list_candidates(
     deterministic: bool = False,
     workspace: int | None = None,
 ) -> Candidates:
-    """Options of `layer` (static shapes) in order: tactics by name, fallbacks last; signatures and configs as each tactic lists them.
+    """Options of `layer` (static shapes) in order: tactics by name, those that were asked for (`opt_in`: ties go to the others) and fallbacks
+    last; signatures and configs as each tactic lists them.
 
     `deterministic` refuses kernels that are not, `workspace` those that need more scratch (bytes).
     """
     made = Candidates(layer, layer_text(layer))
-    for t in sorted(tactics, key=lambda t: (t.fallback, t.name)):
+    for t in sorted(tactics, key=lambda t: (t.fallback, t.opt_in, t.name)):
         if (reason := t.why_not(layer)) is not None:
             made.refused.append(Candidate(t.name, "", (), reason=reason))
             continue
