@@ -20,7 +20,8 @@ from whet.runtime import Bound, WeightStore
 
 _CLOSE = 1.3  # a runner-up this much slower alone may still win in the network
 _CLOSE_IN_CHAIN, _RUNNERS_UP = 1.5, 9  # the same where launches overlap, and how many take turns there
-_IN_CHAIN_S = 6.0  # seconds spent on that
+_IN_CHAIN_S, _KIND_S = 6.0, 1.0  # seconds spent on that, and on one kind of layer at most: slow networks compare fewer
+_REPLAYS = 11  # of each option at least
 _METHOD = 1  # of choosing in the network; raise it when choices of another kind come out
 
 
@@ -55,6 +56,9 @@ def refined_entry(search: Search, base: Entry, make: Make, inputs: Mapping[str, 
 
 def _refined_in_chain(search: Search, base: Entry, make: Make, inputs: Mapping[str, np.ndarray], store: WeightStore) -> Entry | None:
     """As `refined_entry` where launches overlap: whole replays, kind by kind, against all options that were nearly as fast alone."""
+    most = min(_RUNNERS_UP, int(_KIND_S / (_REPLAYS * max(base.ms, 1e-6) * 1e-3)))
+    if most < 1:
+        return None
     groups: dict[tuple[str, Any], list[str]] = {}
     for layer in base.lowered.layers:
         groups.setdefault((search.kind_of[layer.name], base.chosen[layer.name].ident), []).append(layer.name)
@@ -65,7 +69,7 @@ def _refined_in_chain(search: Search, base: Entry, make: Make, inputs: Mapping[s
         close = [o for o in search.kinds[kind].options if o.ms is not None and o.cost <= _CLOSE * mine.cost and o.ident != mine.ident]
         same = [o for o in close if o.signature == mine.signature and all(search.why_not(layers[n], o, base.lowered) is None for n in names)]
         if same:
-            kinds.append(Kind(kind, tuple(names), mine, tuple(sorted(same, key=lambda o: o.cost)[:_RUNNERS_UP])))
+            kinds.append(Kind(kind, tuple(names), mine, tuple(sorted(same, key=lambda o: o.cost)[:most])))
     picked = _remembered(search, base, kinds)
     if picked is None:
         assert base.bound is not None
