@@ -39,6 +39,8 @@ PRECISIONS = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16", "int8")}
 BATCHES = {"cpu": (1,), "cuda": (1, 128)}  # an engine each
 DYNAMIC = 8  # one more engine of some networks takes every batch up to this one
 FLEXIBLE = ("original", "latency-48")  # those
+#: The worked case: what a practitioner does one after the other.
+STEPS = {"published": "as published", "original": "fine-tuned, not cut", "latency-48": "cut by latency, fine-tuned"}
 
 
 def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
@@ -174,7 +176,7 @@ def share_right(engine: Engine, test: TrainingData, batch: int) -> float:
 
 
 def told(out: Path, args: argparse.Namespace) -> None:
-    """The table; with args.save also resnet56.json and resnet56_against.json there: date, commit, command, machine, versions, rows."""
+    """The table; with args.save also three results there: all rows, the worked case, rivals at equal accuracy."""
     rows = _read(out, args)
     _speeds(rows)
     flat = flattened(rows, out)
@@ -183,6 +185,8 @@ def told(out: Path, args: argparse.Namespace) -> None:
         how = {n: json.loads(p.read_text()) for n in ("teacher", *VARIANTS) for p in (told_of(n, out),) if p.exists()}
         tuning = {n: {k: v for k, v in d.items() if k != "history"} for n, d in how.items()}
         save(flat, Path(args.save) / "resnet56.json", args, {"fine-tuning": tuning})
+        if case := [{"step": STEPS[r["network"]], **r} for r in flat if r["network"] in STEPS]:
+            save(case, Path(args.save) / "resnet56_case.json", args, {})
         if compared := against(flat):
             save(compared, Path(args.save) / "resnet56_against.json", args, {})
 
