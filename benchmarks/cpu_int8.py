@@ -115,6 +115,8 @@ def worker(args: argparse.Namespace) -> None:
     for r in range(args.rounds):
         for n in order if r % 2 == 0 else order[::-1]:
             times[n].extend(block(runners[n], arrays))
+        if r % 2 and time.perf_counter() - start > args.seconds:  # as often forwards as backwards
+            break
     others = ((busy_seconds() or 0.0) - busy - (own_seconds() - own)) / (time.perf_counter() - start)
     print(json.dumps({"ms": {n: median(t) for n, t in times.items()}, "snr_db": snr, "others_cpus": round(max(0.0, others), 3)}))
 
@@ -187,7 +189,8 @@ def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> di
         under = os.environ.get("WHET_BENCH_UNDER", "").split()  # what each timing runs under: a lock, taskset
         command = [*under, sys.executable, __file__, "--worker", str(i), "--files", files, "--model", str(model)]
         command += ["--inputs", json.dumps(said["inputs"])]
-        done = subprocess.run([*command, "--threads", str(args.threads), "--rounds", str(args.rounds)], capture_output=True, text=True, check=False)
+        command += ["--threads", str(args.threads), "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr[-2000:])
         runs.append(json.loads(next(line for line in done.stdout.splitlines()[::-1] if line.startswith("{"))))
@@ -234,6 +237,7 @@ def main() -> None:
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--processes", type=int, default=6, help="at least 5 for a result to be committed")
     p.add_argument("--rounds", type=int, default=8)
+    p.add_argument("--seconds", type=float, default=12, help="of a process, after which no more rounds begin")
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
     p.add_argument("--best", action="store_true", help="permit BF16 too")
     p.add_argument("--out", default=str(Path(__file__).parent / "results" / "cpu" / "int8.json"))
