@@ -80,6 +80,7 @@ OTHERS = [
     ("pool.cu", {"TYPE": 2, "TO": 2, "MAX": 0, "R": 0, "S": 0}),
     ("pool_gemm.cu", {"TYPE": 1, "TO": 0, "I": 8, "RANKS": 8, "IMAGES": 1, "PIXELS": 49}),
     ("pool_gemm.cu", {"TYPE": 2, "TO": 2, "I": 2, "RANKS": 5, "IMAGES": 8, "PIXELS": 256}),
+    ("pool_gemm.cu", {"TYPE": 1, "TO": 1, "I": 2, "RANKS": 1, "IMAGES": 2, "PIXELS": 256}),
     ("reformat.cu", {"FROM": 0, "TO": 1, "UNIT": 16}),
     ("stem.cu", {"FROM": 1, "TO": 1, "CP": 8, "NHWC": 1}),
     ("pointwise.cu", {"TYPE": 1, "LAST": 1, "STEPS": "for (int e = 0; e < 8; ++e) x.v[e] = activate<3>(x.v[e], Act{0.f, 0.f});"}),

@@ -1,7 +1,8 @@
 // Global average pooling and the product with a constant matrix behind it, for few images: out[n, o] = sum of mean(in[n, :, c]) * w[o, c] + bias[o].
 // A cluster of RANKS blocks makes 64 outputs of all images. Each block takes 32 * I channels: it averages them, all pixels asked for at once, and
 // multiplies with its part of the weights, which its threads hold in registers since before the kernel in front ended; the parts of the sums
-// meet in the cluster's shared memory. Constants: TYPE (of input and weights), TO (of the result), I, RANKS, IMAGES, PIXELS.
+// meet in the cluster's shared memory. One block alone is launched without a cluster, where st.async is an illegal instruction: it stores plainly.
+// Constants: TYPE (of input and weights), TO (of the result), I, RANKS, IMAGES, PIXELS.
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -23,13 +24,15 @@ extern "C" __global__ void __launch_bounds__(256) pool_gemm(const __grid_constan
     __shared__ __align__(8) u64 barrier;
     const int t = threadIdx.x, rank = blockIdx.x % RANKS, tile = blockIdx.x / RANKS, own = min(SHARE, 64 - rank * SHARE);
     const u32 bar = shared_address(&barrier);
-    if (t == 0) {
-        barrier_init(bar, 1);
-        barrier_init_fence();
-        barrier_expect(bar, RANKS * IMAGES * own * 4);
+    if constexpr (RANKS > 1) {
+        if (t == 0) {
+            barrier_init(bar, 1);
+            barrier_init_fence();
+            barrier_expect(bar, RANKS * IMAGES * own * 4);
+        }
+        __syncthreads();
+        cluster_arrive();
     }
-    __syncthreads();
-    cluster_arrive();
     let_next_start();
     uint4 w[I];
 #pragma unroll
@@ -66,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_gemm(const __grid_constan
         }
         __syncthreads();
     }
-    cluster_wait();  // all blocks of the cluster run: their shared memory may be written
+    if constexpr (RANKS > 1) cluster_wait();  // all blocks of the cluster run: their shared memory may be written
     for (int n = 0; n < IMAGES; ++n) {
         float acc = 0.f;
 #pragma unroll
@@ -80,9 +83,17 @@ extern "C" __global__ void __launch_bounds__(256) pool_gemm(const __grid_constan
         acc += __shfl_xor_sync(~0u, acc, 2);
         const float next = __shfl_down_sync(~0u, acc, 4);
         const int o = t / 4, to = o / SHARE;
-        if (t % 8 == 0) store_remote(remote_address(shared_address(&parts[rank][n][o - to * SHARE]), to), acc, next, remote_address(bar, to));
+        if constexpr (RANKS > 1) {
+            if (t % 8 == 0) store_remote(remote_address(shared_address(&parts[rank][n][o - to * SHARE]), to), acc, next, remote_address(bar, to));
+        } else if (t % 8 == 0) {
+            parts[0][n][o] = acc;
+            parts[0][n][o + 1] = next;
+        }
     }
-    barrier_wait(bar, 0);
+    if constexpr (RANKS > 1)
+        barrier_wait(bar, 0);
+    else
+        __syncthreads();
     if (t < IMAGES * SHARE && t % SHARE < own && output < a.outputs) {
         float total = bias;
 #pragma unroll
