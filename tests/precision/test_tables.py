@@ -1,9 +1,11 @@
 """Activations by table: where they go in, what the code loses, and that a network with them runs on integers as its reference does."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from whet.builder import BuildConfig, build
+from whet.builder import BuildConfig, build, plan_digest, quantized, save_lock
 from whet.builder.quantized import Calibration, build_int8, prepared, quantized_network
 from whet.network import Network, parse_type
 from whet.ops import run_network
@@ -114,11 +116,24 @@ def test_a_network_with_tables_runs_on_integers():
 
 
 @VNNI
-def test_both_ways_are_tried_and_the_lock_keeps_which(tmp_path):
+@pytest.mark.parametrize("faster", ["int8", "int8, activations looked up"])
+def test_both_ways_are_tried_and_the_lock_keeps_which(faster, tmp_path, monkeypatch):
+    """Whichever is faster (times are given here) is kept, and built again from the lock without calibration."""
+    seen = []
+
+    def in_turns(plans, machine, config):
+        seen.extend(plans)
+        looked_up = [any(x.hint == "Table" for x in p.network.layers) for p in plans]
+        floats = [not any(is_quantized(x) for x in p.network.layers) for p in plans]
+        return [[3e-3 if f else 1e-3 if t == ("looked up" in faster) else 2e-3] * 9 for t, f in zip(looked_up, floats, strict=True)]
+
+    monkeypatch.setattr(quantized, "in_turns", in_turns)
     config = BuildConfig(precisions=("int8",), **QUICK)
     plan = build_int8(network(), config, Calibration(samples=lambda: data()))
-    tried = [c["what"] for c in plan.report["precision_choice"]]
-    assert "int8" in tried
-    assert "int8, activations looked up" in tried
-    kept = next(c["what"] for c in plan.report["precision_choice"] if c["kept"])
-    assert ("looked up" in kept) == any(x.hint == "Table" for x in plan.network.layers)
+    tried = {c["what"]: c["kept"] for c in plan.report["precision_choice"]}
+    assert {"floating point", "int8", "int8, activations looked up"} <= set(tried)
+    assert tried[faster]
+    assert any(x.hint == "Table" for x in plan.network.layers) == ("looked up" in faster)
+    save_lock(plan, tmp_path / "lock.json")
+    again = build_int8(network(), dataclasses.replace(config, lock=str(tmp_path / "lock.json")), Calibration())
+    assert plan_digest(again) == plan_digest(plan)
