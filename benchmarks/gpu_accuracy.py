@@ -1,7 +1,7 @@
 """INT8, FP8, FP16 and BF16 engines on a GPU against FP32 ones: the trained CIFAR-10 ResNets on all labelled images, paired.
 
     python benchmarks/gpu_accuracy.py prepare FOLDER                          models and their ranges, on the CPU; needs the shared data
-    python benchmarks/gpu_accuracy.py run FOLDER LOSSLESS.npz JPEG.npz [PRECISION ...]   on a GPU: $OUT/accuracy_precision.json
+    python benchmarks/gpu_accuracy.py run FOLDER LOSSLESS.npz JPEG.npz [PRECISION ...]   on a GPU: $OUT/accuracy.json
 
 Every layer that can computes in the low precision (time does not choose here), on real kernels, nothing is emulated. FP32 is whet's engine
 on the same GPU without TF32. Ranges come from 128 training images by calibration on the CPU (automatic method). Judged are the 1000
@@ -146,7 +146,7 @@ def measure(folder: Path, lossless: Path, jpeg: Path, *precisions: str) -> list[
                 print(f"{name:20s} {kind:14s} {precision}: FP32 {r['fp32_percent']:.2f} %, here {r['low_percent']:.2f} %, "
                       f"{r['difference_points']:+.2f} [{low:+.2f}, {high:+.2f}], {r['snr_db']:.1f} dB {said}", flush=True)  # fmt: skip
         data = {"what": __doc__.splitlines()[0], **provenance(["numpy"]), "machine": get_backend("cuda").describe(), "rows": rows}
-        (Path(os.environ.get("OUT", ".")) / "accuracy_precision.json").write_text(json.dumps(data, indent=1) + "\n")
+        (Path(os.environ.get("OUT", ".")) / "accuracy.json").write_text(json.dumps(data, indent=1) + "\n")
     return rows
 
 

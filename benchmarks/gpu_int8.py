@@ -4,10 +4,11 @@
     python benchmarks/gpu_int8.py run FOLDER resnet50:1,8,128 ...        on a GPU: parts in $OUT, one a network
     python benchmarks/gpu_int8.py merge PART...                          results/h200/int8.json
 
-A row: the engine that `whet exec --backend=cuda --fp16 --int8 --calib=CACHE` builds (whet_ms; `kept` says whether it computes in INT8 or the
-builder stayed with FP16), the FP16 engine (fp16_ms), both replayed as CUDA graphs in turns of blocks; the ratio, images a second, seconds of the
-build without a timing cache and again with it, what verification compared, and the bar where the project has one. The weights are the
-zoo's (random, of the right sizes), the ranges those of real photos that run through them: 32 of the ImageNet sample, 8 of COCO at 640 pixels.
+A row: the engine that `whet exec --backend=cuda --fp16 --int8 --calib=CACHE` builds (whet_ms; `precision` says whether it computes in INT8 or
+the builder stayed with FP16), the FP16 engine (fp16_ms), both replayed as CUDA graphs in turns of blocks; the ratio, images a second,
+seconds of the build without a timing cache and (of each network's first row) again with it, what verification compared, and the bar where
+the project has one. The weights are the zoo's (random, of the right sizes), the ranges those of real photos that run through them: 32 of
+the ImageNet sample, 8 of COCO at 640 pixels.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from whet.engine.plan import EnginePlan
 from whet.errors import WhetError
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
+from whet.precision import quantize
 from whet.runtime import WeightStore
 from whet.runtime.steps import Bound, bind
 
@@ -82,18 +84,25 @@ def calibrate(folder: Path, names: list[str]) -> None:
         print(name, len(found.tensors), "ranges of", found.samples, f"photos in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
-def engines(net: Network, batch: int, cache: Path) -> tuple[EnginePlan | None, EnginePlan, float, float]:
-    """(FP16, as the builder chooses with INT8 permitted, seconds of that build, seconds of it with its timing cache)."""
+def engines(net: Network, batch: int, cache: Path, twice: bool) -> tuple[EnginePlan | None, EnginePlan, float, float | None]:
+    """(FP16, as the builder chooses with INT8 permitted, seconds of that build, and `twice` of it with its timing cache).
+
+    Beyond FLOATS_UP_TO images there is no FP16 and no choice: every layer that can be is in INT8.
+    """
     shape = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
     with tempfile.TemporaryDirectory() as folder:
         config = BuildConfig(backend="cuda", precisions=("fp16", "int8"), profiles=((shape, shape, shape),), timing_cache=f"{folder}/times.sqlite")
-        seconds, plans = [], []
-        for _ in range(2 if batch <= FLOATS_UP_TO else 1):
-            begun = time.perf_counter()
-            plans.append(build_int8(net, config, Calibration(cache=str(cache))))
-            seconds.append(time.perf_counter() - begun)
-        floats = build(net, replace(config, precisions=("fp16",))) if batch <= FLOATS_UP_TO else None
-    return floats, plans[0], seconds[0], seconds[-1]
+        calibration, begun = Calibration(cache=str(cache)), time.perf_counter()
+        if batch > FLOATS_UP_TO:
+            made = prepared(net, config)
+            plan = build(quantize(made, calibrated_ranges(net, made, calibration, config, print)), config)
+            return None, plan, time.perf_counter() - begun, None
+        plan = build_int8(net, config, calibration)
+        took, begun = time.perf_counter() - begun, time.perf_counter()
+        if twice:
+            build_int8(net, config, calibration)
+        again = time.perf_counter() - begun if twice else None
+        return build(net, replace(config, precisions=("fp16",))), plan, took, again
 
 
 def in_blocks(bounds: list[Bound]) -> list[list[float]]:
@@ -105,10 +114,10 @@ def in_blocks(bounds: list[Bound]) -> list[list[float]]:
     return times
 
 
-def row(name: str, batch: int, cache: Path, machine: Any) -> dict[str, Any]:
+def row(name: str, batch: int, cache: Path, machine: Any, twice: bool) -> dict[str, Any]:
     """The numbers of one network at one batch."""
     net = network(name)
-    floats, plan, cold, again = engines(net, batch, cache)
+    floats, plan, cold, again = engines(net, batch, cache, twice)
     store, bounds = WeightStore(machine), []
     for p in (plan, *([floats] if floats else [])):
         bounds.append(bind(p, machine, store=store))
@@ -123,8 +132,9 @@ def row(name: str, batch: int, cache: Path, machine: Any) -> dict[str, Any]:
         "whet_ms": round(ms, 4), "spread_ms": round(float(np.subtract(*np.quantile(times[0], [0.75, 0.25]))) / 2, 4),
         "fp16_ms": round(other, 4) if other else None, "ratio": round(ms / other, 3) if other else None,
         "bar": bar, "within_bar": None if bar is None else ms <= bar, "images_per_s": round(1e3 * batch / ms),
-        "quantized_layers": layers, "layers": len(plan.network.layers), "build_s": round(cold, 1), "build_again_s": round(again, 1),
-        "choice": plan.report.get("precision_choice"), "notes": plan.report["notes"],
+        "quantized_layers": layers, "layers": len(plan.network.layers),
+        "build_s": round(cold, 1), "build_again_s": None if again is None else round(again, 1),
+        "choice": plan.report.get("precision_choice"), "notes": plan.report["notes"], "info": plan.report.get("info"),
         "verified": {k: verification[k] for k in ("layers", "images", "worst_layer", "network_error", "network_bound", "turned_error")},
         "banned": plan.report["banned"], "calibration": json.loads(cache.read_text())["samples"], "state": machine.state(),
         "layer_us": [
@@ -142,11 +152,11 @@ def run(folder: Path, wanted: list[str]) -> None:
         part = out / f"int8-{name}-{batches.replace(',', '-')}.json"
         for batch in map(int, batches.split(",")):
             try:
-                rows.append(row(name, batch, folder / f"{name}.json", machine))
+                rows.append(row(name, batch, folder / f"{name}.json", machine, not rows))
             except WhetError as error:
                 rows.append({"case": f"{name} batch {batch}", "network": name, "batch": batch, "failed": f"{type(error).__name__}: {error}"[:2000]})
-            print({k: v for k, v in rows[-1].items() if k not in ("layer_us", "state", "choice", "notes")}, flush=True)
-            print([(c["what"], round(c["ms"], 4)) for c in rows[-1].get("choice") or ()], rows[-1].get("notes"), flush=True)
+            print({k: v for k, v in rows[-1].items() if k not in ("layer_us", "state", "choice", "notes", "info")}, flush=True)
+            print([(c["what"], round(c["ms"], 4)) for c in rows[-1].get("choice") or ()], rows[-1].get("notes"), rows[-1].get("info"), flush=True)
             part.write_text(json.dumps({**provenance(["numpy"]), "gpu": machine.describe(), "rows": rows}, indent=1))
 
 
