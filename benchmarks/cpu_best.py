@@ -83,8 +83,9 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
     cache, net = Path(f"{case}.calibration.json"), network_from_onnx(f"{case}.onnx")
     if not cache.exists():  # build_int8 would invent ranges
         raise SystemExit(f"{cache} is missing: run --stage prepare first")
-    said = {}
-    for runner in (n for n in ("best", *FIXED) if n in runners()):
+    about = Path(f"{case}.best.json")
+    said = json.loads(about.read_text()) if about.exists() else {}
+    for runner in (n for n in ("best", *FIXED) if n in runners() and (not args.engines or n in args.engines.split(","))):
         precisions = FIXED.get(runner, ("best",))
         config = BuildConfig(threads=args.threads, timing_cache=str(folder / "timings.sqlite"), optimization_level=args.level, precisions=precisions)
         start = time.perf_counter()
@@ -94,7 +95,7 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
         said[runner] = {"build_seconds": round(time.perf_counter() - start, 1), "choice": plan.report.get("precision_choice", [])}
         kept = next((c["what"] for c in said[runner]["choice"] if c["kept"]), "as permitted")
         print(f"{name} batch {batch}, {runner}: {said[runner]['build_seconds']} s; {kept}", flush=True)
-    Path(f"{case}.best.json").write_text(json.dumps(said))
+        about.write_text(json.dumps(said))
 
 
 def block(run: Run, arrays: dict[str, np.ndarray]) -> list[float]:
@@ -205,6 +206,7 @@ def main() -> None:
     p.add_argument("--processes", type=int, default=6, help="six are the fewest that hold a 95 %% interval")
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
+    p.add_argument("--engines", default="", help="which of whet's engines to make: best, whet_fp32, ... (default: all)")
     p.add_argument("--out", default=str(Path(__file__).parent / "results" / "cpu" / "best.json"))
     p.add_argument("--stage", choices=("prepare", "make", "time", "all"), default="all")
     p.add_argument("--folder", help="where the files lie between the stages")
