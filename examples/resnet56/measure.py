@@ -38,9 +38,10 @@ IMAGE = (3, 32, 32)
 PRECISIONS = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16", "int8")}
 BATCHES = {"cpu": (1,), "cuda": (1, 128)}  # an engine each
 DYNAMIC = 8  # one more engine of some networks takes every batch up to this one
-FLEXIBLE = ("original", "latency-48")  # those
+FLEXIBLE = ("original", "depth")  # those
 #: The worked case: what a practitioner does one after the other.
-STEPS = {"published": "as published", "original": "fine-tuned, not cut", "latency-48": "cut by latency, fine-tuned"}
+STEPS = {"published": "as published", "original": "fine-tuned, not cut", "depth": "14 of 27 blocks out, fine-tuned",
+         "latency-48": "cut to 48 % of the time, fine-tuned", "2:4": "2:4, fine-tuned"}  # fmt: skip
 
 
 def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
@@ -210,7 +211,8 @@ ALIKE = 0.3  # points: one standard error of an accuracy on 10,000 images
 
 
 def against(flat: list[dict]) -> list[dict]:
-    """whet's cuts by latency beside each rival at equal accuracy, at every batch and precision.
+    """whet's cuts beside each rival at equal accuracy, at every batch and precision: against the choice by FLOPs the same choice by latency,
+    against another library any of whet's.
 
     Equal: the fastest of whet's that is at most ALIKE points below the rival on the 10,000 JPEG images after the same fine-tuning.
     """
@@ -218,7 +220,8 @@ def against(flat: list[dict]) -> list[dict]:
     for r in flat:
         if not r["network"].startswith(("tp-", "flops-")) or "JPEG10k %" not in r:
             continue
-        same = [w for w in flat if w["network"].startswith("latency-") and all(w[k] == r[k] for k in ("precision", "batches", "batch"))]
+        mine = ("latency-", "depth") if r["network"].startswith("tp-") else ("latency-",)
+        same = [w for w in flat if w["network"].startswith(mine) and all(w[k] == r[k] for k in ("precision", "batches", "batch"))]
         fit = [w for w in same if w["JPEG10k %"] >= r["JPEG10k %"] - ALIKE]
         best = min(fit, key=lambda w: w["ms"], default=None)
         row = {"rival": r["network"], "precision": r["precision"], "batch": r["batch"]}
