@@ -48,7 +48,8 @@ def tests(workers: int) -> list[dict]:
         report = Path(folder) / "junit.xml"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests", "-n", str(workers), "-q", "--no-header", f"--junitxml={report}",
                    "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]  # fmt: skip
-        subprocess.run(command, cwd=HERE.parent, check=False)
+        threads = str(max(1, (os.cpu_count() or 1) // workers))  # of the reference's products: more than cores starve all workers
+        subprocess.run(command, cwd=HERE.parent, check=False, env={**os.environ, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads})
         counts = {"passed": 0, "failed": 0, "skipped": 0}
         for case in ElementTree.parse(report).iter("testcase"):
             tags = {child.tag for child in case}
