@@ -180,7 +180,7 @@ def test_a_lock_of_float8_gives_the_same_network(tmp_path):
     config = BuildConfig(backend="null", precisions=("fp8",), timing_cache="", optimization_level=0)
     plan = build_float8(chain(16), config, Calibration(samples=lambda: samples(40), steps=("round",)))
     assert plan.report["quantized"]["kind"] == "fp8"
-    assert any("rounded against" in n for n in plan.report["notes"])
+    assert any("rounded against" in n for n in plan.report["info"])
     assert set(plan.report["quantized"]["float_layers"]) == {"conv0", "gemm"}
 
 

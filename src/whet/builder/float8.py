@@ -42,7 +42,9 @@ def float8_network(made: Network, ranges: Ranges, skip: Mapping[str, str] | froz
     return quantize(made, ranges, skip=lambda x: x.name in left or bool(left & known_as(x)), kind="fp8")
 
 
-def float8_ranges(net: Network, made: Network, calibration: Calibration, config: BuildConfig, notes: list[str]) -> Ranges:
+def float8_ranges(
+    net: Network, made: Network, calibration: Calibration, config: BuildConfig, notes: list[str], info: list[str] | None = None
+) -> Ranges:
     """Ranges for FP8, with the corrections that calibration data give, and with the step "round" weights rounded with care, where that pays."""
     method = "minmax" if calibration.method == "auto" else calibration.method
     plain = dataclasses.replace(calibration, method=method, steps=())
@@ -69,8 +71,8 @@ def float8_ranges(net: Network, made: Network, calibration: Calibration, config:
     names = [x.name for x in find_places(made, left).layers]
     near, far = (Analysis(made, "fp8", judges, EngineRun, r).snr(names) for r in (plain_ranges, careful))
     kept = far >= near + _LEAST_GAIN_DB
-    said = "kept" if kept else "not kept"
-    notes.append(f"FP8 weights rounded against their layers' errors: {near:.1f} dB to {far:.1f} at the outputs, on other samples; {said}.")
+    said, heard = "kept" if kept else "not kept", notes if info is None else info
+    heard.append(f"FP8 weights rounded against their layers' errors: {near:.1f} dB to {far:.1f} at the outputs, on other samples; {said}.")
     return careful if kept else plain_ranges
 
 
@@ -93,6 +95,7 @@ def build_float8(
     if config.lock:
         return _locked(net, config, progress, inputs)
     notes: list[str] = []
+    info: list[str] = []
     plain = dataclasses.replace(config, precisions=tuple(p for p in config.precisions if p not in ("fp8", "int8")))
     floats = other or build(net, plain, progress=progress, inputs=inputs)
     made = prepared(net, config)
@@ -105,7 +108,7 @@ def build_float8(
             raise BuildError(f"--fp8 cannot be used: {why}. Leave out --strict to build without it.")
         floats.report["notes"] = [*floats.report.get("notes", []), f"--fp8 is permitted but not used: {why}."]
         return note_found(floats, config)
-    ranges = float8_ranges(net, made, calibration, config, notes)
+    ranges = float8_ranges(net, made, calibration, config, notes, info)
     judge = None
     if budget is not None:
         samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
@@ -120,6 +123,7 @@ def build_float8(
     machine = get_backend(config.backend, threads=max(config.threads, 0))
     if not getattr(machine, "runs", True) or config.optimization_level == 0:
         plan = low(frozenset())
+        plan.report["info"] = [*plan.report.get("info", []), *info]
         plan.report["notes"] += [*notes, "FP8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
         return note_found(plan, config)
     tried: list[tuple[str, EnginePlan, frozenset[str]]] = [(_name(other), floats, frozenset()), ("fp8", low(frozenset()), frozenset())]
@@ -137,7 +141,7 @@ def build_float8(
         for i, (_, plan, skip) in enumerate(tried[1:], 1):
             verdicts[i] = judge.engine(plan, config) or judge.low([x.name for x in layers if x.name not in skip])
     times = in_turns([plan for _, plan, _ in tried], machine, config)
-    return note_found(_kept(tried, verdicts, times, left, notes), config)
+    return note_found(_kept(tried, verdicts, times, left, notes, info), config)
 
 
 def is_float8_lock(config: BuildConfig) -> bool:
@@ -169,7 +173,7 @@ def _name(other: EnginePlan | None) -> str:
 
 def _kept(
     tried: list[tuple[str, EnginePlan, frozenset[str]]], verdicts: list[Verdict | None], times: list[list[float]], left: Mapping[str, str],
-    notes: list[str],
+    notes: list[str], info: list[str],
 ) -> EnginePlan:  # fmt: skip
     """The fastest that holds the budget; the earlier one of those within the noise."""
     middle = [median(t) * 1e3 for t in times]
@@ -194,5 +198,6 @@ def _kept(
     said = f"FP8 pays: {shown}; {len(left)} layers stay out for accuracy or size."
     if kept == 0:
         said = f"--fp8 is permitted but does not pay here: {shown}."
-    plan.report["notes"] = [*plan.report.get("notes", []), *notes, said]
+    plan.report["notes"] = [*plan.report.get("notes", []), *notes]
+    plan.report["info"] = [*plan.report.get("info", []), *info, said]
     return plan
