@@ -87,19 +87,25 @@ def test_tiles_fit(sizes):
 
 
 TILES = [
-    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},
-    {"D": 64, "KC": 32, "WR": 1, "WK": 4, "STAGES": 1, "TURNED": 0, "MASK": 1, "SAME": 1},
-    {"D": 64, "KC": 64, "WR": 1, "WK": 8, "STAGES": 1, "TURNED": 1, "MASK": 0, "SAME": 0},
-    {"D": 128, "KC": 32, "WR": 4, "WK": 1, "STAGES": 2, "TURNED": 0, "MASK": 0, "SAME": 0},
-    {"D": 96, "KC": 64, "WR": 2, "WK": 2, "STAGES": 2, "TURNED": 0, "MASK": 0, "SAME": 1},
-    {"D": 80, "KC": 64, "WR": 4, "WK": 2, "STAGES": 1, "TURNED": 0, "MASK": -1, "SAME": 0},
-    {"D": 32, "KC": 64, "WR": 8, "WK": 1, "STAGES": 1, "TURNED": 0, "MASK": 0, "SAME": 0},
+    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},
+    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 2, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},
+    {"D": 64, "KC": 32, "WR": 1, "WK": 4, "MI": 1, "STAGES": 1, "TURNED": 0, "MASK": 1, "SAME": 1},
+    {"D": 64, "KC": 32, "WR": 4, "WK": 1, "MI": 2, "STAGES": 1, "TURNED": 0, "MASK": 0, "SAME": 0},
+    {"D": 64, "KC": 64, "WR": 1, "WK": 8, "MI": 1, "STAGES": 1, "TURNED": 1, "MASK": 0, "SAME": 0},
+    {"D": 128, "KC": 32, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TURNED": 0, "MASK": 0, "SAME": 0},
+    {"D": 128, "KC": 16, "WR": 4, "WK": 1, "MI": 2, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},
+    {"D": 96, "KC": 64, "WR": 2, "WK": 2, "MI": 1, "STAGES": 2, "TURNED": 0, "MASK": 0, "SAME": 1},
+    {"D": 80, "KC": 64, "WR": 4, "WK": 2, "MI": 1, "STAGES": 1, "TURNED": 0, "MASK": -1, "SAME": 0},
+    {"D": 96, "KC": 32, "WR": 2, "WK": 2, "MI": 2, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},
+    {"D": 32, "KC": 64, "WR": 8, "WK": 1, "MI": 1, "STAGES": 1, "TURNED": 0, "MASK": 0, "SAME": 1},
 ]
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 def test_machine_code(tile, arch, tmp_path):
+    if tile["MI"] == 2 and arch == "sm_80":
+        return  # not offered there
     text = sass(compile_cubin(source("attention.cu", {**tile, "TYPE": 2, "BF16": 1}), arch=arch, cached=False), tmp_path)
     assert "HMMA.16816.F32.BF16" in text
     assert "LDGSTS.E.BYPASS.128" in text, "keys and values come by asynchronous copies"
@@ -120,8 +126,6 @@ def test_networks_bring_their_attention_in_one_layer_without_transposes(name, op
         assert not made.turned, "keys are read as rows, where the projection left them"
     if name != "swin_t":
         assert sum(x.op == "Transpose" for x in low.layers) <= 1
-    apart, _ = lowered_network(net, BuildConfig(backend="cpu", timing_cache=""))
-    assert not any(x.hint == "Attention" for x in apart.layers), "a machine without such a tactic gets pieces"
 
 
 # On a GPU
@@ -134,6 +138,8 @@ SIZES = [
     ((1, 2, 65, 520, 96), {"mask": (1, 1, 65, 520)}),
     ((1, 2, 257, 1000, 128), {"lies": "rows", "mask": (1, 2, 1, 1000)}),
     ((1, 1, 1, 77, 16), {"lies": "rows", "scale": ""}),
+    ((2, 8, 700, 700, 64), {"lies": "rows"}),
+    ((1, 9, 600, 600, 96), {"lies": "stacked"}),
 ]
 
 
@@ -142,7 +148,7 @@ SIZES = [
 def test_every_tile_matches_the_reference(gpu, sizes, how):  # noqa: F811
     layer, arrays = layer_of(*sizes, **how)
     ran = 0
-    for t, signature, config, kernel in planned(layer, gpu, most=12):
+    for t, signature, config, kernel in planned(layer, gpu, most=14):
         if t.name == "cuda/own_attention":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
@@ -160,7 +166,7 @@ def test_masks_that_hide_keys_and_whole_rows(gpu):  # noqa: F811
     mask[0, 0, 7] = -np.inf
     mask[0, 0, 8, :70] = -np.inf
     arrays[-1] = mask
-    for t, signature, config, kernel in planned(layer, gpu, most=12):
+    for t, signature, config, kernel in planned(layer, gpu, most=14):
         if t.name == "cuda/own_attention" and signature.inputs[-1].dtype.name == "f32":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             with np.errstate(all="ignore"):

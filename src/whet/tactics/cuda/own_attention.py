@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -14,10 +15,11 @@ from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._attention import Heads, View, taken_apart
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._kernel import HALF, TYPE, GpuKernel, ahead, all_static, blocks_of, float_types, loaded, packed_array, same
+from whet.tactics.cuda._kernel import HALF, TYPE, GpuKernel, ahead, all_static, blocks_of, float_types, loaded, machine_has, packed_array, same
 from whet.tactics.cuda._source import source
 
 SHAPES = ((1, 4), (1, 8), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))  # warps along rows, warps along keys
+MOST = 14  # tiles that are tried
 SHARED = 200 * 1024
 
 
@@ -61,7 +63,7 @@ class OwnAttention(Tactic):
         found = taken_apart(layer)
         if isinstance(found, str):
             return []
-        configs = candidates(found, machine.multiprocessors)
+        configs = candidates(found, machine.multiprocessors, machine_has(machine, "sm_90"))
         ahead(machine, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
         return configs
 
@@ -70,14 +72,14 @@ class OwnAttention(Tactic):
         if isinstance(found, str):
             raise PlanRefused(found)
         said = {k: int(v) for k, v in config}
-        known = set(said) == {"wr", "wk", "kc", "stages"} and (said["wr"], said["wk"]) in SHAPES
-        if not known or said["kc"] not in (16, 32, 64) or said["stages"] not in (1, 2):
+        known = set(said) == {"wr", "wk", "mi", "kc", "stages"} and (said["wr"], said["wk"]) in SHAPES
+        if not known or said["kc"] not in (16, 32, 64) or said["stages"] not in (1, 2) or said["mi"] not in (1, 2):
             raise PlanRefused(f"no such tile: {config}")
         shared = shared_bytes(found, config)
-        if shared > SHARED or not _registers(found.size, said["kc"]):
+        if shared > SHARED or not _registers(found, said["wr"], said["mi"], said["kc"]):
             raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {found.size}")
         constants = tuple(sorted(_constants(found, config, layer, signature).items()))
-        grid = (blocks_of(found.rows, 16 * said["wr"]), found.batch * found.heads, 1)
+        grid = (blocks_of(found.rows, 16 * said["wr"] * said["mi"]), found.batch * found.heads, 1)
         packed: list[Packed] = []
         constant = found.mask is not None and layer.inputs[found.mask.place].is_constant  # type: ignore[union-attr]
         if constant:
@@ -98,7 +100,8 @@ class OwnAttention(Tactic):
             kernel = loaded("attention.cu", "attention", constants, shared)
             return [Launch(kernel, grid, 32 * said["wr"] * said["wk"], struct.pack("<5Q15q4if", *at, *numbers), label=layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own attention {said['wr'] * 16}x{said['kc'] * said['wk']}", packed=packed)
+        name = f"own attention {said['wr'] * said['mi'] * 16}x{said['kc'] * said['wk']}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 
 def _steps(view: View, found: Heads, axis: int) -> tuple[int, int, int]:
@@ -108,25 +111,33 @@ def _steps(view: View, found: Heads, axis: int) -> tuple[int, int, int]:
     return (*lead, view.strides[axis])
 
 
-def candidates(found: Heads, multiprocessors: int = 132) -> list[Config]:
-    """Tiles: keys shared by warps where there are few rows, else a warp for each sixteen rows."""
+def candidates(found: Heads, multiprocessors: int = 132, hopper: bool = True) -> list[Config]:
+    """Tiles, the most promising first: keys shared by warps where there are few rows, twice sixteen rows a warp where there are many (whose
+    registers were only counted on Hopper)."""
     made: list[tuple[float, Config]] = []
-    for (wr, wk), kc in ((s, kc) for s in SHAPES for kc in (16, 32, 64)):
-        blocks = blocks_of(found.rows, 16 * wr) * found.batch * found.heads
+    for (wr, wk), mi, kc in product(SHAPES, (1, 2) if hopper else (1,), (16, 32, 64)):
+        rows = 16 * wr * mi
+        blocks = blocks_of(found.rows, rows) * found.batch * found.heads
         chunks = blocks_of(found.keys, kc * wk)
-        if (kc * wk >= 2 * max(found.keys, 32) and (wk > 1 or kc > 32)) or wr * 16 >= found.rows + 48 or (wk > 2 and blocks > 8 * multiprocessors):
+        if (kc * wk >= 2 * max(found.keys, 32) and (wk > 1 or kc > 32)) or rows >= found.rows + 48 or (wk > 2 and blocks > 8 * multiprocessors):
             continue
         for stages in (1, 2) if chunks > 1 else (1,):
-            config: Config = (("wr", wr), ("wk", wk), ("kc", kc), ("stages", stages))
-            if shared_bytes(found, config) <= SHARED and _registers(found.size, kc):
-                turns = blocks_of(blocks, 2 * multiprocessors)
-                made.append((turns * chunks * (1 + kc / 32) * (1.5 if stages == 1 and chunks > 1 else 1) * (1 + 0.1 * wk), config))
-    return [c for _, c in sorted(made)][:12]
+            config: Config = (("wr", wr), ("wk", wk), ("mi", mi), ("kc", kc), ("stages", stages))
+            if shared_bytes(found, config) <= SHARED and _registers(found, wr, mi, kc):
+                turns = blocks_of(blocks * wr * wk, multiprocessors * (12 if mi == 1 else 8))
+                step = 0.4 + kc / 32 * (0.5 + 0.5 * mi)
+                made.append((turns * chunks * step * (1.4 if stages == 1 and chunks > 1 else 1) * (1 + 0.05 * wk), config))
+    return [c for _, c in sorted(made)][:MOST]
 
 
-def _registers(size: int, kc: int) -> bool:
-    """Whether sums, scores and q of a warp fit 255 registers a thread."""
-    return size // 2 + kc // 2 + size // 4 + 100 <= 250
+def _registers(found: Heads, wr: int, mi: int, kc: int) -> bool:
+    """Whether sums, scores and q of a warp stay in registers, by what the compiler reports."""
+    masked, each_row = found.mask is not None, found.mask is not None and found.mask.strides[-2] != 0
+    if wr == 8 and each_row:
+        return False
+    if mi == 1:
+        return found.size // 2 + kc // 2 + found.size // 4 + 100 <= 250
+    return kc <= (16 if found.size > 96 else 32 if found.size > 64 or masked else 64) and not (found.size > 64 and masked)
 
 
 def shared_bytes(found: Heads, config: Config) -> int:
@@ -134,7 +145,7 @@ def shared_bytes(found: Heads, config: Config) -> int:
     said = {k: int(v) for k, v in config}
     chunk = said["kc"] * said["wk"]
     keys = found.size * (chunk + 8) if found.turned else chunk * (found.size + 8)
-    parts = said["wr"] * said["wk"] * 16 * (found.size + 4 + 2) * 4 if said["wk"] > 1 else 0
+    parts = said["wr"] * said["wk"] * said["mi"] * 16 * (found.size + 4 + 2) * 4 if said["wk"] > 1 else 0
     return max(said["stages"] * (keys + chunk * (found.size + 8)) * 2, parts)
 
 
@@ -146,6 +157,6 @@ def _constants(found: Heads, config: Config, layer: Layer, signature: Signature)
         stored = signature.inputs[found.mask.place]
         mask = 0 if stored is None else TYPE[stored.dtype.name]
         same_rows = int(found.mask.strides[-2] == 0)
-    names = {"KC": said["kc"], "WR": said["wr"], "WK": said["wk"], "STAGES": said["stages"]}
+    names = {name.upper(): said[name] for name in ("kc", "wr", "wk", "mi", "stages")}
     names |= {"TYPE": TYPE[kind.name], "BF16": int(kind.name == "bf16"), "D": found.size}
     return {**names, "TURNED": int(found.turned), "MASK": mask, "SAME": same_rows}

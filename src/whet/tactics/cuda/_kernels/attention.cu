@@ -1,8 +1,10 @@
 // Attention of one head: out = softmax(scale * q @ k^T + mask) @ v, sums and softmax in f32, scores never leave the registers (Dao et al. 2022).
-// A block has WR * 16 rows of q and WR * WK warps. Keys and values come by asynchronous copies in chunks of KC * WK, the next while these are multiplied;
-// warp (r, w) works on rows 16 r and the w-th KC keys of each chunk, with its own maximum and sum; the WK parts of a row are put together at the end.
+// A block has WR * MI * 16 rows of q and WR * WK warps. Keys and values come by asynchronous copies in chunks of KC * WK, the next while these are multiplied;
+// warp (r, w) works on MI * 16 rows and the w-th KC keys of each chunk, with its own maximum and sum; the WK parts of a row are put together at the end.
+// Two times sixteen rows a warp (MI 2) read keys and values from shared memory once for both, which is what bounds long sequences.
 // q, k, v and out are read and written where they lie: rows of D elements with strides for batch, head and row. TURNED: k lies as [D][keys].
-// Constants: TYPE (1 f16, 2 bf16), BF16, D, KC, WR, WK, STAGES, TURNED, MASK (-1 none, 0 f32, TYPE: its type), SAME (rows have one mask).
+// Constants: TYPE (1 f16, 2 bf16), BF16, D, KC, WR, WK, MI, STAGES, TURNED, MASK (-1 none and a scale above 0, 0 f32, TYPE: its type),
+// SAME (rows have one mask).
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -51,22 +53,22 @@ DEV float over_quad(float x, bool largest) {
     return x;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_constant__ Args p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_constant__ Args p) {
     extern __shared__ uint4 raw[];
     const u32 base = shared_address(raw);
     let_next_start();
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, part = warp % WK;
     const int batch = blockIdx.y / p.heads, head = blockIdx.y % p.heads;
-    const int row0 = blockIdx.x * WR * 16 + warp / WK * 16 + lane / 4;   // and row0 + 8
+    const int row0 = (blockIdx.x * WR + warp / WK) * (MI * 16) + lane / 4;   // and row0 + 8, and so on
     const u16* const q = reinterpret_cast<const u16*>(p.q) + batch * p.q_at.batch + head * p.q_at.head;
     const u16* const k = reinterpret_cast<const u16*>(p.k) + batch * p.k_at.batch + head * p.k_at.head;
     const u16* const v = reinterpret_cast<const u16*>(p.v) + batch * p.v_at.batch + head * p.v_at.head;
     const int chunks = (p.keys + CHUNK - 1) / CHUNK;
-    const u8* masks[2];   // the masks of this thread's rows
+    const u8* masks[MI * 2];   // the masks of this thread's rows
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const long long at = batch * p.mask_at.batch + head * p.mask_at.head + min(row0 + half * 8, p.rows - 1) * p.mask_at.row;
-        masks[half] = p.mask + at * Element<MASK < 0 ? 0 : MASK>::BYTES;
+    for (int line = 0; line < MI * 2; ++line) {
+        const long long at = batch * p.mask_at.batch + head * p.mask_at.head + min(row0 + line * 8, p.rows - 1) * p.mask_at.row;
+        masks[line] = p.mask + at * Element<MASK < 0 ? 0 : MASK>::BYTES;
     }
     const auto ask = [&](int chunk) {
         const u32 at = base + chunk % STAGES * STAGE_BYTES;
@@ -87,22 +89,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_con
     };
     wait_for_previous();
     ask(0);
-    u32 rows[D / 16][4];   // q, as the products want it
+    u32 rows[MI][D / 16][4];   // q, as the products want it
 #pragma unroll
-    for (int i = 0; i < D / 16; ++i)
+    for (int m = 0; m < MI; ++m)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const int row = row0 + e % 2 * 8;
-            rows[i][e] = row < p.rows ? *reinterpret_cast<const u32*>(q + row * p.q_at.row + i * 16 + e / 2 * 8 + lane % 4 * 2) : 0u;
-        }
-    float out[OUT][4] = {}, largest[2] = {-INFINITY_F, -INFINITY_F}, sum[2] = {0.f, 0.f};
+        for (int i = 0; i < D / 16; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int row = row0 + m * 16 + e % 2 * 8;
+                rows[m][i][e] = row < p.rows ? *reinterpret_cast<const u32*>(q + row * p.q_at.row + i * 16 + e / 2 * 8 + lane % 4 * 2) : 0u;
+            }
+    float out[MI][OUT][4] = {}, largest[MI * 2], sum[MI * 2];
+#pragma unroll
+    for (int line = 0; line < MI * 2; ++line) { largest[line] = -INFINITY_F; sum[line] = 0.f; }
+    const float factor = p.scale * LOG2E;
     for (int chunk = 0; chunk < chunks; ++chunk) {
         if (STAGES > 1 && chunk + 1 < chunks) { ask(chunk + 1); arrived<1>(); } else arrived<0>();
         __syncthreads();
         const u32 keys_at = base + chunk % STAGES * STAGE_BYTES, values_at = keys_at + K_BYTES;
         const int first = part * KC, key0 = chunk * CHUNK + first;
         if (key0 < p.keys) {
-            float s[TILES][4] = {};
+            float s[MI][TILES][4] = {};
 #pragma unroll
             for (int i = 0; i < D / 16; ++i)
 #pragma unroll
@@ -110,56 +117,66 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_con
                     u32 b[4];
                     if (TURNED) matrices(b, keys_at + ((i * 16 + lane % 16) * K_PITCH + first + j * 8 + lane / 16 * 8) * 2, true);
                     else matrices(b, keys_at + ((first + j * 8 + lane / 16 * 8 + lane % 8) * K_PITCH + i * 16 + lane / 8 % 2 * 8) * 2, false);
-                    multiply(s[j], rows[i], b[0], b[1]);
-                    multiply(s[j + 1], rows[i], b[2], b[3]);
+#pragma unroll
+                    for (int m = 0; m < MI; ++m) { multiply(s[m][j], rows[m][i], b[0], b[1]); multiply(s[m][j + 1], rows[m][i], b[2], b[3]); }
                 }
-            float top[2] = {largest[0], largest[1]};
+            if (MASK < 0 && key0 + KC > p.keys)   // the last keys; what is masked looks for itself
 #pragma unroll
-            for (int j = 0; j < TILES; ++j)
+                for (int j = 0; j < TILES; ++j)
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const int key = key0 + j * 8 + lane % 4 * 2 + e;
+                    for (int e = 0; e < 4; ++e)
+                        if (key0 + j * 8 + lane % 4 * 2 + e % 2 >= p.keys)
 #pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        float x = s[j][half * 2 + e] * p.scale;
-                        if (MASK >= 0) x += load1<MASK < 0 ? 0 : MASK>(masks[SAME ? 0 : half], min(key, p.keys - 1) * p.mask_key);
-                        const float y = x * LOG2E;   // a mask of the lowest number is no infinity: a row of such masks is a mean
-                        x = key >= p.keys ? -INFINITY_F : (MASK == 0 || MASK == 2) && x > -INFINITY_F ? fmaxf(y, -3.4028235e38f) : y;
-                        s[j][half * 2 + e] = x;
-                        top[half] = fmaxf(top[half], x);
+                            for (int m = 0; m < MI; ++m) s[m][j][e] = -INFINITY_F;
+#pragma unroll
+            for (int m = 0; m < MI; ++m) {
+                float top[2] = {largest[m * 2], largest[m * 2 + 1]}, by[2];   // with MASK < 0 of plain scores, else of powers of 2
+#pragma unroll
+                for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        if (MASK >= 0) {
+                            const int key = key0 + j * 8 + lane % 4 * 2 + e % 2;
+                            const float x = s[m][j][e] * p.scale + load1<MASK < 0 ? 0 : MASK>(masks[SAME ? 0 : m * 2 + e / 2], min(key, p.keys - 1) * p.mask_key);
+                            const float y = x * LOG2E;   // a mask of the lowest number is no infinity: a row of such masks is a mean
+                            s[m][j][e] = key >= p.keys ? -INFINITY_F : MASK != 1 && x > -INFINITY_F ? fmaxf(y, -3.4028235e38f) : y;
+                        }
+                        top[e / 2] = fmaxf(top[e / 2], s[m][j][e]);
                     }
-                }
-            float by[2];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                top[half] = over_quad(top[half], true);
-                const float from = top[half] == -INFINITY_F ? 0.f : top[half];   // nothing seen yet: nothing to scale
-                by[half] = power2(largest[half] - from);
-                largest[half] = top[half];
-                top[half] = from;
-                sum[half] *= by[half];
+                for (int half = 0; half < 2; ++half) {
+                    top[half] = over_quad(top[half], true);
+                    const float from = top[half] == -INFINITY_F ? 0.f : top[half];   // nothing seen yet: nothing to scale
+                    by[half] = power2((largest[m * 2 + half] - from) * (MASK < 0 ? factor : 1.f));
+                    largest[m * 2 + half] = top[half];
+                    top[half] = MASK < 0 ? from * factor : from;
+                    sum[m * 2 + half] *= by[half];
+                }
+#pragma unroll
+                for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        s[m][j][e] = power2(MASK < 0 ? fmaf(s[m][j][e], factor, -top[e / 2]) : s[m][j][e] - top[e / 2]);
+                        sum[m * 2 + e / 2] += s[m][j][e];
+                    }
+#pragma unroll
+                for (int j = 0; j < OUT; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) out[m][j][e] *= by[e / 2];
             }
 #pragma unroll
-            for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    s[j][e] = power2(s[j][e] - top[e / 2]);
-                    sum[e / 2] += s[j][e];
-                }
-#pragma unroll
-            for (int j = 0; j < OUT; ++j)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) out[j][e] *= by[e / 2];
-#pragma unroll
             for (int i = 0; i < KC / 16; ++i) {
-                const u32 a[4] = {pack(s[2 * i][0], s[2 * i][1]), pack(s[2 * i][2], s[2 * i][3]), pack(s[2 * i + 1][0], s[2 * i + 1][1]),
-                                  pack(s[2 * i + 1][2], s[2 * i + 1][3])};
+                u32 a[MI][4];
+#pragma unroll
+                for (int m = 0; m < MI; ++m)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) a[m][e] = pack(s[m][2 * i + e / 2][e % 2 * 2], s[m][2 * i + e / 2][e % 2 * 2 + 1]);
 #pragma unroll
                 for (int j = 0; j < OUT; j += 2) {
                     u32 b[4];
                     matrices(b, values_at + ((first + i * 16 + lane % 16) * PITCH + j * 8 + lane / 16 * 8) * 2, true);
-                    multiply(out[j], a, b[0], b[1]);
-                    multiply(out[j + 1], a, b[2], b[3]);
+#pragma unroll
+                    for (int m = 0; m < MI; ++m) { multiply(out[m][j], a[m], b[0], b[1]); multiply(out[m][j + 1], a[m], b[2], b[3]); }
                 }
             }
         }
@@ -167,31 +184,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_con
         if (STAGES == 1 && chunk + 1 < chunks) ask(chunk + 1);
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) sum[half] = over_quad(sum[half], false);
+    for (int line = 0; line < MI * 2; ++line) sum[line] = over_quad(sum[line], false);
     if (WK > 1) {   // the parts of a row, each relative to its own maximum; shared memory is free now
-        constexpr int WIDE = D + 4;
+        constexpr int WIDE = D + 4, LINES = MI * 16;
         float* const shared = reinterpret_cast<float*>(raw);
-        float* const mine = shared + warp * 16 * WIDE;
-        float* const ends = shared + WARPS * 16 * WIDE;   // [warp][16][2]
+        float* const mine = shared + warp * LINES * WIDE;
+        float* const ends = shared + WARPS * LINES * WIDE;   // [warp][line][2]
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = lane / 4 + half * 8;
+        for (int part_line = 0; part_line < MI * 2; ++part_line) {
+            const int row = lane / 4 + part_line * 8;
 #pragma unroll
-            for (int j = 0; j < OUT; ++j) *reinterpret_cast<float2*>(mine + row * WIDE + j * 8 + lane % 4 * 2) = make_float2(out[j][half * 2], out[j][half * 2 + 1]);
-            if (lane % 4 == 0) { ends[(warp * 16 + row) * 2] = largest[half]; ends[(warp * 16 + row) * 2 + 1] = sum[half]; }
+            for (int j = 0; j < OUT; ++j)
+                *reinterpret_cast<float2*>(mine + row * WIDE + j * 8 + lane % 4 * 2) =
+                    make_float2(out[part_line / 2][j][part_line % 2 * 2], out[part_line / 2][j][part_line % 2 * 2 + 1]);
+            if (lane % 4 == 0) { ends[(warp * LINES + row) * 2] = largest[part_line]; ends[(warp * LINES + row) * 2 + 1] = sum[part_line]; }
         }
         __syncthreads();
-        for (int i = t; i < WR * 16 * OUT; i += THREADS) {   // eight elements of a row
-            const int line = i / OUT, column = i % OUT * 8, row = blockIdx.x * WR * 16 + line;
+        for (int i = t; i < WR * LINES * OUT; i += THREADS) {   // eight elements of a row
+            const int line = i / OUT, column = i % OUT * 8, row = blockIdx.x * WR * LINES + line;
             if (row >= p.rows) continue;
             float top = -INFINITY_F, total = 0.f, y[8] = {};
 #pragma unroll
-            for (int w = 0; w < WK; ++w) top = fmaxf(top, ends[((line / 16 * WK + w) * 16 + line % 16) * 2]);
+            for (int w = 0; w < WK; ++w) top = fmaxf(top, ends[((line / LINES * WK + w) * LINES + line % LINES) * 2]);
             top = top == -INFINITY_F ? 0.f : top;
 #pragma unroll
             for (int w = 0; w < WK; ++w) {
-                const int at = (line / 16 * WK + w) * 16 + line % 16;
-                const float by = power2(ends[at * 2] - top);
+                const int at = (line / LINES * WK + w) * LINES + line % LINES;
+                const float by = power2((ends[at * 2] - top) * (MASK < 0 ? factor : 1.f));
                 total += by * ends[at * 2 + 1];
 #pragma unroll
                 for (int e = 0; e < 8; ++e) y[e] += by * shared[at * WIDE + column + e];
@@ -203,15 +222,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_con
         return;
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int row = row0 + half * 8;
-        const float by = 1.f / sum[half];
+    for (int line = 0; line < MI * 2; ++line) {
+        const int row = row0 + line * 8;
+        const float by = 1.f / sum[line];
         u16* to = reinterpret_cast<u16*>(p.out) + batch * p.out_at.batch + head * p.out_at.head + row * p.out_at.row;
 #pragma unroll
         for (int j = 0; j < OUT; j += 4) {
             u32 y[4];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) y[e] = j + e < OUT ? pack(out[j + e < OUT ? j + e : 0][half * 2] * by, out[j + e < OUT ? j + e : 0][half * 2 + 1] * by) : 0u;
+            for (int e = 0; e < 4; ++e) {
+                const float* v = out[line / 2][j + e < OUT ? j + e : 0] + line % 2 * 2;
+                y[e] = pack(v[0] * by, v[1] * by);
+            }
             if (j + 4 <= OUT) {   // a lane of a quad gets eight elements
                 turn_quad(y, lane);
                 if (row < p.rows) *reinterpret_cast<uint4*>(to + (j + lane % 4) * 8) = make_uint4(y[0], y[1], y[2], y[3]);
