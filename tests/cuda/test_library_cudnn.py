@@ -202,6 +202,23 @@ def test_refusals():
     assert "two spatial axes" in t.why_not(line)
 
 
+def test_workspaces_of_a_gigabyte_are_refused_and_others_counted(monkeypatch):
+    _, layer, _ = sample_layer("Conv", OPS["Conv"].samples[0])
+    t = get_tactic("cuda/cudnn_half")
+    signature, config = t.signatures(layer, HERE)[0], (("math", "half"), ("form", "fused"), ("engine", 13))
+    for workspace, fits in ((1 << 30, False), (1000, True)):
+        made = convolution.Plan(None, workspace, frozenset({"FFT"}))
+        monkeypatch.setattr(_cudnn_conv, "plan_of", lambda work, engine, knobs, made=made: made)
+        if fits:
+            kernel = t.plan(layer, signature, config, HERE)
+            assert kernel.scratch >= 1000
+            assert "engine 13 (FFT)" in kernel.implementation
+            assert kernel.rtol > 2e-3, "a transform loses digits"
+        else:
+            with pytest.raises(PlanRefused, match="1024 MiB of workspace"):
+                t.plan(layer, signature, config, HERE)
+
+
 def test_without_the_library_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(library, "library", lambda: None)
     _, layer, _ = sample_layer("Conv", OPS["Conv"].samples[0])

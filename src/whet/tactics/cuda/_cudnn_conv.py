@@ -34,6 +34,7 @@ from whet.tactics.cuda.own_conv import constant_weights
 from whet.tactics.cuda.own_pointwise import number_text
 
 MOST_FUSED, MOST_APART, MOST_COMPILED = 16, 8, 1  # engines that are timed: epilogue in the graph, epilogue apart, of those compiled at run time
+MOST_WORKSPACE = 512 << 20  # bytes; FFT engines ask for more than a gigabyte where filters have many channels
 _COMPILED = "compiled at run time"  # these cost a build a second and more each
 _NEVER = ("down-convert", "reduced-precision sums")  # operands or sums in fewer bits than the storage type: no bound of ours holds
 _SPECIAL_FILTERS = ("int8x32 filters", "int8x32 bias")
@@ -147,6 +148,8 @@ class LibraryConvolution(Tactic):
         said = self.allowed(plan.notes, work.last)
         if said:
             raise PlanRefused(said)
+        if plan.workspace > MOST_WORKSPACE:
+            raise PlanRefused(f"engine {engine} asks for {plan.workspace >> 20} MiB of workspace")
         x, w, b = places(layer)
         weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         dtype, channels = out.dtype, work.y[1]
