@@ -12,6 +12,8 @@ from test_tactics import HOPPER, compute, judge, planned, reference
 from test_tactics import gpu as gpu  # the fixture
 
 from whet.builder.differences import float8_error
+from whet.network import F8E4M3
+from whet.ops._base import Sample
 from whet.ops._quantized_samples import quantized
 
 E4M3 = ml_dtypes.float8_e4m3fn
@@ -116,3 +118,38 @@ def test_not_numbers_and_infinities_of_float8(gpu):
         want = reference(layer, fed)[0]
         assert np.array_equal(np.isnan(got[0].astype(np.float32)), np.isnan(want.astype(np.float32))), config
         assert float8_error(got[0], want)[0] <= kernel.rtol, config
+
+
+def _sum(body, values):
+    return body.add("Relu", body.add("Add", *values))
+
+
+def _alone(op, **attrs):
+    return lambda body, values: body.add(op, *values, **attrs)
+
+
+IMAGE = ("f8e4m3[2,32,9,9]", 0.5, None, 1)
+AROUND = {  # what stands between the products
+    "sum": ("Fused", quantized("Add", [IMAGE, ("f8e4m3[2,32,9,9]", 0.7, None, 1)], _sum, (0.3, None, "f8e4m3"))),
+    "average": ("Fused", quantized("AveragePool", [IMAGE], _alone("AveragePool", kernel_shape=(3, 3), **PAD), (0.3, None, "f8e4m3"))),
+    "mean": ("Fused", quantized("GlobalAveragePool", [IMAGE], _alone("GlobalAveragePool"), (0.02, None, "f8e4m3"))),
+    "maximum": ("MaxPool", Sample(["f8e4m3[2,32,9,9]"], {"kernel_shape": (3, 3), "strides": (2, 2), **PAD})),
+    "rounded": ("QuantizeLinear", Sample(["f32[2,32,9,9]", np.array(0.01, np.float32)], {"output_dtype": F8E4M3})),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_stands_between_float8_products_has_a_kernel(name):
+    _net, layer, _ = layer_of(*AROUND[name])
+    assert list(planned(layer, HOPPER))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", AROUND)
+def test_what_stands_between_float8_products(gpu, name):
+    _net, layer, arrays = layer_of(*AROUND[name])
+    arrays = fill(arrays, layer)
+    for t, signature, config, kernel in planned(layer, gpu):
+        got, fed = compute(gpu, layer, arrays, signature, kernel)
+        error, why = float8_error(got[0], reference(layer, fed)[0])
+        assert error <= 1e-6, f"{t.name} {signature} {config}: {why or error}"
