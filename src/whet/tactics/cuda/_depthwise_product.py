@@ -18,6 +18,7 @@ from whet.tactics.cuda._source import ACTIVATIONS, source
 
 _MOST_CHANNELS = 192  # of a tile: their sums and the depthwise ones share the registers
 _TURN = 132  # blocks that run at once
+_SHARED_OF_FEW = 112 * 1024  # bytes of a block where there are few: leaves room for the next layer's weights, and clusters of 16 fit anywhere
 _NEEDED = 100  # registers of the depthwise part and of addresses
 
 
@@ -102,6 +103,8 @@ def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfi
         for slots, resident, hold in product({1, min(2, each)} if not many else {1, 2, 3}, (1, 2, 3) if many else (1,), (0, steps) if many else (0,)):
             config = replace(base, halo=slots, blocks=resident, hold=hold, stages=2 if many else max(2, base.stages))
             more = replace(config, blocks=resident + 1)
+            if not many and shared_bytes(config, shape, pieces) > _SHARED_OF_FEW:
+                continue
             if unfit(config, shape, k) is None and (not many or resident == 3 or unfit(more, shape, k)):
                 found[config] = _estimate(config, shape, k, pieces, blocks, multiprocessors)
     order = sorted(found, key=lambda c: (found[c], c))
