@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from _record import provenance
 
 sys.path.insert(0, "src")
 from whet.backends import get_backend
@@ -201,7 +202,7 @@ def main(what: str, seconds: float) -> None:
         rows.append(row)
         print(" | ".join(f"{k} {v[0]} {v[1]}" if isinstance(v, tuple) else f"{k} {v}" for k, v in row.items()), flush=True)
         with open(os.environ.get("OUT", ".") + f"/gaps_{what}.json", "w") as out:
-            json.dump({"date": time.strftime("%Y-%m-%d %H:%M"), "state": machine.state(), "rows": rows}, out, indent=0)
+            json.dump({**provenance(("numpy", "cuda-bindings")), "state": machine.state(), "rows": rows}, out, indent=0)
 
 
 if __name__ == "__main__":
