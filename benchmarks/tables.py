@@ -64,7 +64,10 @@ def table(name: str, columns: str | None = None) -> str:
 
     A file may hold several runs: a list of results, each with a date of its own, which become rows of one table.
     """
-    found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    if not path.exists():
+        return "Not measured yet.\n"
+    found = json.loads(path.read_text())
     runs = found if isinstance(found, list) else [found]
     whole = runs[0] if len(runs) == 1 else {"rows": [{"run": r["date"], **row} for r in runs for row in r["rows"]]}
     made = ratios(whole) if "ratio" in whole["rows"][0] and not columns else plain(whole, columns)
