@@ -6,7 +6,7 @@
 
 A row: the engine that `whet exec --backend=cuda --fp16 --int8 --calib=CACHE` builds (whet_ms; `precision` says whether it computes in INT8 or
 the builder stayed with FP16), the FP16 engine (fp16_ms), both replayed as CUDA graphs in turns of blocks; the ratio, images a second,
-seconds of the build without a timing cache and (of each network's first row) again with it, what verification compared, and the bar where
+seconds of the build without a timing cache and (at batch 1) again with it, what verification compared, and the bar where
 the project has one. The weights are the zoo's (random, of the right sizes), the ranges those of real photos that run through them: 32 of
 the ImageNet sample, 8 of COCO at 640 pixels.
 """
@@ -152,7 +152,7 @@ def run(folder: Path, wanted: list[str]) -> None:
         part = out / f"int8-{name}-{batches.replace(',', '-')}.json"
         for batch in map(int, batches.split(",")):
             try:
-                rows.append(row(name, batch, folder / f"{name}.json", machine, not rows))
+                rows.append(row(name, batch, folder / f"{name}.json", machine, batch == 1))
             except WhetError as error:
                 rows.append({"case": f"{name} batch {batch}", "network": name, "batch": batch, "failed": f"{type(error).__name__}: {error}"[:2000]})
             print({k: v for k, v in rows[-1].items() if k not in ("layer_us", "state", "choice", "notes", "info")}, flush=True)
@@ -161,18 +161,20 @@ def run(folder: Path, wanted: list[str]) -> None:
 
 
 def merge(parts: list[Path]) -> None:
-    """One result file of the parts of one run."""
+    """The parts of one run become one run of the result file, behind those that it holds."""
     found = [json.loads(p.read_text()) for p in parts]
-    rows = sorted((r for f in found for r in f["rows"]), key=lambda r: (r["network"], r["batch"]))
+    rows = sorted(({"ms": r.get("whet_ms"), **r} for f in found for r in f["rows"]), key=lambda r: (r["network"], r["batch"]))
     best = max((r["images_per_s"] for r in rows if r["network"] == "resnet50" and "images_per_s" in r), default=0)
-    data = {
-        "what": __doc__.splitlines()[0],
-        "date": min(f["date"] for f in found), "commit": sorted({f["commit"] for f in found}), "command": sorted(f["command"] for f in found),
-        "versions": found[0]["versions"], "machine": found[0]["gpu"],
-        "data": f"ranges of {PHOTOS['imagenet']} photos of the ImageNet sample (YOLOv5s: {PHOTOS['coco']} of COCO val2017); the zoo's random weights",
+    run = {
+        "what": __doc__.splitlines()[0], "date": min(f["date"] for f in found), "device": found[0]["gpu"]["model"],
+        "commit": ", ".join(sorted({f["commit"] for f in found})), "command": "; ".join(sorted(f["command"] for f in found)),
+        "versions": {**found[0]["versions"], "driver": found[0]["gpu"]["driver"], "nvrtc": found[0]["gpu"]["nvrtc"]},
+        "note": f"Ranges of {PHOTOS['imagenet']} photos of the ImageNet sample (YOLOv5s: {PHOTOS['coco']} of COCO val2017), random weights; "
+        "every engine verified at its batch.",
         "resnet50_best_images_per_s": {"value": best, "bar": BEST_IMAGES_BAR, "within_bar": best >= BEST_IMAGES_BAR}, "rows": rows,
     }  # fmt: skip
-    RESULT.write_text(json.dumps(data, indent=1) + "\n")
+    before = json.loads(RESULT.read_text()) if RESULT.exists() else []
+    RESULT.write_text(json.dumps([*before, run], indent=0) + "\n")
     print(RESULT, len(rows), "rows")
 
 
