@@ -93,7 +93,6 @@ TILES = [
     {"D": 64, "KC": 32, "WR": 4, "WK": 1, "MI": 2, "STAGES": 1, "TURNED": 0, "MASK": 0, "SAME": 0},
     {"D": 64, "KC": 64, "WR": 1, "WK": 8, "MI": 1, "STAGES": 1, "TURNED": 1, "MASK": 0, "SAME": 0},
     {"D": 128, "KC": 32, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TURNED": 0, "MASK": 0, "SAME": 0},
-    {"D": 128, "KC": 16, "WR": 4, "WK": 1, "MI": 2, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},
     {"D": 96, "KC": 64, "WR": 2, "WK": 2, "MI": 1, "STAGES": 2, "TURNED": 0, "MASK": 0, "SAME": 1},
     {"D": 80, "KC": 64, "WR": 4, "WK": 2, "MI": 1, "STAGES": 1, "TURNED": 0, "MASK": -1, "SAME": 0},
     {"D": 96, "KC": 32, "WR": 2, "WK": 2, "MI": 2, "STAGES": 2, "TURNED": 0, "MASK": -1, "SAME": 0},

@@ -137,7 +137,7 @@ def _registers(found: Heads, wr: int, mi: int, kc: int) -> bool:
         return False
     if mi == 1:
         return found.size // 2 + kc // 2 + found.size // 4 + 100 <= 250
-    return kc <= (16 if found.size > 96 else 32 if found.size > 64 or masked else 64) and not (found.size > 64 and masked)
+    return found.size <= 96 and kc <= (32 if found.size > 64 or masked else 64) and not (found.size > 64 and masked)
 
 
 def shared_bytes(found: Heads, config: Config) -> int:
