@@ -211,7 +211,8 @@ def measure(ready: Prepared, precision: str, limit: int | None, method: str, bat
     bar = BARS.get(precision.split()[0])
     row["bar_points"] = 0.0 if bar is None else bar
     # FP16 and BF16: a loss that the interval can see is one whose interval lies below zero as a whole.
-    row["within_bar"] = row["interval_points"][1] >= 0 if bar is None else row["difference_points"] >= -bar - 1e-9
+    judged_on = [row, *([row["jpeg"]] if "jpeg" in row else [])]
+    row["within_bar"] = all(r["interval_points"][1] >= 0 if bar is None else r["difference_points"] >= -bar - 1e-9 for r in judged_on)
     return row
 
 
