@@ -75,7 +75,7 @@ class _Maker:
             self.activation, self.residual, self.concat, self.pool,
             self.pad_conv, self.transposes, self.chain, self.gemm, self.scale, self.silu, self.hard_swish, self.gelu, self.layer_norm,
             self.attention, self.useless, self.double, self.dead, self.constants, self.mean, self.split, self.mish, self.slices,
-            self.silent,
+            self.silent, self.shortcut, self.classifier, self.anchors, self.stem,
         ]  # fmt: skip
         while len(self.net.layers) < steps:
             made = self.pick(kinds)(self.values[-1] if self.rng.random() < 0.8 else self.pick(self.values[-5:]))
@@ -148,6 +148,40 @@ class _Maker:
         c = int(x.shape[1])
         y = self.net.add("Relu", self.net.add("Conv", x, self.weight(6, c, 1, 1, scale=c**-0.5, silent=True)))
         return self.net.add("Conv", y, self.weight(4, 6, 3, 3, scale=54**-0.5), pads=(1, 1, 1, 1))
+
+    def shortcut(self, x: Tensor) -> Tensor | None:
+        """The end of a block whose shortcut is a projection."""
+        if not self.image(x):
+            return None
+        c, out = int(x.shape[1]), int(self.rng.choice([4, 6]))
+        y = self.net.add("Relu", self.net.add("Conv", x, self.weight(8, c, 3, 3, scale=(c * 9) ** -0.5), pads=(1, 1, 1, 1)))
+        y = self.net.add("Conv", y, self.weight(out, 8, 1, 1, scale=8**-0.5))
+        z = self.net.add("Conv", x, self.weight(out, c, 1, 1, scale=c**-0.5))
+        return self.net.add("Relu", self.net.add("Add", y, z))
+
+    def stem(self, x: Tensor) -> Tensor | None:
+        """A network's beginning, wherever it stands."""
+        if not self.image(x):
+            return None
+        c = int(x.shape[1])
+        y = self.net.add("Relu", self.net.add("Conv", x, self.weight(8, c, 3, 3, scale=(c * 9) ** -0.5), pads=(1, 1, 1, 1)))
+        return self.net.add("MaxPool", y, kernel_shape=(3, 3), strides=(1, 2), pads=(1, 1, 1, 1))
+
+    def anchors(self, x: Tensor) -> Tensor | None:
+        """A detector's head: channels of two anchors, each anchor's moved behind the pixels."""
+        if not self.image(x) or int(x.shape[1]) % 2:
+            return None
+        c, h, w = (int(d) for d in x.shape[1:])
+        y = self.net.add("Reshape", self.net.add("Conv", x, self.weight(c, c, 1, 1, scale=c**-0.5)), self.ints(0, 2, c // 2, h, w))
+        return self.net.add("Reshape", self.net.add("Transpose", y, perm=(0, 1, 3, 4, 2)), self.ints(0, 2 * h * w * (c // 2)))
+
+    def classifier(self, x: Tensor) -> Tensor | None:
+        """Means over the image and one linear layer."""
+        if x.type.rank != 4:
+            return None
+        y = self.net.add("Flatten", self.net.add("GlobalAveragePool", x))
+        k = int(y.shape[1])
+        return self.net.add("Gemm", y, self.weight(5, k, scale=k**-0.5), self.weight(5), transB=1)
 
     def head(self, x: Tensor) -> Tensor | None:
         """From an image to a matrix, two linear layers with a residual."""
