@@ -236,8 +236,12 @@ def against(flat: list[dict]) -> list[dict]:
 
 
 def _speeds(rows: list[dict]) -> None:
-    """How many times faster each is than the first network in FP32 at the same batch (and images a second)."""
-    base = {b: r["ms"][b]["median"] for r in rows[::-1] if r["network"] == rows[0]["network"] and r["precision"] == "FP32" for b in r.get("ms", {})}
+    """How many times faster each is than the first FP32 row of the same batch (and images a second)."""
+    base: dict[str, float] = {}
+    for r in rows:
+        if r["precision"] == "FP32":
+            for b, t in r.get("ms", {}).items():
+                base.setdefault(b, t["median"])
     for r in rows:
         for b, t in r.get("ms", {}).items():
             t["images/s"] = round(int(b) / t["median"] * 1e3)
