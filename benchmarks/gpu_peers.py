@@ -173,7 +173,9 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int) -> dict[s
 
 def child(gpu: int, *words: str) -> dict[str, Any] | None:
     """Runs a part of this file in a process of its own on one GPU; None (and its words) when it fails."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu), ORDINAL: str(gpu)}
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    ordinal = seen.split(",")[gpu] if seen else str(gpu)  # of the machine's GPUs
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ordinal, ORDINAL: ordinal}
     with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
         got = subprocess.run([sys.executable, __file__, "--child", answer.name, *words], check=False, env=environment)
         text = answer.read()
