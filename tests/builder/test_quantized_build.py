@@ -49,7 +49,8 @@ def test_the_fastest_of_three_is_kept_and_said():
     config = BuildConfig(profiles=profile(1, 12), precisions=("int8",), **QUICK)
     plan = build_int8(small_network(), config, Calibration(samples=lambda: samples(6)))
     choice = plan.report["precision_choice"]
-    assert [c["what"] for c in choice[:2]] == ["floating point", "int8"]
+    assert choice[0]["what"] == "floating point"
+    assert choice[1]["what"].startswith("int8")
     (kept,) = [c for c in choice if c["kept"]]
     assert plan.report["latency_ms"] == kept["ms"]
     # within the noise the engine with fewer integers is kept; beyond it, the fastest
