@@ -171,7 +171,7 @@ def share_right(engine: Engine, test: TrainingData, batch: int) -> float:
         for i in range(0, len(x), batch):
             some = x[i : i + batch]
             full = np.resize(some, (batch, *IMAGE))
-            guesses = context.run({"x": full})["logits"].argmax(1)[: len(some)]
+            guesses = next(iter(context.run({context.input_names[0]: full}).values())).argmax(1)[: len(some)]
             right += int((guesses == test.labels[i : i + batch]).sum())
     return round(100 * right / len(x), 2)
 
