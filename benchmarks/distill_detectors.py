@@ -165,7 +165,9 @@ class Views:
         import torch
         from torch.nn import functional as F
 
-        rand = lambda *shape: torch.rand(*shape, generator=self.generator, device=self.device)  # noqa: E731
+        def rand(count: int) -> torch.Tensor:
+            return torch.rand(count, generator=self.generator, device=self.device)
+
         few = len(self.pixels) - self.imagenet
         at = torch.where(rand(n) < 0.3, (rand(n) * self.imagenet).long(), self.imagenet + (rand(n) * few).long())
         scale = torch.exp(rand(n) * (math.log(1.15) - math.log(0.45)) + math.log(0.45))  # share of the photo that a view shows

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -67,6 +68,30 @@ def address(ir: str, name: str) -> int:
 def _opaque(ir: str) -> str:
     """The same text with LLVM 17's pointer type."""
     return re.sub(r"(<\d+ x (i\d+|float)>|i32 \(\)|i\d+|float)\*", "ptr", ir)
+
+
+def opening(name: str, words: Sequence[str], whole: str) -> str:
+    """IR of `void name(i64* context)` up to its own work, and of `first`, which a call on one thread asks for its number: 0.
+
+    `words` name what the context holds, in order, `share` (items a thread takes) and `ask` (whose function gives the thread's number) among
+    them; behind it every word is a value, and `%from` and `%end` are the thread's part of `whole` items.
+    """
+    loads = "\n".join(f"  %{n}.p = getelementptr i64, i64* %context, i64 {k}\n  %{n} = load i64, i64* %{n}.p" for k, n in enumerate(words))
+    return f"""
+define i32 @first() {{
+  ret i32 0
+}}
+
+define void @{name}(i64* %context) {{
+start:
+{loads}
+  %f = inttoptr i64 %ask to i32 ()*
+  %own = call i32 %f()
+  %k = sext i32 %own to i64
+  %from = mul i64 %k, %share
+  %upto = add i64 %from, %share
+  %over = icmp sgt i64 %upto, %{whole}
+  %end = select i1 %over, i64 %{whole}, i64 %upto"""
 
 
 class ParallelCall:

@@ -109,9 +109,6 @@ def _ir(signed: bool) -> str:
     f, i, q, b = (f"<{_WIDE} x {t}>" for t in ("float", "i32", "i8", "i1"))
     widen = "sext" if signed else "zext"
     words = ("source", "factors", "target", "images", "pixels", "channels", "share", "lines", "ask")
-    loads = "\n".join(
-        f"  %{n}.p = getelementptr i64, i64* %context, i64 {k}\n  %{n} = load i64, i64* %{n}.p" for k, n in enumerate(words)
-    )
     numbers = "\n".join(
         f"  %{n}.p = getelementptr float, float* %line, i64 {k}\n  %{n} = load float, float* %{n}.p\n"
         f"  %{n}.one = insertelement {f} undef, float %{n}, i32 0\n"
@@ -139,21 +136,7 @@ def _ir(signed: bool) -> str:
     return f"""
 declare {f} @llvm.rint.v{_WIDE}f32({f})
 declare float @llvm.rint.f32(float)
-
-define i32 @first() {{
-  ret i32 0
-}}
-
-define void @gate(i64* %context) {{
-start:
-{loads}
-  %f = inttoptr i64 %ask to i32 ()*
-  %own = call i32 %f()
-  %k = sext i32 %own to i64
-  %begin = mul i64 %k, %share
-  %upto = add i64 %begin, %share
-  %over = icmp sgt i64 %upto, %pixels
-  %end = select i1 %over, i64 %pixels, i64 %upto
+{_jit.opening("gate", words, "pixels")}
   %whole = sub i64 %channels, {_WIDE - 1}
   %size = mul i64 %pixels, %channels
   %line = inttoptr i64 %lines to float*
@@ -174,7 +157,7 @@ rows:
   %gn = getelementptr float, float* %g0, i64 %offset.g
   br label %pixel
 pixel:
-  %p = phi i64 [ %begin, %rows ], [ %p1, %last ]
+  %p = phi i64 [ %from, %rows ], [ %p1, %last ]
   %inside = icmp slt i64 %p, %end
   br i1 %inside, label %row, label %next
 row:

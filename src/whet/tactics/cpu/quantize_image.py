@@ -155,33 +155,7 @@ def _ir(channels: int) -> str:
     return f"""
 declare {f} @llvm.rint.v{_WIDE}f32({f})
 declare float @llvm.rint.f32(float)
-
-define i32 @first() {{
-  ret i32 0
-}}
-
-define void @quantize(i64* %context) {{
-start:
-  %p1 = getelementptr i64, i64* %context, i64 1
-  %p2 = getelementptr i64, i64* %context, i64 2
-  %p3 = getelementptr i64, i64* %context, i64 3
-  %p4 = getelementptr i64, i64* %context, i64 4
-  %p5 = getelementptr i64, i64* %context, i64 5
-  %p6 = getelementptr i64, i64* %context, i64 6
-  %source = load i64, i64* %context
-  %target = load i64, i64* %p1
-  %images = load i64, i64* %p2
-  %pixels = load i64, i64* %p3
-  %share = load i64, i64* %p4
-  %lines = load i64, i64* %p5
-  %ask = load i64, i64* %p6
-  %f = inttoptr i64 %ask to i32 ()*
-  %own = call i32 %f()
-  %k = sext i32 %own to i64
-  %from = mul i64 %k, %share
-  %upto = add i64 %from, %share
-  %over = icmp sgt i64 %upto, %pixels
-  %end = select i1 %over, i64 %pixels, i64 %upto
+{_jit.opening("quantize", ("source", "target", "images", "pixels", "share", "lines", "ask"), "pixels")}
   %whole = sub i64 %end, {_WIDE - 1}
   %size = mul i64 %pixels, {channels}
   %line = inttoptr i64 %lines to float*

@@ -24,31 +24,7 @@ _STEP = 64
 
 _IR = """
 declare <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8>, <64 x i8>, <64 x i8>)
-
-define i32 @first() {
-  ret i32 0
-}
-
-define void @look_up(i64* %context) {
-start:
-  %p1 = getelementptr i64, i64* %context, i64 1
-  %p2 = getelementptr i64, i64* %context, i64 2
-  %p3 = getelementptr i64, i64* %context, i64 3
-  %p4 = getelementptr i64, i64* %context, i64 4
-  %p5 = getelementptr i64, i64* %context, i64 5
-  %source = load i64, i64* %context
-  %target = load i64, i64* %p1
-  %count = load i64, i64* %p2
-  %share = load i64, i64* %p3
-  %table = load i64, i64* %p4
-  %ask = load i64, i64* %p5
-  %f = inttoptr i64 %ask to i32 ()*
-  %own = call i32 %f()
-  %k = sext i32 %own to i64
-  %from = mul i64 %k, %share
-  %to = add i64 %from, %share
-  %over = icmp sgt i64 %to, %count
-  %end = select i1 %over, i64 %count, i64 %to
+<OPENING>
   %t = inttoptr i64 %table to i8*
   %x = inttoptr i64 %source to i8*
   %y = inttoptr i64 %target to i8*
@@ -106,9 +82,10 @@ many:
 
 
 def _ir(wide: bool) -> str:
+    ir = _IR.replace("<OPENING>", _jit.opening("look_up", ("source", "target", "count", "share", "table", "ask"), "count"))
     if wide:
-        return _IR.replace("<WIDE>", _WIDE.strip("\n")).replace("<COMES>", "[ %w, %wide ]")
-    plain = _IR.replace("<WIDE>", "  br label %tail").replace("<COMES>", "[ %from, %start ]")
+        return ir.replace("<WIDE>", _WIDE.strip("\n")).replace("<COMES>", "[ %w, %wide ]")
+    plain = ir.replace("<WIDE>", "  br label %tail").replace("<COMES>", "[ %from, %start ]")
     return plain.replace("declare <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8>, <64 x i8>, <64 x i8>)\n", "")
 
 
@@ -194,4 +171,3 @@ def table(layer: Layer) -> np.ndarray:
 def _all(dtype: DType) -> np.ndarray:
     """All values of an 8-bit type in the order of their bytes."""
     return np.arange(256, dtype=np.uint8).view(dtype.numpy)
-
