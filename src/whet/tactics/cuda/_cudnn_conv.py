@@ -30,7 +30,7 @@ from whet.tactics.cuda._kernel import (
     same,
 )
 from whet.tactics.cuda._library_product import TF32_RTOL, places
-from whet.tactics.cuda.own_conv import constant_weights
+from whet.tactics.cuda.own_conv import conv_reason
 from whet.tactics.cuda.own_pointwise import number_text
 
 MOST_FUSED, MOST_APART, MOST_COMPILED = 16, 8, 1  # engines that are timed: epilogue in the graph, epilogue apart, of those compiled at run time
@@ -63,9 +63,7 @@ class LibraryConvolution(Tactic):
         if said:
             return said
         head = anchor(layer)
-        if head.inputs[0].type.rank != 4:
-            return "convolutions of two spatial axes"
-        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

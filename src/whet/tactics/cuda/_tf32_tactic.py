@@ -29,7 +29,7 @@ from whet.tactics.cuda._kernel import (
     same,
 )
 from whet.tactics.cuda._tf32 import Tf32Config
-from whet.tactics.cuda.own_conv import constant_weights, conv_shape, packed_bias
+from whet.tactics.cuda.own_conv import conv_reason, conv_shape, packed_bias
 from whet.tactics.cuda.own_gemm import gemm_reason, gemm_shape
 from whet.tactics.cuda.own_group_conv import groups_of, pack_groups, tile_shape
 
@@ -86,9 +86,7 @@ class F32Product(Tactic):
         head = anchor(layer)
         if head.op != "Conv":
             return gemm_reason(layer)
-        if head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
-            return "the kernel takes images of two spatial axes"
-        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

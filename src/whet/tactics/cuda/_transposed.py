@@ -11,7 +11,7 @@ from whet.network.types import DType
 from whet.ops.conv_transpose import attributes
 from whet.tactics._base import Signature, Tactic, anchor, epilogue
 from whet.tactics.cuda._kernel import ACTIVATIONS, TYPE, Ending, all_static, blocks_of, ending, launch
-from whet.tactics.cuda.own_conv import constant_weights, conv_signatures
+from whet.tactics.cuda.own_conv import conv_reason, conv_signatures
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,7 @@ class TransposedTactic(Tactic):
         if said:
             return said
         head = anchor(layer)
-        if head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
-            return "the kernel takes images of two spatial axes"
-        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

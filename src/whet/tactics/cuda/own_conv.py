@@ -32,9 +32,7 @@ class OwnConv(Tactic):
         head = anchor(layer)
         if head.attrs["group"] != 1:
             return "the kernel has no groups"
-        if head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
-            return "the kernel takes images of two spatial axes"
-        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
@@ -108,6 +106,13 @@ def constant_weights(layer: Layer, head: Layer) -> str | None:
     if any(i is None or not layer.inputs[i].is_constant for i in places):  # type: ignore[union-attr]
         return "the weights are computed at run time; the kernel wants them packed before"
     return None
+
+
+def conv_reason(layer: Layer, head: Layer) -> str | None:
+    """Why a convolution is none of images with packed weights and a chain behind it, or None: what all these kernels ask of it."""
+    if head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+        return "the kernel takes images of two spatial axes"
+    return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
 
 
 def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = HALF) -> list[Signature]:

@@ -24,7 +24,7 @@ from whet.tactics.cuda._kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda.own_conv import constant_weights, conv_shape, packed_bias
+from whet.tactics.cuda.own_conv import conv_reason, conv_shape, packed_bias
 from whet.tactics.cuda.own_gemm import gemm_reason, gemm_shape
 
 DIRECT_FIELDS = "<5Qq17i2f5fQ"
@@ -44,9 +44,7 @@ class OwnDirect(Tactic):
         head = anchor(layer)
         if head.op != "Conv":
             return gemm_reason(layer)
-        if head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
-            return "the kernel takes images of two spatial axes"
-        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):

@@ -16,7 +16,7 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, anc
 from whet.tactics.cuda._conv import ConvShape, Groups, View, conv_configs, conv_launch, conv_source, fits, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, step_channels, varied
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, ending, machine_has, packed_array
-from whet.tactics.cuda.own_conv import as_config, constant_weights, conv_shape, conv_signatures, from_config, packed_bias
+from whet.tactics.cuda.own_conv import as_config, conv_reason, conv_shape, conv_signatures, from_config, packed_bias
 
 MAX_CONFIGS = 30
 WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)  # output channels of a tile, as in _conv_config
@@ -39,9 +39,7 @@ class OwnGroupConv(Tactic):
         head = anchor(layer)
         if head.attrs["group"] == 1:
             return "it has one group"
-        if head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
-            return "the kernel takes images of two spatial axes"
-        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        return conv_reason(layer, head)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

@@ -12,7 +12,7 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, anc
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, blocks_of, ending, launch, machine_has, packed_array
-from whet.tactics.cuda.own_conv import as_config, constant_weights, conv_shape, conv_signatures, from_config, packed_bias
+from whet.tactics.cuda.own_conv import as_config, conv_reason, conv_shape, conv_signatures, from_config, packed_bias
 
 MAX_CONFIGS = 12
 _MOST_BYTES = 256 << 20  # of windows laid out
@@ -29,9 +29,7 @@ class OwnPatches(Tactic):
         if said:
             return said
         head = anchor(layer)
-        if head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
-            return "convolutions of two spatial axes without groups"
-        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        return "the kernel has no groups" if head.attrs["group"] != 1 else conv_reason(layer, head)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
