@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import math
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -26,10 +28,39 @@ def provenance(packages: Iterable[str]) -> dict[str, Any]:
 
 
 def command(script: str) -> str:
-    """This command line, as one would type it in the repository's root: `script` and the arguments, paths around it made relative."""
-    root = Path(__file__).resolve().parents[1]
-    words = (w.replace(f"{root}/", "").replace(f"{root.parent}/", "../") for w in sys.argv[1:])
-    return " ".join(["python", script, *words])
+    """This command line, as one would type it in the repository's root: `script` and the arguments.
+
+    Paths inside the repository are made relative. Others say nothing to a reader: a folder becomes FOLDER, a file FOLDER/<its name>.
+    """
+    return " ".join(["python", script, *map(_neutral, sys.argv[1:])])
+
+
+def _neutral(word: str) -> str:
+    """One argument with its absolute path, if it is one (or one follows `--flag=`), said without this machine's folders."""
+    flag, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    path, root = Path(value), Path(__file__).resolve().parents[1]
+    if not path.is_absolute():
+        return word
+    if path.is_relative_to(root):
+        said = str(path.relative_to(root))
+    elif path.is_dir() or not path.suffix:
+        said = "FOLDER"
+    else:
+        said = f"FOLDER/{path.name}"
+    return f"{flag}{equals}{said}"
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Nobody else who asks this way reads or writes the result file `path` meanwhile, in whatever process.
+
+    Two runs that add rows to one file each read what is there, add theirs and put it back: unlocked, the later one loses the earlier
+    one's rows. The lock is on a file beside it (`.<name>.lock`, which git ignores), since the result file itself is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _git(folder: Path, *words: str) -> str:

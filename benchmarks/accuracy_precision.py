@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from _record import provenance
+from _record import alone, provenance
 
 from support import datasets, detection, realdata
 
@@ -255,25 +255,28 @@ def tell(row: dict) -> None:
     low, high = row["interval_points"]
     print(f"{row['model']:20s} {row['precision']:10s} {row['images']:6d} images  FP32 {row['fp32_percent']:6.2f} %  "
           f"here {row['low_percent']:6.2f} %  {row['difference_points']:+.2f} points [{low:+.2f}, {high:+.2f}]  "
-          f"SNR {row['snr_db']:.1f} dB{verdict}", flush=True)  # fmt: skip
+          f"SNR {row['snr_db'] or np.inf:.1f} dB{verdict}", flush=True)  # fmt: skip
 
 
 def write(path: Path, rows: list[dict], args) -> None:
-    """The table so far, with what the file holds of other models and precisions; the file appears whole."""
+    """The table so far, with what the file holds by now of other models and precisions; the file appears whole.
+
+    Several runs may add to one file at the same time: each reads and writes it under a lock.
+    """
     from whet.backends import get_backend
 
     machine = get_backend("cpu").describe()
-    kept = json.loads(path.read_text())["rows"] if path.exists() else []
     own = {(r["model"], r["precision"]) for r in rows}
-    every = [*rows, *(r for r in kept if (r["model"], r["precision"]) not in own)]
-    every.sort(key=lambda r: (MODELS.index(r["model"]), PRECISIONS.index(r["precision"])))
-    data = {
-        "what": __doc__.splitlines()[0], "machine": machine.get("model"), **provenance(["numpy", "onnx"]), "limit": args.limit, "rows": every,
-    }  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.part")
-    partial.write_text(json.dumps(data, indent=1) + "\n")
-    partial.replace(path)
+    with alone(path):
+        kept = json.loads(path.read_text())["rows"] if path.exists() else []
+        every = [*rows, *(r for r in kept if (r["model"], r["precision"]) not in own)]
+        every.sort(key=lambda r: (MODELS.index(r["model"]), PRECISIONS.index(r["precision"])))
+        data = {
+            "what": __doc__.splitlines()[0], "machine": machine.get("model"), **provenance(["numpy", "onnx"]), "limit": args.limit, "rows": every,
+        }  # fmt: skip
+        partial = path.with_suffix(f".{os.getpid()}.part")
+        partial.write_text(json.dumps(data, indent=1) + "\n")
+        partial.replace(path)
 
 
 if __name__ == "__main__":
