@@ -5,9 +5,14 @@ import pytest
 from test_verification import QUICK, only, plant  # noqa: F401 - a fixture
 
 from whet.builder import build
-from whet.builder.images import Images, NotPerImage, batch_of, image_places, network_on_images
-from whet.network import Network, parse_type
-from whet.ops import run_network
+from whet.builder.differences import float8_error
+from whet.builder.emulation import reference_outputs
+from whet.builder.images import NOWHERE, Images, NotPerImage, Places, batch_of, image_places, network_on_images
+from whet.engine.plan import Choice
+from whet.network import F8E4M3, Network, parse_type
+from whet.ops import run_network, sample_layer
+from whet.ops._base import Sample
+from whet.ops._quantized_samples import quantized
 
 BATCH = 9
 
@@ -62,6 +67,42 @@ def test_a_few_images_give_what_the_whole_batch_gives(widen):
     np.testing.assert_allclose(few["y"], whole["y"][list(images.at)], rtol=1e-12 if widen else 1e-5)
     axes = image_places(net, {"x": (BATCH, 3, 4, 4)}, BATCH).axis
     assert 1 in axes.values(), "the batch stood second for a while"
+
+
+E4M3 = F8E4M3.numpy
+FLOAT8_LAYERS = {
+    "rounding": ("QuantizeLinear", Sample([f"f32[{BATCH},8,5,5]", np.array(0.01, np.float32)], {"output_dtype": F8E4M3})),
+    "cast": ("Cast", Sample([f"f32[{BATCH},8,5,5]"], {"to": F8E4M3})),
+    "sum": (
+        "Fused",
+        quantized(
+            "Add",
+            [(f"f8e4m3[{BATCH},8,5,5]", 0.5, None, 1), (f"f8e4m3[{BATCH},8,5,5]", 0.7, None, 1)],
+            lambda body, v: body.add("Relu", body.add("Add", *v)),
+            (0.01, None, "f8e4m3"),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("name", FLOAT8_LAYERS)
+def test_the_reference_of_a_layer_that_stores_float8_are_numbers_of_float8(name, few):
+    """They were whole numbers: widening took the type that is stored for one that is computed in."""
+    net, layer, arrays = sample_layer(*FLOAT8_LAYERS[name])
+    fed = {t.name: a for t, a in zip(layer.inputs, arrays, strict=True) if not t.is_constant}
+    want = next(iter(run_network(net, fed).values()))
+    assert want.dtype == E4M3
+    choice = Choice("cuda/any", (), tuple(("linear", t.dtype.name) for t in layer.inputs), (("linear", "f8e4m3"),))
+    images = Images.of(BATCH) if few else None
+    places = Places({t.name: 0 for t in layer.inputs if not t.is_constant}, {}, frozenset()) if few else NOWHERE
+    ins = [images.take(a, 0) if few and t.name in places.axis else a for t, a in zip(layer.inputs, arrays, strict=True)]
+    (got,) = reference_outputs(layer, choice, ins, images, places)
+    want = images.take(want, 0) if few else want
+    assert np.array_equal(got.astype(np.float64), np.asarray(got).astype(E4M3).astype(np.float64)), "not numbers of e4m3"
+    error, why = float8_error(want, got)
+    assert error <= 1e-6, why
+    assert len(np.unique(want.astype(np.float32))) > 20
 
 
 def mixing(kind):

@@ -8,8 +8,8 @@ import numpy as np
 
 from whet.builder.images import NOWHERE, Images, Places, network_on_images, on_images
 from whet.engine.plan import Choice, EnginePlan
-from whet.network import BF16, F16, F64, DType, Layer, Tensor
-from whet.ops import bind_layer, bind_symbols, run_layer, run_regions
+from whet.network import BF16, F16, DType, Layer, Tensor
+from whet.ops import bind_layer, bind_symbols, run_layer, run_regions, widened
 from whet.tactics import anchor, outer_input
 
 
@@ -29,7 +29,7 @@ def reference_outputs(layer: Layer, choice: Choice, ins: list, images: Images | 
         return on_images(layer, arrays, {t: places.axis[t.name] for t in layer.inputs if t is not None and t.name in places.axis}, images)
     if layer.regions:
         return run_regions(layer, arrays, widen=True)
-    return run_layer(_wide(layer), arrays)
+    return run_layer(widened(layer), arrays)
 
 
 def computing_type(layer: Layer, choice: Choice) -> DType | None:
@@ -55,16 +55,6 @@ def rounded_tf32(a: np.ndarray) -> np.ndarray:
     """f32 numbers with 10 bits of mantissa, to nearest."""
     bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
     return np.where(np.isfinite(a), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), a).astype(a.dtype)
-
-
-def _wide(layer: Layer) -> Layer:
-    """The layer with float types among its attributes widened (Cast to f32 would round the reference)."""
-    if not any(isinstance(v, DType) and v.is_float for v in layer.attrs.values()):
-        return layer
-    attrs = {k: F64 if isinstance(v, DType) and v.is_float else v for k, v in layer.attrs.items()}
-    made = Layer(layer.op, layer.name, layer.inputs, attrs, layer.regions, layer.sources)
-    made.outputs = layer.outputs
-    return made
 
 
 def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: Images | None = None) -> dict[str, np.ndarray]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whet.network import F64, DType, Layer, Network, Tensor
-from whet.ops import bind_layer, bind_symbols, get_op, run_layer
+from whet.network import Layer, Network, Tensor
+from whet.ops import bind_layer, bind_symbols, get_op, run_layer, widened
 
 MOST = 3  # images that are judged of a larger batch: the first, the last and one drawn by the seed
 
@@ -104,7 +104,7 @@ def on_images(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, ima
             inner |= {t: i for t, i in follow(x, inner, images.batch).items() if t in x.outputs}
         return [values[t] for t in _ends(layer)]  # type: ignore[misc]
     cut, given = _recut(layer, given, axes | made, images)
-    outs = run_layer(_wide(cut) if widen else cut, given)
+    outs = run_layer(widened(cut) if widen else cut, given)
     for t, a in zip(layer.outputs, outs, strict=True):
         if list(a.shape) != [len(images.at) if i == made.get(t) else d for i, d in enumerate(t.shape)]:
             raise NotPerImage(f"{layer.op} '{layer.name}' gives {list(a.shape)} for {len(images.at)} images")
@@ -219,12 +219,3 @@ def _recut(layer: Layer, arrays: list[np.ndarray | None], axes: Axes, images: Im
         if isinstance(k, int):
             arrays[k] = v
     return made, arrays
-
-
-def _wide(layer: Layer) -> Layer:
-    """The layer with float types among its attributes widened (Cast to f32 would round)."""
-    if not any(isinstance(v, DType) and v.is_float for v in layer.attrs.values()):
-        return layer
-    made = Layer(layer.op, layer.name, layer.inputs, {k: F64 if isinstance(v, DType) and v.is_float else v for k, v in layer.attrs.items()})
-    made.outputs = layer.outputs
-    return made

@@ -153,7 +153,7 @@ def run_network(
         if layer.regions:
             outs = _run_regions(layer, arrays, values, value, widen, env)
         else:
-            outs = run_layer(_widened(layer) if widen else layer, arrays, env)
+            outs = run_layer(widened(layer) if widen else layer, arrays, env)
         for t, a in zip(layer.outputs, outs, strict=True):
             values[t] = a
             if watch is not None:
@@ -185,7 +185,8 @@ def run_regions(layer: Layer, arrays, *, widen: bool = False, outer=None, env: M
     return [got] if isinstance(got, np.ndarray) else list(got)
 
 
-def _widened(layer: Layer) -> Layer:
+def widened(layer: Layer) -> Layer:
+    """The layer with float types among its attributes as f64 (Cast to f32 would round). Float8 stays: what is stored in it are its numbers."""
     if not any(v in (F32, F16, BF16) for v in layer.attrs.values() if isinstance(v, DType)):
         return layer
     attrs = {k: F64 if isinstance(v, DType) and v in (F32, F16, BF16) else v for k, v in layer.attrs.items()}
