@@ -231,3 +231,23 @@ def test_caches_are_summed_over_what_is_not_shared(monkeypatch, tmp_path):
         assert info.cache_bytes() == {1: 65536, 3: 8 << 20}
     finally:
         info.cache_bytes.cache_clear()
+
+
+def test_a_build_without_a_compiler_says_what_is_missing_and_what_brings_it(monkeypatch):
+    import whet.backends.cpu as cpu
+    from whet.builder import BuildConfig, build
+    from whet.network import Network, parse_type
+
+    net = Network("n")
+    net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[2,3]"))))
+    quick = BuildConfig(optimization_level=0, timing_cache="", threads=1)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "llvmlite.binding", None)  # as if it were not installed
+        loop.no_compiler.cache_clear()
+        (said,) = [n for n in build(net, quick).report["notes"] if "llvmlite" in n]
+    loop.no_compiler.cache_clear()
+    assert "pip install 'whet[jit]'" in said
+    assert "attention" in said
+    with monkeypatch.context() as there:
+        there.setattr(cpu, "no_compiler", lambda: None)
+        assert not build(net, quick).report["notes"]

@@ -11,6 +11,7 @@ from whet.backends.cpu import info
 from whet.backends.cpu import threads as _threads
 from whet.backends.cpu.launch import LaunchExecutable, LaunchList
 from whet.backends.cpu.load import Load, watch
+from whet.backends.cpu.loop import no_compiler
 from whet.backends.cpu.memory import allocate
 from whet.errors import BackendError
 
@@ -34,6 +35,17 @@ class CpuBackend:
         self.cache_bytes = info.cache_bytes()  # level -> bytes, what all cores together have
         self._nothing = _threads.address("omp_get_thread_num")
         self.activate()
+
+    @property
+    def caution(self) -> str:
+        """What a build should tell: that kernels are missing here which whet has, and what brings them; "" where all are there."""
+        why = no_compiler()
+        if why is None:
+            return ""
+        return (
+            f"Engines built here are slower than they could be: {why}. Without it there are no kernels for attention, for activations by table, "
+            "for squeeze-and-excitation gates on integers and for the quantization of images, and the loop over the layers is not compiled."
+        )
 
     def activate(self) -> None:
         """Gives the calling thread this backend's thread count; call it in each thread that plans or runs kernels."""

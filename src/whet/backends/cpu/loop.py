@@ -57,17 +57,27 @@ Loop = Callable[[int, int], int]
 
 
 @cache
+def no_compiler() -> str | None:
+    """Why nothing can be compiled in this process (this loop, and the kernels of tactics/cpu/_jit.py); None where it can."""
+    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+        return f"whet's own kernels are not written for {platform.machine()}"
+    try:
+        import llvmlite.binding  # noqa: F401
+    except ImportError:
+        return "llvmlite is not installed, which compiles whet's own kernels: pip install 'whet[jit]'"
+    return None
+
+
+@cache
 def _compiled() -> tuple[Loop, object] | None:
     """The loop as machine code and what keeps it alive; None without llvmlite, or on a CPU whose calls pass words differently.
 
     Compiling takes some milliseconds, less than checking and loading a stored object would, so nothing is stored.
     """
-    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+    if no_compiler():
         return None
-    try:
-        import llvmlite.binding as llvm
-    except ImportError:
-        return None
+    import llvmlite.binding as llvm
+
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(opt=2)

@@ -6,7 +6,6 @@ Nothing is stored: these kernels compile in milliseconds. Without llvmlite there
 from __future__ import annotations
 
 import ctypes
-import platform
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -16,20 +15,14 @@ import numpy as np
 
 from whet.backends.cpu import threads
 from whet.backends.cpu.info import cpuinfo
+from whet.backends.cpu.loop import no_compiler
 
 _kept: list[Any] = []  # compiled modules: their code lives as long as the process
 
 
-@cache
 def available() -> str | None:
     """Why nothing can be compiled here; None where it can."""
-    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
-        return f"whet's own kernels are not written for {platform.machine()}"
-    try:
-        import llvmlite.binding  # noqa: F401
-    except ImportError:
-        return "llvmlite is not installed, which compiles whet's own kernels: pip install 'whet[jit]'"
-    return None
+    return no_compiler()
 
 
 @cache
