@@ -188,15 +188,16 @@ class Views:
         return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
 
-def distil(whole, cut, how: Taught, views: Views, seconds: float, batch: int, device: str) -> dict:
+def distil(whole, cut, how: Taught, views: Views, args: argparse.Namespace) -> dict:
     """Teaches the module `cut` until the time is over; returns how it went."""
     import torch
 
     from whet.training.graphed import GraphedStep
 
+    seconds, batch, device = args.seconds, args.batch, args.device
     names = [t.name for t in cut.network.outputs]
     rate = torch.tensor(0.0, device=device)
-    graphed = device == "cuda"
+    graphed = device == "cuda" and args.graph
     more = {"fused": True, "capturable": True} if graphed else {}
     optimizer = torch.optim.AdamW(cut.parameters(), lr=rate if graphed else LR, weight_decay=DECAY, **more)
 
@@ -240,6 +241,7 @@ def main() -> int:
     p.add_argument("--seconds", type=float, default=60.0, help="for each network")
     p.add_argument("--batch", type=int, default=32)
     p.add_argument("--device", default="cuda")
+    p.add_argument("--no-graph", dest="graph", action="store_false", help="do not record a step as a CUDA graph")
     p.add_argument("--out", type=Path, default=Path(".detectors"))
     args = p.parse_args()
     if args.pack is not None:
@@ -261,7 +263,7 @@ def main() -> int:
             file = args.out / f"{name}-{ratio:g}.onnx"
             save_onnx(made.cut, file)
             module = NetworkModule(any_batch(file)).to(args.device)
-            told[file.stem] = {"channels_cut": round(made.share, 4)} | distil(whole, module, how, views, args.seconds, args.batch, args.device)
+            told[file.stem] = {"channels_cut": round(made.share, 4)} | distil(whole, module, how, views, args)
             save_onnx(rounded(from_module(made.cut, module, about=json.dumps({"what": "distilled", **told[file.stem]}))), file)
             print(file.stem, told[file.stem], flush=True)
             (args.out / f"{name}.told.json").write_text(json.dumps(told, indent=1) + "\n")
