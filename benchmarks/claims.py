@@ -402,7 +402,8 @@ def write(doc: Path = DOC) -> None:
             lines += ["Not measured yet: `python benchmarks/claims.py --backend cuda` on a machine with the GPU.", ""]
             continue
         data = json.loads(path.read_text())
-        lines += [data["machine"] + (".", "; engines in FP16.")[device == "h200"], "", "| claim | measured | verdict | command, date, commit |", "|---|---|---|---|"]
+        lines += [data["machine"] + (".", "; engines in FP16.")[device == "h200"], ""]
+        lines += ["| claim | measured | verdict | command, date, commit |", "|---|---|---|---|"]
         for name in CLAIMS:
             r = data["rows"].get(name)
             if r is None and name in OF_NETWORKS:
