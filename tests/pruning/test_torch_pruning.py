@@ -13,6 +13,7 @@ from whet.errors import FrontendError
 from whet.ops import run_network
 from whet.pruning import count_flops, count_params, groups, zeros
 from whet.sparsity import eligible_layers
+from whet.sparsity.report import said_of_zeros
 
 EXAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -124,6 +125,7 @@ def test_unstructured_zeros_change_no_count_and_no_kernel(whole):
             torch_prune.remove(m, "weight")
     net = whet.from_torch(module, EXAMPLE)
     assert zeros(net) == pytest.approx(0.5, abs=0.01)
+    assert "50% of the weights are zeros in no pattern" in said_of_zeros(net)
     assert (count_params(net), count_flops(net)) == (count_params(whole[1]), count_flops(whole[1]))
     (sparse, _), (dense, _) = latency(net), latency(whole[1])
     work = [[(x.op, x.hint, [str(t.type) for t in x.inputs if t is not None]) for x in p.network.layers] for p in (sparse, dense)]

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.network import parse_network
+from whet.network import Weight, parse_network
 from whet.ops import run_network
+from whet.pruning import zero_smallest
 from whet.sparsity import eligible_layers, force_two_four, is_two_four, two_four
+from whet.sparsity.report import said_of_zeros, scattered_zeros
 
 NET = """network n source
 in %x: f32[2,8,4,4]
@@ -52,3 +54,37 @@ def test_force_changes_what_it_can_and_says_what_it_cannot():
     assert eligible_layers(net)[0] == []  # the original stays
     x = np.random.default_rng(0).standard_normal((2, 8, 4, 4)).astype(np.float32)
     assert not np.allclose(run_network(net, {"x": x})["b"], run_network(made, {"x": x})["b"])
+
+
+def test_zeros_without_a_pattern_are_told_and_those_with_one_are_not():
+    net = parse_network(NET)
+    assert scattered_zeros(net) == 0
+    assert said_of_zeros(net) is None
+    scattered = zero_smallest(net, 0.5)
+    assert scattered_zeros(scattered) == pytest.approx(0.5, abs=0.02)
+    assert "50% of the weights are zeros in no pattern (unstructured pruning): no kernel here skips" in said_of_zeros(scattered)
+    fours = force_two_four(net)[0]
+    assert scattered_zeros(fours) == 0  # the other weight has no zeros
+    whole = net.clone()
+    w = whole.constants["w"].array().copy()
+    w[:3] = 0  # filters that are zero as a whole are taken out
+    whole.constants["w"].weight = Weight(w, whole.constants["w"].weight.origin)
+    assert scattered_zeros(whole) == 0
+
+
+def test_products_are_read_along_their_own_axes():
+    net = parse_network("""network n source
+in %x: f32[2,8]
+const %w: f32[8,4] = seed(1)
+%a = MatMul(%x, %w)
+out %a
+""")
+    w = net.constants["w"].array().copy()
+    w[:, :2] = 0  # two outputs
+    net.constants["w"].weight = Weight(w, net.constants["w"].weight.origin)
+    assert scattered_zeros(net) == 0
+    w = w.copy()
+    w[:3, 2] = 0
+    w[0, 3] = 0
+    net.constants["w"].weight = Weight(w, net.constants["w"].weight.origin)
+    assert scattered_zeros(net) == 4 / 32

@@ -306,8 +306,12 @@ def _default_profile(o: Options, log: Log, net, profiles):
 
 
 def _sparsity(o: Options, log: Log, net):
+    from whet.sparsity.report import said_of_zeros
+
     mode = o.get("sparsity", "disable")
     if mode != "force":
+        if (said := said_of_zeros(net)) is not None:
+            log.warn(said)
         return net
     from whet.sparsity import force_two_four
 

@@ -1,10 +1,15 @@
-"""What an engine made of 2:4 weights: which layers run a sparse kernel, and why the others run dense."""
+"""What an engine makes of zeros: which 2:4 layers run a sparse kernel, why others run dense, and that scattered zeros gain nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from whet.sparsity.two_four import eligible_layers
+import numpy as np
+
+from whet.network import Network
+from whet.sparsity.two_four import eligible_layers, is_two_four, reduction_axis
+
+WORTH_A_WORD = 0.2  # share of zeros; trained weights have none, quantized ones a few hundredths
 
 
 def picked_layers(plan: Any) -> list[str]:
@@ -23,3 +28,32 @@ def why_dense(plan: Any) -> str:
     if not timed:
         return f"the sparse tactics refused: {sparse[0].reason}"
     return f"{len(timed)} sparse tactics were timed and lost to dense ones (whet explain shows both times)"
+
+
+def scattered_zeros(net: Network) -> float:
+    """Share (0..1) of the numbers in weights of convolutions and products that are zeros in no pattern a kernel could use.
+
+    2:4 weights do not count, nor do filters that are zero as a whole: a pass takes those out.
+    """
+    weights = {found for layer in net.layers if (found := reduction_axis(layer)) is not None}
+    total = lost = 0
+    for w, axis in weights:
+        array = w.array()
+        total += array.size
+        if not is_two_four(array, axis):
+            rows = array.reshape(len(array), -1) if axis else np.moveaxis(array, -1, 0).reshape(array.shape[-1], -1)
+            empty = int((rows == 0).all(1).sum()) * rows.shape[1]
+            lost += array.size - int(np.count_nonzero(array)) - empty
+    return lost / total if total else 0.0
+
+
+def said_of_zeros(net: Network) -> str | None:
+    """A sentence for users whose model was pruned by masks of single weights; None where there is nothing to say."""
+    share = scattered_zeros(net)
+    if share < WORTH_A_WORD:
+        return None
+    return (
+        f"{share:.0%} of the weights are zeros in no pattern (unstructured pruning): no kernel here skips single zeros, so they save neither time "
+        "nor memory. docs/claims.md has it in milliseconds, `make demo` measures it on this machine. What a kernel sees: whole channels, heads "
+        "and blocks (whet prune)."
+    )
