@@ -66,7 +66,7 @@ def zeros(net: Network) -> dict[Tensor, np.ndarray]:
 
 def _zero(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarray | None:
     x = layer.inputs[0] if layer.inputs else None
-    known = found.get(x) if x is not None else None  # type: ignore[arg-type]
+    known = found.get(x) if x is not None else None
     op = layer.op
     if op == "Conv" and constant_weights(layer):
         return _zero_conv(layer, known)
@@ -74,19 +74,19 @@ def _zero(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarra
         w = matrix(layer)
         return None if w is None else _zero_product(layer, w, known)
     if op == "Concat" and layer.attrs["axis"] % y.type.rank == 1:
-        parts = [found.get(t) if t is not None else None for t in layer.inputs]  # type: ignore[arg-type]
-        return None if any(p is None for p in parts) else np.concatenate(parts)  # type: ignore[arg-type]
+        parts = [found.get(t) if t is not None else None for t in layer.inputs]
+        return None if any(p is None for p in parts) else np.concatenate(parts)
     if op in BINARY and len(layer.inputs) == 2:
         return _zero_binary(layer, y, found)
     if known is None:
         return None
     if op in POOLS:
         return known
-    if op == "Flatten" and layer.attrs["axis"] in (1, 1 - x.type.rank):  # type: ignore[union-attr]
+    if op == "Flatten" and layer.attrs["axis"] in (1, 1 - x.type.rank):
         return np.repeat(known, y.shape[1] // len(known)) if isinstance(y.shape[1], int) else None
     if op == "BatchNormalization" and constant_weights(layer):
         return known & (_at_zero(layer, len(known)) == 0)
-    if OPS[op].pointwise and y.type == x.type and constant_weights(layer):  # type: ignore[union-attr]
+    if OPS[op].pointwise and y.type == x.type and constant_weights(layer):
         vectors = [vector_axis(t, y) for t in layer.inputs[1:] if t is not None]
         return known & (_at_zero(layer, len(known)) == 0) if None not in vectors else None
     return None
@@ -104,7 +104,7 @@ def _at_zero(layer: Layer, n: int) -> np.ndarray:
 
 
 def _zero_conv(layer: Layer, known: np.ndarray | None) -> np.ndarray:
-    w = layer.inputs[1].array()  # type: ignore[union-attr]
+    w = layer.inputs[1].array()
     bias = layer.input(2)
     used = w != 0
     if known is not None and is_depthwise(layer):
@@ -139,7 +139,7 @@ def _zero_binary(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np
 
 
 def _operand_zeros(t: Tensor | None, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarray | None:
-    n = int(y.shape[1])  # type: ignore[arg-type]
+    n = int(y.shape[1])
     if t is None:
         return None
     if t.weight is not None:

@@ -98,7 +98,7 @@ class _Run:
         names = {layer.name for layer in self.graph.net.layers}
         for (name, where), reason in self.skips.items():
             if where in names or where == "":
-                self.log.skipped[name, where] = reason  # type: ignore[index]
+                self.log.skipped[name, where] = reason
             elif isinstance(where, Layer) and self.graph.alive(where):
                 self.log.skipped[name, where.name] = reason
 

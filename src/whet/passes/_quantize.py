@@ -36,7 +36,7 @@ def scales_of(layer: Layer) -> Scales | None:
     scale, zero = layer.inputs[1], layer.input(2)
     if scale is None or scale.weight is None or (zero is not None and zero.weight is None):
         return None
-    dtype = output_dtype(layer) if layer.op == "QuantizeLinear" else layer.inputs[0].dtype  # type: ignore[union-attr]
+    dtype = output_dtype(layer) if layer.op == "QuantizeLinear" else layer.inputs[0].dtype
     values = np.asarray(scale.array(), np.float64).reshape(-1)
     whole = values.size == 1 and not layer.attrs["block_size"]
     zeros = None if zero is None or not np.any(zero.array()) else np.ascontiguousarray(zero.array()).tobytes()
@@ -63,7 +63,7 @@ def scale_inputs(layer: Layer) -> tuple[Tensor | None, ...]:
 def unfit_activation(layer: Layer) -> str | None:
     """Why a Q or DQ layer of an activation cannot stand in a quantized layer: one scale, 8 bits (e4m3 saturates); None when it can."""
     found = scales_of(layer)
-    what = "%" + (layer.output.name if layer.op == "QuantizeLinear" else layer.inputs[0].name)  # type: ignore[union-attr]
+    what = "%" + (layer.output.name if layer.op == "QuantizeLinear" else layer.inputs[0].name)
     if found is None:
         return f"the scale of {what} is computed at run time"
     if not found.per_tensor:
@@ -108,7 +108,7 @@ def quantized_members(g: Graph, head: Layer) -> list[Layer] | str | None:
     own, outer = _anchor(head)
     if own is None:
         return None
-    x, w = (outer.get(t) for t in own.inputs[:2])  # type: ignore[arg-type]
+    x, w = (outer.get(t) for t in own.inputs[:2])
     left, right = dequantizer(g, x), dequantizer(g, w)
     if left is None and right is None:
         return None
@@ -118,7 +118,7 @@ def quantized_members(g: Graph, head: Layer) -> list[Layer] | str | None:
         return f"the weights of '{head.name}' are not quantized, its input is: put Q/DQ on them"
     if reason := unfit_activation(left) or unfit_weights(hint, dict(own.attrs), right):
         return reason
-    one, other = (dq.inputs[0].dtype for dq in (left, right))  # type: ignore[union-attr]
+    one, other = (dq.inputs[0].dtype for dq in (left, right))
     if (one == F8E4M3) != (other == F8E4M3):
         return f"the input of '{head.name}' is {one}, its weights are {other}: products are of integers or of float8"
     found: dict[Layer, None] = {left: None, right: None}

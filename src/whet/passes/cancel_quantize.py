@@ -19,7 +19,7 @@ def cancel_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if ours is None or theirs is None:
         return Skip("a scale is computed at run time")
     if ours != theirs:
-        return Skip(f"%{dq.inputs[0].name} has another scale, zero point or type")  # type: ignore[union-attr]
+        return Skip(f"%{dq.inputs[0].name} has another scale, zero point or type")
     if ours.dtype.kind not in ("int", "uint") and not _comes_back(layer, dq):
         return Skip(f"{ours.dtype} rounds again")
     return dq.inputs[0]
@@ -27,7 +27,7 @@ def cancel_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 def _comes_back(layer: Layer, dq: Layer) -> bool:
     """Whether an e4m3 number times its scale, divided by it again, is the same e4m3 number: two roundings of f32 are far from half a step."""
-    if dq.inputs[0].dtype != F8E4M3 or layer.inputs[0].dtype != F32 or not layer.attrs.get("saturate", 1):  # type: ignore[union-attr]
+    if dq.inputs[0].dtype != F8E4M3 or layer.inputs[0].dtype != F32 or not layer.attrs.get("saturate", 1):
         return False
-    scale = np.abs(np.asarray(layer.inputs[1].array(), np.float64))  # type: ignore[union-attr]
+    scale = np.abs(np.asarray(layer.inputs[1].array(), np.float64))
     return bool(np.all((scale > 2.0**-100) & (scale < 2.0**100)))

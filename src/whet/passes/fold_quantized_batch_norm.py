@@ -20,7 +20,7 @@ def fold_quantized_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if head is None or head.op not in ("Conv", "Gemm"):
         return None
     dq, b = dequantizer(g, head.inputs[1]), head.input(2)
-    if dq is None or dq.inputs[0].weight is None:  # type: ignore[union-attr]
+    if dq is None or dq.inputs[0].weight is None:
         return None
     found = [t.weight for t in layer.inputs[1:] if t is not None and t.weight is not None]
     if len(found) != 4 or (b is not None and b.weight is None):

@@ -43,7 +43,7 @@ def _constants(g: Graph, layer: Layer) -> list[Tensor] | None:
         return None
     if any(g.is_output(t) for t in layer.outputs) and layer.op == "Identity":
         return None
-    return [g.constant(literal(np.array(t.shape_value, t.dtype.numpy).reshape(t.shape)), t.name) for t in layer.outputs]  # type: ignore[arg-type]
+    return [g.constant(literal(np.array(t.shape_value, t.dtype.numpy).reshape(t.shape)), t.name) for t in layer.outputs]
 
 
 def _attributes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:

@@ -54,7 +54,7 @@ def _quantized(g: Graph, layer: Layer) -> bool:
     if layer.op == "Fused" and any(x.op == "DequantizeLinear" for x in layer.regions["body"].layers):
         return True
     made = (dequantizer(g, t) for t in layer.inputs)
-    return any(dq is not None and dq.inputs[0].is_constant for dq in made)  # type: ignore[union-attr]
+    return any(dq is not None and dq.inputs[0].is_constant for dq in made)
 
 
 def _conv(layer: Layer) -> Layer:

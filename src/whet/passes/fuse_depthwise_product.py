@@ -39,7 +39,7 @@ def _read(layer: Layer, conv: Layer) -> Tensor | None:
     if layer is conv:
         return conv.inputs[0]
     body = layer.regions["body"]
-    return dict(zip(body.inputs, layer.inputs, strict=True)).get(conv.inputs[0])  # type: ignore[arg-type]
+    return dict(zip(body.inputs, layer.inputs, strict=True)).get(conv.inputs[0])
 
 
 def _small(conv: Layer) -> bool:

@@ -22,8 +22,8 @@ def fuse_quantized_table(g: Graph, layer: Layer) -> Tensor | Skip | None:
     source, steps = found
     if reason := unfit_activation(source) or unfit_activation(layer):
         return Skip(reason)
-    if source.output.type != layer.inputs[0].type:  # type: ignore[union-attr]
-        return Skip(f"%{layer.inputs[0].name} is broadcast")  # type: ignore[union-attr]
+    if source.output.type != layer.inputs[0].type:
+        return Skip(f"%{layer.inputs[0].name} is broadcast")
     for x in steps:
         if g.is_output(x.output):
             return Skip(f"%{x.output.name} is an output of the network")
@@ -43,7 +43,7 @@ def _way(g: Graph, layer: Layer) -> tuple[Layer, list[Layer]] | None:
         if maker is None:
             return None
         if maker.op == "DequantizeLinear":
-            if source not in (None, maker) or maker.inputs[0].is_constant:  # type: ignore[union-attr]
+            if source not in (None, maker) or maker.inputs[0].is_constant:
                 return None
             source = maker
         elif maker not in steps:

@@ -30,6 +30,6 @@ def gemm_to_canonical(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if c is not None and c.weight is not None:
         w = c.weight if beta == 1 else narrow(express("Mul", wide(c.weight), number(beta)), c.dtype)
         if c.type.rank == 2 and c.shape[0] == 1:
-            w = shaped(w, (int(c.shape[1]),))  # type: ignore[arg-type]
+            w = shaped(w, (int(c.shape[1]),))
         c = c if w is c.weight else g.constant(w, folded_name(c))
     return g.add("Gemm", a, b, *([] if c is None else [c]), **{**layer.attrs, "alpha": 1.0, "beta": 1.0})

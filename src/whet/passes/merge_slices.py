@@ -32,5 +32,5 @@ def _bounds(layer: Layer) -> tuple[tuple, ...]:
     starts, ends, axes, steps = (given(layer, name, i) for i, name in enumerate(_NAMES, 1))
     starts, ends = starts or (), ends or ()
     rank = layer.output.type.rank
-    places = tuple(range(len(starts))) if axes is None else tuple(axis_of(int(a), rank) for a in axes)  # type: ignore[arg-type]
+    places = tuple(range(len(starts))) if axes is None else tuple(axis_of(int(a), rank) for a in axes)
     return starts, ends, places, (1,) * len(starts) if steps is None else steps

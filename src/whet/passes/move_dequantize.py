@@ -15,7 +15,7 @@ def move_dequantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     data = layer.inputs if layer.op == "Concat" else layer.inputs[:1]
     makers = [dequantizer(g, t) for t in data]
-    if not any(makers) or all(m is None or m.inputs[0].is_constant for m in makers):  # type: ignore[union-attr]
+    if not any(makers) or all(m is None or m.inputs[0].is_constant for m in makers):
         return None
     if not all(makers):
         return Skip(f"only {sum(m is not None for m in makers)} of its {len(makers)} inputs are quantized")
@@ -23,14 +23,14 @@ def move_dequantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
     first, dq = found[0], makers[0]
     assert dq is not None
     if first is None or not first.per_tensor:
-        return Skip(f"%{dq.inputs[0].name} has not one scale that is known")  # type: ignore[union-attr]
+        return Skip(f"%{dq.inputs[0].name} has not one scale that is known")
     if any(f != first for f in found):
         return Skip("its inputs have different scales")
     if layer.op == "Relu" and first.zeros is not None:
-        return Skip(f"zero is not the integer 0 in %{dq.inputs[0].name}")  # type: ignore[union-attr]
+        return Skip(f"zero is not the integer 0 in %{dq.inputs[0].name}")
     if reason := mixes(layer):
         return Skip(reason)
-    if not pads_exactly(layer, dq.inputs[1], dq.input(2)):  # type: ignore[arg-type]
-        return Skip(f"what '{layer.name}' pads with is no integer of %{dq.inputs[0].name}")  # type: ignore[union-attr]
-    moved = again(g, layer, *[m.inputs[0] for m in makers if m is not None], scales=scale_inputs(dq))  # type: ignore[misc]
+    if not pads_exactly(layer, dq.inputs[1], dq.input(2)):
+        return Skip(f"what '{layer.name}' pads with is no integer of %{dq.inputs[0].name}")
+    moved = again(g, layer, *[m.inputs[0] for m in makers if m is not None], scales=scale_inputs(dq))
     return g.add("DequantizeLinear", moved, *scale_inputs(dq))

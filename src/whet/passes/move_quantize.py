@@ -24,7 +24,7 @@ def move_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if reason := mixes(mover) or g.shared(mover.output, layer):
         return Skip(reason)
     if mover.op == "MaxPool" and found.dtype == F8E4M3 and not _stores(g, mover.inputs[0]):
-        return Skip(f"what makes %{mover.inputs[0].name} computes in floating point: behind '{mover.name}' there is less to round")  # type: ignore[union-attr]
+        return Skip(f"what makes %{mover.inputs[0].name} computes in floating point: behind '{mover.name}' there is less to round")
     attrs = {k: layer.attrs[k] for k in ("saturate", "output_dtype") if k in layer.attrs}
     made = [g.add("QuantizeLinear", t, *scale_inputs(layer), **attrs) for t in data if t is not None]
     return again(g, mover, *made, scales=scale_inputs(layer))

@@ -25,7 +25,7 @@ LONGEST = 8  # elementwise layers between two transposes
 def move_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     x = layer.inputs[0]
     perm = _first(g, x)
-    if x is None or perm is None or g.maker(x) is None or g.maker(x).op == "Transpose":  # type: ignore[union-attr]
+    if x is None or perm is None or g.maker(x) is None or g.maker(x).op == "Transpose":
         return None
     members: dict[Layer, None] = {}
     if reason := _between(g, x, perm, members) or private(g, layer, list(members)):

@@ -43,7 +43,7 @@ def _normalized(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(f"the normalized axes of %{x.name}: {x.type} have no fixed size")
     if reason := private(g, layer, [sub, mean, square, variance, add, root]):
         return Skip(reason)
-    ones = g.constant(literal(np.ones([int(d) for d in x.shape[axes[0] :]], x.dtype.numpy)), "ones")  # type: ignore[arg-type]
+    ones = g.constant(literal(np.ones([int(d) for d in x.shape[axes[0] :]], x.dtype.numpy)), "ones")
     return g.add("LayerNormalization", x, ones, axis=axes[0] - rank, epsilon=epsilon)
 
 
@@ -70,7 +70,7 @@ def _scaled(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return Skip(f"%{other.name}: {other.type} is no {'scale' if layer.op == 'Mul' else 'shift'} of the normalized axes {wanted}")
         if reason := g.shared(value, layer):
             return Skip(reason)
-        weight = shaped(other.weight, tuple(int(d) for d in wanted))  # type: ignore[arg-type]
+        weight = shaped(other.weight, tuple(int(d) for d in wanted))
         vector = other if weight is other.weight else g.constant(weight, other.name)
         inputs = (x, vector) if layer.op == "Mul" else (x, scale, vector)
         return g.add("LayerNormalization", *inputs, **norm.attrs)

@@ -97,7 +97,7 @@ def _cut(g: Graph, kept: dict[Tensor, np.ndarray]) -> None:
             return t
         key = (t, axis, at.tobytes())
         if key not in made:
-            weight = express("Gather", t.weight, literal(at), axis=axis, assumes=(f"{int(t.shape[axis]) - len(at)} channels are zero",))  # type: ignore[call-overload]
+            weight = express("Gather", t.weight, literal(at), axis=axis, assumes=(f"{int(t.shape[axis]) - len(at)} channels are zero",))
             made[key] = g.constant(weight, t.name + ".cut")
         return made[key]
 
@@ -128,7 +128,7 @@ def _inputs(layer: Layer, kept: dict[Tensor, np.ndarray], cut) -> list[Tensor | 
     if not layer.inputs or not layer.outputs:
         return list(layer.inputs)
     x, y = layer.inputs[0], layer.outputs[0]
-    ins, outs = kept.get(x) if x is not None else None, kept.get(y)  # type: ignore[arg-type]
+    ins, outs = kept.get(x) if x is not None else None, kept.get(y)
     rest = list(layer.inputs[1:])
     match layer.op:
         case "Conv":

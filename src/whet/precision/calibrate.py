@@ -156,10 +156,10 @@ def _judged(places: Places, t: Tensor, candidates: list[Range], values: list[Map
 def middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
     """The part of a large tensor that is judged: a layer's window sees the middle of an image as it sees the rest. `crop` in pixels."""
     if x.ndim == 4:
-        kernel = layer.inputs[1].shape[2:] if layer is not None and layer.op == "Conv" else (1, 1)  # type: ignore[union-attr]
+        kernel = layer.inputs[1].shape[2:] if layer is not None and layer.op == "Conv" else (1, 1)
         cuts = []
         for size, k in zip(x.shape[2:], kernel, strict=True):
-            most = max(crop, 2 * int(k))  # type: ignore[arg-type]
+            most = max(crop, 2 * int(k))
             first = max(0, (size - most) // 2)
             cuts.append(slice(first, first + most))
         return x[:, :, cuts[0], cuts[1]]
@@ -170,7 +170,7 @@ def middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
 
 def computed(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndarray | None = None) -> np.ndarray:
     """What the layer makes of `x`, without its bias, in f32: as it is, or with input and weights quantized. `weights` stand for its own."""
-    w = layer.inputs[1].array() if weights is None else weights  # type: ignore[union-attr]
+    w = layer.inputs[1].array() if weights is None else weights
     if range_ is not None:
         x, w = range_.fake(x), fake_weights(layer, w)
     alone = Network("alone")

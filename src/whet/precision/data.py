@@ -180,7 +180,7 @@ def _image(path: Path, net: Network, p: Preprocessing) -> dict[str, np.ndarray]:
     sizes = t.shape[2:4] if p.layout == "nchw" else t.shape[1:3]
     if t.type.rank != 4 or not all(isinstance(d, int) for d in sizes):
         raise CalibrationError(f"images need an input of rank 4 with fixed height and width; '{t.name}' is {t.type}")
-    height, width = (int(d) for d in sizes)  # type: ignore[arg-type]
+    height, width = (int(d) for d in sizes)
     channels = t.shape[1] if p.layout == "nchw" else t.shape[3]
     try:
         with Image.open(path) as opened:

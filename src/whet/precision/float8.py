@@ -58,7 +58,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
     layers = [x for x in find_places(net, set(skip)).layers if x.op in ("Conv", "Gemm")]
     if not layers:
         return ranges
-    names = list(dict.fromkeys(x.inputs[0].name for x in layers))  # type: ignore[union-attr]
+    names = list(dict.fromkeys(x.inputs[0].name for x in layers))
     scales = {n: float8_scale(r) for n in names if (r := _range_of(net, ranges, n)) is not None}
     run = run_of(net, names)
     sums: dict[str, list[np.ndarray]] = {}
@@ -68,7 +68,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
             break
         values = run(feeds)
         for layer in layers:
-            name = layer.inputs[0].name  # type: ignore[union-attr]
+            name = layer.inputs[0].name
             if name not in scales:
                 continue
             x = np.asarray(values[name], np.float32)
@@ -102,7 +102,7 @@ def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_
         return found
     by_input: dict[str, list[Layer]] = {}
     for layer in layers:
-        by_input.setdefault(layer.inputs[0].name, []).append(layer)  # type: ignore[union-attr]
+        by_input.setdefault(layer.inputs[0].name, []).append(layer)
     for name, readers in by_input.items():  # one tensor of all samples at a time is kept
         own = _range_of(net, ranges, name)
         if own is None:
@@ -110,7 +110,7 @@ def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_
         run, scale = run_of(net, [name]), float8_scale(own)
         inputs = [rounded(np.asarray(run(f)[name], np.float32), scale) for f in chosen]
         for layer in readers:
-            w = np.asarray(layer.inputs[1].array(), np.float32)  # type: ignore[union-attr]
+            w = np.asarray(layer.inputs[1].array(), np.float32)
             halves = [moments(layer, inputs[i::2], len(inputs[i::2])) for i in (0, 1)]
             made = adapted(layer, w, float8_weights(layer, w), float8_weight_scales(layer, w).astype(np.float64), (halves[0], halves[1]), _grid)
             if made is not None:
@@ -149,14 +149,14 @@ def unpack_rounding(net: Network, packed: Mapping[str, str]) -> dict[str, np.nda
 
 def _codes(layer: Layer, w: np.ndarray | None) -> np.ndarray:
     """Weights (None: the nearest to the layer's own) as e4m3 numbers counted from zero, i32."""
-    own = np.asarray(layer.inputs[1].array(), np.float32) if w is None else w  # type: ignore[union-attr]
+    own = np.asarray(layer.inputs[1].array(), np.float32) if w is None else w
     bits = e4m3(own / _column(layer)).astype(F8E4M3.numpy).view(np.uint8).astype(np.int32)
     return np.where(bits & 0x80, -(bits & 0x7F), bits)
 
 
 def _column(layer: Layer) -> np.ndarray:
     """The weights' scales in a shape that broadcasts over them."""
-    w = np.asarray(layer.inputs[1].array(), np.float32)  # type: ignore[union-attr]
+    w = np.asarray(layer.inputs[1].array(), np.float32)
     shape = [1] * w.ndim
     shape[weight_axis(layer)] = -1
     return float8_weight_scales(layer, w).reshape(shape)
@@ -171,7 +171,7 @@ def mean_inputs(layer: Layer, x: np.ndarray) -> np.ndarray:
     """The mean of what each weight of a filter is multiplied with, over all places of all images, f64: [c, r, s, ...] of a Conv, [c] else."""
     if layer.op != "Conv":
         return x.reshape(-1, x.shape[-1]).mean(axis=0, dtype=np.float64)
-    taps = layer.inputs[1].shape[2:]  # type: ignore[union-attr]
+    taps = layer.inputs[1].shape[2:]
     n = len(taps)
     pads = layer.attrs.get("pads") or (0,) * 2 * n
     strides, dilations = layer.attrs.get("strides") or (1,) * n, layer.attrs.get("dilations") or (1,) * n
@@ -186,7 +186,7 @@ def mean_inputs(layer: Layer, x: np.ndarray) -> np.ndarray:
 
 def mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray, rounded_weights: np.ndarray | None = None) -> np.ndarray:
     """How far rounding moves the mean of each output channel, f64: `low` and `exact` are mean_inputs of rounded and exact inputs."""
-    w = np.asarray(layer.inputs[1].array(), np.float32)  # type: ignore[union-attr]
+    w = np.asarray(layer.inputs[1].array(), np.float32)
     q = float8_weights(layer, w) if rounded_weights is None else rounded_weights
     if layer.op == "Conv":
         groups = layer.attrs["group"]
@@ -212,7 +212,7 @@ def _channels(layer: Layer) -> tuple[object, object]:
     w = layer.inputs[1]
     assert w is not None
     if layer.op == "Conv":
-        return layer.inputs[0].shape[1], w.shape[0]  # type: ignore[union-attr]
+        return layer.inputs[0].shape[1], w.shape[0]
     turned = layer.op == "Gemm" and layer.attrs["transB"]
     return (w.shape[1], w.shape[0]) if turned else (w.shape[0], w.shape[1])
 

@@ -159,7 +159,7 @@ class _Finder:
                 self.require(a, layer)
                 self.require(b, layer)
             return
-        place = {t: self.net.layers.index(t.maker) if t.maker in self.net.layers else -1 for t in (a, b)}  # type: ignore[arg-type]
+        place = {t: self.net.layers.index(t.maker) if t.maker in self.net.layers else -1 for t in (a, b)}
         own = max(heads, key=lambda t: place[t])
         other = b if own is a else a
         if other in self.places.roots or (self.quantized_result(layer.output) and self.fusable(other)):
@@ -183,8 +183,8 @@ class _Finder:
             return False
         if maker.op == "Mul":  # SiLU spelled out
             gates = [(x, y) for x, y in (maker.inputs, maker.inputs[::-1]) if y is not None and y.maker is not None and y.maker.op == "Sigmoid"]
-            return any(x is not None and y.maker.inputs[0] is x and x.maker in self.own for x, y in gates)  # type: ignore[union-attr]
-        return maker in self.own or (maker.op in UNARY and self.takes_sum(maker.inputs[0]))  # type: ignore[arg-type]
+            return any(x is not None and y.maker.inputs[0] is x and x.maker in self.own for x, y in gates)
+        return maker in self.own or (maker.op in UNARY and self.takes_sum(maker.inputs[0]))
 
     def fusable(self, t: Tensor) -> bool:
         """Whether the layer that makes `t` can store integers: quantized, or a sum, activation or average behind one that is."""
@@ -194,10 +194,10 @@ class _Finder:
         if maker in self.own:
             return True
         if maker.op in UNARY:
-            return self.fusable(maker.inputs[0])  # type: ignore[arg-type]
+            return self.fusable(maker.inputs[0])
         if maker.op in ("Add", "Mul"):
             return any(x is not None and self.fusable(x) for x in maker.inputs)
-        return (maker.op in POOLS or moves(maker)) and self.fusable(maker.inputs[0])  # type: ignore[arg-type]
+        return (maker.op in POOLS or moves(maker)) and self.fusable(maker.inputs[0])
 
 
 def moves(layer: Layer) -> bool:

@@ -37,7 +37,7 @@ def windows(layer: Layer, x: np.ndarray, most: int, rng: np.random.Generator) ->
     if layer.op != "Conv":
         rows = x.reshape(-1, x.shape[-1])
         return rows[np.sort(rng.permutation(len(rows))[:most])]
-    taps = layer.inputs[1].shape[2:]  # type: ignore[union-attr]
+    taps = layer.inputs[1].shape[2:]
     n = len(taps)
     pads = layer.attrs.get("pads") or (0,) * 2 * n
     strides, dilations = layer.attrs.get("strides") or (1,) * n, layer.attrs.get("dilations") or (1,) * n

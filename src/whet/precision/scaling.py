@@ -136,7 +136,7 @@ def channels_last(site: Site) -> bool:
 
 def reading_weights(layer: Layer, s: np.ndarray) -> np.ndarray:
     """The factors that a reader's weights take: `s` along their input channels, in a shape that broadcasts."""
-    w = layer.inputs[1].array()  # type: ignore[union-attr]
+    w = layer.inputs[1].array()
     if layer.op != "Conv":
         axis = 1 if layer.op == "Gemm" and layer.attrs["transB"] else 0
         return s.reshape([-1 if i == axis else 1 for i in range(w.ndim)])
@@ -151,7 +151,7 @@ def _largest_read(site: Site, count: int) -> np.ndarray:
     """For each channel of the tensor the largest weight that reads it."""
     top = np.zeros(count)
     for layer in site.readers:
-        w = np.abs(layer.inputs[1].array().astype(np.float64))  # type: ignore[union-attr]
+        w = np.abs(layer.inputs[1].array().astype(np.float64))
         if layer.op != "Conv":
             w = w if layer.op == "Gemm" and layer.attrs["transB"] else w.T
             top = np.maximum(top, w.max(axis=0))
@@ -167,7 +167,7 @@ def proposals(site: Site, largest: np.ndarray, steps: tuple[str, ...]) -> dict[s
     read = _largest_read(site, largest.size)
     made: dict[str, np.ndarray] = {}
     if "equalize" in steps and site.producer is not None and site.producer.op in WEIGHTED:
-        w = np.abs(site.producer.inputs[1].array().astype(np.float64))  # type: ignore[union-attr]
+        w = np.abs(site.producer.inputs[1].array().astype(np.float64))
         axis = 0 if site.producer.op == "Conv" or site.producer.attrs.get("transB") else 1
         own = w.max(axis=tuple(i for i in range(w.ndim) if i != axis))
         made["equalize"] = _settled(site, largest, np.sqrt(_ratio(own, read)))

@@ -162,7 +162,7 @@ def _insert(net: Network, x: Tensor, readers: list[Layer], found: Code) -> None:
     """x -> squeezed -> Q -> DQ -> stretched, for all that read x."""
     scale = net.constant(literal(np.asarray(found.scale)), f"{x.name}.scale")
     zero = net.constant(literal(np.asarray(found.zero, np.uint8)), f"{x.name}.zero")
-    at = net.layers.index(x.maker) + 1  # type: ignore[arg-type]
+    at = net.layers.index(x.maker) + 1
     y = x
     if found.squeeze != 1:
         y = net.add("LeakyRelu", x, name=f"{x.name}.squeeze", alpha=found.squeeze, at=at)
