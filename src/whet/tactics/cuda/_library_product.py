@@ -30,7 +30,7 @@ from whet.tactics.cuda._kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda.own_conv import constant_weights, conv_shape, conv_signatures
+from whet.tactics.cuda.own_conv import conv_reason, conv_shape, conv_signatures
 from whet.tactics.cuda.own_gemm import gemm_reason, gemm_shape
 from whet.tactics.cuda.own_pointwise import number_text
 
@@ -70,9 +70,7 @@ class LibraryProduct(Tactic):
         head = anchor(layer)
         if head.op != "Conv":
             return gemm_reason(layer)
-        if head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:
-            return "convolutions of two spatial axes without groups"
-        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        return "the kernel has no groups" if head.attrs["group"] != 1 else conv_reason(layer, head)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

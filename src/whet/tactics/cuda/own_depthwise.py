@@ -17,7 +17,7 @@ from whet.tactics.cuda._depthwise_tile import constants as tile_constants
 from whet.tactics.cuda._depthwise_tile import refuses as no_tile
 from whet.tactics.cuda._kernel import ACTIVATIONS, TYPE, GpuKernel, ahead, all_static, blocks_of, ending, launch, machine_has, packed_array
 from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_conv import constant_weights, conv_shape, conv_signatures, packed_bias
+from whet.tactics.cuda.own_conv import conv_reason, conv_shape, conv_signatures, packed_bias
 
 
 @tactic
@@ -27,14 +27,12 @@ class OwnDepthwise(Tactic):
     ops = ("Conv",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
+        head = anchor(layer)
+        said = super().why_not(layer) or conv_reason(layer, head)
         if said:
             return said
-        head = anchor(layer)
-        x, w = head.inputs[0], head.inputs[1]
-        if x.type.rank != 4 or w.shape[1] != 1 or head.attrs["group"] != w.shape[0]:  # type: ignore[union-attr]
-            return "is for depthwise convolutions of two spatial axes"
-        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        w = head.inputs[1]
+        return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "is for depthwise convolutions"  # type: ignore[union-attr]
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

@@ -32,7 +32,7 @@ from whet.tactics.cuda._kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda.own_conv import as_config, constant_weights, conv_shape, from_config, packed_bias
+from whet.tactics.cuda.own_conv import as_config, conv_reason, conv_shape, from_config, packed_bias
 
 MAX_CONFIGS = 12
 
@@ -65,15 +65,15 @@ class FirstLayer(Tactic):
     ops = ("Conv",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
+        head = anchor(layer)
+        said = super().why_not(layer) or conv_reason(layer, head)
         if said:
             return said
-        head = anchor(layer)
-        if head.inputs[0].type.rank != 4 or head.attrs["group"] != 1:  # type: ignore[union-attr]
-            return "takes images of two spatial axes, one group"
+        if head.attrs["group"] != 1:
+            return "the kernel has no groups"
         if not isinstance(head.inputs[0].shape[1], int) or head.inputs[0].shape[1] > 8:  # type: ignore[union-attr,operator]
             return "is for first layers: at most 8 input channels"
-        return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+        return None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
