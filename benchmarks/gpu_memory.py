@@ -2,7 +2,7 @@
 
 The first build fills a timing cache, the others build from it; every tenth is verified too.
 
-Usage: python3 benchmarks/gpu_memory.py [network] [rounds]
+Usage: python3 benchmarks/gpu_memory.py [network] [rounds] [seconds]      # ends after so many seconds, with the rounds that it got to
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from whet.builder import build
 from whet.runtime import Runtime
 
 if __name__ == "__main__":
-    name, rounds = (sys.argv[1] if len(sys.argv) > 1 else "resnet18"), int(sys.argv[2]) if len(sys.argv) > 2 else 20
+    name, rounds, seconds = (*sys.argv[1:], *("resnet18", "20", "1e9")[len(sys.argv) - 1 :])
     machine, net = get_backend("cuda"), network(name, 1)
     free: list[int] = []
     began = time.perf_counter()
     cache = Path(tempfile.mkdtemp()) / "timing.cache"
-    for i in range(rounds):
+    for i in range(int(rounds)):
+        if time.perf_counter() - began > float(seconds):
+            break
         engine = Runtime(machine).load(build(net, replace(CONFIG, timing_cache=str(cache), verify=i % 10 == 0)))
         context = engine.create_context()
         context.run({n: context.input_array(n) for n in context.input_names})
@@ -38,4 +40,4 @@ if __name__ == "__main__":
         if i % 20 == 1:
             print(f"  {i + 1} of {rounds} after {time.perf_counter() - began:.0f} s: {free[-1] >> 20} MiB free", flush=True)
     grown = (free[1] - free[-1]) / 2**20 / max(1, len(free) - 2)
-    print(f"{name}: after {rounds} builds and loads, {grown:.3f} MiB a round since the second; free {free[0] >> 20} .. {free[-1] >> 20} MiB")
+    print(f"{name}: after {len(free)} builds and loads, {grown:.3f} MiB a round since the second; free {free[0] >> 20} .. {free[-1] >> 20} MiB")

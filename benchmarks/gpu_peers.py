@@ -1,13 +1,15 @@
 """whet and its peers on one GPU, in turns within one process: FP16 networks with FP16 images on the device, both as CUDA graphs.
 
 GPU time of isolated replays by events, in rounds that alternate between whet's engine (verified at its batch), torch eager in a CUDA graph and
-torch.compile (max-autotune, captured in a CUDA graph too, so that no copy of the input counts). The row is the median over rounds with its
-95 % interval. Memory is what the GPU says is used (NVML), each side after the CUDA context: weights, activations, kernels, workspaces.
+torch.compile (max-autotune, captured in a CUDA graph too, so that no copy of the input counts). A row is the median over all rounds of two
+processes with its 95 % interval, and the median of the ratios within the rounds. The first process loads whet first, the second torch.compile:
+memory is what the GPU says is used (NVML) by the side that was loaded first, after the CUDA context: weights, activations, kernels, workspaces.
 
-Usage: python3 benchmarks/gpu_peers.py [--rows yolov5s:1,resnet50:1,...] [--budget SECONDS] [--peers eager,compile] [--rounds N] [--gpus N]
-Each row runs in a process of its own, on a GPU of its own where there are several (torch.compile takes two minutes a row); results are
-written after each row: $OUT/peers.json. `python3 benchmarks/gpu_peers.py --estimate` only prints what the rows take.
-Fill the kernel cache first without a GPU: `gpu_engines.py compile`.
+Usage: python3 benchmarks/gpu_peers.py --warm [--rows yolov5s:1,resnet50:1,...] [--budget SECONDS] [--gpus N] [--compiled FOLDER]
+       python3 benchmarks/gpu_peers.py [--compiled FOLDER] [--rows ...] [--budget SECONDS] [--peers eager,compile] [--rounds N] [--gpus N]
+A row's first max-autotune takes up to two hundred seconds, nearly all of them on the CPU: `--warm` does all rows at once, in processes that
+take turns on the GPU, and leaves each row's cache as $OUT/<network>_<batch>.txz. The second command finds them in FOLDER; without, it compiles
+row after row. A process has its GPU to itself while it measures; the next one imports meanwhile. Results: $OUT/peers.json, after each row.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -31,15 +34,15 @@ ROWS = (
     "yolov5s:1", "resnet50:1", "mobilenet_v2:1", "resnet50:8", "resnet50:128", "mobilenet_v2:128", "yolov5s:8",
     "resnet34:1", "resnet18:1", "resnet34:128", "resnet18:128",
 )  # fmt: skip
-#: seconds of torch.compile with an empty cache, measured on an H200 machine with 16 cores; the rest of a row takes about REST
+#: seconds of torch.compile with an empty cache, measured on an H200 machine with 16 cores, and of the rest of a row
 COMPILE = {"yolov5s": 200, "resnet50": 130, "mobilenet_v2": 132, "resnet34": 60, "resnet18": 45}
-REST = 25
-ORDINAL = "WHET_BENCHMARK_GPU"  # NVML counts the machine's GPUs, CUDA those that a process may see
-#: ms on one H200 that the project set itself, and torch.compile's of the day before the first kernel
+REST = 40
+#: ms on one H200 that the project set itself
 REACH = {
     "resnet50:1": 0.18, "resnet50:8": 0.40, "resnet50:128": 2.9, "resnet34:1": 0.16, "resnet34:128": 1.9, "resnet18:1": 0.09,
     "resnet18:128": 1.15, "mobilenet_v2:1": 0.14, "mobilenet_v2:128": 1.2,
 }  # fmt: skip
+WORK = Path(tempfile.gettempdir()) / "gpu_peers"
 
 
 def folder() -> Path:
@@ -47,16 +50,35 @@ def folder() -> Path:
     return Path(os.environ.get("OUT", "."))
 
 
-def estimate(row: str, peers: str) -> int:
-    """Seconds that a row takes, roughly."""
-    return REST + (COMPILE[row.partition(":")[0]] if "compile" in peers else 0)
+def inductor_folder(row: str) -> Path:
+    """Inductor's cache of one row."""
+    return WORK / "inductor" / row.replace(":", "_")
 
 
-def used() -> int:
-    """Bytes in use on this process's GPU, of all processes."""
-    from whet.backends.cuda import nvml
+def turn() -> Any:
+    """The lock of this process's GPU."""
+    from _inductor import Turn
 
-    return nvml.state(int(os.environ.get(ORDINAL, "0"))).used_memory or 0
+    return Turn(os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+
+
+class UntilVerification:
+    """A build's progress: the GPU goes to the next process when kernels are chosen and the outputs are compared, mostly on the CPU."""
+
+    def __init__(self, mine: Any) -> None:
+        self.mine, self.has = mine, True
+        mine.__enter__()
+
+    def stage(self, name: str, total: int) -> None:
+        if self.has is not (name != "verification"):  # a kernel that fails is banned, and the choice begins anew
+            (self.mine.__enter__ if name != "verification" else lambda: self.mine.__exit__(None))()
+            self.has = name != "verification"
+
+    def step(self, what: str, done: int = 1) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        print(f"  {text}"[:300], flush=True)
 
 
 def build(name: str, batch: int, path: str) -> dict[str, Any]:
@@ -70,8 +92,9 @@ def build(name: str, batch: int, path: str) -> dict[str, Any]:
     from whet.frontends.onnx import network_from_onnx
 
     net = network_from_onnx(half(zoo.build(name, batch=batch)))
+    told = UntilVerification(turn())
     begun = time.perf_counter()
-    plan = build_engine(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+    plan = build_engine(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""), progress=told)
     took = time.perf_counter() - begun
     write_engine(plan, path)
     return {"build_s": round(took, 1), "verification": plan.report["verification"]}
@@ -109,123 +132,192 @@ def by_events(replay: Any, count: int) -> float:
     return statistics.median(times)
 
 
-def measure(name: str, batch: int, path: str, peers: str, rounds: int) -> dict[str, Any]:
-    """One row: loads the engine, makes the peers, times all in turns."""
+def warm(name: str, batch: int, archive: str) -> dict[str, Any]:
+    """Inductor's compilation of one row beside those of others, its cache packed; and a first look at its time."""
     import torch
-    from _record import median_interval
+    from _inductor import compiled, exclusive, pack
+    from _torch_models import image, model
+
+    torch.set_grad_enabled(False)
+    torch.backends.cudnn.benchmark = True
+    mine, net, x = turn(), model(name), image(name, batch)
+    exclusive(mine)
+    begun = time.perf_counter()
+    run = compiled(net)
+    run(x)
+    took = time.perf_counter() - begun
+    size = pack(inductor_folder(f"{name}:{batch}"), Path(archive))  # first: what follows may run out of time
+    with mine:
+        replay = graphed(lambda: run(x))
+        by_events(replay, 20)
+        ms = by_events(replay, 40)
+    return {"compile_s": round(took, 1), "waited_s": round(mine.waited, 1), "compile_ms": round(ms, 4), "packed_bytes": size}
+
+
+def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: str) -> dict[str, Any]:
+    """One process of a row: loads the engine and the peers, the one named `first` before the others, and times all in turns."""
+    import torch
+    import torch._inductor.compile_fx  # imported before the turn comes
+    from _inductor import compiled
+    from _torch_models import image, model
 
     from whet.backends import get_backend
     from whet.runtime import Runtime
 
     torch.set_grad_enabled(False)
+    torch.backends.cudnn.benchmark = True
+    turn().__enter__()  # to the end: what this process holds on the GPU must be gone before the next one reads what is used
     machine = get_backend("cuda")
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
-    start = used()
-    context = Runtime(machine).load(path).create_context()
-    bound = context.launches()
-    images = {n: context.device_array(n) for n in context.input_names}
-    noise = torch.randn(next(iter(images.values())).shape, dtype=torch.half)
-    bound.feed({n: noise.numpy() for n in images})
-    images.clear()
-    bound.run()
-    sides = {"whet": lambda count: 1e3 * statistics.median(bound.seconds(count))}
-    memory = {"whet": used() - start}
     row: dict[str, Any] = {"network": name, "batch": batch, "input": "f16 on the device"}
-    from _torch_models import image, model
+    sides: dict[str, Any] = {}
+    shared: list[Any] = []  # the torch network and its image
 
-    torch.backends.cudnn.benchmark = True
-    before = used()
-    net, x = model(name), image(name, batch)
-    eager = graphed(lambda: net(x))
-    torch.cuda.empty_cache()
-    memory["eager"] = used() - before
-    sides["eager"] = lambda count: by_events(eager, count)
-    if "compile" in peers:
-        import torch._inductor.config as inductor
+    def used() -> int:
+        torch.cuda.empty_cache()
+        return machine.state()["used_memory"] or 0
 
-        inductor.conv_1x1_as_mm = True
-        inductor.max_autotune_conv_backends = "ATEN"  # cuDNN wins its convolutions against Inductor's own
-        before, begun = used(), time.perf_counter()
-        compiled_model = torch.compile(net, mode="max-autotune-no-cudagraphs")
+    def torch_parts() -> list[Any]:
+        if not shared:
+            shared.extend((model(name), image(name, batch)))
+        return shared
+
+    def whet_side() -> Any:
+        context = Runtime(machine).load(path).create_context()
+        bound = context.launches()
+        images = {n: context.device_array(n) for n in context.input_names}
+        noise = torch.randn(next(iter(images.values())).shape, dtype=torch.half)
+        bound.feed({n: noise.numpy() for n in images})
+        images.clear()
+        bound.run()
+        return lambda count: 1e3 * statistics.median(bound.seconds(count))
+
+    def eager_side() -> Any:
+        net, x = torch_parts()
+        replay = graphed(lambda: net(x))
+        return lambda count: by_events(replay, count)
+
+    def compile_side() -> Any:
+        net, x = torch_parts()
+        begun = time.perf_counter()
+        run = compiled(net)
+        replay = graphed(lambda: run(x))
+        row["compile_s"] = round(time.perf_counter() - begun, 1)
+        return lambda count: by_events(replay, count)
+
+    make = {"whet": whet_side, "eager": eager_side} | ({"compile": compile_side} if "compile" in peers else {})
+    row["memory_mib"] = {}
+    for side in sorted(make, key=lambda s: s != first):
+        before = used()
         try:
-            compiled = graphed(lambda: compiled_model(x))
+            sides[side] = make[side]()
         except RuntimeError as error:  # Dynamo's and Inductor's are RuntimeErrors: the rest of the row stands without it
-            row["compile_error"] = f"{type(error).__name__}: {error}"[:500]
-        else:
-            row["compile_s"] = round(time.perf_counter() - begun, 1)
-            torch.cuda.empty_cache()
-            memory["compile"] = used() - before + sum(p.nbytes for p in (*net.parameters(), *net.buffers()))  # it shares eager's weights
-            sides["compile"] = lambda count: by_events(compiled, count)
+            row["error"] = f"{side}: {type(error).__name__}: {error}"[:500]
+        row["memory_mib"][side] = round((used() - before) / 2**20, 1)
     for run in sides.values():
         run(20)
     times: dict[str, list[float]] = {side: [] for side in sides}
     for i in range(rounds):
         for side in list(sides)[:: 1 if i % 2 else -1]:
-            times[side].append(sides[side](20))
+            times[side].append(round(sides[side](20), 5))
+    return row | {"first": first, "times_ms": times, "state": machine.state()}
+
+
+def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """A row from its processes: medians and intervals over all rounds, ratios within rounds, memory of the side that was loaded first."""
+    from _record import median_interval
+
+    row: dict[str, Any] = {k: v for k, v in runs[0].items() if k in ("network", "batch", "input")}
+    times = {side: [ms for run in runs for ms in run["times_ms"].get(side, ())] for side in ("whet", "eager", "compile")}
     for side, values in times.items():
-        middle, low, high = median_interval(values)
-        row |= {f"{side}_ms": round(middle, 4), f"{side}_interval_ms": [round(low, 4), round(high, 4)]}
-    row["memory_mib"] = {side: round(n / 2**20, 1) for side, n in memory.items()}
-    row["state"] = machine.state()
-    return row
+        if values:
+            middle, low, high = median_interval(values)
+            row |= {f"{side}_ms": round(middle, 4), f"{side}_interval_ms": [round(low, 4), round(high, 4)]}
+            if side != "whet" and len(values) == len(times["whet"]):
+                ratio, low, high = median_interval([b / a for a, b in zip(times["whet"], values, strict=True)])
+                row |= {f"{side}_over_whet": round(ratio, 3), f"{side}_over_whet_interval": [round(low, 3), round(high, 3)]}
+    clean = {run["first"]: run["memory_mib"][run["first"]] for run in runs}
+    return row | {"memory_mib": runs[0]["memory_mib"] | clean, "processes": runs}
 
 
-def child(gpu: int, *words: str) -> dict[str, Any] | None:
+def child(gpu: int, row: str, *words: str) -> dict[str, Any] | None:
     """Runs a part of this file in a process of its own on one GPU; None (and its words) when it fails."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    ordinal = seen.split(",")[gpu] if seen else str(gpu)  # of the machine's GPUs
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ordinal, ORDINAL: ordinal}
     with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
-        got = subprocess.run([sys.executable, __file__, "--child", answer.name, *words], check=False, env=environment)
+        got = subprocess.run([sys.executable, __file__, "--child", answer.name, *words], check=False, env=environment(gpu, row))
         text = answer.read()
     return json.loads(text) if got.returncode == 0 and text else None
+
+
+def environment(gpu: int, row: str) -> dict[str, str]:
+    """Of a process of one row on one of the GPUs that this one was given."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return {
+        **os.environ, "CUDA_VISIBLE_DEVICES": seen.split(",")[gpu] if seen else str(gpu), "TORCHINDUCTOR_CACHE_DIR": str(inductor_folder(row)),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "8"), "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "8"),
+    }  # fmt: skip
 
 
 def one_row(row: str, peers: str, rounds: int, gpu: int) -> dict[str, Any] | None:
     """Builds and measures a row on one GPU."""
     name, _, batch = row.partition(":")
-    path = f"{tempfile.gettempdir()}/{name}_{batch}.engine"
-    built = child(gpu, "build", name, batch, path)
+    path = str(WORK / f"{name}_{batch}.engine")
+    built = child(gpu, row, "build", name, batch, path)
     if built is None:
         return None
-    measured = child(gpu, "measure", name, batch, path, peers, str(rounds))
-    return None if measured is None else built | measured | {"gpu": gpu}
+    orders = ("whet", "compile" if "compile" in peers else "eager")
+    runs = [run for first in orders if (run := child(gpu, row, "measure", name, batch, path, peers, str(rounds), first)) is not None]
+    Path(path).unlink()
+    return built | joined(runs) | {"gpu": gpu} if runs else None
 
 
 def line(r: dict[str, Any]) -> str:
     """A row for people."""
-    best = min(r[f"{side}_ms"] for side in ("eager", "compile") if f"{side}_ms" in r)
     reach = REACH.get(f"{r['network']}:{r['batch']}")
-    least = min(v for k, v in r["memory_mib"].items() if k != "whet")
+    peer = "compile" if "compile_ms" in r else "eager"
     return (
         f"{r['network']:13} batch {r['batch']:4}  whet {r['whet_ms']:.4f} ms (built, verified in {r['build_s']} s)  eager {r['eager_ms']:.4f}"
-        f"  compile {r.get('compile_ms', float('nan')):.4f}  lead {best / r['whet_ms']:.2f}x"
+        f"  compile {r.get('compile_ms', float('nan')):.4f}  {peer}/whet {r.get(f'{peer}_over_whet')} {r.get(f'{peer}_over_whet_interval')}"
         + (f"  reach {reach}: {'yes' if r['whet_ms'] <= reach else 'no'}" if reach else "")
-        + f"  MiB whet {r['memory_mib']['whet']} peer {least}"
+        + f"  MiB {r['memory_mib']}"
     )
 
 
-def main() -> None:
-    """Rows one after the other on each GPU, as many as the budget holds."""
-    ask = argparse.ArgumentParser()
-    ask.add_argument("--rows", default=",".join(ROWS))
-    ask.add_argument("--peers", default="eager,compile")
-    ask.add_argument("--budget", type=float, default=1e9)
-    ask.add_argument("--rounds", type=int, default=11)
-    ask.add_argument("--gpus", type=int, default=1, help="GPUs to deal the rows to")
-    ask.add_argument("--estimate", action="store_true")
-    o = ask.parse_args()
-    rows = o.rows.split(",")
-    total = sum(estimate(r, o.peers) for r in rows)
-    print(f"{len(rows)} rows, about {total / o.gpus:.0f} s with an empty compile cache", flush=True)
-    if o.estimate:
-        return
+def warm_all(rows: list[str], gpus: int, budget: float) -> None:
+    """Fills the caches of all rows at once; what is not ready in time is packed as far as it went (its timings count)."""
+    from _inductor import pack
+
+    order = sorted(rows, key=lambda r: -COMPILE[r.partition(":")[0]])
+    threads = str(max(2, 2 * (os.cpu_count() or 1) // len(rows)))
+    begun, left = time.perf_counter(), {}
+    for i, row in enumerate(order):
+        archive = folder() / f"{row.replace(':', '_')}.txz"
+        words = [sys.executable, __file__, "--child", str(WORK / f"{archive.stem}.json"), "warm", *row.split(":"), str(archive)]
+        more = environment(i % gpus, row) | {"TORCHINDUCTOR_COMPILE_THREADS": threads, "OMP_NUM_THREADS": "2"}
+        with open(WORK / f"{archive.stem}.log", "w") as log:
+            left[row] = subprocess.Popen(words, env=more, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    while left and time.perf_counter() - begun < budget:
+        time.sleep(0.5)
+        for row in [r for r, process in left.items() if process.poll() is not None]:
+            answer = WORK / f"{row.replace(':', '_')}.json"
+            code = left.pop(row).returncode
+            said = answer.read_text() if code == 0 else f"code {code}: " + (WORK / f"{answer.stem}.log").read_text()[-1500:]
+            print(f"{row:17} after {time.perf_counter() - begun:.0f} s: {said}", flush=True)
+    for row, process in left.items():
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        archive = folder() / f"{row.replace(':', '_')}.txz"
+        done = archive.exists() and inductor_folder(row).joinpath("fxgraph").exists()
+        size = archive.stat().st_size if done else pack(inductor_folder(row), archive)
+        print(f"{row:17} not ready: {size} bytes packed; {(WORK / f'{archive.stem}.log').read_text()[-300:]}", flush=True)
+
+
+def measure_all(rows: list[str], o: argparse.Namespace) -> None:
+    """Rows one after the other on each GPU, as many as the budget holds; two at a time, so that one imports while the other measures."""
     from _record import provenance
 
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/inductor")
     begun = time.perf_counter()
-    made: dict[str, Any] = {**provenance(["numpy", "cuda-bindings"]), "rows": [], "left_out": []}
+    made: dict[str, Any] = {**provenance(["numpy", "cuda-bindings", "torch", "triton"]), "rows": [], "left_out": []}
     waiting, guard = iter(rows), threading.Lock()
 
     def work(gpu: int) -> None:
@@ -234,27 +326,56 @@ def main() -> None:
                 row = next(waiting, None)
             if row is None:
                 return
-            fits = time.perf_counter() - begun + estimate(row, o.peers) <= o.budget
+            compiling = COMPILE[row.partition(":")[0]] if "compile" in o.peers and not inductor_folder(row).joinpath("fxgraph").exists() else 0
+            fits = time.perf_counter() - begun + compiling + REST <= o.budget
             found = one_row(row, o.peers, o.rounds, gpu) if fits else None
             with guard:
                 if found is None:
                     made["left_out"].append(row)
                 else:
                     made["rows"].append(found)
-                    print(line(found), flush=True)
+                    print(f"{time.perf_counter() - begun:4.0f} s  {line(found)}", flush=True)
                 (folder() / "peers.json").write_text(json.dumps(made, indent=1))
 
-    with ThreadPoolExecutor(o.gpus) as pool:
-        list(pool.map(work, range(o.gpus)))
+    with ThreadPoolExecutor(2 * o.gpus) as pool:
+        list(pool.map(work, [*range(o.gpus)] * 2))
     if made["left_out"]:
         print("left out:", ", ".join(made["left_out"]), flush=True)
     print(f"{time.perf_counter() - begun:.0f} s", flush=True)
 
 
+def main() -> None:
+    """Fills the caches, or measures."""
+    ask = argparse.ArgumentParser()
+    ask.add_argument("--warm", action="store_true", help="only fill and pack Inductor's caches")
+    ask.add_argument("--compiled", type=Path, help="folder with caches that --warm packed")
+    ask.add_argument("--rows", default=",".join(ROWS))
+    ask.add_argument("--peers", default="eager,compile")
+    ask.add_argument("--budget", type=float, default=1e9)
+    ask.add_argument("--rounds", type=int, default=11)
+    ask.add_argument("--gpus", type=int, default=1, help="GPUs to deal the rows to")
+    o = ask.parse_args()
+    from _inductor import unpack
+
+    rows = o.rows.split(",")
+    WORK.mkdir(parents=True, exist_ok=True)
+    for row in rows:
+        packed = o.compiled / f"{row.replace(':', '_')}.txz" if o.compiled else None
+        if packed is not None and packed.exists():
+            unpack(packed, inductor_folder(row))
+    if o.warm:
+        warm_all(rows, o.gpus, o.budget)
+    else:
+        measure_all(rows, o)
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         answer, what, network, size, where, *more = sys.argv[2:]
-        got = build(network, int(size), where) if what == "build" else measure(network, int(size), where, more[0], int(more[1]))
+        if what == "measure":
+            got = measure(network, int(size), where, more[0], int(more[1]), more[2])
+        else:
+            got = {"build": build, "warm": warm}[what](network, int(size), where)
         Path(answer).write_text(json.dumps(got))
     else:
         main()

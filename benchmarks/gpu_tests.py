@@ -1,8 +1,9 @@
 """The tests marked `gpu`, whole, and the growth of GPU memory over builds and loads, on a machine with a GPU: results/<device>/tests.json.
 
-    python benchmarks/gpu_tests.py [--workers N] [--builds N]      # about two minutes of tests on 16 cores, and 2 to 4 s a build
+    python benchmarks/gpu_tests.py [--workers N] [--builds N] [--seconds S]      # about two minutes of tests on 16 cores, and 1 to 4 s a build
 
-Both run in processes of their own; what they print goes through. The file is written to $OUT, or to the current folder.
+Both run in processes of their own, side by side where CUDA_VISIBLE_DEVICES names two GPUs (what the GPU says is free counts every process on
+it); what they print goes through. The file is written to $OUT, or to the current folder, after each.
 """
 
 from __future__ import annotations
@@ -28,28 +29,38 @@ def main() -> None:
     p.add_argument("--workers", type=int, default=12, help="test processes (pytest-xdist); most of a test is compiling")
     p.add_argument("--builds", type=int, default=200, help="builds and loads of the memory test; 0 leaves it out")
     p.add_argument("--network", default="resnet18", help="network of the memory test")
+    p.add_argument("--seconds", type=float, default=1e9, help="the memory test ends after this long, with the builds that it got to")
     args = p.parse_args()
-    rows = tests(args.workers)
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
+    growing = start_memory(args.network, args.builds, args.seconds, gpus[-1]) if args.builds and len(gpus) > 1 else None
+    rows = tests(args.workers, gpus[0])
+    write(rows)
     if args.builds:
-        rows.append(memory(args.network, args.builds))
-    from whet.backends import get_backend
-
-    found = {**provenance(("numpy", "cuda-bindings")), "device": get_backend("cuda").describe()["model"], "rows": rows}
-    (Path(os.environ.get("OUT", ".")) / "tests.json").write_text(json.dumps(found, indent=1) + "\n")
+        rows.append(memory(args.network, growing or start_memory(args.network, args.builds, args.seconds, gpus[0])))
+        write(rows)
     for row in rows:
         print(f"{row['value']:>10} {row['unit']}: {row['what']}")
     if any(row["value"] >= row["bar"] for row in rows if row.get("bar") is not None):
         raise SystemExit(1)
 
 
-def tests(workers: int) -> list[dict]:
+def write(rows: list[dict]) -> None:
+    """The result file."""
+    from whet.backends import get_backend
+
+    found = {**provenance(("numpy", "cuda-bindings")), "device": get_backend("cuda").describe()["model"], "rows": rows}
+    (Path(os.environ.get("OUT", ".")) / "tests.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def tests(workers: int, gpu: str) -> list[dict]:
     """Rows of the test run, counted from its JUnit file."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests", "-n", str(workers), "-q", "--no-header", f"--junitxml={report}",
                    "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]  # fmt: skip
         threads = str(max(1, (os.cpu_count() or 1) // workers))  # of the reference's products: more than cores starve all workers
-        subprocess.run(command, cwd=HERE.parent, check=False, env={**os.environ, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads})
+        more = {"CUDA_VISIBLE_DEVICES": gpu, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+        subprocess.run(command, cwd=HERE.parent, check=False, env={**os.environ, **more})
         counts = {"passed": 0, "failed": 0, "skipped": 0}
         for case in ElementTree.parse(report).iter("testcase"):
             tags = {child.tag for child in case}
@@ -57,18 +68,24 @@ def tests(workers: int) -> list[dict]:
     return [{"what": f"tests marked gpu that {how}", "value": n, "unit": "tests", "bar": 1 if how == "failed" else None} for how, n in counts.items()]
 
 
-def memory(network: str, builds: int) -> dict:
-    """The row of the memory test."""
-    child = subprocess.Popen([sys.executable, str(HERE / "gpu_memory.py"), network, str(builds)], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
+def start_memory(network: str, builds: int, seconds: float, gpu: str) -> subprocess.Popen[str]:
+    """The memory test, begun."""
+    words = [sys.executable, str(HERE / "gpu_memory.py"), network, str(builds), str(seconds)]
+    return subprocess.Popen(words, cwd=HERE.parent, stdout=subprocess.PIPE, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu})
+
+
+def memory(network: str, child: subprocess.Popen[str]) -> dict:
+    """The row of the memory test, once it has ended."""
     said = ""
     assert child.stdout is not None
     for line in child.stdout:
         print(line, end="", flush=True)
         said = line
-    match = re.search(r"([-\d.]+) MiB a round", said)
+    match = re.search(r"after (\d+) builds and loads, ([-\d.]+) MiB a round", said)
     if child.wait() or match is None:
         raise SystemExit(f"the memory test ended with code {child.returncode}; its output stands above")
-    return {"what": f"growth of GPU memory a build and load, over {builds} of them ({network})", "value": float(match[1]), "unit": "MiB", "bar": 1.0}
+    what = f"growth of GPU memory a build and load, over {match[1]} of them ({network})"
+    return {"what": what, "value": float(match[2]), "unit": "MiB", "bar": 1.0}
 
 
 if __name__ == "__main__":

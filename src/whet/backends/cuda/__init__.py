@@ -172,7 +172,7 @@ class CudaBackend:
 
     def state(self) -> dict[str, Any]:
         """Clocks, power, temperature and other processes now."""
-        return asdict(nvml.state(self.device.ordinal))
+        return asdict(nvml.state(self.device.bus_id))
 
 
 __all__ = ["CudaBackend", "GpuExecutable", "GpuStream"]

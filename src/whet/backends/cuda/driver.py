@@ -198,6 +198,11 @@ class Device:
         return int(ok(cu().cuDeviceGetAttribute(which, self.handle)))
 
     @property
+    def bus_id(self) -> str:
+        """The PCI address, by which NVML knows this GPU too (CUDA_VISIBLE_DEVICES renumbers the ordinals)."""
+        return ok(cu().cuDeviceGetPCIBusId(32, self.handle)).split(b"\0")[0].decode()
+
+    @property
     def arch(self) -> str:
         """The target to compile for: "sm_90a" on Hopper (wgmma needs the "a"), else "sm_XY"."""
         major, minor = self.capability

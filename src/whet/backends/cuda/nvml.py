@@ -20,8 +20,8 @@ class State:
     other_processes: tuple[int, ...]
 
 
-def state(ordinal: int = 0) -> State:
-    """Read GPU `ordinal`'s state; BackendError without NVML."""
+def state(bus_id: str) -> State:
+    """Read the state of the GPU at this PCI address (NVML counts GPUs otherwise than CUDA does); BackendError without NVML."""
     try:
         import pynvml
     except ImportError as error:
@@ -31,7 +31,7 @@ def state(ordinal: int = 0) -> State:
     except pynvml.NVMLError as error:
         raise BackendError(f"NVML did not start ({error}). Check `nvidia-smi`.") from error
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
 
         def ask(function, *args):  # type: ignore[no-untyped-def]
             try:

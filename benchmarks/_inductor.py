@@ -1,0 +1,111 @@
+"""torch.compile's cache for several networks: filled at once on one machine without disturbing what it times, packed, and used on another.
+
+Most of a first max-autotune is the CPU compiling Triton's candidates. Several processes can do that side by side if only one at a time
+uses the GPU: `exclusive` puts each of Inductor's timings, and the first run of what it made, under a lock. The settings are `compiled`'s, the
+same for filling and for measuring, so that the second finds what the first left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Turn:
+    """A lock among the processes that share a GPU; a process that holds it may take it again (from one thread)."""
+
+    def __init__(self, gpu: str) -> None:
+        with open(f"/tmp/gpu_peers.{os.getuid()}.{gpu}.lock", "w") as file:
+            # a process's files are closed from the lowest number on when it ends: this one after the GPU's, whose memory is free by then
+            self.file = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 900)
+        self.depth, self.waited = 0, 0.0
+
+    def __enter__(self) -> None:
+        if not self.depth:
+            begun = time.perf_counter()
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+            self.waited += time.perf_counter() - begun
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+
+
+def compiled(net: Any) -> Any:
+    """torch.compile of a network as the issue's baseline has it: max-autotune, 1x1 convolutions as products, cuDNN's convolutions.
+
+    `no-cudagraphs`, since the caller captures it itself, without the copy of the input that Inductor's own graphs make.
+    """
+    import torch
+    import torch._inductor.config as inductor
+
+    inductor.conv_1x1_as_mm = True
+    inductor.max_autotune_conv_backends = "ATEN"  # cuDNN wins its convolutions against Inductor's own
+    return torch.compile(net, mode="max-autotune-no-cudagraphs")
+
+
+def exclusive(turn: Turn) -> None:
+    """Lets Inductor in this process time kernels, and run what it made for the first time, only while it holds `turn`.
+
+    Candidates are compiled by threads here: its pool of processes leaves them to be compiled again, one after the other, when they are
+    timed (seen with torch 2.11: 0.45 s a candidate, against 0.01 s after threads).
+    """
+    import torch
+    from torch._inductor import async_compile, output_code, select_algorithm
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    def held(function: Callable) -> Callable:
+        def call(*args: Any, **named: Any) -> Any:
+            with turn:
+                found = function(*args, **named)
+                torch.cuda.synchronize()
+                return found
+
+        return call
+
+    for name in ("benchmark_gpu", "benchmark_gpu_with_cuda_graph"):
+        if hasattr(benchmarker, name):
+            setattr(benchmarker, name, held(getattr(benchmarker, name)))
+
+    selector, pool = select_algorithm.AlgorithmSelectorCache, async_compile.AsyncCompile
+    chosen = selector.make_precompile_fn
+
+    def by_threads(*args: Any, **named: Any) -> Any:
+        usual = pool.__dict__["use_process_pool"]
+        pool.use_process_pool = classmethod(lambda _: False)  # type: ignore[method-assign]
+        try:
+            return chosen(*args, **named)
+        finally:
+            pool.use_process_pool = usual
+
+    selector.make_precompile_fn = by_threads  # type: ignore[method-assign]
+    usual_call = output_code.CompiledFxGraph.__call__
+
+    def first(graph: Any, inputs: Any) -> Any:
+        output_code.CompiledFxGraph.__call__ = usual_call  # type: ignore[method-assign]
+        return held(usual_call)(graph, inputs)
+
+    output_code.CompiledFxGraph.__call__ = first  # type: ignore[method-assign]
+
+
+def pack(folder: Path, archive: Path) -> int:
+    """Packs a cache folder without the kernels that lost (Triton's own cache; what won is bundled with the graph); returns bytes."""
+    with tarfile.open(archive, "w:xz", preset=1) as tar:
+        for path in sorted(folder.iterdir()):
+            if path.name not in ("triton", "locks"):
+                tar.add(path, path.name)
+    return archive.stat().st_size
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Fills a cache folder from an archive that this project's own benchmark wrote (it holds pickles, as Inductor's cache does)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
