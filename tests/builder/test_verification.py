@@ -9,7 +9,7 @@ from nets import inputs, residual
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.differences import relative_error
-from whet.builder.verification import FLOOR
+from whet.builder.judging import FLOOR
 from whet.errors import BackendError, VerificationError
 from whet.network import Network, parse_type
 from whet.ops import run_network

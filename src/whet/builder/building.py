@@ -151,4 +151,5 @@ def _finish(plan: EnginePlan, report: dict[str, Any], log: PassLog, config: Buil
     report["notes"] = tell.notes
     report["built"] = datetime.now(UTC).isoformat(timespec="seconds")
     report["build_seconds"] = time.perf_counter() - started
+    report["phase_seconds"] = tell.seconds()
     plan.report = {**report, **plan.report}

@@ -12,6 +12,7 @@ from whet.builder.candidates import Option
 from whet.builder.choice import Choosing
 from whet.builder.search import Search
 from whet.builder.timing import typical
+from whet.builder.timing_cache import Timed
 from whet.engine.plan import EnginePlan
 from whet.errors import BackendError, BuildError
 from whet.network import Network
@@ -31,7 +32,7 @@ class BrokenKernel(BuildError):
 @dataclass
 class Entry:
     """One whole engine: how it came about, the network chosen for (and what was taken apart for it), that network with reformats, the
-    option per layer, its plan and times in ms."""
+    option per layer, its plan and times in ms: samples of this build, else what an earlier one `told`."""
 
     what: str
     choosing: Choosing
@@ -43,29 +44,45 @@ class Entry:
     bound: Bound | None = None
     samples: list[float] = field(default_factory=list)
     disturbed: bool = False
+    told: Timed | None = None
 
     @property
     def ms(self) -> float:
-        return typical(self.samples, self.disturbed) if self.samples else inf
+        if self.samples:
+            return typical(self.samples, self.disturbed)
+        return inf if self.told is None else self.told.ms
 
     @property
     def spread(self) -> float:
+        if not self.samples:
+            return 0.0 if self.told is None else self.told.spread_ms
         s = sorted(self.samples)
-        return (s[(3 * (len(s) - 1)) // 4] - s[(len(s) - 1) // 4]) / 2 if s else 0.0
+        return (s[(3 * (len(s) - 1)) // 4] - s[(len(s) - 1) // 4]) / 2
 
 
-def bound_entry(search: Search, e: Entry, inputs: Mapping[str, np.ndarray], store: WeightStore) -> Bound:
-    """The engine over memory, run once. Raises BrokenKernel when one of its kernels fails."""
-    bound = bind(e.plan, search.machine, store=store)
-    bound.feed(inputs)
-    try:
-        bound.run()
-    except BackendError as error:
-        layer = first_broken(bound)
-        if layer is None:
-            raise
-        raise BrokenKernel(layer, e.chosen[layer], str(error)) from error
-    return bound
+class Stand:
+    """Where engines are run: the same inputs for all of them, and one copy of every weight."""
+
+    def __init__(self, search: Search, inputs: Mapping[str, np.ndarray]):
+        self.search, self.inputs = search, inputs
+        self.store = WeightStore(search.machine)
+
+    def bound(self, e: Entry) -> Bound:
+        """The engine over memory; made, and run once, when it is asked for first. Raises BrokenKernel when one of its kernels fails."""
+        if e.bound is not None:
+            return e.bound
+        self.search.tell.step(e.what)
+        bound = bind(e.plan, self.search.machine, store=self.store)
+        bound.feed(self.inputs)
+        try:
+            bound.run()
+        except BackendError as error:
+            layer = first_broken(bound)
+            if layer is None:
+                raise
+            raise BrokenKernel(layer, e.chosen[layer], str(error)) from error
+        e.bound = bound
+        return bound
 
 
 def first_broken(bound: Bound) -> str | None:

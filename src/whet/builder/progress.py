@@ -1,7 +1,8 @@
-"""What a build says while it works, so that a progress bar can show it, and an ETA can be worked out."""
+"""What a build says while it works, so that a progress bar can show it, and an ETA can be worked out; and where its seconds went."""
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Protocol
 
 
@@ -38,14 +39,28 @@ class Silent:
 
 
 class Noting:
-    """Passes everything on to another Progress and keeps the notes for the report."""
+    """Passes everything on to another Progress, keeps the notes for the report, and the seconds of each phase."""
 
     def __init__(self, to: Progress | None):
         self.to: Progress = to or Silent()
         self.notes: list[str] = []
+        self._spent: dict[str, float] = {}
+        self._phase, self._since = "start", perf_counter()
 
     def stage(self, name: str, total: int) -> None:
+        self.phase(name)
         self.to.stage(name, total)
+
+    def phase(self, name: str) -> None:
+        """What is done from now on counts as `name` in `seconds`; every stage begins a phase of its name."""
+        now = perf_counter()
+        self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = name, now
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase so far, in the order in which they began; what is done again (a kernel was banned) is added up."""
+        self.phase(self._phase)
+        return {name: s for name, s in self._spent.items() if s}
 
     def step(self, what: str, done: int = 1) -> None:
         self.to.step(what, done)

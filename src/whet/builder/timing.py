@@ -64,6 +64,11 @@ class Timer:
         """Whether a disturbed measurement is still worth repeating."""
         return len(self.disturbed) <= _PATIENCE
 
+    @property
+    def about(self) -> tuple[str, str]:
+        """The machine and the state of its caches: what every time depends on beside the work itself."""
+        return self._machine_key, self.conditions.state
+
     def key(self, option: Option, text: str) -> str:
         state = f"{self.conditions.state}, method {_METHOD}"
         return timing_key(option.tactic, text, option.signature, option.config, self._machine_key, state)

@@ -67,6 +67,15 @@ class TimingCache:
 
     def get(self, key: str) -> Timed | None:
         """What was measured under this key, here or by another process, or None. Raises CacheError for a damaged file."""
+        found = self.peek(key)
+        if found is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+        return found
+
+    def peek(self, key: str) -> Timed | None:
+        """As `get`, but counts nothing."""
         found = self._new.get(key)
         if found is None and self._db is not None:
             row = self._run("SELECT ms, spread_ms, samples FROM timings WHERE key = ?", (key,))
@@ -74,10 +83,6 @@ class TimingCache:
                 ms, spread, samples = row[0]
                 if isinstance(ms, float) and isinstance(spread, float) and isinstance(samples, int) and ms >= 0:
                     found = Timed(ms, spread, samples)
-        if found is None:
-            self.misses += 1
-        else:
-            self.hits += 1
         return found
 
     def put(self, key: str, timed: Timed, about: dict[str, str]) -> None:

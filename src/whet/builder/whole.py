@@ -10,7 +10,8 @@ from typing import Any
 
 from whet.builder.candidates import Option
 from whet.builder.choice import Choosing, ReformatCost, choose, links, total
-from whet.builder.entries import BrokenKernel, Entry, Make, bound_entry
+from whet.builder.entries import BrokenKernel, Entry, Make, Stand
+from whet.builder.recall import keep_times, recalled_times
 from whet.builder.refine import refined_entry
 from whet.builder.reformats import with_reformats
 from whet.builder.search import Search
@@ -18,7 +19,6 @@ from whet.builder.views import StuckViews, settled
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.network import Network, Tensor
-from whet.runtime import WeightStore
 from whet.tactics import Operand
 
 _SECONDS = 0.8  # spent on timing each whole engine, at most
@@ -32,6 +32,7 @@ class Best:
     entry: Entry
     engines: list[dict[str, Any]]
     estimate_ms: float
+    recalled: bool = False  # by times that the timing cache remembered
 
     @property
     def plan(self) -> EnginePlan:
@@ -44,6 +45,8 @@ class Best:
     def choice_report(self) -> dict[str, Any]:
         c = self.entry.choosing
         report: dict[str, Any] = {"method": c.method, "sum_of_layers_ms": self.estimate_ms, "kept": self.entry.what}
+        if self.recalled:
+            report["engines_timed"] = "by an earlier build (timing cache)"
         if c.core:
             report["core_layers"] = len(c.core)
             report.update({f"{what} ms": cost for what, cost in c.tried.items()})
@@ -52,31 +55,46 @@ class Best:
 
 def best_engine(search: Search, make: Make) -> Best:
     """Chooses, builds the different engines worth a try, times them in turns, keeps the fastest (the first where they do not differ)."""
+    search.tell.phase("choice")
     entries = _settled_entries(search, make)
     timed = search.timer is not None and getattr(search.machine, "runs", True) and search.config.whole_engines > 0
     if not timed:
         first = entries[0]
         return Best(first, [], first.choosing.cost)
     search.tell.stage("whole engines", len(entries) + 1)
-    inputs = probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan))
-    store = WeightStore(search.machine)
-    for e in entries:
-        search.tell.step(e.what)
-        e.bound = bound_entry(search, e, inputs, store)
-    _time(search, entries)
+    stand = Stand(search, probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan)))
+    _timed(search, entries, stand)
     if search.config.optimization_level >= 3:
-        refined = refined_entry(search, min(entries, key=lambda e: e.ms), make, inputs, store)
+        search.tell.phase("choice in the network")
+        refined = refined_entry(search, min(entries, key=lambda e: e.ms), make, stand)
+        search.tell.phase("whole engines")
         if refined is not None:
             entries.append(refined)
-            _time(search, entries)
+            _timed(search, entries, stand)
             if getattr(search.machine, "overlaps", False) and refined.ms <= min(e.ms for e in entries):
                 entries.insert(0, entries.pop())  # each of its changes was faster in the network: that it is by less than the noise now is no reason
-    search.tell.step("in place")
     kept = _earliest(entries)
+    recalled = not kept.samples
+    if recalled:
+        stand.bound(kept)
+        _time(search, [kept])  # nothing is chosen by it any more: it is what the report says
+    search.tell.step("in place")
     kept.plan.report["latency_ms"] = kept.ms
     kept.plan.report["layer_ms"] = _layer_ms(kept)
     engines = [{"ms": e.ms, "spread_ms": e.spread, "what": e.what} for e in (kept, *(e for e in entries if e is not kept))]
-    return Best(kept, engines, kept.choosing.cost)
+    return Best(kept, engines, kept.choosing.cost, recalled)
+
+
+def _timed(search: Search, entries: list[Entry], stand: Stand) -> None:
+    """Sets the times of all entries: those that the timing cache remembers of just these engines, or measured now."""
+    known = recalled_times(search, entries)
+    for k, e in enumerate(entries):
+        e.samples, e.told = [], None if known is None else known[k]
+    if known is None:
+        for e in entries:
+            stand.bound(e)
+        _time(search, entries)
+        keep_times(search, entries)
 
 
 def _settled_entries(search: Search, make: Make) -> list[Entry]:

@@ -77,14 +77,18 @@ def compile_cubin(source: str, *, name: str = "kernel.cu", arch: str = "sm_90a",
 
 
 def compile_ahead(sources: Iterable[str], arch: str = "sm_90a") -> None:
-    """Starts compiling in the background what will be asked for soon; compile_cubin waits for it. The compiler lets go of Python's lock."""
+    """Starts compiling in the background what will be asked for soon; compile_cubin waits for it. The compiler lets go of Python's lock.
+
+    What the cache holds is left alone: most of it is never asked for, where the times of the candidates are known.
+    """
     global _pool
+    folder = cache_folder()
     with _lock:
         if _pool is None:
             _pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), thread_name_prefix="nvrtc")
         for source in sources:
             key = cache_key(source, arch, FLAGS)
-            if key not in _ahead:
+            if key not in _ahead and not (folder / f"{key}.cubin").exists():
                 _ahead[key] = _pool.submit(_cached, key, source, "kernel.cu", arch, FLAGS)
 
 
