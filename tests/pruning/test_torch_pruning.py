@@ -1,5 +1,10 @@
 """Models pruned outside: a real run of Torch-Pruning, 2:4 masks, unstructured zeros. Each comes in as it is and gets the same report."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -96,6 +101,36 @@ def test_torch_pruning_runs_and_its_model_gets_the_same_report(pruner, importanc
     (plan, small), (_, large) = latency(net), latency(whole[1])
     assert small < 1.1 * large  # a quarter of the arithmetic; the tenth is for a busy machine
     assert plan.network.layers
+
+
+OLD = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import importlib.util, torch, torch_pruning as tp
+spec = importlib.util.spec_from_file_location("models", sys.argv[3])
+models = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(models)
+module = models.model()
+strategy = tp.strategy.L1Strategy()
+graph = tp.DependencyGraph().build_dependency(module, example_inputs=models.EXAMPLE)
+for conv in [m for m in module.modules() if isinstance(m, torch.nn.Conv2d)]:
+    graph.get_pruning_plan(conv, tp.prune_conv_out_channel, idxs=strategy(conv.weight, amount=0.4)).exec()
+net = models.whet.from_torch(module, models.EXAMPLE)
+print(models.same(module, net, models.EXAMPLE), models.count_params(net))
+"""
+
+
+@pytest.mark.skipif("WHET_OLD_TORCH_PRUNING" not in os.environ,
+                    reason="pip install --no-deps --target DIR torch-pruning==0.2.8, then WHET_OLD_TORCH_PRUNING=DIR")  # fmt: skip
+def test_scripts_of_the_old_api_run_with_the_old_version_and_their_models_come_in(whole):
+    """Version 0.2 and 1.x share a name, so the old one runs in a process of its own."""
+    source = str(Path(whet.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", OLD, os.environ["WHET_OLD_TORCH_PRUNING"], source, __file__],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    right, parameters = done.stdout.splitlines()[-1].split()
+    assert right == "True"
+    assert int(parameters) < 0.5 * count_params(whole[1])
 
 
 def test_masks_of_asp_and_modelopt_come_in_through_the_weights(whole):
