@@ -18,6 +18,7 @@ from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
 from whet.ops._attention_samples import attention
 from whet.tactics._attention import View, plain_view, taken_apart
+from whet.tactics._base import PlanRefused
 from whet.tactics.cuda._source import source
 from whet.tactics.cuda.own_attention import OwnAttention, candidates, shared_bytes
 
@@ -84,6 +85,23 @@ def test_tiles_fit(sizes):
     assert len(made) >= 2
     assert len(set(made)) == len(made)
     assert all(shared_bytes(found, c) <= 200 * 1024 for c in made)
+    small = candidates(found, 84, False, 99 * 1024)
+    assert small
+    assert all(shared_bytes(found, c) <= 99 * 1024 for c in small)
+
+
+def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
+    layer, _ = layer_of(4, 8, 2048, 2048, 128, lies="rows")
+    machines = [SimpleNamespace(name="cuda", features=frozenset({f}), multiprocessors=84) for f in ("sm_80", "sm_86", "sm_89")]
+    large = (("wr", 4), ("wk", 1), ("mi", 1), ("kc", 64), ("stages", 2)), (("wr", 2), ("wk", 2), ("mi", 1), ("kc", 64), ("stages", 2))
+    found, t = taken_apart(layer), OwnAttention()
+    signature = t.signatures(layer, machines[0])[0]
+    wide = next(c for c in large if shared_bytes(found, c) > 99 * 1024)
+    assert t.plan(layer, signature, wide, machines[0])
+    for machine in machines[1:]:
+        with pytest.raises(PlanRefused, match="cannot hold"):
+            t.plan(layer, signature, wide, machine)
+        assert all(t.plan(layer, signature, c, machine) for c in t.configs(layer, signature, machine))
 
 
 TILES = [

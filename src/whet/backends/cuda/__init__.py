@@ -38,6 +38,7 @@ class CudaBackend:
             raise BackendError(f"{self.device.name} has compute capability {major}.{minor}; whet's kernels need 8.0 or newer. Use --backend=cpu.")
         self.features = frozenset({f"sm_{major}{minor}", *(("wgmma", "tma") if (major, minor) == (9, 0) else ())})
         self.multiprocessors = self.device.multiprocessors
+        self.shared_memory = self.device.shared_memory  # bytes that a block can have
 
     @property
     def caution(self) -> str:

@@ -61,6 +61,12 @@ def machine_has(machine: Any, feature: str) -> bool:
     return feature in getattr(machine, "features", ())
 
 
+def shared_limit(machine: Any) -> int:
+    """Bytes of shared memory that a block can have: what the GPU says, else what such GPUs have (CUDA C++ Programming Guide, 16.2)."""
+    told = getattr(machine, "shared_memory", 0)
+    return told or {"sm_90": 227, "sm_80": 163}.get(next(iter(f for f in getattr(machine, "features", ()) if f.startswith("sm_")), ""), 99) * 1024
+
+
 def ahead(machine: Any, sources: Sequence[str]) -> None:
     """Lets a real GPU's backend compile candidates in the background while the list is still being made."""
     start = getattr(machine, "compile_ahead", None)

@@ -15,12 +15,25 @@ from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._attention import Heads, View, taken_apart
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._kernel import HALF, TYPE, GpuKernel, ahead, all_static, blocks_of, float_types, loaded, machine_has, packed_array, same
+from whet.tactics.cuda._kernel import (
+    HALF,
+    TYPE,
+    GpuKernel,
+    ahead,
+    all_static,
+    blocks_of,
+    float_types,
+    loaded,
+    machine_has,
+    packed_array,
+    same,
+    shared_limit,
+)
 from whet.tactics.cuda._source import source
 
 SHAPES = ((1, 4), (1, 8), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))  # warps along rows, warps along keys
 MOST = 14  # tiles that are tried
-SHARED = 200 * 1024
+SHARED = 200 * 1024  # bytes that a block takes at most; less where the GPU has less
 
 
 @tactic
@@ -63,7 +76,7 @@ class OwnAttention(Tactic):
         found = taken_apart(layer)
         if isinstance(found, str):
             return []
-        configs = candidates(found, machine.multiprocessors, machine_has(machine, "sm_90"))
+        configs = candidates(found, machine.multiprocessors, machine_has(machine, "sm_90"), shared_limit(machine))
         ahead(machine, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
         return configs
 
@@ -76,7 +89,7 @@ class OwnAttention(Tactic):
         if not known or said["kc"] not in (16, 32, 64) or said["stages"] not in (1, 2) or said["mi"] not in (1, 2):
             raise PlanRefused(f"no such tile: {config}")
         shared = shared_bytes(found, config)
-        if shared > SHARED or not _registers(found, said["wr"], said["mi"], said["kc"]):
+        if shared > min(SHARED, shared_limit(machine)) or not _registers(found, said["wr"], said["mi"], said["kc"]):
             raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {found.size}")
         constants = tuple(sorted(_constants(found, config, layer, signature).items()))
         grid = (blocks_of(found.rows, 16 * said["wr"] * said["mi"]), found.batch * found.heads, 1)
@@ -111,9 +124,9 @@ def _steps(view: View, found: Heads, axis: int) -> tuple[int, int, int]:
     return (*lead, view.strides[axis])
 
 
-def candidates(found: Heads, multiprocessors: int = 132, hopper: bool = True) -> list[Config]:
+def candidates(found: Heads, multiprocessors: int = 132, hopper: bool = True, shared: int = SHARED) -> list[Config]:
     """Tiles, the most promising first: keys shared by warps where there are few rows, twice sixteen rows a warp where there are many (whose
-    registers were only counted on Hopper)."""
+    registers were only counted on Hopper). `shared`: bytes that a block of this GPU can have (99 KiB on compute capability 8.6 and 8.9)."""
     made: list[tuple[float, Config]] = []
     for (wr, wk), mi, kc in product(SHAPES, (1, 2) if hopper else (1,), (16, 32, 64)):
         rows = 16 * wr * mi
@@ -123,7 +136,7 @@ def candidates(found: Heads, multiprocessors: int = 132, hopper: bool = True) ->
             continue
         for stages in (1, 2) if chunks > 1 else (1,):
             config: Config = (("wr", wr), ("wk", wk), ("mi", mi), ("kc", kc), ("stages", stages))
-            if shared_bytes(found, config) <= SHARED and _registers(found, wr, mi, kc):
+            if shared_bytes(found, config) <= min(SHARED, shared) and _registers(found, wr, mi, kc):
                 turns = blocks_of(blocks * wr * wk, multiprocessors * (12 if mi == 1 else 8))
                 step = 0.4 + kc / 32 * (0.5 + 0.5 * mi)
                 made.append((turns * chunks * step * (1.4 if stages == 1 and chunks > 1 else 1) * (1 + 0.05 * wk), config))
