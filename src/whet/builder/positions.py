@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from whet.builder.images import Places
-from whet.network import Tensor
+from whet.network import F8E4M3, Tensor
 from whet.runtime import Bound
 from whet.runtime.memory import read_bytes, write_bytes
 
@@ -73,6 +73,10 @@ def _difference(bound: Bound, other: Bound, t: Tensor, axis: int | None, shift: 
         largest = max(p.largest for p in parts)
         worst = max(p.worst for p in parts)
         return float("inf") if any(p.odd for p in parts) else worst / largest if largest else worst
+    if axis == 0 and bound.arena.array is None and name == F8E4M3.name:  # equal bits mostly, which the machine sees without a copy
+        alike = (machine.difference(other.arena, to, bound.arena, start, n, "u8") for start, to, n in _pieces(bound, t.name, shift, batch) if n)
+        if not any(p.worst for p in alike):
+            return 0.0
     want, got = bound.value(t.name), other.value(t.name)
     want = want if axis is None else np.roll(want, -shift, axis)
     if np.array_equal(want.view(np.uint8), got.view(np.uint8)):

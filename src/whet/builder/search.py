@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from whet.builder.apart import Apart, taken_apart, timed_apart
@@ -29,6 +29,7 @@ _TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
 _REFORMAT_ROUNDS = 3
 _APART_ROUNDS = 4  # enough to see that the parts are slower, as they mostly are
 _APART = 3  # the level from which fused layers are timed against their parts
+_ENOUGH = 4  # configurations of a tactic that may fail for a layer before the rest is not tried: each failure builds and verifies again
 
 
 class Search:
@@ -85,11 +86,12 @@ class Search:
     # candidates
 
     def list_all(self) -> None:
-        """Lists the candidates of every layer, taking fused layers apart that only the reference would compute.
+        """Lists the candidates of every layer, taking fused layers apart that only the reference would compute, or whose kernels are all banned.
 
         Raises NoTacticError.
         """
         self.tell.stage("candidates", len(self.net.layers))
+        self._part_banned()
         waiting = list(self.net.layers)
         nothing: list[tuple[Layer, list[Candidate]]] = []
         while waiting:
@@ -98,7 +100,7 @@ class Search:
             if layer.name in self.kind_of:
                 continue
             found = self._kind(layer)
-            if layer.op == "Fused" and not any(not o.tactic.fallback for o in found.options) and self._better_apart(layer):
+            if layer.op == "Fused" and not any(not o.tactic.fallback for o in found.options) and any(self._with_kernels(layer)):
                 self.unfused.append((layer.name, "no kernel computes it whole; its parts have kernels"))
                 waiting = unfuse(self.net, layer) + waiting
                 del self.kind_of[layer.name], self.layers[layer.name]
@@ -124,14 +126,24 @@ class Search:
             )
         return kind
 
-    def _better_apart(self, layer: Layer) -> bool:
-        """Whether some layer of a fused body has a kernel of its own."""
+    def _part_banned(self) -> None:
+        """Takes fused layers apart whose kernels are all banned: a quantized one becomes one of permitted floats between roundings."""
+        for layer in [x for x in self.net.layers if x.op == "Fused" and x.name in self.kind_of]:
+            kind = self.kind_of[layer.name]
+            kernels = [o for o in self.kinds[kind].options if not o.tactic.fallback]
+            reasons = [self._bans.get((kind, o.ident)) for o in kernels]
+            if kernels and all(reasons) and all(self._with_kernels(layer, {o.tactic.name for o in kernels})):
+                why = f"every kernel that computes it whole is banned, its parts have others; the last of them {reasons[-1]}"
+                self.tell.note(f"'{layer.name}' is taken apart: {why}")
+                self.unfused.append((layer.name, why))
+                unfuse(self.net, layer)
+                del self.kind_of[layer.name], self.layers[layer.name]
+
+    def _with_kernels(self, layer: Layer, wrong: Collection[str] = ()) -> Iterator[bool]:
+        """For each layer of a fused body whether it has a kernel of its own, by tactics other than those named `wrong`."""
+        tactics = [t for t in self.tactics if not t.fallback and t.name not in wrong]
         for part in taken_apart(layer).layers:
-            bound = bind_layer(part, self.env)
-            listed = list_candidates(bound, [t for t in self.tactics if not t.fallback], self.machine, self.permissions)
-            if listed.options:
-                return True
-        return False
+            yield bool(list_candidates(bind_layer(part, self.env), tactics, self.machine, self.permissions).options)
 
     # times
 
@@ -158,6 +170,7 @@ class Search:
         if self.timer is None or self.config.optimization_level < _APART or not getattr(self.machine, "runs", True):
             return
         timer = dataclasses.replace(self.timer, rounds=min(_APART_ROUNDS, self.timer.rounds))
+        self.tell.phase("fused or apart")
         for kind in dict.fromkeys(k for n, k in self.kind_of.items() if self.layers[n].op == "Fused"):
             found = self.kinds[kind]
             if kind in self.apart or not found.options:
@@ -285,9 +298,15 @@ class Search:
         self._no_views.update(layers)
 
     def ban(self, layer: str, ident: Ident, reason: str) -> None:
-        """Takes an option from all layers of `layer`'s kind: it computes wrongly."""
-        self._bans[self.kind_of[layer], ident] = reason
+        """Takes an option from all layers of `layer`'s kind: it computes wrongly. So do its tactic's others, once enough of them did."""
+        kind = self.kind_of[layer]
+        self._bans[kind, ident] = reason
         self.banned.append((layer, f"{ident[0]} {ident[1]} {dict(ident[2])}", reason))
+        alike = [o.ident for o in self.kinds[kind].options if o.ident[:2] == ident[:2]]
+        failed = sum((kind, i) in self._bans for i in alike)
+        if failed >= _ENOUGH:
+            for other in alike:
+                self._bans.setdefault((kind, other), f"{failed} other configurations of this tactic failed here, the last: {reason}")
 
     def refused(self, layer: Layer) -> list[Candidate]:
         return self.kinds[self.kind_of[layer.name]].refused
