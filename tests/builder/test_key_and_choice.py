@@ -108,16 +108,30 @@ def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_pa
     (package / "tactics" / "zz" / "mine.py").write_text("from whet.tactics.zz import _help\nclass Mine: pass\n")
     (package / "tactics" / "zz" / "_help.py").write_text("from whet.tactics.zz._deep import A\n")
     (package / "tactics" / "zz" / "_deep.py").write_text("A = 1\n")
+    (package / "tactics" / "zz" / "_kernels").mkdir()
+    (package / "tactics" / "zz" / "_kernels" / "mine.cu").write_text("first")
     monkeypatch.setattr(sys.modules["whet"], "__path__", [str(package)])
-    keys._digest.cache_clear()
+
+    def digest():
+        for kept in (keys._digest, keys._content, keys._imports):
+            kept.cache_clear()
+        return keys._digest("whet.tactics.zz.mine")
+
     try:
         assert {m.rpartition(".")[2] for m in transitive_modules("whet.tactics.zz.mine")} >= {"mine", "_help", "_deep"}
-        before = keys._digest("whet.tactics.zz.mine")
-        keys._digest.cache_clear()
-        (package / "tactics" / "zz" / "_deep.py").write_text("A = 2\n")
-        assert keys._digest("whet.tactics.zz.mine") != before
+        found = [digest()]
+        inner = "if True:\n    try:\n        from whet.tactics.zz import _deeper\n    finally:\n        A = 2\n"
+        (package / "tactics" / "zz" / "_deep.py").write_text(inner)
+        (package / "tactics" / "zz" / "_deeper.py").write_text("B = 1\n")
+        found.append(digest())
+        (package / "tactics" / "zz" / "_deeper.py").write_text("B = 2\n")  # imported in a block inside of a block
+        found.append(digest())
+        (package / "tactics" / "zz" / "_kernels" / "mine.cu").write_text("second")
+        found.append(digest())
+        assert len(set(found)) == 4
     finally:
-        keys._digest.cache_clear()
+        monkeypatch.undo()
+        digest()
 
 
 def test_a_real_tactics_sources_hold_its_library_binding():

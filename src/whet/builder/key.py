@@ -19,6 +19,7 @@ from whet.network.text import value_text
 from whet.tactics import Config, Signature, Tactic
 
 _SMALL_FLOATS, _SMALL_INTS = 4, 64  # constants up to this size stand in the key with their values: bounds, scales, axes
+_KERNELS = "_kernels"  # the folder beside a backend's tactics that holds the texts that they compile
 
 
 def layer_text(layer: Layer) -> str:
@@ -96,18 +97,28 @@ def timing_key(tactic: Tactic, layer: str, signature: Signature, config: Config,
 
 
 def source_digest(tactic: Tactic) -> str:
-    """SHA-256 over the source files that a tactic is made of: its module and what that imports of whet's tactics and backends."""
+    """SHA-256 over the source files that a tactic is made of: its module and what that imports of whet's tactics and backends, and the
+    texts of kernels that lie beside them."""
     return _digest(type(tactic).__module__)
 
 
 @cache
 def _digest(module: str) -> str:
-    h = hashlib.sha256()
+    h, folders = hashlib.sha256(), set()
     for name in sorted(transitive_modules(module)):
         path = _file(name)
         if path is not None:
-            h.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+            h.update(f"{name} {_content(path)}\0".encode())
+            folders.add(path.parent / _KERNELS)
+    for folder in sorted(f for f in folders if f.is_dir()):
+        for path in sorted(p for p in folder.iterdir() if p.is_file()):
+            h.update(f"{path.name} {_content(path)}\0".encode())
     return h.hexdigest()
+
+
+@cache
+def _content(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def transitive_modules(module: str) -> set[str]:
@@ -120,14 +131,25 @@ def transitive_modules(module: str) -> set[str]:
         if name in found or path is None:
             continue
         found.add(name)
-        for node in ast.walk(ast.parse(path.read_text())):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [a.name for a in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-                names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
-            waiting.extend(n for n in names if n.startswith(("whet.tactics.", "whet.backends.")))
+        waiting.extend(_imports(path))
     return found
+
+
+@cache
+def _imports(path: Path) -> tuple[str, ...]:
+    """The names under whet.tactics and whet.backends that a source file imports: modules, and what may be modules."""
+    found: list[str] = []
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:  # statements alone: expressions, which are most of a tree, import nothing
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found += (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found += (node.module, *(f"{node.module}.{a.name}" for a in node.names))
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, part, None)
+            waiting += inner if isinstance(inner, list) else ()
+    return tuple(n for n in found if n.startswith(("whet.tactics.", "whet.backends.")))
 
 
 def _file(module: str) -> Path | None:
