@@ -173,7 +173,12 @@ class _Maker:
             return None
         c, h, w = (int(d) for d in x.shape[1:])
         y = self.net.add("Reshape", self.net.add("Conv", x, self.weight(c, c, 1, 1, scale=c**-0.5)), self.ints(0, 2, c // 2, h, w))
-        return self.net.add("Reshape", self.net.add("Transpose", y, perm=(0, 1, 3, 4, 2)), self.ints(0, 2 * h * w * (c // 2)))
+        y = self.net.add("Transpose", y, perm=(0, 1, 3, 4, 2))
+        if self.rng.random() < 0.5:  # decoded
+            parts = [self.net.add("Sigmoid", y), self.ints(1, c // 2 - 1)]
+            first, rest = self.net.add_layer("Split", parts, {"axis": 4}).outputs if c > 2 else (y, y)
+            y = self.net.add("Concat", self.net.add("Mul", first, self.number(2.0)), rest, axis=4)
+        return self.net.add("Reshape", y, self.ints(0, -1))
 
     def classifier(self, x: Tensor) -> Tensor | None:
         """Means over the image and one linear layer."""

@@ -12,8 +12,8 @@ from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Post, Signature, Tactic, anchor, epilogue, outer_input, tactic
 from whet.tactics.cuda._kernel import ACTIVATIONS, TYPE, GpuKernel, activation_of, all_static, blocks_of, launch, packed_array
 
-_BINARY = {"Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)"}
-_UNARY = {
+BINARY = {"Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)"}
+UNARY = {
     "Exp": "__expf(a)", "Log": "logf(a)", "Sqrt": "sqrtf(a)", "Abs": "fabsf(a)", "Neg": "-a", "Softplus": "a > 20.f ? a : log1pf(__expf(a))",
     "Erf": "erff(a)", "Reciprocal": "1.f / a", "Floor": "floorf(a)", "Ceil": "ceilf(a)", "Round": "rintf(a)",
 }  # fmt: skip
@@ -25,7 +25,7 @@ class OwnPointwise(Tactic):
     """Operands of the result's shape, one value a channel (of all images or each), or one value."""
 
     ops = (
-        *_BINARY, *_UNARY, "Relu", "Clip", "Silu", "Swish", "HardSwish", "Gelu", "Sigmoid", "Tanh", "Mish", "LeakyRelu", "HardSigmoid", "Elu",
+        *BINARY, *UNARY, "Relu", "Clip", "Silu", "Swish", "HardSwish", "Gelu", "Sigmoid", "Tanh", "Mish", "LeakyRelu", "HardSigmoid", "Elu",
     )  # fmt: skip
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
@@ -108,7 +108,7 @@ class _Chain:
         number = len(self.operands) - 1
         self.text += (
             f"{{ const Vec8 y = operand(p, {number}, at, length); "
-            f"for (int e = 0; e < 8; ++e) {{ const float a = {names[0]}, b = {names[1]}; x.v[e] = {_BINARY[op]}; }} }} "
+            f"for (int e = 0; e < 8; ++e) {{ const float a = {names[0]}, b = {names[1]}; x.v[e] = {BINARY[op]}; }} }} "
         )
 
 
@@ -134,22 +134,22 @@ def chain_of(layer: Layer) -> _Chain | str:
     def step(op: str, attrs: Any, other: int | None, swapped: bool) -> str | None:
         if other is None:
             act = activation_of(Post(op, attrs))
-            if op in _UNARY:
-                made.unary(_UNARY[op])
+            if op in UNARY:
+                made.unary(UNARY[op])
             elif act is not None:
                 made.unary(f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})")
             else:
                 return f"the kernel has no {op}"
             return None
         how = kind(other)
-        if op not in _BINARY or how is None:
+        if op not in BINARY or how is None:
             return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.inputs[other].shape))}"  # type: ignore[union-attr]
         made.operands.append((other, how))
         made.binary(op, swapped)
         return None
 
     where = [outer_input(layer, t) for t in head.inputs if t is not None]
-    if head.op in _BINARY:
+    if head.op in BINARY:
         if len(where) != 2:
             return f"the kernel's {head.op} takes two operands"
         first = next((i for i in (0, 1) if kind(where[i]) == 0 and not layer.inputs[where[i]].is_constant), None)  # type: ignore[arg-type,index,union-attr]

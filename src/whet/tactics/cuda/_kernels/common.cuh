@@ -23,7 +23,10 @@ DEV u32 pack(float a, float b) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r
 // ---- activations; max.NaN and min.NaN keep a NaN, as ONNX does ----
 DEV float max_nan(float a, float b) { float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 DEV float min_nan(float a, float b) { float r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
-DEV float sigmoid(float x) { return 1.f / (1.f + __expf(-x)); }
+// Two special functions and three plain instructions: in their exact forms either function also looks after numbers below 2^-126, which add nothing to 1.
+DEV float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+DEV float reciprocal(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+DEV float sigmoid(float x) { return reciprocal(1.f + exp2_fast(x * -1.4426950408889634f)); }
 struct Act { float a, b; };  // clip: lower, upper; leaky and elu: slope; hardsigmoid: slope, offset
 template <int KIND> DEV float activate(float x, Act p) {
     if (KIND == 0) return min_nan(max_nan(x, p.a), p.b);                               // clip, relu, relu6, none (infinite bounds)

@@ -1,0 +1,286 @@
+"""Code for layers that move numbers and compute with them: each element of the result, followed back to what it is made of.
+
+A tensor's element is a tree of loads and arithmetic whose leaves know their place: an index into a source or a constant, as C text made of
+the element's own place. Where parts are joined the tree has a choice; what all its branches need stands in front of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape
+from whet.tactics._base import Post
+from whet.tactics.cuda._kernel import ACTIVATIONS, activation_of
+from whet.tactics.cuda.own_pointwise import BINARY, UNARY, number_text
+
+Index = tuple[str, int]
+"""A place along an axis: text, and a number that is added to it."""
+Node = tuple
+"""("number", text), ("source", which, place), ("constant", first, place), ("step", expression over a and b, node, ...) or
+("choice", text, limits, nodes)."""
+_LONGEST = 60_000  # characters of generated code: beyond, compiling takes longer than it can gain
+
+
+class Refused(Exception):
+    """The layer has something in it that has no code."""
+
+
+class Moves:
+    """The code of a fused layer, its constants, and the sources by their places among the inputs. Raises Refused.
+
+    `formats` gives the format of each run-time input by its place, `out` that of the result: row-major, or channels last ("nhwc").
+    """
+
+    def __init__(self, layer: Layer, formats: dict[int, str], out: str) -> None:
+        self.layer, self.body, self.formats = layer, layer.regions["body"], formats
+        self.sources = sorted(formats)
+        self.outer = {t: i for i, t in enumerate(self.body.inputs)}
+        self.constants: list[np.ndarray] = []
+        self._length = 0
+        self._nodes: dict[tuple[Tensor, tuple[Index, ...]], Node] = {}
+        shape = static_shape(layer.outputs[0].shape)
+        root = self._node(self.body.outputs[0], _stored_place("at", shape, out))
+        self.text = f"{_Writer().block(root, {})}"
+        if len(self.text) > _LONGEST:
+            raise Refused(f"{len(self.text)} characters of code for an element")
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """All constants behind each other, at least one."""
+        return np.concatenate([*self.constants, np.zeros(1, np.float32)])
+
+    def _node(self, t: Tensor, at: tuple[Index, ...]) -> Node:
+        key = (t, at)
+        if key not in self._nodes:
+            self._nodes[key] = self._made(t, at)
+        return self._nodes[key]
+
+    def _made(self, t: Tensor, at: tuple[Index, ...]) -> Node:
+        if t in self.outer:
+            return self._leaf(self.layer.inputs[self.outer[t]], self.outer[t], at)
+        if t.weight is not None:
+            return self._leaf(t, -1, at)
+        layer = t.maker
+        if layer is None:
+            raise Refused(f"%{t.name} comes from nowhere")
+        shape, x = static_shape(t.shape), layer.inputs[0]
+        assert x is not None
+        if layer.op == "Reshape":
+            return self._node(x, _regrouped(at, shape, static_shape(x.shape)))
+        if layer.op == "Transpose":
+            perm = layer.attrs["perm"]
+            return self._node(x, tuple(at[perm.index(i)] for i in range(len(perm))))
+        if layer.op == "Split":
+            axis = int(layer.attrs["axis"]) % len(shape)
+            before = sum(static_shape(o.shape)[axis] for o in layer.outputs[: [o is t for o in layer.outputs].index(True)])
+            return self._node(x, _shifted(at, axis, before))
+        if layer.op == "Concat":
+            axis, start = int(layer.attrs["axis"]) % len(shape), 0
+            limits, parts = [], []
+            for part in layer.inputs:
+                assert part is not None
+                parts.append(self._node(part, _shifted(at, axis, -start)))
+                start += static_shape(part.shape)[axis]
+                limits.append(start)
+            return ("choice", _written(at[axis]), tuple(limits), tuple(parts))
+        return self._step(layer, at)
+
+    def _step(self, layer: Layer, at: tuple[Index, ...]) -> Node:
+        if layer.op in BINARY:
+            a, b = (self._node(i, _spread(at, i)) for i in layer.inputs)  # type: ignore[arg-type]
+            if layer.op == "Pow" and b == ("number", number_text(2.0)):
+                return ("step", "a * a", a)
+            return ("step", BINARY[layer.op], a, b)
+        bounds = {f"input{i}": self._constant(t) for i, t in enumerate(layer.inputs) if i and t is not None}
+        x = self._node(layer.inputs[0], at)  # type: ignore[arg-type]
+        if layer.op in UNARY:
+            return ("step", UNARY[layer.op], x)
+        act = activation_of(Post(layer.op, {**layer.attrs, **bounds}))
+        if act is None:
+            raise Refused(f"the kernel has no {layer.op}")
+        return ("step", f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})", x)
+
+    def _constant(self, t: Tensor) -> np.ndarray:
+        value = self.layer.inputs[self.outer[t]] if t in self.outer else t
+        if value is None or not value.is_constant:
+            raise Refused(f"%{t.name} is computed at run time")
+        return value.array()
+
+    def _leaf(self, t: Tensor | None, where: int, at: tuple[Index, ...]) -> Node:
+        assert t is not None
+        shape = static_shape(t.shape)
+        if not t.is_constant:
+            return ("source", self.sources.index(where), _place(at, shape, self.formats[where]))
+        values = np.asarray(t.array(), np.float32)
+        if values.size == 1:
+            return ("number", number_text(float(values.reshape(-1)[0])))
+        flat = values.reshape(-1)
+        first = self._length
+        for known, begin in self._held():
+            if known is flat or (known.shape == flat.shape and np.array_equal(known, flat)):
+                first = begin
+                break
+        else:
+            self.constants.append(flat)
+            self._length += flat.size
+        return ("constant", first, _place(at, shape, "linear"))
+
+    def _held(self) -> list[tuple[np.ndarray, int]]:
+        found, at = [], 0
+        for a in self.constants:
+            found.append((a, at))
+            at += a.size
+        return found
+
+
+def _written(i: Index) -> str:
+    text, offset = i
+    return text if not offset else f"({text} {'+' if offset > 0 else '-'} {abs(offset)}u)"
+
+
+def _shifted(at: tuple[Index, ...], axis: int, by: int) -> tuple[Index, ...]:
+    return (*at[:axis], (at[axis][0], at[axis][1] + by), *at[axis + 1 :])
+
+
+def _spread(at: tuple[Index, ...], t: Tensor) -> tuple[Index, ...]:
+    """The place in an operand that broadcasts."""
+    shape = static_shape(t.shape)
+    behind = at[len(at) - len(shape) :]
+    return tuple(("0u", 0) if d == 1 else i for d, i in zip(shape, behind, strict=True))
+
+
+def _place(at: Sequence[Index], shape: Sequence[int], fmt: str) -> str:
+    """Where an element lies in memory, in elements."""
+    order = list(zip(at, shape, strict=True))
+    if fmt == "nhwc":
+        order = [order[0], *order[2:], order[1]]
+    text = ""
+    for i, d in order:
+        if d == 1:
+            continue
+        text = _written(i) if not text else f"({text} * {d}u + {_written(i)})"
+    return text or "0u"
+
+
+def _stored_place(at: str, shape: Sequence[int], fmt: str) -> tuple[Index, ...]:
+    """The place along each axis of the element that lies at `at`."""
+    order = list(range(len(shape)))
+    if fmt == "nhwc":
+        order = [0, *order[2:], 1]
+    found = dict(zip(order, _cut(at, [shape[i] for i in order]), strict=True))
+    return tuple(found[i] for i in range(len(shape)))
+
+
+def _cut(flat: str, shape: Sequence[int]) -> list[Index]:
+    """Places along the axes of a block of this shape, from the place in it."""
+    found: list[Index] = []
+    wide = [d for d in shape if d != 1]
+    for k, d in enumerate(shape):
+        inner = prod(shape[k + 1 :])
+        if d == 1:
+            found.append(("0u", 0))
+            continue
+        text = flat if inner == 1 else f"({flat} / {inner}u)"
+        first = not wide or prod(shape[:k]) == 1
+        found.append((text if first else f"({text} % {d}u)", 0))
+    return found
+
+
+def _regrouped(at: tuple[Index, ...], after: Sequence[int], before: Sequence[int]) -> tuple[Index, ...]:
+    """Places in the shape before a Reshape; axes that it leaves as they are stay what they were."""
+    found: list[Index] = []
+    i = j = 0
+    while i < len(after) or j < len(before):
+        a, b = i, j
+        left = right = 1
+        while True:
+            if left == right and (i > a or j > b):
+                break
+            if (left <= right and i < len(after)) or j == len(before):
+                left *= after[i]
+                i += 1
+            else:
+                right *= before[j]
+                j += 1
+        while i < len(after) and after[i] == 1:
+            i += 1
+        while j < len(before) and before[j] == 1:
+            j += 1
+        wide, narrow = [k for k in range(a, i) if after[k] != 1], [k for k in range(b, j) if before[k] != 1]
+        if [after[k] for k in wide] == [before[k] for k in narrow]:
+            same = dict(zip(narrow, (at[k] for k in wide), strict=True))
+            found += [same.get(k, ("0u", 0)) for k in range(b, j)]
+        else:
+            found += _cut(_place(at[a:i], after[a:i], "linear"), before[b:j])
+    return tuple(found)
+
+
+class _Writer:
+    """Nodes as statements: each is a variable of its own in the innermost block that holds all who read it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def block(self, root: Node, known: dict[Node, str]) -> str:
+        """Statements that set `value` to `root`; `known` are the variables of the blocks around."""
+        if root[0] != "choice":
+            text, name = self.value(root, known)
+            return f"{text}value = {name}; "
+        _, where, limits, parts = root
+        shared = set.intersection(*(_inside(p) for p in parts))
+        text, known = "", dict(known)
+        for node in sorted((n for n in shared if n[0] != "choice"), key=_height):
+            more, _ = self.value(node, known)
+            text += more
+        for k, (limit, part) in enumerate(zip(limits, parts, strict=True)):
+            head = "" if k == 0 else "else "
+            test = f"if ({where} < {limit}u) " if k + 1 < len(parts) else ""
+            text += f"{head}{test}{{ {self.block(part, dict(known))}}} "
+        return text
+
+    def value(self, node: Node, known: dict[Node, str]) -> tuple[str, str]:
+        """(statements, name of the variable); adds to `known`."""
+        if node[0] == "number":
+            return "", node[1]
+        if node in known:
+            return "", known[node]
+        self.count += 1
+        name = f"v{self.count}"
+        if node[0] == "source":
+            text = f"const float {name} = source({node[1]}, {node[2]}); "
+        elif node[0] == "constant":
+            text = f"const float {name} = p.constants[{node[1]}u + {node[2]}]; "
+        elif node[0] == "choice":
+            text = f"float {name}; {{ float value; {self.block(node, dict(known))}{name} = value; }} "
+        else:
+            text, names = "", []
+            for part in node[2:]:
+                more, made = self.value(part, known)
+                text += more
+                names.append(made)
+            given = "".join(f"const float {letter} = {made}; " for letter, made in zip("ab", names, strict=False))
+            text += f"float {name}; {{ {given}{name} = {node[1]}; }} "
+        known[node] = name
+        return text, name
+
+
+def _inside(node: Node) -> set[Node]:
+    """A node and all below it that is needed whatever its choices are."""
+    if node[0] == "choice":
+        return {node} | set.intersection(*(_inside(p) for p in node[3]))
+    return {node}.union(*(_inside(p) for p in node[2:])) if node[0] == "step" else {node}
+
+
+def _height(node: Node) -> int:
+    return 1 + max((_height(p) for p in node[2:]), default=0) if node[0] == "step" else 0
+
+
+def described(made: Callable[[], Moves]) -> Moves | str:
+    """The code, or why there is none."""
+    try:
+        return made()
+    except Refused as e:
+        return str(e)

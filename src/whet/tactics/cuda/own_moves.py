@@ -1,0 +1,90 @@
+"""Moves and the arithmetic between them in one launch: what the pass fuse_moves makes, as detectors' heads have it, by generated code."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._conv import TYPES
+from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, blocks_of, float_types, launch, packed_array, same
+from whet.tactics.cuda._moves import Moves, described
+from whet.tactics.cuda._source import source
+
+_BLOCK = 1024  # elements of a block
+_SOURCES = 4
+
+
+@tactic
+class OwnMoves(Tactic):
+    """Sources of one type in any format each, results in that type or f32."""
+
+    ops = ("*",)
+    hints = ("Moves",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        if layer.hint not in self.hints:
+            return f"computes moves with arithmetic between them, not {layer.hint or layer.op}"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        places = _sources(layer)
+        if not all_static(layer) or len(layer.outputs) != 1 or not 0 < len(places) <= _SOURCES:
+            return []
+        out, found = layer.outputs[0], []
+        for dtype in float_types([*(layer.inputs[i] for i in places), out], (*HALF, F32)):
+            for form in ("nhwc", "linear"):
+                ins = {i: Operand(form if layer.inputs[i].type.rank == 4 else "linear", dtype) for i in places}  # type: ignore[union-attr]
+                if form == "nhwc" and all(o.format == "linear" for o in ins.values()):
+                    continue
+                for to in dict.fromkeys((dtype, F32)):
+                    found += [same(layer, ins, Operand(f, to)) for f in (("nhwc", "linear") if out.type.rank == 4 else ("linear",))]
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        sizes = [static_shape(t.shape) for t in (*(layer.inputs[i] for i in _sources(layer)), layer.outputs[0])]  # type: ignore[union-attr]
+        if any(functools.reduce(int.__mul__, s, 1) >= 2**31 for s in sizes):
+            return "more than 2**31 elements"
+        made = _moves(layer, signature)
+        return made if isinstance(made, str) else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        made = _moves(layer, signature)
+        if not isinstance(made, str):
+            ahead(machine, [source("moves.cu", _constants(made, signature))])
+        return [()]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = _moves(layer, signature)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        numbers, constants = made.numbers, _constants(made, signature)
+        key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
+        packed = (packed_array(f"{key}|moves", numbers.nbytes, lambda: numbers),)
+        count = functools.reduce(int.__mul__, static_shape(layer.outputs[0].shape), 1)
+
+        def make(args: Args) -> list:
+            given = [args.inputs[i] for i in made.sources]
+            fields = struct.pack("<6QI4x", args.outputs[0], *given, *(0,) * (_SOURCES - len(given)), args.packed[0], count)
+            return [launch("moves.cu", "moves", constants, (blocks_of(count, _BLOCK), 1, 1), 256, f"<{len(fields)}s", fields)]
+
+        return GpuKernel(layer, signature, make, implementation="own moves", packed=packed)
+
+
+def _sources(layer: Layer) -> list[int]:
+    """Places of the inputs that are computed at run time."""
+    return [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
+
+
+def _moves(layer: Layer, signature: Signature) -> Moves | str:
+    formats = {i: signature.inputs[i].format for i in _sources(layer)}  # type: ignore[union-attr]
+    return described(lambda: Moves(layer, formats, signature.outputs[0].format))
+
+
+def _constants(made: Moves, signature: Signature) -> dict[str, Any]:
+    stored = signature.inputs[made.sources[0]]
+    assert stored is not None
+    return {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name], "STEPS": made.text}

@@ -1,0 +1,93 @@
+"""Code for moves with arithmetic between them: compiled for the host and compared with the reference, element by element."""
+
+import ctypes
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
+from whet import zoo
+from whet.backends.cuda.compile import compile_cubin
+from whet.builder import BuildConfig, build
+from whet.frontends.onnx import network_from_onnx
+from whet.network import static_shape, to_stored
+from whet.ops import OPS, run_regions, sample_layer
+from whet.tactics import tactics_of
+from whet.tactics.cuda._moves import Moves
+from whet.tactics.cuda._source import source
+from whet.tactics.cuda.own_moves import _constants, _moves
+
+HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "Moves"]
+COMPILER = shutil.which("g++")
+HOST = """
+#include <cmath>
+#include <cstring>
+typedef unsigned int u32;
+struct Act { float a, b; };
+struct Args { const float* in[4]; const float* constants; };
+static float __int_as_float(u32 v) { float f; std::memcpy(&f, &v, 4); return f; }
+template <int KIND> float activate(float x, Act) { return KIND == 4 ? 1.f / (1.f + std::exp(-x)) : x > 0.f ? x : 0.f; }
+static float element(const Args& p, u32 at) {
+    auto source = [&](int i, u32 place) { return p.in[i][place]; };
+    float value = 0.f;
+    STEPS
+    return value;
+}
+extern "C" void run(const float** in, const float* constants, float* out, u32 count) {
+    Args p;
+    for (int i = 0; i < 4; ++i) p.in[i] = in[i];
+    p.constants = constants;
+    for (u32 i = 0; i < count; ++i) out[i] = element(p, i);
+}
+"""
+
+
+def on_host(made, arrays, count, folder):
+    """All elements by the generated code."""
+    (folder / "m.cpp").write_text(HOST.replace("STEPS", made.text))
+    subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", str(folder / "m.so"), str(folder / "m.cpp")], check=True)
+    pointer = ctypes.POINTER(ctypes.c_float)
+    held = [np.ascontiguousarray(a, np.float32).reshape(-1) for a in arrays]
+    given = (pointer * 4)(*(a.ctypes.data_as(pointer) for a in held))
+    numbers, out = made.numbers, np.zeros(count, np.float32)
+    ctypes.CDLL(str(folder / "m.so")).run(given, numbers.ctypes.data_as(pointer), out.ctypes.data_as(pointer), count)
+    return out
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no g++ to run the generated code with")
+@pytest.mark.parametrize("form", ["nhwc", "linear"])
+@pytest.mark.parametrize("i", SAMPLES)
+def test_the_code_computes_what_the_reference_does(i, form, tmp_path):
+    _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
+    (want,) = run_regions(layer, arrays)
+    places = [k for k, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
+    out = form if want.ndim == 4 else "linear"
+    made = Moves(layer, dict.fromkeys(places, form), out)
+    got = on_host(made, [to_stored(arrays[k], form) for k in places], want.size, tmp_path)
+    np.testing.assert_allclose(got, np.asarray(to_stored(want, out)).reshape(-1), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("i", SAMPLES)
+def test_the_code_compiles_for_gpus(i):
+    _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
+    tactic = next(t for t in tactics_of("cuda") if layer.hint in t.hints)
+    for signature in tactic.signatures(layer, HOPPER)[::3]:
+        assert tactic.refuses(layer, signature, HOPPER) is None
+        compile_cubin(source("moves.cu", _constants(_moves(layer, signature), signature)), name="moves.cu", arch="sm_90a")
+
+
+def test_a_detector_decodes_its_boxes_in_one_launch(standin_gpu):  # noqa: F811
+    net = network_from_onnx(zoo.build("yolov5s"))
+    shape = {t.name: tuple(d if isinstance(d, int) else 2 for d in t.shape) for t in net.inputs}
+    config = BuildConfig(backend="cuda", precisions=("fp16",), profiles=((shape, shape, shape),), timing_cache="", verify=False, avg_timing=1)
+    plan = build(net, config)
+    (last,) = [x for x in plan.network.layers if x.hint == "Moves"]
+    assert last is plan.network.layers[-1]
+    assert static_shape(last.outputs[0].shape[1:]) == (25200, 85)
+    assert not {x.op for x in plan.network.layers} & {"Transpose", "Split", "Sigmoid", "Reformat"}
+    assert [f for f, _ in (o for o in plan.choices[last.name].inputs if o)] == ["nhwc"] * 3
