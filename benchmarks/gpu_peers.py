@@ -9,7 +9,8 @@ Usage: python3 benchmarks/gpu_peers.py --warm [--rows yolov5s:1,resnet50:1,...] 
        python3 benchmarks/gpu_peers.py [--compiled FOLDER] [--rows ...] [--budget SECONDS] [--peers eager,compile] [--rounds N] [--gpus N]
 A row's first max-autotune takes up to two hundred seconds, nearly all of them on the CPU: `--warm` does all rows at once, in processes that
 take turns on the GPU, and leaves each row's cache as $OUT/<network>_<batch>.txz. The second command finds them in FOLDER; without, it compiles
-row after row. A process has its GPU to itself while it measures; the next one imports meanwhile. Results: $OUT/peers.json, after each row.
+row after row. A process has its GPU to itself while it measures; the next one imports meanwhile. Results, after each row: $OUT/peers.json, and
+whet's layers with their share of the roofline in $OUT/layers.txt.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ REACH = {
     "resnet50:1": 0.18, "resnet50:8": 0.40, "resnet50:128": 2.9, "resnet34:1": 0.16, "resnet34:128": 1.9, "resnet18:1": 0.09,
     "resnet18:128": 1.15, "mobilenet_v2:1": 0.14, "mobilenet_v2:128": 1.2,
 }  # fmt: skip
+#: what copies and FP16 products reach on such a GPU (measured 2026-11-20): bytes and operations a second
+BYTES, FLOPS = 4.25e12, 738e12
 WORK = Path(tempfile.gettempdir()) / "gpu_peers"
 
 
@@ -154,6 +157,32 @@ def warm(name: str, batch: int, archive: str) -> dict[str, Any]:
     return {"compile_s": round(took, 1), "waited_s": round(mine.waited, 1), "compile_ms": round(ms, 4), "packed_bytes": size}
 
 
+def layer_rows(engine: Any, bound: Any) -> list[dict[str, Any]]:
+    """whet's layers: microseconds of one among equal launches, bytes, operations, and the share of the time that these take at least."""
+    from whet.inspector.facts import layer_facts
+
+    rows = []
+    for fact, seconds in zip(layer_facts(engine.plan), bound.run_timed(), strict=True):
+        moved, computed = fact.bytes / BYTES, fact.flops / FLOPS
+        rows.append({
+            "layer": fact.name, "tactic": fact.choice.tactic, "config": dict(fact.choice.config), "us": 1e6 * seconds, "MB": fact.bytes / 1e6,
+            "GFLOP": fact.flops / 1e9, "bound": "memory" if moved >= computed else "compute", "floor_us": 1e6 * max(moved, computed),
+        })  # fmt: skip
+    return rows
+
+
+def layer_table(row: str, layers: list[dict[str, Any]]) -> str:
+    """The rows as text, with their sum."""
+    ceilings = f"bytes at {BYTES / 1e12:g} TB/s, products at {FLOPS / 1e12:g} TFLOP/s"
+    lines = [f"{row}: us alone, least us ({ceilings}), share, MB, GFLOP, bound, tactic, layer, configuration"]
+    total = {k: sum(r[k] for r in layers) for k in ("us", "floor_us", "MB", "GFLOP")}
+    for r in (*layers, {**total, "bound": "", "tactic": "", "layer": "all", "config": ""}):
+        share = 100 * r["floor_us"] / r["us"] if r["us"] else 0.0
+        numbers = f"{r['us']:9.2f} {r['floor_us']:8.2f} {share:5.1f}% {r['MB']:8.2f} {r['GFLOP']:8.3f}"
+        lines.append(f"{numbers} {r['bound']:7} {r['tactic']:26} {r['layer']} {r['config']}")
+    return "\n".join(lines) + "\n\n"
+
+
 def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: str) -> dict[str, Any]:
     """One process of a row: loads the engine and the peers, the one named `first` before the others, and times all in turns."""
     import torch
@@ -173,6 +202,7 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: st
     row: dict[str, Any] = {"network": name, "batch": batch, "input": "f16 on the device"}
     sides: dict[str, Any] = {}
     shared: list[Any] = []  # the torch network and its image
+    whets: list[Any] = []  # whet's engine, its context and what runs it
 
     def used() -> int:
         torch.cuda.empty_cache()
@@ -184,8 +214,10 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: st
         return shared
 
     def whet_side() -> Any:
-        context = Runtime(machine).load(path).create_context()
+        engine = Runtime(machine).load(path)
+        context = engine.create_context()
         bound = context.launches()
+        whets.extend((engine, context, bound))
         images = {n: context.device_array(n) for n in context.input_names}
         noise = torch.randn(next(iter(images.values())).shape, dtype=torch.half)
         bound.feed({n: noise.numpy() for n in images})
@@ -221,6 +253,8 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: st
     for i in range(rounds):
         for side in list(sides)[:: 1 if i % 2 else -1]:
             times[side].append(round(sides[side](20), 5))
+    if first == "whet":
+        row["layers"] = layer_rows(whets[0], whets[2])
     return row | {"first": first, "times_ms": times, "state": machine.state()}
 
 
@@ -237,8 +271,9 @@ def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
             if side != "whet" and len(values) == len(times["whet"]):
                 ratio, low, high = median_interval([b / a for a, b in zip(times["whet"], values, strict=True)])
                 row |= {f"{side}_over_whet": round(ratio, 3), f"{side}_over_whet_interval": [round(low, 3), round(high, 3)]}
-    clean = {run["first"]: run["memory_mib"][run["first"]] for run in runs}
-    return row | {"memory_mib": runs[0]["memory_mib"] | clean, "processes": runs}
+    memory = runs[0]["memory_mib"] | {run["first"]: run["memory_mib"][run["first"]] for run in runs}
+    layers = [rows for run in runs if (rows := run.pop("layers", None))]
+    return row | {f"{side}_mib": mib for side, mib in memory.items()} | {"layers": layers[0] if layers else [], "processes": runs}
 
 
 def child(gpu: int, row: str, *words: str) -> dict[str, Any] | None:
@@ -279,7 +314,7 @@ def line(r: dict[str, Any]) -> str:
         f"{r['network']:13} batch {r['batch']:4}  whet {r['whet_ms']:.4f} ms (built, verified in {r['build_s']} s)  eager {r['eager_ms']:.4f}"
         f"  compile {r.get('compile_ms', float('nan')):.4f}  {peer}/whet {r.get(f'{peer}_over_whet')} {r.get(f'{peer}_over_whet_interval')}"
         + (f"  reach {reach}: {'yes' if r['whet_ms'] <= reach else 'no'}" if reach else "")
-        + f"  MiB {r['memory_mib']}"
+        + f"  MiB whet {r['whet_mib']} {peer} {r[f'{peer}_mib']}"
     )
 
 
@@ -333,6 +368,8 @@ def measure_all(rows: list[str], o: argparse.Namespace) -> None:
                 if found is None:
                     made["left_out"].append(row)
                 else:
+                    with open(folder() / "layers.txt", "a") as table:
+                        table.write(layer_table(row, found.pop("layers")))
                     made["rows"].append(found)
                     print(f"{time.perf_counter() - begun:4.0f} s  {line(found)}", flush=True)
                 (folder() / "peers.json").write_text(json.dumps(made, indent=1))
