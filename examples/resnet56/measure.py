@@ -18,6 +18,7 @@ from typing import Any
 
 import data as cifar
 import numpy as np
+from judging import paired, percent, right
 from tune import file_of
 from variants import VARIANTS
 
@@ -30,7 +31,6 @@ from whet.network import Network
 from whet.pruning import count_flops, count_params
 from whet.runtime import Engine
 from whet.sparsity import eligible_layers
-from whet.training.data import TrainingData
 
 HERE = Path(__file__).parent
 CALIBRATION, ROUNDS, EACH = 256, 40, 10
@@ -147,33 +147,23 @@ def _gpu_runs(machine: Any, context: Any) -> list[float]:
 
 
 def judged(out: Path, folder: Path, args: argparse.Namespace) -> None:
-    """What each engine gets right; those that differ in the batch alone are judged once, with the largest."""
+    """What each engine gets right, and how many points that is from the fine-tuned original in FP32, image by image (a paired difference with
+    its 95 % interval). Engines that differ in the batch alone are judged once, with the largest."""
     rows = _read(out, args)
-    exact, jpeg = cifar.exact_test(folder), cifar.jpeg_test(folder, args.limit or None)
+    tests = {"exact": cifar.exact_test(folder), "JPEG": cifar.jpeg_test(folder, args.limit or None)}
     runtime, known = whet.Runtime(backend=args.backend, threads=args.threads), {}
     for r in sorted(rows, key=lambda r: -r["run at"][-1]):
-        key = r["network"], r["precision"]
-        if key not in known:
+        if (key := (r["network"], r["precision"])) not in known:
             engine = runtime.load(out / r["file"])
-            known[key] = {
-                "exact %": share_right(engine, exact, r["run at"][-1]), "exact images": len(exact),
-                "JPEG %": share_right(engine, jpeg, r["run at"][-1]), "JPEG images": len(jpeg),
-            }  # fmt: skip
-            print(f"  {key}: {known[key]}", flush=True)
-        r |= known[key]
+            known[key] = {name: right(engine, test, r["run at"][-1]) for name, test in tests.items()}
+            print(f"  {key}:", {name: percent(k) for name, k in known[key].items()}, flush=True)
+    base = known.get(("original", "FP32"))
+    for r in rows:
+        for name, k in known[r["network"], r["precision"]].items():
+            r |= {f"{name} %": percent(k), f"{name} images": len(k)}
+            if base is not None:
+                r |= dict(zip((f"{name} points", f"{name} points low", f"{name} points high"), paired(k, base[name]), strict=True))
     _write(rows, out, args)
-
-
-def share_right(engine: Engine, test: TrainingData, batch: int) -> float:
-    """Percent of the test images that the engine gets right; the last batch is filled with its own first images."""
-    x, right = cifar.normalized(test.inputs["x"]), 0
-    with engine.create_context() as context:
-        for i in range(0, len(x), batch):
-            some = x[i : i + batch]
-            full = np.resize(some, (batch, *IMAGE))
-            guesses = next(iter(context.run({context.input_names[0]: full}).values())).argmax(1)[: len(some)]
-            right += int((guesses == test.labels[i : i + batch]).sum())
-    return round(100 * right / len(x), 2)
 
 
 def told(out: Path, args: argparse.Namespace) -> None:
@@ -220,7 +210,7 @@ def against(flat: list[dict]) -> list[dict]:
     for r in flat:
         if not r["network"].startswith(("tp-", "flops-")) or "JPEG10k %" not in r:
             continue
-        mine = ("latency-", "depth") if r["network"].startswith("tp-") else ("latency-",)
+        mine = ("latency-", "gpu", "depth") if r["network"].startswith("tp-") else ("latency-", "gpu")
         same = [w for w in flat if w["network"].startswith(mine) and all(w[k] == r[k] for k in ("precision", "batches", "batch"))]
         fit = [w for w in same if w["JPEG10k %"] >= r["JPEG10k %"] - ALIKE]
         best = min(fit, key=lambda w: w["ms"], default=None)
