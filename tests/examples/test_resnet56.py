@@ -1,0 +1,69 @@
+"""The ResNet-56 case: recipes that lie in the repository fit the network, differences are paired, rivals meet whet's fastest equal."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples" / "resnet56"
+NAMES = ("data", "judging", "measure", "model", "tune", "variants")  # as the scripts import each other
+
+
+@pytest.fixture(scope="module")
+def case():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        for name in NAMES:
+            patch.delitem(sys.modules, name, raising=False)
+        import measure
+        import model
+        import variants
+
+        yield measure, model, variants
+        for name in NAMES:
+            sys.modules.pop(name, None)
+
+
+def test_every_recipe_fits_the_network(case):
+    """Widths and blocks of each variant: fewer FLOPs than the original, by what its name says where that is FLOPs."""
+    from whet import network_from_onnx
+    from whet.pruning import count_flops
+
+    _, model, variants = case
+    whole = network_from_onnx(model.resnet56(None))
+    assert len(list(variants.RECIPES.glob("*.json"))) >= 5
+    for path in variants.RECIPES.glob("*.json"):
+        assert path.stem in variants.VARIANTS
+        share = count_flops(variants.VARIANTS[path.stem].make(whole)) / count_flops(whole)
+        assert share < 0.75
+        if path.stem.startswith("flops-"):
+            assert share == pytest.approx(int(path.stem[6:]) / 100, abs=0.01)
+
+
+def test_differences_are_paired(case):
+    from judging import paired, percent
+
+    base = np.array([True] * 90 + [False] * 10)
+    assert paired(base, base) == (0.0, 0.0, 0.0)
+    worse = base.copy()
+    worse[:4] = False
+    worse[95:97] = True
+    mean, low, high = paired(worse, base)
+    assert mean == -2.0
+    assert high - mean == pytest.approx(mean - low, abs=0.011)
+    assert high - low == pytest.approx(200 * 1.96 * np.sqrt((0.06 - 0.0004) / 100), abs=0.02)  # six of a hundred changed sides
+    assert percent(worse) == 88.0
+
+
+def row(network, points, ms, batch=1):
+    return {"network": network, "precision": "FP16", "batches": str(batch), "batch": batch, "JPEG10k %": points, "FLOPs fewer": 2.0, "ms": ms}
+
+
+def test_a_rival_meets_the_fastest_that_is_as_accurate(case):
+    measure = case[0]
+    rows = [row("original", 90.5, 2.0), row("depth", 90.2, 0.9), row("latency-45", 89.6, 0.5), row("gpu-50", 90.0, 0.8), row("depth", 90.2, 0.1, 8),
+            row("tp-magnitude-50", 90.0, 1.2), row("flops-50", 90.4, 1.1)]  # fmt: skip
+    torch_pruning, flops = measure.against(rows)
+    assert (torch_pruning["whet"], torch_pruning["rival ms / whet ms"]) == ("gpu-50", 1.5)  # latency-45 is too far below, batch 8 another row
+    assert flops["whet"] == "none is as accurate"  # depth does not choose by latency, gpu-50 is 0.4 points below
