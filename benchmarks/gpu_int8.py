@@ -1,18 +1,21 @@
 """INT8 on a GPU: engines calibrated on real photos, chosen by time against FP16 and verified at their batch, both timed in turns.
 
     python benchmarks/gpu_int8.py calibrate FOLDER resnet50 yolov5s      a cache a network, on the CPU; needs the shared data
-    python benchmarks/gpu_int8.py run FOLDER resnet50:1,8,128 ...        on a GPU: parts in $OUT, one a network
+    python benchmarks/gpu_int8.py run FOLDER resnet50:1,8,128 ... [--gpus 2] [--each 3] [--seconds 250]
+                                                                         on GPUs: parts in $OUT, one a row; cases in the order given
     python benchmarks/gpu_int8.py merge PART...                          results/h200/int8.json
 
 A row: the engine that `whet exec --backend=cuda --fp16 --int8 --calib=CACHE` builds (whet_ms; `precision` says whether it computes in INT8 or
-the builder stayed with FP16), the FP16 engine (fp16_ms), both replayed as CUDA graphs in turns of blocks; the ratio, images a second,
-seconds of the build without a timing cache and (at batch 1) again with it, what verification compared, and the bar where
-the project has one. The weights are the zoo's (random, of the right sizes), the ranges those of real photos that run through them: 32 of
-the ImageNet sample, 8 of COCO at 640 pixels.
+the builder stayed with FP16, `said` gives its sentence on that), the FP16 engine (fp16_ms), both replayed as CUDA graphs in turns of blocks,
+alone on the GPU; the ratio, images a second, seconds of the build (other cases on the same CPU and, in turns, GPU), what verification
+compared, and the bar where the project has one. The engine of the row is verified, the FP16 engine that it is timed against is not. The
+weights are the zoo's (random, of the right sizes), the ranges those of real photos that run through them: 32 of the ImageNet sample, 8 of
+COCO at 640 pixels.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -20,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from _gpu_pool import Turns, alone, run_cases
 from _record import provenance
 
 from whet import zoo
@@ -49,6 +54,7 @@ PHOTOS = {"imagenet": 32, "coco": 8}
 MS_BARS = {("resnet50", 1): 0.16, ("resnet50", 8): 0.30, ("resnet50", 128): 1.9}
 BEST_IMAGES_BAR = 75_000  # a second, of ResNet-50 at its best batch
 FLOATS_UP_TO = 256  # batches that FP16 is built and timed for
+SAYS = ("INT8 pays", "--int8 is permitted but does not pay")  # how the builder's sentence on its choice begins
 BLOCK, ROUNDS = 10, 9  # replays in a row, turns
 
 
@@ -84,25 +90,23 @@ def calibrate(folder: Path, names: list[str]) -> None:
         print(name, len(found.tensors), "ranges of", found.samples, f"photos in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
-def engines(net: Network, batch: int, cache: Path, twice: bool) -> tuple[EnginePlan | None, EnginePlan, float, float | None]:
-    """(FP16, as the builder chooses with INT8 permitted, seconds of that build, and `twice` of it with its timing cache).
+def engines(net: Network, batch: int, cache: Path) -> tuple[EnginePlan | None, EnginePlan, float]:
+    """(FP16, as the builder chooses with INT8 permitted, seconds of that build).
 
     Beyond FLOATS_UP_TO images there is no FP16 and no choice: every layer that can be is in INT8.
     """
     shape = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
-    with tempfile.TemporaryDirectory() as folder:
+    turns = Turns()
+    with tempfile.TemporaryDirectory() as folder, closing(turns):
         config = BuildConfig(backend="cuda", precisions=("fp16", "int8"), profiles=((shape, shape, shape),), timing_cache=f"{folder}/times.sqlite")
         calibration, begun = Calibration(cache=str(cache)), time.perf_counter()
         if batch > FLOATS_UP_TO:
             made = prepared(net, config)
-            plan = build(quantize(made, calibrated_ranges(net, made, calibration, config, print)), config)
-            return None, plan, time.perf_counter() - begun, None
-        plan = build_int8(net, config, calibration)
-        took, begun = time.perf_counter() - begun, time.perf_counter()
-        if twice:
-            build_int8(net, config, calibration)
-        again = time.perf_counter() - begun if twice else None
-        return build(net, replace(config, precisions=("fp16",))), plan, took, again
+            plan = build(quantize(made, calibrated_ranges(net, made, calibration, config, print)), config, progress=turns)
+            return None, plan, time.perf_counter() - begun
+        plan = build_int8(net, config, calibration, progress=turns)
+        took = time.perf_counter() - begun
+        return build(net, replace(config, precisions=("fp16",), verify=False), progress=turns), plan, took
 
 
 def in_blocks(bounds: list[Bound]) -> list[list[float]]:
@@ -114,15 +118,18 @@ def in_blocks(bounds: list[Bound]) -> list[list[float]]:
     return times
 
 
-def row(name: str, batch: int, cache: Path, machine: Any, twice: bool) -> dict[str, Any]:
+def row(name: str, batch: int, cache: Path, machine: Any) -> dict[str, Any]:
     """The numbers of one network at one batch."""
     net = network(name)
-    floats, plan, cold, again = engines(net, batch, cache, twice)
+    floats, plan, took = engines(net, batch, cache)
     store, bounds = WeightStore(machine), []
     for p in (plan, *([floats] if floats else [])):
         bounds.append(bind(p, machine, store=store))
         bounds[-1].run()
-    times = in_blocks(bounds)
+    with alone():
+        times = in_blocks(bounds)
+        layer_s = [b.run_timed() for b in bounds]
+        state = machine.state()
     ms, other = statistics.median(times[0]), statistics.median(times[1]) if floats else None
     verification = plan.report["verification"]
     layers = sum(map(on_integers, plan.network.layers))
@@ -133,31 +140,34 @@ def row(name: str, batch: int, cache: Path, machine: Any, twice: bool) -> dict[s
         "fp16_ms": round(other, 4) if other else None, "ratio": round(ms / other, 3) if other else None,
         "bar": bar, "within_bar": None if bar is None else ms <= bar, "images_per_s": round(1e3 * batch / ms),
         "quantized_layers": layers, "layers": len(plan.network.layers),
-        "build_s": round(cold, 1), "build_again_s": None if again is None else round(again, 1),
-        "choice": plan.report.get("precision_choice"), "notes": plan.report["notes"], "info": plan.report.get("info"),
+        "build_s": round(took, 1), "choice": plan.report.get("precision_choice"),
+        "said": next((t for t in (*plan.report["notes"], *plan.report.get("info", ())) if t.startswith(SAYS)), None),
+        "notes": plan.report["notes"], "info": plan.report.get("info"),
         "verified": {k: verification[k] for k in ("layers", "images", "worst_layer", "network_error", "network_bound", "turned_error")},
-        "banned": plan.report["banned"], "calibration": json.loads(cache.read_text())["samples"], "state": machine.state(),
-        "layer_us": [
-            [x.name, plan.choices[x.name].tactic.removeprefix("cuda/"), plan.choices[x.name].implementation, round(us * 1e6, 2)]
-            for x, us in zip(plan.network.layers, bounds[0].run_timed(), strict=True)
-        ],
+        "banned": plan.report["banned"], "calibration": json.loads(cache.read_text())["samples"], "state": state,
+        "layer_us": layer_rows(plan, layer_s[0]), "fp16_layer_us": layer_rows(floats, layer_s[1]) if floats else None,
     }  # fmt: skip
 
 
-def run(folder: Path, wanted: list[str]) -> None:
-    """A part for each NAME:BATCH,BATCH: rows as they come; one that cannot be built says why and the others go on."""
+def layer_rows(plan: EnginePlan, seconds: list[float]) -> list[list[Any]]:
+    """[name, tactic, implementation, us] of each layer."""
+    chosen = [plan.choices[x.name] for x in plan.network.layers]
+    return [
+        [x.name, c.tactic.removeprefix("cuda/"), c.implementation, round(s * 1e6, 2)]
+        for x, c, s in zip(plan.network.layers, chosen, seconds, strict=True)
+    ]
+
+
+def one(folder: Path, name: str, batch: int) -> None:
+    """One row, in a process of its own; a case that cannot be built says why."""
     machine, out = get_backend("cuda"), Path(os.environ.get("OUT", "."))
-    for name, _, batches in (word.partition(":") for word in wanted):
-        rows: list[dict[str, Any]] = []
-        part = out / f"int8-{name}-{batches.replace(',', '-')}.json"
-        for batch in map(int, batches.split(",")):
-            try:
-                rows.append(row(name, batch, folder / f"{name}.json", machine, batch == 1))
-            except WhetError as error:
-                rows.append({"case": f"{name} batch {batch}", "network": name, "batch": batch, "failed": f"{type(error).__name__}: {error}"[:2000]})
-            print({k: v for k, v in rows[-1].items() if k not in ("layer_us", "state", "choice", "notes", "info")}, flush=True)
-            print([(c["what"], round(c["ms"], 4)) for c in rows[-1].get("choice") or ()], rows[-1].get("notes"), rows[-1].get("info"), flush=True)
-            part.write_text(json.dumps({**provenance(["numpy"]), "gpu": machine.describe(), "rows": rows}, indent=1))
+    try:
+        made = row(name, batch, folder / f"{name}.json", machine)
+    except WhetError as error:
+        made = {"case": f"{name} batch {batch}", "network": name, "batch": batch, "failed": f"{type(error).__name__}: {error}"[:2000]}
+    (out / f"int8-{name}-{batch}.json").write_text(json.dumps({**provenance(["numpy"]), "gpu": machine.describe(), "rows": [made]}, indent=1))
+    long = ("layer_us", "fp16_layer_us", "state", "choice", "notes", "info", "verified")
+    print({k: v for k, v in made.items() if k not in long}, made.get("notes"), flush=True)
 
 
 def merge(parts: list[Path]) -> None:
@@ -179,9 +189,20 @@ def merge(parts: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3 or sys.argv[1] not in ("calibrate", "run", "merge"):
-        sys.exit(__doc__)
-    if sys.argv[1] == "merge":
-        merge([Path(p) for p in sys.argv[2:]])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("calibrate", "run", "one", "merge"))
+    parser.add_argument("words", nargs="+")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--each", type=int, default=3, help="processes on a GPU: one times, the others compile or verify")
+    parser.add_argument("--seconds", type=float, default=3600)
+    given = parser.parse_args()
+    words = given.words
+    if given.what == "merge":
+        merge([Path(p) for p in words])
+    elif given.what == "calibrate":
+        calibrate(Path(words[0]), words[1:])
+    elif given.what == "one":
+        one(Path(words[0]), words[1], int(words[2]))
     else:
-        (calibrate if sys.argv[1] == "calibrate" else run)(Path(sys.argv[2]), sys.argv[3:])
+        pairs = [(name, b) for name, _, batches in (w.partition(":") for w in words[1:]) for b in batches.split(",")]
+        run_cases([("one", words[0], name, b) for name, b in pairs], given.gpus, given.each, given.seconds)

@@ -1,0 +1,86 @@
+"""Cases of a benchmark in processes of their own on several GPUs: their work on the CPU overlaps, what they time on a GPU does not.
+
+A process that builds holds the GPU while kernels are timed and gives it back for passes, compiling and verification (`Turns`); what is
+reported is timed with nobody else on the GPU (`alone`): those who only verify wait too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from whet.builder.progress import Silent
+from whet.search.locks import file_lock
+
+TIMED = ("timing", "choice", "whole engines")
+
+
+def _place() -> str:
+    """The start of the lock files' names for this process's GPU."""
+    return f"{os.environ.get('WHET_POOL', '/tmp')}/whet-pool-{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"
+
+
+class Turns(Silent):
+    """A build's Progress that holds the GPU while its stages time kernels, and lets others be alone there between its other stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = ExitStack()
+
+    def stage(self, name: str, total: int) -> None:
+        self._held.close()
+        with file_lock(f"{_place()}.turn"):  # who waits to be alone holds it
+            self._held.enter_context(file_lock(f"{_place()}.quiet", fcntl.LOCK_SH))
+        if name in TIMED:
+            self._held.enter_context(file_lock(f"{_place()}.timing"))
+
+    def close(self) -> None:
+        """Gives back what is held."""
+        self._held.close()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Nobody else of the pool on this process's GPU."""
+    with ExitStack() as held:
+        with file_lock(f"{_place()}.turn"):
+            held.enter_context(file_lock(f"{_place()}.quiet"))
+        yield
+
+
+def run_cases(cases: Sequence[Sequence[str]], gpus: int, each: int, seconds: float) -> None:
+    """Runs this script with each case's arguments, `each` processes at a time on each of `gpus` GPUs, the first cases first.
+
+    After `seconds` what still runs is ended; what a case wrote before stays.
+    """
+    visible = [g for g in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if g] or [str(i) for i in range(gpus)]
+    threads = max(1, (os.cpu_count() or 8) // max(1, min(gpus * each, len(cases))))
+    waiting, guard, end = list(cases), threading.Lock(), time.monotonic() + seconds
+
+    def work(gpu: str) -> None:
+        while True:
+            with guard:
+                if not waiting or time.monotonic() > end:
+                    return
+                case = waiting.pop(0)
+            env = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+            begun = time.monotonic()
+            try:
+                code = subprocess.run([sys.executable, sys.argv[0], *case], env=env, timeout=max(1.0, end - begun), check=False).returncode
+            except subprocess.TimeoutExpired:
+                code = -1
+            said = "out of time" if code == -1 else f"exit {code}"
+            print(f"-- {' '.join(Path(c).name for c in case)} on GPU {gpu}: {said} after {time.monotonic() - begun:.0f} s", flush=True)
+
+    workers = [threading.Thread(target=work, args=(visible[i % len(visible)],)) for i in range(gpus * each)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
