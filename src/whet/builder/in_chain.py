@@ -21,10 +21,12 @@ from whet.runtime import Bound, WeightStore
 from whet.runtime.kernels import plan_layer
 
 _SWEEPS = 3  # over all kinds: a choice changes what the others meet
-_FIRST, _MORE = 12, 36  # turns of all variants of a kind, then of those that are left
-_TURNS_S = 0.03, 0.08  # seconds that either may take; slow networks get fewer turns
-_FEWEST = 5
-_LEFT = 1.01  # of the best: what gets more turns
+_LOOK, _FIRST, _MORE = 4, 8, 36  # turns of all variants of a kind, then of those that are left, then of the few that lead
+_FIRST_S, _MORE_S = 0.03, 0.08  # seconds that those may take; slow networks get fewer turns
+_FEWEST = 5  # of the last turns
+_LOST = 1.04  # of the best after a look: what takes no more turns
+_LEFT = 1.01  # of the best: what gets the last turns
+_AGAIN = 1.015  # of the best: what is tried again once other kinds have changed
 _GAIN = 0.0007  # of the network's time: a smaller gain changes nothing
 
 
@@ -52,14 +54,18 @@ def chosen_in_chain(bound: Bound, kinds: Sequence[Kind], store: WeightStore, sec
     chain, end = _Chain(bound, store), perf_counter() + seconds
     now = {kind: Winner(kind, kind.mine, inf) for kind in kinds}
     order = sorted(kinds, key=lambda kind: -kind.mine.cost * len(kind.layers))
+    close: dict[Kind, Sequence[Option]] = {kind: kind.others for kind in kinds}
+    changes, seen = 0, dict.fromkeys(kinds, -1)  # changes so far, and those that there were when a kind was tried last
     for _ in range(_SWEEPS):
-        before = dict(now)
         for kind in order:
             if perf_counter() > end:
                 break
-            now[kind] = chain.best(kind, now[kind])
-        if all(now[kind].option is before[kind].option for kind in kinds):
-            break
+            if seen[kind] == changes:
+                continue
+            before = now[kind].option
+            now[kind], close[kind] = chain.best(kind, now[kind], close[kind])
+            changes += now[kind].option is not before
+            seen[kind] = changes
     return list(now.values())
 
 
@@ -73,34 +79,36 @@ class _Chain:
         self._made: dict[tuple[int, Any], list[Any] | None] = {}
         self._held: list[Any] = []  # packed weights of exchanged kernels
 
-    def best(self, kind: Kind, now: Winner) -> Winner:
-        """The fastest of a kind's options in the network as it stands; it stays in the chain."""
+    def best(self, kind: Kind, now: Winner, others: Sequence[Option]) -> tuple[Winner, list[Option]]:
+        """The fastest of the option that a kind has now and some others, in the network as it stands; it stays in the chain. And those that
+        came near to it."""
         variants: list[tuple[Option, Any]] = []
-        for option in (now.option, *(o for o in (kind.mine, *kind.others) if o is not now.option)):
+        for option in (now.option, *(o for o in others if o is not now.option)):
             calls = {self.at[name]: self._calls(name, option) for name in kind.layers}
             if all(c is not None for c in calls.values()):
                 variants.append((option, self._executable(calls)))  # type: ignore[arg-type]
         if len(variants) < 2:
-            return now
-        samples: dict[int, list[float]] = {i: [] for i in range(len(variants))}
-        for i, (_, executable) in enumerate(variants):  # makes the graphs
-            if not self._runs(executable):
-                del samples[i]
-        self._turns(variants, samples, _FIRST, _TURNS_S[0])
-        least = min(median(s) for s in samples.values())
-        left = {i: s for i, s in samples.items() if i == 0 or median(s) <= _LEFT * least}
+            return now, []
+        samples: dict[int, list[float]] = {i: [] for i, (_, executable) in enumerate(variants) if self._runs(executable)}  # makes the graphs
+        self._turns(variants, samples, _LOOK)
+        self._turns(variants, _near(samples, _LOST), _FIRST, _FIRST_S)
+        near = [variants[i][0] for i in _near(samples, _AGAIN)]
+        left = _near(samples, _LEFT)
         if len(left) > 1:
-            self._turns(variants, left, _MORE, _TURNS_S[1])
+            self._turns(variants, left, _MORE, _MORE_S, _FEWEST)
         winner = min(left, key=lambda i: median(left[i]))
         if winner != 0 and not _clearly_less(left[winner], left[0]):
             winner = 0
         for name in kind.layers:
             self.calls[self.at[name]] = self._calls(name, variants[winner][0]) or self.calls[self.at[name]]
-        return Winner(kind, variants[winner][0], median(left[winner]) * 1e3)
+        return Winner(kind, variants[winner][0], median(left[winner]) * 1e3), near
 
-    def _turns(self, variants: Sequence[tuple[Option, Any]], samples: Mapping[int, list[float]], rounds: int, seconds: float) -> None:
-        once = sum(self.bound.backend.seconds(variants[i][1], 1)[0] for i in samples)
-        for r in range(max(_FEWEST, min(rounds, int(seconds / max(once, 1e-6))))):
+    def _turns(
+        self, variants: Sequence[tuple[Option, Any]], samples: Mapping[int, list[float]], rounds: int, seconds: float = inf, least: int = 0
+    ) -> None:
+        """Adds up to `rounds` samples to each, forwards and backwards in turns; at least `least`, else as many as the seconds allow."""
+        once = sum(median(s) for s in samples.values() if s)
+        for r in range(max(least, min(rounds, int(min(seconds / max(once, 1e-6), 1e6))))):
             for i in samples if r % 2 == 0 else reversed(list(samples)):
                 samples[i].append(self.bound.backend.seconds(variants[i][1], 1)[0])
 
@@ -132,6 +140,12 @@ class _Chain:
             except (BackendError, BuildError, EngineError):
                 self._made[i, option.ident] = None
         return self._made[i, option.ident]
+
+
+def _near(samples: Mapping[int, list[float]], factor: float) -> dict[int, list[float]]:
+    """Those whose median is within `factor` of the least, and the first, which they have to beat."""
+    least = min(median(s) for s in samples.values())
+    return {i: s for i, s in samples.items() if i == 0 or median(s) <= factor * least}
 
 
 def _clearly_less(a: Sequence[float], b: Sequence[float]) -> bool:

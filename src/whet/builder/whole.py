@@ -61,7 +61,7 @@ def best_engine(search: Search, make: Make) -> Best:
     if not timed:
         first = entries[0]
         return Best(first, [], first.choosing.cost)
-    search.tell.stage("whole engines", len(entries) + 1)
+    search.tell.stage("whole engines", len(entries) + 3)  # the runners-up in one, what was changed for them, the last look
     stand = Stand(search, probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan)))
     _timed(search, entries, stand)
     if search.config.optimization_level >= 3:

@@ -67,6 +67,7 @@ class Launch:
     shared: int = -1  # bytes of dynamic shared memory; -1: what the kernel was loaded with
     _storage: Any = field(default=None, repr=False)
     _pointers: Any = field(default=None, repr=False)
+    _config: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         raw = (ctypes.c_char * (len(self.args) + 64))()
@@ -79,12 +80,19 @@ class Launch:
 
     def run(self, stream: Stream) -> None:
         """Put the launch on the stream."""
+        if self._config is None:
+            self._config = self._described()
+        self._config.hStream = stream.handle
+        driver = cu()
+        ok(driver.cuLaunchKernelEx(self._config, self.kernel.handle, ctypes.addressof(self._pointers), 0))
+
+    def _described(self) -> Any:
+        """The launch in the driver's words, for any stream; made once, for that takes longer than launching."""
         driver = cu()
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
         config.sharedMemBytes = self.kernel.shared if self.shared < 0 else self.shared
-        config.hStream = stream.handle
         attributes = []
         if self.cluster > 1:
             cluster = driver.CUlaunchAttribute()
@@ -99,7 +107,7 @@ class Launch:
             attributes.append(overlap)
         config.attrs = attributes
         config.numAttrs = len(attributes)
-        ok(driver.cuLaunchKernelEx(config, self.kernel.handle, ctypes.addressof(self._pointers), 0))
+        return config
 
 
 class Graph:
