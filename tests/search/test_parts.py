@@ -137,6 +137,20 @@ def test_the_space_says_what_it_leaves_out_and_knows_equal_points(case, tmp_path
         assert point.keys() == {d.name for d in space.dimensions}
 
 
+def test_on_a_gpu_integers_come_with_16_bits_for_what_stays_in_floats(case, tmp_path):
+    import whet
+    from whet.search.build import build_config
+
+    net = whet.network_from_onnx(case / "model.onnx")
+    recipe = recipe_with(case, tmp_path, device="cuda", space__precision=["fp32", "fp16", "int8"])
+    space = search_space(net, recipe)
+    assert next(d.values for d in space.dimensions if d.name == "precision") == ("fp32", "fp16", "int8")
+    permitted = [build_config(net, recipe, Candidate(precision=p), 2).precisions for p in ("fp32", "fp16", "int8")]
+    assert permitted == [(), ("fp16",), ("int8", "fp16")]
+    on_a_cpu = recipe_with(case, tmp_path, space__precision=["int8"])
+    assert build_config(net, on_a_cpu, Candidate(precision="int8"), 2).precisions == ("int8",)
+
+
 def test_a_budget_is_a_way_of_its_own_through_the_space(case, tmp_path):
     import whet
 

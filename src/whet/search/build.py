@@ -49,13 +49,14 @@ def input_shapes(net: Network, recipe: AutoRecipe, batch: int) -> dict[str, tupl
 
 
 def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: int) -> BuildConfig:
-    """The builder's options for a candidate."""
+    """The builder's options for a candidate. INT8 on a GPU permits FP16 beside it: there 16 bits cost no more than what stays in floats needs."""
+    permitted = {"fp32": (), "int8": ("int8", "fp16") if recipe.backend == "cuda" else ("int8",)}.get(candidate.precision, (candidate.precision,))
     shapes = input_shapes(net, recipe, candidate.batch)
     static = all(t.type.static for t in net.inputs)
     return BuildConfig(
         backend=recipe.backend,
         threads=recipe.threads,
-        precisions=() if candidate.precision == "fp32" else (candidate.precision,),
+        precisions=permitted,
         sparsity="enable" if candidate.two_four else "disable",
         profiles=() if static else ((shapes, shapes, shapes),),
         optimization_level=level,

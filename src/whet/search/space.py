@@ -205,8 +205,7 @@ def _precisions(recipe: AutoRecipe) -> tuple[tuple[str, ...], list[tuple[str, st
     """Those of the recipe, else those that the device has, widest first; and why the others are not."""
     left = []
     if recipe.backend == "cuda":
-        possible = ["fp32", "bf16", "fp16"]
-        left.append(("int8", "calibrated INT8 is built for the CPU; on a GPU only models with Q/DQ nodes run in it"))
+        possible = ["fp32", "bf16", "fp16", "int8"]
     elif recipe.backend == "cpu":
         possible = ["fp32"]
         try:
