@@ -32,10 +32,10 @@ def command(script: str) -> str:
 
     Paths inside the repository are made relative. Others say nothing to a reader: a folder becomes FOLDER, a file FOLDER/<its name>.
     """
-    return " ".join(["python", script, *map(_neutral, sys.argv[1:])])
+    return " ".join(["python", script, *map(neutral, sys.argv[1:])])
 
 
-def _neutral(word: str) -> str:
+def neutral(word: str) -> str:
     """One argument with its absolute path, if it is one (or one follows `--flag=`), said without this machine's folders."""
     flag, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
     path, root = Path(value), Path(__file__).resolve().parents[1]

@@ -6,12 +6,14 @@ whet: the engine of `--best` with calibration, and engines in FP32, BF16 (where 
 FP32, and what its static quantization writes (QDQ). OpenVINO: FP32, BF16, and what NNCF makes (INT8). All in one process, in turns, forwards and
 backwards, in several processes. A ratio is a fixed precision's time over that of `--best` (above 1: `--best` is faster): the median
 over processes and its 95 % interval (order statistics). `least` is the smallest of a row. The files are those of cpu_int8.py: its
-`--stage prepare` fills the folder too. Rows of a run replace those of the same network and batch in the result file; each says when it was timed.
+`--stage prepare` fills the folder too, and an engine of `--int8` that its `--stage make` left there is taken as it is (the same build). A row is
+written as soon as it is timed, in place of that of the same network and batch in the result file; each says when it was timed.
 """
 
 import argparse
 import datetime
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,7 @@ from typing import Any
 
 import cpu_int8
 import numpy as np
-from _record import median_interval, provenance
+from _record import alone, median_interval, provenance
 from cpu_peers import PAUSE_SECONDS, ort_runner, whet_runner
 
 BLOCK_SECONDS, MOST_RUNS = 0.12, 30
@@ -86,12 +88,21 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
     about = Path(f"{case}.best.json")
     said = json.loads(about.read_text()) if about.exists() else {}
     for runner in (n for n in ("best", *FIXED) if n in runners() and (not args.engines or n in args.engines.split(","))):
+        written, theirs = Path(f"{case}.{runner}.engine"), Path(f"{case}.engine")
+        if args.missing and written.exists():
+            continue
+        if runner == "whet_int8" and theirs.exists():
+            shutil.copy(theirs, written)
+            said[runner] = {"build_seconds": None, "choice": [], "from": "cpu_int8.py --stage make"}
+            about.write_text(json.dumps(said))
+            print(f"{name} batch {batch}, {runner}: as cpu_int8.py made it", flush=True)
+            continue
         precisions = FIXED.get(runner, ("best",))
         config = BuildConfig(threads=args.threads, timing_cache=str(folder / "timings.sqlite"), optimization_level=args.level, precisions=precisions)
         start = time.perf_counter()
         integers = precisions in (("best",), ("int8",))
         plan = build_int8(net, config, Calibration(cache=str(cache))) if integers else build(net, config)
-        write_engine(plan, Path(f"{case}.{runner}.engine"))
+        write_engine(plan, written)
         said[runner] = {"build_seconds": round(time.perf_counter() - start, 1), "choice": plan.report.get("precision_choice", [])}
         kept = next((c["what"] for c in said[runner]["choice"] if c["kept"]), "as permitted")
         print(f"{name} batch {batch}, {runner}: {said[runner]['build_seconds']} s; {kept}", flush=True)
@@ -169,6 +180,11 @@ def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> di
 
 def record(rows: list[dict[str, Any]], args: argparse.Namespace) -> bool:
     """Writes the result file, rows of earlier runs kept; whether no fixed precision is ahead of `--best` in the rows that count."""
+    with alone(Path(args.out)):
+        return _record(rows, args)
+
+
+def _record(rows: list[dict[str, Any]], args: argparse.Namespace) -> bool:
     from whet.backends import get_backend
 
     out = Path(args.out)
@@ -192,10 +208,9 @@ def record(rows: list[dict[str, Any]], args: argparse.Namespace) -> bool:
         "bars": {"geomean": 1.0, "least": TIED},
         "rows": rows,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"geometric means of a fixed precision's time over that of --best: {means}; {len(timed)} of {len(rows)} rows count")
-    return len(timed) == len(rows) and min(means.values()) >= 1 and min(r["least"] for r in timed) >= TIED
+    return bool(timed) and len(timed) == len(rows) and min(means.values()) >= 1 and min(r["least"] for r in timed) >= TIED
 
 
 def main() -> None:
@@ -204,9 +219,10 @@ def main() -> None:
     p.add_argument("--batches", default="1,8")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--processes", type=int, default=6, help="six are the fewest that hold a 95 %% interval")
-    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--rounds", type=int, default=1, help="blocks of each runner in a process; every second process goes backwards")
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
     p.add_argument("--engines", default="", help="which of whet's engines to make: best, whet_fp32, ... (default: all)")
+    p.add_argument("--missing", action="store_true", help="--stage make: leave engines alone that are there, as after a run that was cut short")
     p.add_argument("--out", default=str(Path(__file__).parent / "results" / "cpu" / "best.json"))
     p.add_argument("--stage", choices=("prepare", "make", "time", "all"), default="all")
     p.add_argument("--folder", help="where the files lie between the stages")
@@ -226,7 +242,8 @@ def main() -> None:
                 for name, batch in cases:
                     work(name, batch, args, folder)
         if args.stage in ("time", "all"):
-            raise SystemExit(0 if record([measure(n, b, args, folder) for n, b in cases], args) else 1)
+            met = [record([measure(n, b, args, folder)], args) for n, b in cases]
+            raise SystemExit(0 if met[-1] else 1)
 
 
 if __name__ == "__main__":

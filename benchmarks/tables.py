@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from _record import neutral
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- table: (\S+)(?: columns: (.*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -83,7 +85,8 @@ def _origin(run: dict[str, Any]) -> list[str]:
         return said
     versions = ", ".join(f"{k} {v}" for k, v in run.get("versions", {}).items())
     where = ", ".join(x for x in (run["date"][:16], device, f"commit {run.get('commit', '')}") if x)
-    return [f"{where}; {versions}. `{run.get('command', '')}`", *said]
+    command = " ".join(map(neutral, run.get("command", "").split()))  # files of before name folders of the machine
+    return [f"{where}; {versions}. `{command}`", *said]
 
 
 def main() -> None:
