@@ -14,15 +14,16 @@ from support import datasets, realdata
 from whet.builder import BuildConfig, build
 from whet.builder.calibrating import Calibration, prepared
 from whet.builder.engine_run import EngineRun
-from whet.builder.float8 import build_float8, float8_network, float8_ranges
+from whet.builder.float8 import build_float8, float8_network, float8_ranges, harmful
 from whet.builder.lowering import lowered_network
+from whet.builder.relock import read_recipe, recipe
 from whet.errors import BuildError
 from whet.frontends import network_from_onnx
 from whet.frontends.onnx_writer import save_onnx
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
-from whet.precision import calibrate, find_places
-from whet.precision.float8 import adapted_weights, corrected, kept_out, mean_inputs, mean_shift, pack_rounding, unpack_rounding
+from whet.precision import Analysis, calibrate, chosen_samples, find_places, read_cache, write_cache
+from whet.precision.float8 import adapted_weights, corrected, kept_out, mean_inputs, mean_shift, pack_rounding, skip_sums, unpack_rounding
 from whet.precision.insert import e4m3, float8_weight_scales, float8_weights
 from whet.precision.measures import snr_db
 from whet.precision.rounding import error, rounded_rows
@@ -47,6 +48,24 @@ def chain(channels=16, positive=True):
     pooled = net.add("Flatten", net.add("GlobalAveragePool", t), axis=1)
     net.mark_output(net.add("Gemm", pooled, net.constant(rng.standard_normal((channels, 8)).astype(np.float32), "wg"), name="gemm"), "y")
     assert x is net.inputs[0]
+    return net
+
+
+def residual_chain(blocks=8, channels=16):
+    """A convolution, then blocks of two around skip connections: what goes along them is rounded in each block."""
+    rng = np.random.default_rng(6)
+    net = Network("residual")
+
+    def conv(t, c, gain=1.0):
+        w = (gain * rng.standard_normal((channels, c, 3, 3)) / np.sqrt(9 * c)).astype(np.float32)
+        return net.add("Conv", t, net.constant(w), net.constant(np.zeros(channels, np.float32)), pads=(1,) * 4, name=f"conv{len(net.layers)}")
+
+    t = net.add("Relu", conv(net.add_input("x", parse_type("f32[1,3,12,12]")), 3))
+    for i in range(blocks):
+        inner = conv(net.add("Relu", conv(t, channels)), channels, 0.3)
+        t = net.add("Relu", net.add("Add", inner, t, name=f"sum{i}"))
+    pooled = net.add("Flatten", net.add("GlobalAveragePool", t), axis=1)
+    net.mark_output(net.add("Gemm", pooled, net.constant(rng.standard_normal((channels, 8)).astype(np.float32)), name="gemm"), "y")
     return net
 
 
@@ -141,6 +160,66 @@ def test_adapted_weights_come_back_from_their_text():
         np.testing.assert_allclose(back[name], w, rtol=1e-6, atol=1e-12)
     with pytest.raises((ValueError, KeyError)):
         unpack_rounding(net, {next(iter(packed)): "AAAA"})
+
+
+def test_sums_of_skip_connections_stay_in_floats_where_the_outputs_lack_decibels():
+    net, data = residual_chain(), Calibration(samples=lambda: samples(20))
+    sums = frozenset(f"sum{i}" for i in range(8))
+    assert skip_sums(net, kept_out(net)) == sums
+    assert skip_sums(chain(), kept_out(chain())) == frozenset()
+    heard: list[str] = []
+    plain = float8_ranges(net, net, data, BuildConfig(), [], heard, enough_db=10)
+    assert not plain.float_sums
+    assert not heard
+    wide = float8_ranges(net, net, data, BuildConfig(), [], heard, enough_db=60)
+    assert wide.float_sums == sums
+    assert "sums of skip connections stay in 16 bits" in heard[0]
+    made = float8_network(net, wide)
+    rounded = {t for x in made.layers if x.op == "DequantizeLinear" for t in x.outputs}
+    by = {x.name: x for x in made.layers}
+    assert not any(t in rounded for n in sums for t in by[n].inputs)
+    assert all(x.inputs[0] in rounded for x in made.layers if x.op == "Conv" and x.name not in kept_out(net))
+    fresh = samples(12, seed=9)
+    want = np.stack([run_network(net, f)["y"] for f in fresh])
+    db = [snr_db(want, np.stack([run_network(float8_network(net, r), f)["y"] for f in fresh])) for r in (plain, wide)]
+    assert db[1] > db[0] + 2
+    lowered, _ = lowered_network(made, BuildConfig(backend="cuda"))
+    assert sum(map(is_quantized, lowered.layers)) == 16, "all products of the blocks are in FP8"
+
+
+def test_sums_in_floats_come_back_from_the_cache_and_the_lock(tmp_path):
+    net = residual_chain(2)
+    ranges = replace(calibrate(net, samples(4), method="minmax"), float_sums=frozenset({"sum0", "sum1"}))
+    write_cache(tmp_path / "cache.json", ranges)
+    assert read_cache(tmp_path / "cache.json", net).float_sums == ranges.float_sums
+    assert read_recipe(recipe(ranges, frozenset()))[0].float_sums == ranges.float_sums
+
+
+def test_the_most_harmful_layers_go_until_the_outputs_have_enough_decibels():
+    net, data = residual_chain(4), Calibration(samples=lambda: samples(20))
+    left = kept_out(net)
+    ranges = float8_ranges(net, net, data, BuildConfig(), [])
+    config = BuildConfig(timing_cache="")
+    assert harmful(net, ranges, data, config, left, enough_db=10) == {}
+    names = [x.name for x in find_places(net, left).layers]
+    judges = chosen_samples(samples(20), 16)
+    enough = round(Analysis(net, "fp8", judges, EngineRun, ranges).snr(names) + 2)
+    gone = harmful(net, ranges, data, config, left, enough_db=enough)
+    assert gone
+    assert set(gone) < set(names)
+    assert all(f"{enough} dB in all" in why for why in gone.values())
+    assert Analysis(net, "fp8", judges, EngineRun, ranges).snr([n for n in names if n not in gone]) >= enough
+    assert harmful(net, ranges, Calibration(), config, left, enough_db=enough) == {}, "nothing to judge on"
+
+
+def test_what_is_remembered_of_an_analysis_is_of_its_corrections_and_sums_too(tmp_path):
+    net = residual_chain(2)
+    ranges = calibrate(net, samples(4), method="minmax")
+    other = replace(ranges, corrections={"conv2": np.full(16, 0.5, np.float32)})
+    wide = replace(ranges, float_sums=frozenset({"sum0", "sum1"}))
+    found = [Analysis(net, "fp8", samples(2), EngineRun, r, tmp_path / "memory.json").snr() for r in (ranges, other, wide, ranges)]
+    assert found[0] == found[3]
+    assert len(set(found)) == 3
 
 
 def test_a_network_in_float8_has_float8_layers_for_hopper_and_none_on_the_cpu():

@@ -2,12 +2,15 @@
 
 Engines are built and timed in turns: floating point (or what INT8 gave, where that is permitted too), FP8, and FP8 without the layers whose
 FP8 form was slower. The fastest that holds the user's budget is kept; within the noise the earlier one.
+
+Without a budget FP8 still has to leave the outputs ENOUGH_DB above its noise, judged in emulation on calibration samples. Where it does not,
+the sums of skip connections stay in 16 bits (all products remain in FP8), and where that is not enough, the most harmful layers do.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
 import numpy as np
@@ -29,9 +32,10 @@ from whet.network import Network
 from whet.precision import Analysis, Ranges, chosen_samples, find_places, quantize
 from whet.precision.budget import Budget, Verdict
 from whet.precision.calibrate import content_digest
-from whet.precision.float8 import adapted_weights, corrected, kept_out, pack_rounding, unpack_rounding
+from whet.precision.float8 import adapted_weights, corrected, kept_out, pack_rounding, skip_sums, unpack_rounding
 
-_JUDGES = 16  # samples that say whether weights are rounded with care
+ENOUGH_DB = 30.0  # of the outputs' signal over FP8's noise, on calibration samples: docs/design/precision.md has what less of it costs
+_JUDGES = 16  # samples that FP8's choices are judged on
 _LEAST_SAMPLES = 2 * _JUDGES
 _LEAST_GAIN_DB = 0.3
 
@@ -43,9 +47,11 @@ def float8_network(made: Network, ranges: Ranges, skip: Mapping[str, str] | froz
 
 
 def float8_ranges(
-    net: Network, made: Network, calibration: Calibration, config: BuildConfig, notes: list[str], info: list[str] | None = None
-) -> Ranges:
-    """Ranges for FP8, with the corrections that calibration data give, and with the step "round" weights rounded with care, where that pays."""
+    net: Network, made: Network, calibration: Calibration, config: BuildConfig, notes: list[str], info: list[str] | None = None,
+    enough_db: float = ENOUGH_DB,
+) -> Ranges:  # fmt: skip
+    """Ranges for FP8, with the corrections that calibration data give; sums of skip connections left in floating point where the outputs lack
+    `enough_db` without; and with the step "round" weights rounded with care, where that pays."""
     method = "minmax" if calibration.method == "auto" else calibration.method
     plain = dataclasses.replace(calibration, method=method, steps=())
     ranges = calibrated_ranges(net, made, plain, config, notes.append)
@@ -54,7 +60,9 @@ def float8_ranges(
             notes.append("FP8 without calibration data has no corrections of biases: it loses more than it must. Give --calibData.")
         return ranges
     left = kept_out(made)
-    plain_ranges = corrected(made, ranges, calibration.samples(), EngineRun, left)
+    heard = notes if info is None else info
+    plain_ranges = _with_sums(made, corrected(made, ranges, calibration.samples(), EngineRun, left), calibration, left, heard, enough_db)
+    ranges = dataclasses.replace(ranges, float_sums=plain_ranges.float_sums)
     if "round" not in calibration.steps or sum(1 for _ in calibration.samples()) < _LEAST_SAMPLES:
         return plain_ranges
     # Weights rounded against their layers' errors, kept where the outputs gain on samples that did not round them.
@@ -71,9 +79,41 @@ def float8_ranges(
     names = [x.name for x in find_places(made, left).layers]
     near, far = (Analysis(made, "fp8", judges, EngineRun, r).snr(names) for r in (plain_ranges, careful))
     kept = far >= near + _LEAST_GAIN_DB
-    said, heard = "kept" if kept else "not kept", notes if info is None else info
+    said = "kept" if kept else "not kept"
     heard.append(f"FP8 weights rounded against their layers' errors: {near:.1f} dB to {far:.1f} at the outputs, on other samples; {said}.")
     return careful if kept else plain_ranges
+
+
+def _with_sums(made: Network, ranges: Ranges, calibration: Calibration, left: Mapping[str, str], heard: list[str], enough_db: float) -> Ranges:
+    """`ranges`, with the sums of skip connections in floating point where FP8 leaves the outputs less than `enough_db` and that helps."""
+    assert calibration.samples is not None
+    names = [x.name for x in find_places(made, left).layers]
+    sums = skip_sums(made, left)
+    judges = chosen_samples(calibration.samples(), _JUDGES) if names and sums else []
+    if not judges:
+        return ranges
+    near = Analysis(made, "fp8", judges, EngineRun, ranges).snr(names)
+    if near >= enough_db:
+        return ranges
+    wide = dataclasses.replace(ranges, float_sums=sums)
+    far = Analysis(made, "fp8", judges, EngineRun, wide).snr(names)
+    if far < near + _LEAST_GAIN_DB:
+        return ranges
+    heard.append(f"FP8: the sums of skip connections stay in 16 bits, which brings {near:.1f} dB to {far:.1f} at the outputs; products are in FP8.")
+    return wide
+
+
+def harmful(
+    made: Network, ranges: Ranges, calibration: Calibration, config: BuildConfig, left: Mapping[str, str], *, enough_db: float = ENOUGH_DB,
+    progress: Progress | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """The layers beyond `left` that have to stay in floating point for the outputs to stand `enough_db` above FP8's noise: name -> reason."""
+    samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), _JUDGES)
+    if not samples:
+        return {}
+    judge = Judge(made, "fp8", ranges, samples, Budget("snr", enough_db), config, progress)
+    fit = judge.fit([x.name for x in find_places(made, left).layers], {})
+    return {n: f"{why}; with it the outputs have less than {enough_db:g} dB in all" for n, why in fit.dropped.items()}
 
 
 def build_float8(
@@ -108,7 +148,14 @@ def build_float8(
             raise BuildError(f"--fp8 cannot be used: {why}. Leave out --strict to build without it.")
         floats.report["notes"] = [*floats.report.get("notes", []), f"--fp8 is permitted but not used: {why}."]
         return note_found(floats, config)
-    ranges = float8_ranges(net, made, calibration, config, notes, info)
+    enough = budget.limit if budget is not None and budget.kind == "snr" else ENOUGH_DB
+    ranges = float8_ranges(net, made, calibration, config, notes, info, enough)
+    if budget is None:
+        left |= harmful(made, ranges, calibration, config, left, progress=progress)
+        layers = [x for x in layers if x.name not in left]
+    if not layers:
+        floats.report["notes"] = [*floats.report.get("notes", []), f"--fp8 is not used: no layer of it leaves the outputs {ENOUGH_DB:g} dB."]
+        return note_found(floats, config)
     judge = None
     if budget is not None:
         samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
@@ -141,7 +188,7 @@ def build_float8(
         for i, (_, plan, skip) in enumerate(tried[1:], 1):
             verdicts[i] = judge.engine(plan, config) or judge.low([x.name for x in layers if x.name not in skip])
     times = in_turns([plan for _, plan, _ in tried], machine, config)
-    return note_found(_kept(tried, verdicts, times, left, notes, info), config)
+    return note_found(_kept(tried, verdicts, times, left, ranges.float_sums, notes, info), config)
 
 
 def is_float8_lock(config: BuildConfig) -> bool:
@@ -173,7 +220,7 @@ def _name(other: EnginePlan | None) -> str:
 
 def _kept(
     tried: list[tuple[str, EnginePlan, frozenset[str]]], verdicts: list[Verdict | None], times: list[list[float]], left: Mapping[str, str],
-    notes: list[str], info: list[str],
+    sums: Collection[str], notes: list[str], info: list[str],
 ) -> EnginePlan:  # fmt: skip
     """The fastest that holds the budget; the earlier one of those within the noise."""
     middle = [median(t) * 1e3 for t in times]
@@ -193,7 +240,7 @@ def _kept(
             for i, ((what, _, skip), ms, s, v, h) in enumerate(zip(tried, middle, spread, verdicts, holds, strict=True))
         ),
     ]
-    plan.report["fp8"] = {"left_out": dict(left)}
+    plan.report["fp8"] = {"left_out": dict(left), "sums_in_16_bits": sorted(sums)}
     shown = ", ".join(f"{what} {ms:.3f} ms{'' if h else ' (outside the budget)'}" for (what, _, _), ms, h in zip(tried, middle, holds, strict=True))
     said = f"FP8 pays: {shown}; {len(left)} layers stay out for accuracy or size."
     if kept == 0:

@@ -36,6 +36,7 @@ def recipe(ranges: Ranges, float_layers: frozenset[str], tables: bool = False) -
         "ranges": {n: [float(r.low), float(r.high)] for n, r in sorted(ranges.tensors.items())},
         "scalings": {n: [float(v) for v in a] for n, a in sorted(ranges.scalings.items())},
         "corrections": {n: [float(v) for v in a] for n, a in sorted(ranges.corrections.items())},
+        "float_sums": sorted(ranges.float_sums),
     }
 
 
@@ -76,7 +77,9 @@ def read_recipe(data: Mapping[str, Any]) -> tuple[Ranges, frozenset[str], bool]:
     """What `recipe` put together. Raises KeyError, TypeError, ValueError or AttributeError for other data."""
     tensors = {str(n): Range(float(low), float(high)) for n, (low, high) in data["ranges"].items()}
     arrays = [{str(n): np.array(v, np.float32) for n, v in data[k].items()} for k in ("scalings", "corrections")]
-    return Ranges(tensors, scalings=arrays[0], corrections=arrays[1]), frozenset(map(str, data["float_layers"])), bool(data.get("tables"))
+    sums = frozenset(map(str, data.get("float_sums", ())))
+    ranges = Ranges(tensors, scalings=arrays[0], corrections=arrays[1], float_sums=sums)
+    return ranges, frozenset(map(str, data["float_layers"])), bool(data.get("tables"))
 
 
 def _lists(v: Any) -> Any:

@@ -62,6 +62,8 @@ def _json(ranges: Ranges) -> str:
     for kind, arrays in (("scalings", ranges.scalings), ("corrections", ranges.corrections)):
         if arrays:
             data[kind] = {n: np.ascontiguousarray(a, "<f4").tobytes().hex() for n, a in arrays.items()}
+    if ranges.float_sums:
+        data["float_sums"] = sorted(ranges.float_sums)
     return json.dumps(data, indent=1) + "\n"
 
 
@@ -81,6 +83,7 @@ def _read_json(path: str | os.PathLike[str], text: str, model: str) -> Ranges:
             for n, r in data["tensors"].items()
         }
         scalings, corrections = ({str(n): _floats(v) for n, v in data.get(k, {}).items()} for k in ("scalings", "corrections"))
+        float_sums = frozenset(map(str, data.get("float_sums", ())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise CalibrationError(f"{path} is no calibration cache of whet, or damaged ({e}). Delete it and calibrate again.") from e
     if version != VERSION:
@@ -89,7 +92,7 @@ def _read_json(path: str | os.PathLike[str], text: str, model: str) -> Ranges:
         raise CalibrationError(f"{path} was calibrated for another model ({own[:12]}..., this is {model[:12]}...). Calibrate again.")
     for name, r in tensors.items():
         _check(path, name, r)
-    return Ranges(tensors, own, samples, scalings, corrections)
+    return Ranges(tensors, own, samples, scalings, corrections, float_sums=float_sums)
 
 
 def _floats(text: str) -> np.ndarray:

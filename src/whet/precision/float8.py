@@ -7,8 +7,9 @@ lose more than these random errors:
 - Rounded weights times inputs whose mean is not zero (behind a ReLU none is) shift each channel's mean: a systematic error that the layers
   behind add up. The shift is known from the mean input of each filter tap alone, which calibration gives, and the bias takes it back
   (bias correction, Nagel et al. 2019, arXiv:1906.04721, section 4.2).
+- Skip connections: what goes along one is rounded once a block, and nothing averages these roundings: 27 blocks of 31 dB each leave 17.
 Measured on 1000 CIFAR-10 images, output SNR, everything rounded, then with the ends in floating point, then with corrections too: ResNet-8
-(raw pixels) 19.4, 25.1, 28.8 dB.
+(raw pixels) 19.4, 25.1, 28.8 dB. ResNet-56 with ends and corrections 20.1 dB, with its sums in 16 bits too, all products in FP8 still, 27.8.
 """
 
 from __future__ import annotations
@@ -48,6 +49,15 @@ def kept_out(net: Network) -> dict[str, str]:
         elif _ends(net, layer, users):
             found[layer.name] = "a last layer: nothing behind it averages its rounding"
     return found
+
+
+def skip_sums(net: Network, skip: Iterable[str] = ()) -> frozenset[str]:
+    """The sums of `net` (Add layers) whose numbers FP8 would round where it leaves out the layers `skip`: they may stay in 16 bits or more."""
+    names = set(skip)
+    sums = {x.name for x in net.layers if x.op == "Add" and x.inputs[0] is not None and x.inputs[1] is not None and x.name not in names}
+    sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.inputs)}  # type: ignore[union-attr]
+    rounded, left = (find_places(net, names, s).roots for s in ((), sums))
+    return frozenset(sums) if rounded != left else frozenset()
 
 
 def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> Ranges:

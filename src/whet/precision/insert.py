@@ -20,11 +20,12 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
     """A copy of `net` (source stage, batch norms folded) with Q/DQ where `find_places` wants them.
 
     `kind` is "int8", or "fp8": float8 e4m3 (float8_scale). Tensors that share a
-    range (a Concat's inputs) get the one that holds all of theirs. The scalings and corrections that came with the ranges are applied.
+    range (a Concat's inputs) get the one that holds all of theirs. The scalings, corrections and sums in floating point that came with the
+    ranges are applied.
     Raises CalibrationError naming the tensors that have no range.
     """
     made = rescaled(net, ranges.scalings)
-    places = find_places(made, skip)
+    places = find_places(made, skip, ranges.float_sums)
     missing = [t.name for t in places.roots if t.name not in ranges.tensors]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -48,11 +48,14 @@ class Places:
         return made
 
 
-def find_places(net: Network, skip: Callable[[Layer], bool] | Iterable[str] = ()) -> Places:
-    """What of `net` (batch norms folded) can be quantized. `skip` names layers, or says of one, that stay in floating point."""
+def find_places(net: Network, skip: Callable[[Layer], bool] | Iterable[str] = (), float_sums: Collection[str] = ()) -> Places:
+    """What of `net` (batch norms folded) can be quantized. `skip` names layers, or says of one, that stay in floating point.
+
+    `float_sums` names Add layers that read floating-point numbers, which are quantized for other readers all the same.
+    """
     names = set() if callable(skip) else set(skip)
     skips: Callable[[Layer], bool] = skip if callable(skip) else lambda x: x.name in names or bool(names & set(x.sources))
-    return _Finder(net, skips).find()
+    return _Finder(net, skips, frozenset(float_sums)).find()
 
 
 class Sets(Generic[_T]):
@@ -79,8 +82,8 @@ _Use = tuple[Tensor, Layer]
 
 
 class _Finder:
-    def __init__(self, net: Network, skips: Callable[[Layer], bool]):
-        self.net, self.users = net, net.users()
+    def __init__(self, net: Network, skips: Callable[[Layer], bool], float_sums: frozenset[str]):
+        self.net, self.users, self.float_sums = net, net.users(), float_sums
         self.own = {layer for layer in net.layers if _weighted(layer) and not skips(layer)}
         self.skips = skips
         self.places = Places(layers=[x for x in net.layers if x in self.own])
@@ -96,7 +99,7 @@ class _Finder:
         while grown:  # what a quantized sum or average reads is quantized too, up the network
             before = len(self.places.roots), sum(len(r) for r in self.places.roots.values() if r)
             for layer in self.net.layers:
-                if layer.op == "Add" and not self.skips(layer):
+                if layer.op == "Add" and not self.skips(layer) and layer.name not in self.float_sums:
                     self.residual(layer)
                 elif layer.op in POOLS and not self.skips(layer) and self.quantized_result(layer.output):
                     x = layer.inputs[0]
@@ -105,7 +108,7 @@ class _Finder:
                         self.require(x, layer)
             grown = before != (len(self.places.roots), sum(len(r) for r in self.places.roots.values() if r))
         for t in self.places.roots:
-            if self.fusable(t) and not any(t is o for o in self.net.outputs):
+            if self.fusable(t) and not any(t is o for o in self.net.outputs) and not self.summed_in_floats(t):
                 self.places.roots[t] = None
         order = {t: i for i, t in enumerate(self.net.tensors())}
         self.places.roots = dict(sorted(self.places.roots.items(), key=lambda item: order[item[0]]))
@@ -173,6 +176,11 @@ class _Finder:
         if len(readers) == 1 and (readers[0].op in UNARY or moves(readers[0])) and len(readers[0].outputs) == 1:
             return self.quantized_result(readers[0].output)
         return False
+
+    def summed_in_floats(self, t: Tensor) -> bool:
+        """Whether a sum in floating point reads `t`, or what is only moved of it."""
+        readers = [r for r, _ in self.users.get(t, [])] if self.float_sums else []
+        return any(r.name in self.float_sums or (moves(r) and any(self.summed_in_floats(o) for o in r.outputs)) for r in readers)
 
     def takes_sum(self, t: Tensor) -> bool:
         """Whether a quantized convolution or product makes `t`, for the sum alone."""

@@ -67,7 +67,8 @@ class Ranges:
 
     `scalings` (f32 a channel, by tensor: precision.scaling) were applied before the ranges were found; `corrections` (f32 an output
     channel, by layer: precision.steps) are taken off the biases of layers that are quantized. `rounded` are weights by layer that were rounded
-    to their scale's numbers with care (precision.rounding), f32; others are rounded to the nearest.
+    to their scale's numbers with care (precision.rounding), f32; others are rounded to the nearest. `float_sums` names the Add layers that
+    FP8 leaves in 16 bits or more: what they read and give is rounded for products alone (precision.float8).
     """
 
     tensors: dict[str, Range] = field(default_factory=dict)
@@ -76,3 +77,4 @@ class Ranges:
     scalings: dict[str, np.ndarray] = field(default_factory=dict)
     corrections: dict[str, np.ndarray] = field(default_factory=dict)
     rounded: dict[str, np.ndarray] = field(default_factory=dict)
+    float_sums: frozenset[str] = frozenset()

@@ -125,6 +125,10 @@ class Analysis:
         if self.ranges is not None and self.precision in ("int8", "fp8"):
             for name, r in sorted(self.ranges.tensors.items()):
                 h.update(f"{name} {float(r.low).hex()} {float(r.high).hex()}\n".encode())
+            for kind in (self.ranges.scalings, self.ranges.corrections, self.ranges.rounded):
+                for name, a in sorted(kind.items()):
+                    h.update(f"{name} {a.shape}\n".encode() + np.ascontiguousarray(a, "<f4").tobytes())
+            h.update("\n".join(sorted(self.ranges.float_sums)).encode())
         for f in self.samples:
             h.update(content_digest(f).encode())
         return h.hexdigest()
