@@ -1,6 +1,6 @@
-"""The loop on the CPU: `whet auto examples/auto/digits.yaml`, killed three times at random moments, then let run to its end.
+"""The loop: `whet auto examples/auto/digits.yaml` (on a GPU digits_gpu.yaml), killed three times at random moments, then let run to its end.
 
-Writes benchmarks/results/cpu/auto_digits.json: minutes of all calls together, when it was killed, the engines compared, and whether
+Writes benchmarks/results/<device>/auto_digits.json: minutes of all calls together, when it was killed, the engines compared, and whether
 the last engine meets the target (half the original's time or less, at most one point of accuracy lost).
 """
 
@@ -15,20 +15,47 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from _record import provenance
+from _record import command, provenance
 
 HERE = Path(__file__).resolve().parent
-RECIPE = HERE.parent / "examples" / "auto" / "digits.yaml"
+RECIPES = {"cpu": HERE.parent / "examples" / "auto" / "digits.yaml", "cuda": HERE.parent / "examples" / "auto" / "digits_gpu.yaml"}
 SHOWN = ("name", "what", "kind", "met", "metric", "drop", "latency", "throughput", "memory_bytes", "engine_bytes", "energy", "build_seconds",
          "params", "flops")  # fmt: skip
+
+
+def installed(names: tuple[str, ...]) -> list[str]:
+    """Those of the packages that are installed here."""
+    found = []
+    for name in names:
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue
+        found.append(name)
+    return found
+
+
+def flat(r: dict[str, Any]) -> dict[str, Any]:
+    """The figures of an engine that a table shows, units in the names."""
+    return {
+        "score %": round(r["metric"]["value"], 2), "drop": round(r["drop"]["value"], 2), "drop low": round(r["drop"]["low"], 2),
+        "drop high": round(r["drop"]["high"], 2), "ms": round(r["latency"]["median_ms"], 4), "p99 ms": round(r["latency"]["p99_ms"], 4),
+        "of the original": round(r["latency"]["ratio"], 3), "images/s": round(r["throughput"]), "MiB": round(r["memory_bytes"] / 2**20, 2),
+        "engine MiB": round(r["engine_bytes"] / 2**20, 2), "mJ": "not measurable" if r["energy"]["mj"] is None else round(r["energy"]["mj"], 3),
+        "built in s": round(r["build_seconds"], 1),
+    }  # fmt: skip
 
 
 def main() -> int:
     """Runs it; exit code 0 when the target is met within the minutes asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default=str(HERE / "results" / "cpu" / "auto_digits.json"))
+    parser.add_argument("--device", choices=list(RECIPES), default="cpu")
+    parser.add_argument("--recipe", help="another recipe of the same kind")
+    parser.add_argument("--out", help="result file (default: benchmarks/results/<device>/auto_digits.json)")
     parser.add_argument("--work", help="work folder (default: a temporary one)")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--between", type=float, nargs=2, default=(20.0, 120.0), help="seconds until a kill")
@@ -37,15 +64,17 @@ def main() -> int:
     parser.add_argument("--killed", type=int, default=0, help="how many of the earlier calls SIGKILL ended")
     parser.add_argument("--minutes", type=float, default=20.0, help="the bar")
     args = parser.parse_args()
+    out = Path(args.out or HERE / "results" / {"cpu": "cpu", "cuda": "h200"}[args.device] / "auto_digits.json")
+    recipe = args.recipe or str(RECIPES[args.device])
     seed = int(time.time())
     moments, kills, load = random.Random(seed), [], [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as folder:
         work = args.work or str(Path(folder) / "digits.auto")
-        command = [sys.executable, "-m", "whet.cli", "auto", str(RECIPE), "--out", work, *(["--trials", str(args.trials)] if args.trials else [])]
+        call = [sys.executable, "-m", "whet.cli", "auto", recipe, "--out", work, *(["--trials", str(args.trials)] if args.trials else [])]
         began = time.monotonic()
         for _ in range(args.kills):
             wait = moments.uniform(*args.between)
-            p = subprocess.Popen(command)
+            p = subprocess.Popen(call)
             try:
                 p.wait(wait)
             except subprocess.TimeoutExpired:
@@ -53,24 +82,24 @@ def main() -> int:
                 p.wait()
                 kills.append(round(time.monotonic() - began, 1))
             load.append(os.getloadavg()[0])
-        last = subprocess.run(command, check=False)
+        last = subprocess.run(call, check=False)
         minutes = (time.monotonic() - began + sum(args.earlier)) / 60
         load.append(os.getloadavg()[0])
         data = json.loads((Path(work) / "deploy" / "report.json").read_text())
         events = [json.loads(line) for line in (Path(work) / "events.jsonl").read_text().splitlines()]
     ended = [e["job"] for e in events if e["event"] == "end"]
     result = {
-        **provenance(("numpy", "onednn-cpu-gomp", "optuna", "llvmlite")),
-        "command": " ".join(["python", "benchmarks/auto_digits.py", *sys.argv[1:]]),
+        **provenance(installed(("numpy", "onednn-cpu-gomp", "optuna", "llvmlite"))),
+        "command": command("benchmarks/auto_digits.py"),
         "device": data["device"], "exit_code": last.returncode, "met": data["met"], "minutes": minutes, "minutes_of_jobs": data["seconds"] / 60,
         "earlier_calls_seconds": args.earlier, "earlier_calls_killed": args.killed, "killed_at_seconds": kills, "seed_of_kills": seed,
         "jobs_begun": sum(e["event"] == "begin" and e["job"] is not None for e in events),
         "jobs_ended": len(ended), "jobs_ended_twice": len(ended) - len(set(ended)), "load_average": load,
         "trials": len([t for t in data["trials"] if t["same_as"] is None]), "trials_failed": len([t for t in data["trials"] if t["state"] != "done"]),
         "scored_on": data["scored_on"], "others_load": data["load"], "chosen": data["rows"][data["chosen"]]["name"],
-        "rows": [{k: r[k] for k in SHOWN} for r in data["rows"]],
+        "rows": [{k: r[k] for k in SHOWN} | flat(r) for r in data["rows"]],
     }  # fmt: skip
-    Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+    out.write_text(json.dumps(result, indent=1) + "\n")
     chosen = data["rows"][data["chosen"]]
     verdict = "met" if data["met"] else "missed"
     print(f"{minutes:.1f} min with {len(kills) + args.killed} kills; target {verdict}: {chosen['latency']['ratio']:.3f}x, "
