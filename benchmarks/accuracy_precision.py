@@ -5,8 +5,8 @@
 Every layer that can computes in the low precision (time does not choose here). INT8 runs on the machine's integer kernels; FP8 (e4m3, a
 scale a tensor and a weight channel, min-max; first and last layers left out and biases corrected, as --fp8 builds it), FP16 and BF16 (inputs,
 weights and outputs of every layer rounded) are emulated in FP32, which rounds at the same places. "int8 steps" is INT8 with --calibSteps=all,
-"fp8 round" FP8 with --calibSteps=round, "fp8 budget" FP8 with the layers in FP32 that --accuracy=snr:30 takes out. With --jpeg the CIFAR-10
-networks are judged on the 10,000 JPEG test images too (recompressed, so harder than what they were trained on). Calibration
+"fp8" is what --fp8 builds by itself: sums of skip connections and single layers stay in floating point where the outputs had less than 30 dB;
+"fp8 all" has in FP8 what can be, "fp8 round" is "fp8" with --calibSteps=round. With --jpeg the CIFAR-10 networks are judged on the 10,000 JPEG test images too (recompressed, so harder than what they were trained on). Calibration
 sees images that are not judged: CIFAR-10's training part, MNIST's training part, and else every other image, 128 at most; the rest is
 judged. A row: accuracy of both, the paired difference in points with its 95 % interval (from the images
 on which the two differ), and the SNR of the outputs in dB (of the numbers before the softmax where a model ends in one). Of detectors (NanoDet
@@ -36,10 +36,9 @@ MODELS = ("resnet20_cifar10", "resnet56_cifar10", "resnet8_mlperftiny", "lenet_m
           "version-slim-320", "version-RFB-320", "version-RFB-640")  # fmt: skip
 FACES = "version-"  # how the names of the face detectors begin
 CALIBRATION = 128
-PRECISIONS = ("int8", "int8 steps", "fp8", "fp8 round", "fp8 budget", "fp16", "bf16")
+PRECISIONS = ("int8", "int8 steps", "fp8", "fp8 all", "fp8 round", "fp16", "bf16")
 BARS = {"int8": 0.5, "fp8": 0.3}  # points that may be lost; of the others nothing that the interval can see
 BOXES_BAR, SCORE, FACE_SCORE = 0.95, 0.4, 0.7
-BUDGET_DB = 30.0  # of "fp8 budget"
 
 
 def calibration_images(model: realdata.RealModel, count: int) -> np.ndarray:
@@ -118,9 +117,8 @@ class Prepared:
         from whet.builder import build
         from whet.builder.calibrating import Calibration
         from whet.builder.engine_run import EngineRun
-        from whet.builder.float8 import float8_ranges
-        from whet.builder.within import Judge
-        from whet.precision import Budget, chosen_samples, emulated, find_places, quantize
+        from whet.builder.float8 import ENOUGH_DB, float8_ranges, harmful
+        from whet.precision import emulated, find_places, quantize
         from whet.precision.float8 import kept_out
         from whet.runtime import Runtime
         from whet.tactics import is_quantized
@@ -136,18 +134,17 @@ class Prepared:
             return Runtime().load(plan).create_context().run, said
         ranges, kind, only, dropped, notes = None, precision.split()[0], None, {}, []
         if kind == "fp8":
-            steps = ("round",) if precision == "fp8 round" else ()
-            ranges = float8_ranges(self.net, self.made, Calibration(samples=self.samples, steps=steps), self.config, notes)
+            calibration = Calibration(samples=self.samples, steps=("round",) if precision == "fp8 round" else ())
+            ranges = float8_ranges(self.net, self.made, calibration, self.config, notes, enough_db=0 if precision == "fp8 all" else ENOUGH_DB)
             dropped = kept_out(self.made)
+            if precision != "fp8 all":
+                dropped |= harmful(self.made, ranges, calibration, self.config, dropped)
             only = [x.name for x in find_places(self.made).layers if x.name not in dropped]
-        if precision == "fp8 budget":
-            judge = Judge(self.made, "fp8", ranges, chosen_samples(self.samples(), 16), Budget("snr", BUDGET_DB), self.config)
-            dropped |= judge.fit(only, {}).dropped
-            only = [n for n in only if n not in dropped]
         net = emulated(self.made, kind, ranges, only)
         said = {"calibration_seconds": round(time.perf_counter() - start, 1), "by": "emulation"}
         if kind == "fp8":
-            said |= {"fp8_layers": len(only), "float_layers": sorted(dropped), "notes": notes}
+            sums = sorted(ranges.float_sums)  # type: ignore[union-attr]
+            said |= {"fp8_layers": len(only), "float_layers": dropped, "sums_in_floats": len(sums), "notes": notes}
         return EngineRun(net, [t.name for t in self.made.outputs]), said
 
 
@@ -294,7 +291,7 @@ def write(path: Path, rows: list[dict], args) -> None:
     own = {(r["model"], r["precision"]) for r in rows}
     with alone(path):
         kept = json.loads(path.read_text())["rows"] if path.exists() else []
-        every = [*rows, *(r for r in kept if (r["model"], r["precision"]) not in own)]
+        every = [*rows, *(r for r in kept if (r["model"], r["precision"]) not in own and r["precision"] in PRECISIONS)]
         every.sort(key=lambda r: (MODELS.index(r["model"]), PRECISIONS.index(r["precision"])))
         data = {
             "what": __doc__.splitlines()[0], "machine": machine.get("model"), **provenance(["numpy", "onnx"]), "limit": args.limit, "rows": every,
