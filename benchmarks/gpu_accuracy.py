@@ -7,7 +7,8 @@ Every layer that can computes in the low precision (time does not choose here), 
 on the same GPU without TF32. Ranges come from 128 training images by calibration on the CPU (automatic method). Judged are the 1000
 pixel-exact test images and the 10,000 test images as JPEG, on which these networks lose 10 points whatever the precision. A row:
 accuracies, the paired difference in points with its 95 % interval, the SNR of the logits in dB. FP8 (e4m3) is as --fp8 builds it: first and last
-layers in FP16, biases corrected. Bars: INT8 loses at most 0.5 points, FP8 0.3; of FP16 and BF16 the interval holds no loss.
+layers in FP16, biases corrected, sums of skip connections and harmful layers in FP16 where the outputs lacked decibels (NAME-fp8-left.json).
+Bars: INT8 loses at most 0.5 points, FP8 0.3; of FP16 and BF16 the interval holds no loss.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from accuracy_precision import BARS, CALIBRATION, calibration_images, compare
 from support import datasets
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.float8 import float8_network, float8_ranges
+from whet.builder.float8 import float8_network, float8_ranges, harmful
 from whet.builder.precision import is_float8
 from whet.builder.quantized import Calibration, calibrated_ranges, prepared
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.precision import quantize, write_cache
+from whet.precision.float8 import kept_out
 from whet.runtime import Runtime
 from whet.tactics import is_quantized
 
@@ -69,9 +71,12 @@ def prepare(folder: Path) -> None:
         calibration = Calibration(samples=lambda samples=samples: iter(samples), cache=str(folder / f"{model.name}-int8.json"))
         found = calibrated_ranges(net, prepared(net, BuildConfig()), calibration, BuildConfig(), print)
         made = prepared(net, BuildConfig())
-        float8 = float8_ranges(net, made, Calibration(samples=calibration.samples), BuildConfig(), [])
+        plain, said = Calibration(samples=calibration.samples), []
+        float8 = float8_ranges(net, made, plain, BuildConfig(), said, said)
+        left = harmful(made, float8, plain, BuildConfig(), kept_out(made))
         write_cache(str(folder / f"{model.name}-fp8.json"), float8)
-        print(model.name, len(found.tensors), "ranges,", len(float8.corrections), "corrections for FP8")
+        (folder / f"{model.name}-fp8-left.json").write_text(json.dumps(left, indent=1))
+        print(model.name, len(found.tensors), "ranges,", len(float8.corrections), "corrections for FP8", *said, *left.items(), sep="\n  ")
 
 
 def sets(lossless: Path, jpeg: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -101,7 +106,8 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
             plan = build(quantize(made, ranges), replace(config, precisions=("int8",)))
         elif precision == "fp8":
             float8 = calibrated_ranges(net, made, Calibration(cache=str(folder / f"{name}-fp8.json")), config, print)
-            plan = build(float8_network(made, float8), replace(config, precisions=("fp16", "fp8")))
+            left = json.loads((folder / f"{name}-fp8-left.json").read_text())
+            plan = build(float8_network(made, float8, left), replace(config, precisions=("fp16", "fp8")))
         elif precision == "fp32":
             plan = build(net, config)
         else:
