@@ -18,16 +18,20 @@ from whet.tactics.cuda.own_qconv import pairs
 _rng = np.random.default_rng(11)
 
 
-def quantized_conv(zero: int, low: float | None, high: float | None, stored: str, stored_zero: int, **attrs):
-    """(parts, weights, bias): a Conv of u8[1,16,7,6] with 24 filters of 3 x 3."""
+def quantized_conv(zero: int, low: float | None, high: float | None, stored: str, stored_zero: int, silu: str = "", **attrs):
+    """(parts, weights, bias): a Conv of u8[1,16,7,6] with 24 filters of 3 x 3; `silu` may have something added "before" or "behind" it."""
     w, bias = _rng.integers(-127, 128, (24, 16, 3, 3)).astype(np.int8), _rng.standard_normal(24).astype(np.float32)
 
     def build(body, values):
         y = body.add("Conv", *values[:3], **attrs)
+        if silu:
+            y = body.add("Swish", body.add("Add", y, values[3]) if silu == "before" else y)
+            return body.add("Add", y, values[3]) if silu == "behind" else y
         return body.add("Clip", y, *values[3:]) if values[3:] else y
 
     limits = [] if low is None else [np.asarray(v, np.float32) for v in (low, high)]
     data = [("full u8[1,16,7,6]", 0.02, zero, 1), (w, np.full(24, 0.01, np.float32), None, 0), bias, *limits]
+    data += [("full u8[1,24,7,6]", 0.03, 90, 1)] if silu in ("before", "behind") else []
     sample = quantized("Conv", data, build, (0.05, stored_zero, stored))
     net, layer, _ = sample_layer("Fused", sample)
     parts = parts_of(layer)
@@ -78,7 +82,7 @@ def test_folded_limits_are_those_of_the_clip_and_of_the_integers(low, high, stor
     _net, parts, *_ = quantized_conv(0, low, high, stored, zero, pads=(1, 1, 1, 1))
     made = ending_of(parts)
     assert folds(made, stored)
-    per, shift, out = folded(Output.of(parts, made), made, stored)
+    per, shift, out, _ = folded(Output.of(parts, made), made, stored)
     real = np.concatenate([_rng.uniform(-30, 30, 2000), [-1e6, 0, 1e6]])
     unit = np.clip(real * per + shift, 0, 1)
     got = np.rint(unit * out.per_step + (out.zero - 12582912.0))
@@ -87,6 +91,28 @@ def test_folded_limits_are_those_of_the_clip_and_of_the_integers(low, high, stor
     wanted = np.clip(np.rint(clipped / np.float32(0.05)) + zero, bottom, top)
     assert np.abs(got - wanted).max() <= 1
     assert (got != wanted).mean() < 0.002, "only where a number lies between two integers"
+
+
+@pytest.mark.parametrize(("stored", "zero"), [("u8", 6), ("i8", -121), ("u8", 200)])
+@pytest.mark.parametrize("silu", ["alone", "before", "behind"])
+def test_silu_in_parts_of_the_range(silu, stored, zero):
+    _net, parts, *_ = quantized_conv(0, None, None, stored, zero, silu, pads=(1, 1, 1, 1))
+    made = ending_of(parts)
+    assert folds(made, stored)
+    per, shift, out, finish = folded(Output.of(parts, made), made, stored)
+    real, added = np.concatenate([_rng.uniform(-30, 30, 2000), [-1e4, 0, 1e4]]), _rng.integers(0, 256, 2003)
+    _, exponent, place = finish.activation
+    v = real * per + shift + (out.add_step * added if silu == "before" else 0)
+    v = v / (1 + np.exp2(np.minimum(v * exponent, 60))) + place + (out.add_step * added if silu == "behind" else 0)
+    got = np.rint(np.clip(v, 0, 1) * out.per_step + (out.zero - 12582912.0))
+    more = 0.03 * (added - 90.0)
+    x = real + (more if silu == "before" else 0)
+    y = x / (1 + np.exp(-np.maximum(x, -700))) + (more if silu == "behind" else 0)
+    bottom, top = (0, 255) if stored == "u8" else (-128, 127)
+    wanted = np.clip(np.rint(y / np.float32(0.05)) + zero, bottom, top)
+    assert np.abs(got - wanted).max() <= 1
+    assert (got != wanted).mean() < 0.002, "only where a number lies between two integers"
+    assert finish.residual == {"alone": 0, "before": 1, "behind": 2}[silu]
 
 
 def test_rows_of_24_channels_become_pairs_of_pixels():

@@ -82,6 +82,19 @@ def _silu(body: Network, values: list[Tensor]) -> Tensor:
     return body.add("Mul", x, body.add("Sigmoid", x))
 
 
+def _conv_silu(late: bool = False, **attrs: Any) -> Build:
+    """SiLU behind a convolution; what is added comes before it, or `late`."""
+
+    def build(body: Network, values: list[Tensor]) -> Tensor:
+        y = body.add("Conv", *values[:3], **attrs)
+        if len(values) > 3 and not late:
+            y = body.add("Add", y, values[3])
+        y = body.add("Swish", y)
+        return body.add("Add", y, values[3]) if len(values) > 3 and late else y
+
+    return build
+
+
 _rng = np.random.default_rng(8)
 _FAN = np.float32(1 / 2000)
 _W = _rng.integers(-127, 128, (32, 16, 3, 3)).astype(np.int8)
@@ -131,6 +144,32 @@ SAMPLES = [
         (0.005, 0, "u8"),
     ),
     quantized("Conv", [("full i8[1,3,16,16]", 0.02, 0, 1), (_FIRST, _FAN, None, 0)], _conv(strides=(2, 2), pads=(3,) * 4), (0.02, 0, "i8")),
+    # SiLU: alone, behind a sum and before one, depthwise and of an image
+    quantized("Conv", [("full u8[2,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS], _conv_silu(pads=(1,) * 4), (0.05, 6, "u8")),
+    quantized(
+        "Conv",
+        [("full u8[2,16,8,8]", 0.02, 40, 1), (_W, _CHANNELS, None, 0), _BIAS, ("full u8[2,32,8,8]", 0.03, 100, 1)],
+        _conv_silu(pads=(1,) * 4),
+        (0.04, -90, "i8"),
+    ),
+    quantized(
+        "Conv",
+        [("full i8[2,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS, ("full u8[2,32,8,8]", 0.03, 100, 1)],
+        _conv_silu(late=True, pads=(1,) * 4),
+        (0.05, 50, "u8"),
+    ),
+    quantized(
+        "Conv",
+        [("full u8[1,32,9,9]", 0.02, 0, 1), (_DEPTHWISE, 9 * _CHANNELS, None, 0), _BIAS],
+        _conv_silu(pads=(1,) * 4, group=32),
+        (0.02, 14, "u8"),
+    ),
+    quantized(
+        "Conv",
+        [("full i8[1,3,16,16]", 0.02, 9, 1), (_FIRST, 5 * _FAN, None, 0)],
+        _conv_silu(strides=(2, 2), pads=(3,) * 4),
+        (0.02, -114, "i8"),
+    ),
     quantized("Conv", [("full i8[1,16,20]", 0.02, 0, 1), (_W[..., 0], _CHANNELS, None, 0), _BIAS], _conv(pads=(1, 1)), (0.05, 0, "i8")),
     quantized(
         "Gemm", [("full u8[5,64]", 0.02, 0, 1), (_MATRIX, _CHANNELS[:24], None, 1), _BIAS[:24]], _product("Gemm"), (0.02, 0, "i8")

@@ -92,8 +92,9 @@ class Output:
 
 
 def folds(made: Ending, stored: str) -> bool:
-    """Whether the limits of integer results and those of the activation are one clip at the end."""
-    return stored in EIGHT and made.finish.activation[0] == "clip" and made.finish.residual != 2
+    """Whether integer results are computed in parts of their range: the activation is a clip, whose limits are the range's, or SiLU."""
+    kind = made.finish.activation[0]
+    return stored in EIGHT and (kind == "silu" or (kind == "clip" and made.finish.residual != 2))
 
 
 def folds_float8(made: Ending, stored: str, out: Output) -> bool:
@@ -108,16 +109,23 @@ def folded_float8(out: Output, made: Ending) -> tuple[float, Output, Finish]:
     return per, Output(1.0, 0.0, out.add_step * per, 0.0), Finish((kind, low * per, high), made.finish.residual)
 
 
-def folded(out: Output, made: Ending, stored: str) -> tuple[float, float, Output]:
-    """(multiplier, shift) that bring real numbers to [0, 1] over the range of results, and the output's numbers for kernels with FOLD."""
+def folded(out: Output, made: Ending, stored: str) -> tuple[float, float, Output, Finish]:
+    """(multiplier, shift) that bring real numbers to [0, 1] over the range of results, the output's numbers and the activation for kernels with
+    FOLD. Of SiLU the numbers are in parts of the range, 0 at 0; the activation has the factor of the exponent and the place of 0."""
     bottom, top = (0, 255) if stored == "u8" else (-128, 127)
+    if made.finish.activation[0] == "silu":
+        span = float(top - bottom)
+        per, zero, late = out.per_step / span, (out.zero - bottom) / span, made.finish.residual == 2
+        more = out.add_shift * per
+        silu = Finish(("silu", -float(np.log2(np.e)) / per, zero + (more if late else 0.0)), made.finish.residual)
+        return per, 0.0 if late else more, Output(span, 12582912.0 + bottom, out.add_step * per, 0.0), silu
     _, low, high = made.finish.activation
     ends = np.clip(np.array([low, high]) * out.per_step, -1e6, 1e6)
     least, most = np.clip(np.rint(ends) + out.zero, bottom, top)
     span = float(most - least)
     per = out.per_step / span if span else 0.0
     shift = (out.zero - least) / span + out.add_shift * per if span else 0.0
-    return per, float(shift), Output(span, 12582912.0 + float(least), out.add_step * per, 0.0)
+    return per, float(shift), Output(span, 12582912.0 + float(least), out.add_step * per, 0.0), made.finish
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def product_plan(
     if eight.fold and eight.result == FLOAT8:
         per, out, finish = folded_float8(out, made)
     elif eight.fold:
-        per, shift, out = folded(out, made, eight.result)
+        per, shift, out, finish = folded(out, made, eight.result)
     packed = (
         packed_array(f"{digest}|{name} 8 bits {tile.bk} {shape is single}", -(-shape.k // 32) * 32 * rows, lambda: pack_weights8(filters(), tile.bk)),
         *packed_factors(f"{key}|{name} {shape} {per} {shift}", shape, classes, eight.border, numbers),

@@ -74,14 +74,15 @@ class OwnQDepthwise(QuantizedTactic):
         zero = parts.reads[x].zero  # type: ignore[index]
         out, per, shift, stored = Output.of(parts, made), 1.0, 0.0, signature.outputs[0].dtype.name
         fold = not int(given.get("tall", 0)) and folds(made, stored)
+        finish = made.finish
         if fold:
-            per, shift, out = folded(out, made, stored)
+            per, shift, out, finish = folded(out, made, stored)
         key = f"{key_of(parts, made)}|depthwise 8 bits {per} {shift}"
         packed = (
             packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: (_scaled(parts, s) * per).astype(np.float32).T),
             packed_array(f"{key} bias", bias_count(s.c) * 4, lambda: (_bias(parts, made, s).astype(np.float64) * per + shift).astype(np.float32)),
         )
-        kind, low, high = made.finish.activation
+        kind, low, high = finish.activation
         if not int(given.get("tall", 0)):
             if not _can_tile(parts, s, signature):
                 raise PlanRefused("tiles fill padding with the integer 0, which is not this input's zero point, and store integers or 16 bits")

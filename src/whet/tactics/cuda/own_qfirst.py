@@ -12,7 +12,7 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._conv import TYPES, ConvShape, bias_count, pack_weights8
+from whet.tactics.cuda._conv import TYPES, ConvShape, Finish, bias_count, pack_weights8
 from whet.tactics.cuda._kernel import Ending, GpuKernel, ahead, loaded, machine_has, packed_array
 from whet.tactics.cuda._quantized import (
     EIGHT,
@@ -111,7 +111,7 @@ def first_kernel(
 ) -> GpuKernel:
     """The kernel that reads input `image`, which is integers, or floats that become such of this `step`."""
     s, tile, stored = conv_shape_of(parts), {k: int(v) for k, v in config}, signature.outputs[0].dtype.name
-    packed, out = first_packed8(parts, made, s, stored)
+    packed, out, finish = first_packed8(parts, made, s, stored)
     row = first_row8(s)
     constants = first_constants8(parts, made, s, tile, signature.inputs[image], stored, floats=step is not None)
     tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
@@ -122,7 +122,7 @@ def first_kernel(
         box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
         sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
         more = b"" if step is None else struct.pack("<f", 1.0 / step)
-        blob = first_end(parts, made, s, out, args, args.inputs[image], sizes, box, more)
+        blob = first_end(parts, finish, s, out, args, args.inputs[image], sizes, box, more)
         grid = min(tiles, machine.multiprocessors * tile["blocks"])
         return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob, label=layer.name)]
 
@@ -140,8 +140,8 @@ def first_shared8(s: ConvShape, th: int, tw: int) -> int:
     return _shared(_wide(s), th, tw)
 
 
-def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output]:
-    """Filters and factors as first.cu reads them, and the numbers of the output."""
+def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, Finish]:
+    """Filters and factors as first.cu reads them, the numbers of the output, and the activation."""
     x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
     weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]  # type: ignore[index]
     assert weights is not None
@@ -161,22 +161,22 @@ def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tupl
         found = Factors(factor.astype(np.float32), (made.bias(bias, s.k) - taken)[None], np.zeros(0, np.uint16))
         return found.times(per, shift)
 
-    out, per, shift = Output.of(parts, made), 1.0, 0.0
+    out, per, shift, finish = Output.of(parts, made), 1.0, 0.0, made.finish
     if folds(made, stored):
-        per, shift, out = folded(out, made, stored)
+        per, shift, out, finish = folded(out, made, stored)
     packed = (
         packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted),  # type: ignore[union-attr]
         packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0],
     )
-    return packed, out
+    return packed, out, finish
 
 
 def first_end(
-    parts: Parts, made: Ending, s: ConvShape, out: Output, args: Args, image: int, sizes: tuple[int, ...], box: bytes, more: bytes = b""
+    parts: Parts, finish: Finish, s: ConvShape, out: Output, args: Args, image: int, sizes: tuple[int, ...], box: bytes, more: bytes = b""
 ) -> bytes:
     """The kernel's arguments."""
     zero = parts.reads[parts.place(parts.head.inputs[0])].zero  # type: ignore[index]
-    ends = (*made.finish.activation[1:], out.per_step, out.zero, zero, args.packed[1] + bias_count(s.k) * 4)
+    ends = (*finish.activation[1:], out.per_step, out.zero, zero, args.packed[1] + bias_count(s.k) * 4)
     return first_arguments(box, (args.packed[1], image, args.outputs[0], *sizes, *ends), more)
 
 

@@ -75,14 +75,14 @@ class OwnQFirstPool(Tactic):
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_h, tiles_w = -(-p // ph), -(-q // pw)
         tiles, row = s.n * tiles_h * tiles_w, first_row8(s)
-        packed, out = first_packed8(parts, made, s, signature.outputs[0].dtype.name)
+        packed, out, finish = first_packed8(parts, made, s, signature.outputs[0].dtype.name)
 
         def make(args: Args) -> list:
             kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), shared)
             box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
             more = struct.pack("<2if", p, q, 0.0 if found.step is None else 1.0 / found.step)
-            blob = first_end(parts, made, s, out, args, args.inputs[found.image], sizes, box, more)
+            blob = first_end(parts, finish, s, out, args, args.inputs[found.image], sizes, box, more)
             return [Launch(kernel, (min(tiles, machine.multiprocessors * blocks), 1, 1), threads, blob, label=layer.name)]
 
         name = f"own first of integers{' from floats' if found.step is not None else ''} pooled {ph}x{pw} b{blocks}"

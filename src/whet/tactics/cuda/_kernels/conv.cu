@@ -16,7 +16,7 @@
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
 // IN8 (0, or 3 i8, 4 u8, 5 e4m3: input and weights of 8 bits). With IN8 a sum becomes a real number by a factor a channel, results are of
 // type TO (numbers as in vector.cuh; 8-bit ones by a scale and a zero point), the residual of type ADD. Weight rows are permuted in
-// 32s so that the sums of a thread belong to eight neighbouring channels. FOLD (integers out, activation a clip): factors, biases and the
+// 32s so that the sums of a thread belong to eight neighbouring channels. FOLD (integers out, activation a clip or SiLU: vector.cuh): factors, biases and the
 // residual's step are such that the range of results is [0, 1]; per_step is their number less one, zero 1.5 * 2^23 + the lowest. With e4m3 out FOLD means that factors,
 // biases, the residual's step and the lower limit are in steps of the result. BORDER: the bias depends on the pixel (input zero points at padding).
 #include "common.cuh"

@@ -24,13 +24,20 @@ DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out
         return;
     }
     if (FOLD) {
+        float late[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) late[e] = p.act.b;
         if (p.has_residual) {
             const Vec8 r = unpack_raw<ADD>(raw);
+            if (ACT == 1 && p.has_residual == 2) {
 #pragma unroll
-            for (int e = 0; e < 8; ++e) v[e] = fmaf(r.v[e], p.add_step, v[e]);
+                for (int e = 0; e < 8; ++e) late[e] = fmaf(r.v[e], p.add_step, late[e]);
+            } else {
+#pragma unroll
+                for (int e = 0; e < 8; ++e) v[e] = fmaf(r.v[e], p.add_step, v[e]);
+            }
         }
-#pragma unroll
-        for (int e = 0; e < 8; ++e) v[e] = __saturatef(v[e]);
+        fold<ACT>(v, p.act, late);
         const u32 low = steps_of(v[0], v[1], v[2], v[3], p.per_step, p.zero), high = steps_of(v[4], v[5], v[6], v[7], p.per_step, p.zero);
         if (!ODD) *reinterpret_cast<uint2*>(out + to) = make_uint2(low, high);
         else

@@ -121,7 +121,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_tile(con
                             if (q0 + k >= a.q) break;
                             float x[4];
 #pragma unroll
-                            for (int e = 0; e < 4; ++e) x[e] = FOLD ? __saturatef(sum[place][k].v[e]) : activate<ACT>(sum[place][k].v[e], a.act);
+                            for (int e = 0; e < 4; ++e) x[e] = FOLD ? sum[place][k].v[e] : activate<ACT>(sum[place][k].v[e], a.act);
+                            if (FOLD) fold<ACT>(x, a.act, {a.act.b, a.act.b, a.act.b, a.act.b});
                             u8* to = out + ((long long)row * a.q + k) * a.c * OUT;
                             if (FOLD) *reinterpret_cast<u32*>(to) = steps_of(x[0], x[1], x[2], x[3], a.per_step, a.zero);
                             else if (OUT == 1) *reinterpret_cast<u32*>(to) = bytes_of<TO>(x[0] * a.per_step + a.zero, x[1] * a.per_step + a.zero, x[2] * a.per_step + a.zero, x[3] * a.per_step + a.zero);

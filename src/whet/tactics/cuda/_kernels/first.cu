@@ -3,7 +3,7 @@
 // stay in shared memory. K runs over filter rows, the TAPS of a row, the 4 channels. The next tile's pixels are on their way meanwhile.
 // Constants: C (channels, at most 4), R, TAPS (multiple of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS,
 // TO (0: 16 bits; 3 i8, 4 u8: integers in, products and out; pixels outside are the zero point, which the bias takes back; weight rows are
-// permuted as in conv.cu, BN is a multiple of 32), IN8 (FROM with TO, else 0), FOLD (as in conv.cu).
+// permuted as in conv.cu, BN is a multiple of 32), IN8 (FROM with TO, else 0), FOLD (as in conv.cu, without a residual).
 // With QUANT (FROM a float, IN8 the integers) pixels become integers on their way: round(x * image_per_step) + in_zero, NaN becomes 0.
 // With POOL (BN 64) a block makes the maxima of POOL_H x POOL_W square windows, POOL_STRIDE apart, POOL_PAD results outside; TH and TW
 // are the results that they read, in any number; those on the edge of two blocks are made by both.
@@ -205,7 +205,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
 #pragma unroll
                     for (int e = 0; e < 8; ++e) {
                         const float x = fmaf((float)acc[g * 16 + e / 2 * 4 + half * 2 + e % 2], by.v[e], add.v[e]);
-                        v.v[e] = FOLD ? __saturatef(x) : activate<ACT>(x, a.act) * a.per_step + a.zero;
+                        v.v[e] = FOLD ? x : activate<ACT>(x, a.act) * a.per_step + a.zero;
+                    }
+                    if (FOLD) {
+                        const float late[8] = {a.act.b, a.act.b, a.act.b, a.act.b, a.act.b, a.act.b, a.act.b, a.act.b};
+                        fold<ACT>(v.v, a.act, late);
                     }
 #if POOL
                     u8* out = raw + (results - shared_address(raw)) + placed(m, col / 16) + (col & 8);
