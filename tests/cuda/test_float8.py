@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,10 +13,18 @@ from test_large import conv, layer_of
 from test_tactics import HOPPER, compute, judge, planned, reference
 from test_tactics import gpu as gpu  # the fixture
 
+from whet.builder import BuildConfig, build
 from whet.builder.differences import float8_error
-from whet.network import F8E4M3
+from whet.builder.float8 import float8_network
+from whet.builder.precision import is_float8
+from whet.network import F8E4M3, Network, parse_type
+from whet.ops import run_network
 from whet.ops._base import Sample
 from whet.ops._quantized_samples import quantized
+from whet.precision import calibrate
+from whet.precision.float8 import kept_out, skip_sums
+from whet.precision.measures import snr_db
+from whet.runtime import Runtime
 
 E4M3 = ml_dtypes.float8_e4m3fn
 _rng = np.random.default_rng(8)
@@ -66,6 +76,8 @@ LAYERS = {
     "3x3 many": f8conv((16, 64, 56, 56), 64, 64, 3, store=0.2, relu=True, **PAD),
     "1x1 many": f8conv((16, 64, 56, 56), 256, 64, 1, store=0.2, residual="f8", relu=True),
     "of 16": f8conv((8, 16, 32, 32), 16, 16, 3, store=0.2, residual="f8", relu=True, **PAD),
+    "of 16 strided": f8conv((8, 16, 32, 32), 32, 16, 3, store=0.2, relu=True, strides=(2, 2), **PAD),
+    "sum in floats": f8conv((4, 64, 28, 28), 64, 64, 3, residual="f32", relu=True, **PAD),
     "saturates": f8conv((2, 64, 20, 20), 64, 64, 3, store=0.02, **PAD),
     "product": f8gemm(128, 1000, 2048),
     "product small": f8gemm(8, 64, 512, store=0.2),
@@ -153,3 +165,32 @@ def test_what_stands_between_float8_products(gpu, name):
         got, fed = compute(gpu, layer, arrays, signature, kernel)
         error, why = float8_error(got[0], reference(layer, fed)[0])
         assert error <= 1e-6, f"{t.name} {signature} {config}: {why or error}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_whole_network_is_built_and_verified_in_float8(gpu, wide):
+    """A batch of which a few images are judged, sums of skip connections in float8 and in 16 bits."""
+    net, rng = Network("blocks"), np.random.default_rng(4)
+
+    def convolved(t, k, stride=1, **how):
+        w = (rng.standard_normal((k, t.shape[1], 3, 3)) / np.sqrt(9 * t.shape[1])).astype(np.float32)
+        bias = net.constant(np.zeros(k, np.float32))
+        return net.add("Conv", t, net.constant(w), bias, pads=(1,) * 4, strides=(stride, stride), **how)
+
+    t = net.add("Relu", convolved(net.add_input("x", parse_type("f32[9,3,32,32]")), 16))
+    for _ in range(2):
+        t = net.add("Relu", net.add("Add", convolved(net.add("Relu", convolved(t, 16)), 16), t))
+    t = net.add("Relu", convolved(net.add("Relu", convolved(t, 32, 2)), 32))
+    pooled = net.add("Flatten", net.add("GlobalAveragePool", t), axis=1)
+    net.mark_output(net.add("Gemm", pooled, net.constant(rng.standard_normal((32, 16)).astype(np.float32))), "y")
+    data = [{"x": rng.standard_normal((9, 3, 32, 32)).astype(np.float32)} for _ in range(2)]
+    ranges = calibrate(net, data, method="minmax")
+    ranges = replace(ranges, float_sums=skip_sums(net, kept_out(net)) if wide else frozenset())
+    config = BuildConfig(backend="cuda", precisions=("fp16", "fp8"), optimization_level=2, timing_cache="")
+    plan = build(float8_network(net, ranges), config)
+    assert sum(map(is_float8, plan.network.layers)) >= 6
+    assert plan.report["banned"] == []
+    assert plan.report["verification"]["images"] is not None
+    got = Runtime("cuda").load(plan).create_context().run(data[0])["y"]
+    assert snr_db(run_network(net, data[0])["y"], got) > 20
