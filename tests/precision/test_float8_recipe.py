@@ -23,7 +23,7 @@ from whet.frontends.onnx_writer import save_onnx
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
 from whet.precision import Analysis, calibrate, chosen_samples, find_places, read_cache, write_cache
-from whet.precision.float8 import adapted_weights, corrected, kept_out, mean_inputs, mean_shift, pack_rounding, skip_sums, unpack_rounding
+from whet.precision.float8 import SAMPLES, adapted_weights, corrected, kept_out, mean_inputs, mean_shift, pack_rounding, skip_sums, unpack_rounding
 from whet.precision.insert import e4m3, float8_weight_scales, float8_weights
 from whet.precision.measures import snr_db
 from whet.precision.rounding import error, rounded_rows
@@ -119,6 +119,18 @@ def test_corrections_raise_the_outputs_snr_on_other_samples():
     want = [run_network(net, f)["y"] for f in fresh]
     db = [snr_db(np.stack(want), np.stack([run_network(float8_network(net, r), f)["y"] for f in fresh])) for r in (ranges, better)]
     assert db[1] > db[0] + 1
+
+
+def test_the_order_of_samples_changes_nothing():
+    """More samples than are looked at, so that which ones, and in which halves, would differ too."""
+    net, data = chain(16), samples(SAMPLES + 9)
+    ranges = calibrate(net, data[:4], method="minmax")
+    found = [corrected(net, ranges, order, EngineRun, kept_out(net)).corrections for order in (data, data[::-1])]
+    assert set(found[0]) == set(found[1]) != set()
+    assert all(found[0][n].tobytes() == found[1][n].tobytes() for n in found[0])
+    weights = [adapted_weights(net, ranges, order, EngineRun, kept_out(net)) for order in (data, data[::-1])]
+    assert set(weights[0]) == set(weights[1]) != set()
+    assert all(weights[0][n].tobytes() == weights[1][n].tobytes() for n in weights[0])
 
 
 def test_weight_scales_keep_every_number_and_lose_no_more_than_the_largest_magnitude_alone():

@@ -124,7 +124,7 @@ def _improved(
         return plain, []
     judges = chosen_samples(calibration.samples(), min(STEP_SAMPLES, count // 2))
     unseen = frozenset(content_digest(f) for f in judges)
-    others = [f for f in calibration.samples() if content_digest(f) not in unseen][:STEP_SAMPLES]
+    others = chosen_samples((f for f in calibration.samples() if content_digest(f) not in unseen), STEP_SAMPLES)
     scalings, tried = find_scalings(
         made, (f for f in calibration.samples() if content_digest(f) not in unseen), others, EngineRun, steps, calibration.zero_points
     )

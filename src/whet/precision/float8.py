@@ -26,6 +26,7 @@ from whet.precision.insert import e4m3, float8_scale, float8_weight_scales, floa
 from whet.precision.places import WEIGHTED, find_places
 from whet.precision.ranges import Range, Ranges
 from whet.precision.rounding import adapted, fits, moments
+from whet.precision.sensitivity import chosen_samples
 
 SAMPLES = 64  # that corrections are measured on
 _PAYS = 0.98  # a correction is kept when on other samples at most so much of the mean shift's square is left
@@ -63,7 +64,8 @@ def skip_sums(net: Network, skip: Iterable[str] = ()) -> frozenset[str]:
 def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> Ranges:
     """`ranges` with corrections (f32, one an output channel) for the layers of `net` that compute in FP8, all but `skip`.
 
-    One pass over at most SAMPLES samples in FP32. Half of them give a correction, the other half say whether it helps; what is kept is of all.
+    One pass in FP32 over the SAMPLES samples with the smallest digests, so that their order changes nothing. Half of them give a correction,
+    the other half say whether it helps; what is kept is of all.
     """
     layers = [x for x in find_places(net, set(skip)).layers if x.op in ("Conv", "Gemm")]
     if not layers:
@@ -73,9 +75,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
     run = run_of(net, names)
     sums: dict[str, list[np.ndarray]] = {}
     count = 0
-    for feeds in samples:
-        if count == SAMPLES:
-            break
+    for feeds in chosen_samples(samples, SAMPLES):
         values = run(feeds)
         for layer in layers:
             name = layer.inputs[0].name
@@ -106,7 +106,7 @@ def corrected(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: Ru
 def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> dict[str, np.ndarray]:
     """Weights of FP8 layers rounded against their layer's error (precision.rounding), f32 by layer, where that pays on unseen samples."""
     layers = [x for x in find_places(net, set(skip)).layers if fits(x)]
-    chosen = [dict(f) for _, f in zip(range(SAMPLES), samples, strict=False)]
+    chosen = chosen_samples(samples, SAMPLES)
     found: dict[str, np.ndarray] = {}
     if len(chosen) < 2:
         return found
