@@ -32,7 +32,7 @@ from whet.passes import PassLog
 from whet.runtime.kernels import signature_of
 
 #: options that say how to search, not what to build: they are no part of the engine
-_SEARCH_ONLY = {"timing_cache", "lock", "error_on_cache_miss", "avg_timing", "max_tactics", "whole_engines", "verify"}
+_SEARCH_ONLY = {"timing_cache", "lock", "error_on_cache_miss", "avg_timing", "max_tactics", "whole_engines", "in_network", "verify"}
 _REBUILDS = 16  # kernels that may be banned before a build gives up
 
 

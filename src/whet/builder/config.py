@@ -35,4 +35,5 @@ class BuildConfig:
     lock: str | None = None  # a lock file to obey
     profiling_verbosity: str = "layer_names_only"  # layer_names_only | detailed | none
     whole_engines: int = 4  # how many different whole engines are timed at the end
+    in_network: bool = True  # from level 3 on: kernels that were nearly as fast alone are tried in the whole network
     seed: int = 0

@@ -39,7 +39,10 @@ class Silent:
 
 
 class Noting:
-    """Passes everything on to another Progress, keeps the notes for the report, and the seconds of each phase."""
+    """Passes everything on to another Progress, keeps the notes for the report, and the seconds of each phase.
+
+    Where that other one is a Noting too, of a build that makes several engines, it hears of their phases.
+    """
 
     def __init__(self, to: Progress | None):
         self.to: Progress = to or Silent()
@@ -56,6 +59,8 @@ class Noting:
         now = perf_counter()
         self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = name, now
+        if isinstance(self.to, Noting):
+            self.to.phase(name)
 
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase so far, in the order in which they began; what is done again (a kernel was banned) is added up."""

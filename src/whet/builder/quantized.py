@@ -5,6 +5,8 @@ where the backend does that (precision.tables); the faster one without the layer
 the user sets a budget of accuracy, the one that holds it. The fastest of those that hold it is kept; within the noise it is the one with
 fewer integers. Layers that --layerPrecisions demands in INT8 stay in all of them. Where 16-bit floats are permitted too (--best), the same
 engines with FP32 in their place are timed beside them: types are chosen by the sum of layers' times, the clock judges the whole.
+
+On a GPU kernels are chosen once more in the network, which takes seconds for each engine: only those that may be kept are tuned so.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,7 @@ from whet.builder.engine_run import EngineRun
 from whet.builder.floats import build_floats_within, small_type
 from whet.builder.payoff import in_turns, known_as, layer_times, slow_layers
 from whet.builder.precision import Permissions, demanded_floats, demanded_integers
-from whet.builder.progress import Progress
+from whet.builder.progress import Noting, Progress
 from whet.builder.relock import locked_again, note_found, read_recipe, recipe
 from whet.builder.verified import kept_verified
 from whet.builder.within import SAMPLES, Fit, Judge, report_of
@@ -46,6 +49,7 @@ __all__ = [
 
 _LOOKED_UP = ", activations looked up"
 _ROUNDS_OF_DROPPING = 2
+_OPEN = 1.15  # of the fastest engine: what choosing kernels in the network could still put in front
 _LEAST_GAIN = 0.003  # of the engine's time, that leaving slow layers out has to promise: what is less cannot be told from the noise
 _ROUNDS_OF_FITTING = 3  # an engine that misses what its emulation held loses a tenth of its integers, so often
 
@@ -105,6 +109,16 @@ class _Making:
         plan.report["quantized"] = recipe(self.ranges, skip, self.tables)
         return _Tried(f"{what}{_LOOKED_UP}" if self.tables else what, plan, skip, tables=self.tables)
 
+    def tuned(self, t: _Tried) -> _Tried:
+        """The same engine once more, with what `config` now says of choosing in the network; judged where there is a budget."""
+        self.tables = t.tables
+        if "quantized" not in t.plan.report:
+            return self.floats()
+        found = self.integers(t.what.removesuffix(_LOOKED_UP), t.skip)
+        if self.judge is not None:
+            _judged(self, found)
+        return found
+
     def looks_up(self) -> bool:
         """Whether the backend has a kernel for tables, and the network something for it to look up."""
         if not any(TABLE in t.hints for t in tactics_of(self.config.backend)):
@@ -145,8 +159,10 @@ def build_int8(
         ranges, skip, tables = read_recipe(plan.report["quantized"])
         return quantized_network(prepared(net, config), ranges, skip, demanded_floats(config), tables=tables)
 
+    began, tell = perf_counter(), Noting(progress)
     with _times_shared(config) as sharing:
-        plan = kept_verified(lambda c: _built_int8(net, c, calibration, budget, progress, inputs), source, sharing, progress, inputs)
+        plan = kept_verified(lambda c: _built_int8(net, c, calibration, budget, tell, inputs), source, sharing, tell, inputs)
+    plan.report["build_seconds"], plan.report["phase_seconds"] = perf_counter() - began, tell.seconds()  # of all the engines
     return note_found(plan, config)
 
 
@@ -165,7 +181,7 @@ def _built_int8(
     config: BuildConfig,
     calibration: Calibration,
     budget: Budget | None,
-    progress: Progress | None,
+    progress: Noting,
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
     notes: list[str] = []
@@ -184,12 +200,15 @@ def _built_int8(
         plan.report["notes"].append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
         return plan
     extra: dict[str, Any] = {}
+    progress.phase("calibration")
     ranges = calibrated_ranges(net, made, calibration, config, notes.append, extra, info.append)
-    making = _Making(net, made, ranges, config, layers, must, None, progress, inputs, notes, info)
+    machine = get_backend(config.backend, threads=max(config.threads, 0))
+    later = getattr(machine, "overlaps", False) and config.in_network
+    first = dataclasses.replace(config, in_network=config.in_network and not later)
+    making = _Making(net, made, ranges, first, layers, must, None, progress, inputs, notes, info)
     if budget is not None:
         samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
         making.judge = Judge(made, "int8", ranges, samples, budget, config, progress)
-    machine = get_backend(config.backend, threads=max(config.threads, 0))
     if not getattr(machine, "runs", True) or config.optimization_level == 0:
         plan = _untimed(making)
         plan.report.update(extra)
@@ -197,7 +216,13 @@ def _built_int8(
     tried = _candidates(making)
     fit = _fitted(making, tried) if making.judge is not None else Fit()
     tried += _with_wide_floats(making, tried)
+    progress.phase("engines in turns")
     times = in_turns([t.plan for t in tried], machine, config)
+    if later:
+        making.config = config
+        tried = _tuned(making, tried, times)
+        progress.phase("engines in turns")
+        times = in_turns([t.plan for t in tried], machine, config)
     plan = _kept(making, tried, times)
     plan.report.update(extra)
     if making.judge is not None and budget is not None:
@@ -267,6 +292,19 @@ def _candidates(m: _Making) -> list[_Tried]:
         wider = last.skip | slow
         tried.append(m.integers(f"int8 without {len(wider)} layers that do not pay", wider))
     return tried
+
+
+def _tuned(m: _Making, tried: list[_Tried], times: list[list[float]]) -> list[_Tried]:
+    """The engines with their kernels chosen in the network too: of floating point and of integers the fastest that may be kept."""
+    middle = [median(t) for t in times]
+    open_ = [i for i, t in enumerate(tried) if t.allowed] or [0]
+    kinds = [[i for i in open_ if ("quantized" in tried[i].plan.report) == quantized] for quantized in (False, True)]
+    found = list(tried)
+    for i in (min(kind, key=lambda i: middle[i]) for kind in kinds if kind):
+        if middle[i] <= _OPEN * min(middle[k] for k in open_):
+            again = m.tuned(tried[i])
+            found[i] = again if again.allowed or not tried[i].allowed else tried[i]
+    return found
 
 
 def _with_wide_floats(m: _Making, tried: list[_Tried]) -> list[_Tried]:
@@ -351,6 +389,7 @@ def _kept(m: _Making, tried: list[_Tried], times: list[list[float]]) -> EnginePl
         {
             "what": t.what, "ms": ms, "spread_ms": s, "kept": i == kept, "float_layers": sorted(t.skip),
             "accuracy": None if t.verdict is None else t.verdict.value, "holds": t.allowed,
+            "build_seconds": t.plan.report["build_seconds"],
         }
         for i, (t, ms, s) in enumerate(zip(tried, middle, spread, strict=True))
     ]  # fmt: skip

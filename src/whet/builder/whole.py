@@ -64,7 +64,7 @@ def best_engine(search: Search, make: Make) -> Best:
     search.tell.stage("whole engines", len(entries) + 3)  # the runners-up in one, what was changed for them, the last look
     stand = Stand(search, probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan)))
     _timed(search, entries, stand)
-    if search.config.optimization_level >= 3:
+    if search.config.optimization_level >= 3 and search.config.in_network:
         search.tell.phase("choice in the network")
         refined = refined_entry(search, min(entries, key=lambda e: e.ms), make, stand)
         search.tell.phase("whole engines")
