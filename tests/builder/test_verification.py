@@ -148,6 +148,26 @@ def test_a_wrong_graph_pass_is_a_network_error(monkeypatch):
         build(residual(), QUICK)
 
 
+def test_a_network_that_is_off_though_its_layers_are_not_loses_the_least_exact_kernels(plant):
+    """Each layer is off by a share that its tactic allows itself, and together they are not what FP32 gives: others take over."""
+    loose = plant(lambda call: np.multiply(call.writes[0], 1 + 4e-3, out=call.writes[0]), name="planted_loose")
+    plan_it = loose.plan
+
+    def plan(self, layer, signature, config, machine):
+        kernel = plan_it(self, layer, signature, config, machine)
+        kernel.rtol = 1e-2
+        return kernel
+
+    loose.plan = plan
+    plant(lambda call: None, name="planted_sound")
+    plan = build(residual(), only())
+    banned = plan.report["banned"]
+    assert {what for _, what, _ in banned} == {"cpu/planted_loose"}
+    assert all("nearest to its bound" in why for *_, why in banned)
+    assert plan.report["verification"]["network_error"] <= plan.report["verification"]["network_bound"]
+    assert "cpu/planted_sound" in {c.tactic for c in plan.choices.values()}
+
+
 def test_integers_are_compared_exactly(plant):
     def add_one(call):
         call.writes[0].reshape(-1)[0] += 1

@@ -40,12 +40,12 @@ def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog
 
 
 def blame_pass(source: Network, config: BuildConfig, inputs: Mapping[str, np.ndarray], bound: float) -> str:
-    """One sentence on whether the passes change what the network computes (in float64, beyond `bound`), and which of them does."""
+    """One sentence on how the passes change what the network computes (in float64, beyond `bound`): which of them does. "" where none does."""
     with np.errstate(all="ignore"):
         truth = list(run_network(source, inputs, widen=True).values())
         made, log = lowered_network(source, config)
         if _agree(made, inputs, truth, bound):
-            return " The graph passes keep the network's result, so it is the sum of many roundings: the network is sensitive to them."
+            return ""
         for name in (n for n, count in log.counts().items() if count):
             without = dataclasses.replace(config, passes=(*config.passes, f"-{name}"))
             if _agree(lowered_network(source, without)[0], inputs, truth, bound):

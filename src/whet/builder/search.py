@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from whet.builder.ahead import start_compiling
 from whet.builder.apart import Apart, taken_apart, timed_apart
 from whet.builder.candidates import Candidates, Ident, Option, list_candidates, no_tactic
 from whet.builder.choice import inplace_refusal
@@ -124,7 +125,18 @@ class Search:
             self.kinds[kind] = list_candidates(
                 bound, self.tactics, self.machine, self.permissions, deterministic=self.config.deterministic, workspace=limit
             )
+            self._start_compiling(self.kinds[kind])
         return kind
+
+    def _start_compiling(self, found: Candidates) -> None:
+        """Compiles in the background what will be timed; of options whose times the cache knows, the few that may be used."""
+        options = self._timed_options(found) if found.options and self.timer is not None else found.options[:1]
+        if len(options) > 1:
+            assert self.timer is not None
+            self.timer.knows(options, found.text)
+        start_compiling(options, self.machine)
+        for o in found.options:
+            o.texts = ()
 
     def _part_banned(self) -> None:
         """Takes fused layers apart whose kernels are all banned: a quantized one becomes one of permitted floats between roundings."""
@@ -296,6 +308,16 @@ class Search:
     def refuse_views(self, layers: Sequence[str]) -> None:
         """These layers copy their parts from now on."""
         self._no_views.update(layers)
+
+    def ban_tactic(self, layer: str, tactic: str, reason: str) -> bool:
+        """Takes all options of a tactic from all layers of `layer`'s kind, where other kernels are left; whether they are."""
+        kind = self.kind_of[layer]
+        options = [o for o in self.kinds[kind].options if (kind, o.ident) not in self._bans]
+        if not any(o.tactic.name != tactic and not o.tactic.fallback for o in options):
+            return False
+        self._bans.update({(kind, o.ident): reason for o in options if o.tactic.name == tactic})
+        self.banned.append((layer, tactic, reason))
+        return True
 
     def ban(self, layer: str, ident: Ident, reason: str) -> None:
         """Takes an option from all layers of `layer`'s kind: it computes wrongly. So do its tactic's others, once enough of them did."""

@@ -150,6 +150,23 @@ def ban_failures(search: Any, checked: Checked, best: Any, tell: Noting) -> None
             ban(search, f.layer, best.chosen[f.layer], f"failed verification: {f}", tell)
 
 
+def ban_nearest(search: Any, checked: Checked, best: Any, tell: Noting) -> bool:
+    """Where the network is off though each layer is within its own bound: bans the tactic of the layer that is nearest to its bound.
+
+    Whether there was one to ban: no reformat, no layer without any error, and one that other kernels compute too.
+    """
+    layer, error, bound = checked.worst
+    if not error or layer not in search.kind_of:
+        return False
+    name = best.chosen[layer].tactic.name
+    reason = f"the network is off by {checked.network_error:.2g}, allowed is {checked.network_bound:.2g}; of its layers '{layer}' by {name} is "
+    reason += f"nearest to its bound, {error:.2g} of {bound:.2g}"
+    found = bool(search.ban_tactic(layer, name, reason))
+    if found:
+        tell.note(f"banned: {reason}")
+    return found
+
+
 def ban(search: Any, layer: str, option: Any, reason: str, tell: Noting) -> None:
     """Bans one option of a layer, or of all reformats when the layer is one."""
     tell.note(f"banned: {reason}")
