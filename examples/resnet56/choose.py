@@ -1,7 +1,6 @@
 """Chooses which channels and which blocks go: writes recipes/NAME.json, what variants.py cuts by.
 
-    python examples/resnet56/choose.py DATA [NAME ...]      # on the machine the engines are for, when it is quiet; minutes
-    python examples/resnet56/choose.py DATA gpu-50 --backend cuda --precision fp16
+    python examples/resnet56/choose.py DATA [NAME ...] [--backend cuda]     # on the machine the engines are for, when it is quiet; minutes
 
 One importance (second-order Taylor terms of the loss on labelled training images), one knapsack over the inner channels of all blocks and
 the blocks themselves, two kinds of aim: milliseconds measured here, or FLOPs. That is the comparison "latency against FLOPs as the
@@ -16,6 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import data as cifar
@@ -27,19 +27,34 @@ from whet.builder import BuildConfig
 from whet.network import Network
 from whet.pruning import branches, count_flops, cut, groups, importance
 from whet.pruning.costs import flop_costs
+from whet.pruning.coupling import Group
+from whet.pruning.depth import Branch
 from whet.pruning.importance import Samples
-from whet.pruning.knapsack import choose_within
+from whet.pruning.knapsack import Choice, choose_within
 from whet.pruning.latency_cost import latency_costs, static_layers
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
 from whet.pruning.recipe import recipe_of, save_recipe
 
 IMAGES, MULTIPLE = 192, {"cpu": 4, "cuda": 8}  # widths are multiples of this: the GPU's kernels read 16 bytes at a time
-#: Name -> (objective, share of it that stays)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """How much of what stays, and the engine that the layers are timed for."""
+
+    objective: str  # latency | flops
+    share: float
+    backend: str = "cpu"
+    precision: str = "fp32"
+    batch: int = 1
+
+
 CHOICES = {
-    "latency-55": ("latency", 0.55), "latency-48": ("latency", 0.48), "latency-45": ("latency", 0.45),
-    "flops-50": ("flops", 0.50), "flops-43": ("flops", 0.43),
-    "gpu-55": ("latency", 0.55), "gpu-50": ("latency", 0.50), "gpu-45": ("latency", 0.45),
+    "latency-55": Aim("latency", 0.55), "latency-48": Aim("latency", 0.48), "latency-45": Aim("latency", 0.45),
+    "flops-50": Aim("flops", 0.50), "flops-43": Aim("flops", 0.43),
+    "gpu-55": Aim("latency", 0.55, "cuda", "fp16"), "gpu-45": Aim("latency", 0.45, "cuda", "fp16"), 
+    "gpu128-50": Aim("latency", 0.50, "cuda", "fp16", batch=128),
 }  # fmt: skip
 
 
@@ -49,13 +64,11 @@ def main() -> None:
     p.add_argument("data", type=Path)
     p.add_argument("names", nargs="*", help=f"of {', '.join(CHOICES)} (default: those of the backend)")
     p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
-    p.add_argument("--precision", default="fp32", help="that the layers are timed in")
-    p.add_argument("--batch", type=int, default=1)
     p.add_argument("--model", type=Path, help="the published network as ONNX (default: from its checkpoint, which PyTorch reads)")
     p.add_argument("--scores", type=Path, help="the importance (.npz): read where the file is, else written")
     p.add_argument("--out", type=Path, default=Path(__file__).parent / "recipes")
     args = p.parse_args()
-    names = args.names or [n for n in CHOICES if n.startswith("gpu-") == (args.backend == "cuda")]
+    names = args.names or [n for n in CHOICES if CHOICES[n].backend == args.backend]
     if unknown := set(names) - set(CHOICES):
         p.error(f"there is no choice {', '.join(sorted(unknown))}; there are {', '.join(CHOICES)}")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -63,24 +76,26 @@ def main() -> None:
     inner = [g for g in groups(net) if g.name.endswith("conv1.weight") and g.name != "conv1.weight"]
     blocks = branches(net)
     scores = scored(net, args)
-    shape = {"x": (args.batch, 3, 32, 32)}
-    config = BuildConfig(backend=args.backend, threads=1, precisions=() if args.precision == "fp32" else (args.precision,),
+    began = time.perf_counter()
+    for name in names:
+        small, c, device = chosen(net, CHOICES[name], inner, blocks, scores)
+        multiple = MULTIPLE[CHOICES[name].backend]
+        about = {"importance": "taylor2", "images": IMAGES, "multiple": multiple, "device": device} | asdict(CHOICES[name])
+        save_recipe(recipe_of(net, c.kept, about=about, found=inner, removed=c.removed), args.out / f"{name}.json")
+        print(f"{name}: FLOPs {count_flops(small) / count_flops(net):.3f}, {about['objective']} {c.before:.4g} -> {c.after:.4g} "
+              f"({c.after / c.before:.3f}); {len(c.removed)} blocks go; after {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
+
+
+def chosen(net: Network, how: Aim, inner: list[Group], blocks: list[Branch], scores: dict[str, np.ndarray]) -> tuple[Network, Choice, str]:
+    """The network cut, what was chosen, and the machine that its layers were timed on. What was timed before is in the timing cache."""
+    shape = {"x": (how.batch, 3, 32, 32)}
+    config = BuildConfig(backend=how.backend, threads=1, precisions=() if how.precision == "fp32" else (how.precision,),
                          profiles=((shape, shape, shape),))  # fmt: skip
     base = static_layers(net, config)
-    began = time.perf_counter()
     with Meter(config, LatencyTable(), base) as meter:
-        costs = {"latency": latency_costs(net, inner, blocks, meter, base), "flops": flop_costs(net, inner, blocks)}
-        for name in names:
-            objective, share = CHOICES[name]
-            multiple = MULTIPLE[args.backend]
-            c = choose_within(inner, blocks, scores, costs[objective], share * costs[objective].total({}), multiple=multiple)
-            about = {"importance": "taylor2", "images": IMAGES, "multiple": multiple, "objective": objective, "share": share}
-            about |= {"device": meter.device, "precision": args.precision, "batch": args.batch}
-            save_recipe(recipe_of(net, c.kept, about=about, found=inner, removed=c.removed), args.out / f"{name}.json")
-            small = cut(net, c.kept, inner, removed=c.removed)
-            left = count_flops(small) / count_flops(net)
-            print(f"{name}: FLOPs {left:.3f}, {objective} {c.before:.4g} -> {c.after:.4g} ({c.after / c.before:.3f}); {len(c.removed)} blocks go; "
-                  f"after {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
+        costs = latency_costs(net, inner, blocks, meter, base) if how.objective == "latency" else flop_costs(net, inner, blocks)
+        c = choose_within(inner, blocks, scores, costs, how.share * costs.total({}), multiple=MULTIPLE[how.backend])
+        return cut(net, c.kept, inner, removed=c.removed), c, meter.device
 
 
 def scored(net: Network, args: argparse.Namespace) -> dict[str, np.ndarray]:
