@@ -3,6 +3,7 @@
 By ONNX Runtime's quantizer, and in the styles of NVIDIA's and PyTorch's quantizers, written out here from the real weights.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -244,25 +245,22 @@ def test_two_calibrations_write_the_same_bytes(tmp_path):
     """In two processes, of one model and images, in another order, in batches of another size, for other numbers of threads."""
     (model,) = realdata.models(["resnet20_cifar10"])
     x, _ = datasets.cifar10_train_lossless()
-    images = datasets.imagenet_norm(x[:20])
+    images = datasets.imagenet_norm(x[:8])
     np.savez(tmp_path / "all.npz", x=images)
     parts = tmp_path / "parts"
     parts.mkdir()
-    for k, part in enumerate(np.split(images[::-1], [3, 4, 11])):
+    for k, part in enumerate(np.split(images[::-1], [1, 2, 5])):
         np.save(parts / f"{k}.npy", part)
     found = []
     for k, (data, threads) in enumerate([(tmp_path / "all.npz", 1), (parts, 2)]):
-        for name in (f"{k}.json", f"{k}.cache"):  # whet's own, with corrections of biases, and TensorRT's text
-            steps = ["--calibSteps=bias"] if name.endswith("json") else []
-            words = [f"--onnx={model.path}", "--int8", f"--calibData={data}", f"--calib={tmp_path / name}", *steps, "--shapes=x:1x3x32x32"]
-            quick = [f"--numThreads={threads}", "--builderOptimizationLevel=0", "--noVerify", "--noBuilderCache", "--buildOnly"]
-            done = subprocess.run(
-                [sys.executable, "-m", "whet.cli", "exec", *words, *quick], capture_output=True, text=True, check=False,
-                env={**os.environ, "PYTHONHASHSEED": str(k + 1)},
-            )  # fmt: skip
-            assert done.returncode == 0, done.stdout[-2000:]
-            found.append((tmp_path / name).read_bytes())
-    assert found[0] == found[2]
-    assert found[1] == found[3]
-    assert len(found[1].splitlines()) > 20
-    assert b"corrections" in found[0] or b"bias" in found[0]
+        cache = tmp_path / f"{k}.json"
+        words = [f"--onnx={model.path}", "--int8", f"--calibData={data}", f"--calib={cache}", "--shapes=x:1x3x32x32"]
+        quick = [f"--numThreads={threads}", "--builderOptimizationLevel=0", "--noVerify", "--noBuilderCache", "--buildOnly"]
+        done = subprocess.run(
+            [sys.executable, "-m", "whet.cli", "exec", *words, *quick], capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONHASHSEED": str(k + 1)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-2000:]
+        found.append(cache.read_bytes())
+    assert found[0] == found[1]
+    assert len(json.loads(found[0])["tensors"]) >= 20

@@ -130,15 +130,19 @@ def test_what_does_not_help_is_not_kept():
     assert [t[4] for t in report.tried] == [False]
 
 
-def test_bias_correction_takes_the_mean_error_off():
-    """Weights that all round up shift the mean of a layer behind a Relu; the shift goes, and is kept only for that."""
-    rng = np.random.default_rng(2)
+def shifted_network():
+    """A convolution behind a Relu whose weights all round up."""
     net = Network("shifted")
-    x = net.add_input("x", parse_type("f32[1,4,10,10]"))
-    a = net.add("Relu", x, name="a")
+    a = net.add("Relu", net.add_input("x", parse_type("f32[1,4,10,10]")), name="a")
     w = np.full((6, 4, 3, 3), 0.304, np.float32)  # with 1 as the largest: 38.6 steps, so 39
     w[:, 0, 0, 0] = 1
     net.mark_output(net.add("Conv", a, net.constant(w, "w"), name="c"), "y")
+    return net
+
+
+def test_bias_correction_takes_the_mean_error_off():
+    """Weights that all round up shift the mean of a layer behind a Relu; the shift goes, and is kept only for that."""
+    net, rng = shifted_network(), np.random.default_rng(2)
     data = [{"x": rng.standard_normal((1, 4, 10, 10)).astype(np.float32)} for _ in range(8)]
     ranges = calibrate(net, data, method="minmax")
     corrections, report = find_corrections(net, ranges, data, EngineRun)
@@ -176,6 +180,21 @@ def test_steps_go_through_the_cache(tmp_path):
     (tmp_path / "bad.json").write_text(text.replace(digits, "0000c07f" + digits[8:]))  # a NaN among them
     with pytest.raises(CalibrationError):
         read_cache(tmp_path / "bad.json", made)
+
+
+@pytest.mark.parametrize("steps", [("equalize", "smooth"), ("bias",)])
+def test_the_order_of_samples_changes_no_step(steps, tmp_path):
+    """40 samples: 16 judge and 16 of the others serve the steps, whichever come first; the caches are the same bytes."""
+    net = mobile_network() if "bias" not in steps else shifted_network()
+    data, made, written = feeds(net, 40), prepared(net, BuildConfig()), []
+    for k, order in enumerate((data, data[::-1])):
+        cache = tmp_path / f"{k}.json"
+        found = calibrated_ranges(
+            net, made, Calibration(samples=lambda order=order: iter(order), cache=str(cache), method="minmax", steps=steps), BuildConfig(), pytest.fail
+        )
+        assert found.scalings or found.corrections
+        written.append(cache.read_bytes())
+    assert written[0] == written[1]
 
 
 @pytest.mark.skipif(datasets.root() is None, reason="no shared data folder")
