@@ -189,9 +189,8 @@ def test_the_order_of_samples_changes_no_step(steps, tmp_path):
     data, made, written = feeds(net, 40), prepared(net, BuildConfig()), []
     for k, order in enumerate((data, data[::-1])):
         cache = tmp_path / f"{k}.json"
-        found = calibrated_ranges(
-            net, made, Calibration(samples=lambda order=order: iter(order), cache=str(cache), method="minmax", steps=steps), BuildConfig(), pytest.fail
-        )
+        calibration = Calibration(samples=lambda order=order: iter(order), cache=str(cache), method="minmax", steps=steps)
+        found = calibrated_ranges(net, made, calibration, BuildConfig(), pytest.fail)
         assert found.scalings or found.corrections
         written.append(cache.read_bytes())
     assert written[0] == written[1]
