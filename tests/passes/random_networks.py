@@ -219,7 +219,13 @@ class _Maker:
 
     def concat(self, x: Tensor) -> Tensor:
         others = [t for t in self.values if t.type.rank == x.type.rank and t.shape[2:] == x.shape[2:]]
-        return self.net.add("Concat", x, self.pick(others), axis=1) if int(x.shape[1]) < 12 else self.net.add("Relu", x)
+        if int(x.shape[1]) >= 12:
+            return self.net.add("Relu", x)
+        y = self.net.add("Concat", x, self.pick(others), axis=1)
+        if not self.image(y) or self.rng.random() < 0.5:
+            return y
+        c = int(y.shape[1])
+        return self.net.add("Conv", y, self.weight(c, c, 1, 1, scale=c**-0.5))
 
     def pool(self, x: Tensor) -> Tensor | None:
         if not self.image(x):

@@ -5,6 +5,7 @@ from whet.network import Layer, Network, TensorType, parse_type
 from whet.ops._attention_samples import SAMPLES as ATTENTION
 from whet.ops._base import REQUIRED, Sample, op
 from whet.ops._fused_samples import SAMPLES as SUMS
+from whet.ops._joined_samples import SAMPLES as JOINED
 from whet.ops._moves_samples import SAMPLES as MOVES
 from whet.ops._quantized_samples import SAMPLES as QUANTIZED
 
@@ -39,6 +40,7 @@ op(
         *ATTENTION,
         *SUMS,
         *MOVES,
+        *JOINED,
         *QUANTIZED,
     ],
 )

@@ -45,6 +45,7 @@ _PIECES = {
     "ConvSum": "no tactic here computes two convolutions and their sum at once",
     "DepthwiseProduct": "no tactic here computes a depthwise convolution and the product behind it at once",
     "ImageConv": "no tactic here makes an image's integers and computes a convolution of them at once",
+    "JoinedConv": "no tactic here convolves two images' joined channels where they lie",
     "Moves": "no tactic here moves numbers and computes with them on the way",
     "PoolGemm": "no tactic here computes global pooling and a product at once",
     "Rearrange": "no tactic here cuts channels and moves them at once",
