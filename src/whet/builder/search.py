@@ -12,6 +12,7 @@ from whet.builder.candidates import Candidates, Ident, Option, list_candidates, 
 from whet.builder.choice import inplace_refusal
 from whet.builder.config import BuildConfig
 from whet.builder.key import layer_text
+from whet.builder.machine_state import machine_state
 from whet.builder.precision import Permissions
 from whet.builder.profiles import OPT, bound_layers, environment
 from whet.builder.progress import Noting
@@ -266,6 +267,7 @@ class Search:
             "misses": self.cache.misses,
             "conditions": self.timer.conditions.state,
             "disturbed_cpus": [round(d, 2) for d in self.timer.disturbed],
+            **machine_state(self.machine, self.tell),
         }
 
     # what layers may use
