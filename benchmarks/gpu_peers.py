@@ -255,7 +255,7 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: st
             times[side].append(round(sides[side](20), 5))
     if first == "whet":
         row["layers"] = layer_rows(whets[0], whets[2])
-    return row | {"first": first, "times_ms": times, "state": machine.state()}
+    return row | {"first": first, "times_ms": times, "state": machine.state(), "device": machine.describe()["model"]}
 
 
 def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -370,6 +370,7 @@ def measure_all(rows: list[str], o: argparse.Namespace) -> None:
                 else:
                     with open(folder() / "layers.txt", "a") as table:
                         table.write(layer_table(row, found.pop("layers")))
+                    made["device"] = found["processes"][0]["device"]
                     made["rows"].append(found)
                     print(f"{time.perf_counter() - begun:4.0f} s  {line(found)}", flush=True)
                 (folder() / "peers.json").write_text(json.dumps(made, indent=1))
