@@ -3,8 +3,9 @@
     python benchmarks/gpu_float8.py run FOLDER resnet50:1,8,128 ...      on a GPU: $OUT/float8.json
     python benchmarks/gpu_float8.py merge PART...                        results/h200/float8.json
 
-FOLDER holds the ranges that `gpu_int8.py calibrate` writes. A row: the engine with FP8 wherever FP8 goes (fp8_ms), the same with INT8 (int8_ms), the
-FP16 engine (fp16_ms), as CUDA graphs in turns of blocks; how many layers are in FP8, what verification compared, the slowest layers. The
+FOLDER holds the ranges that `gpu_int8.py calibrate` writes. A row: the engine with FP8 wherever FP8 goes (fp8_ms), the same with the sums of skip
+connections in FP16 (sums_ms; what --fp8 does where the outputs lack decibels), the one with INT8 (int8_ms), the FP16 engine (fp16_ms), as CUDA
+graphs in turns of blocks; how many layers are in FP8, what verification compared, the slowest layers. The
 weights are the zoo's (random, of the right sizes): times are real, what FP8 does to answers is in gpu_accuracy.py.
 """
 
@@ -34,6 +35,7 @@ from whet.engine.plan import EnginePlan
 from whet.errors import WhetError
 from whet.network import Network
 from whet.precision import quantize
+from whet.precision.float8 import kept_out, skip_sums
 from whet.runtime import WeightStore
 from whet.runtime.steps import bind
 
@@ -48,9 +50,11 @@ def engines(net: Network, batch: int, cache: Path, times: Path) -> dict[str, tup
     made = prepared(net, config)
     ranges = calibrated_ranges(net, made, Calibration(cache=str(cache)), config, print)
     found = {}
-    for kind, source in (("fp8", float8_network(made, ranges)), ("int8", quantize(made, ranges)), ("fp16", net)):
+    wide = replace(ranges, float_sums=skip_sums(made, kept_out(made)))
+    sources = {"fp8": float8_network(made, ranges), "sums": float8_network(made, wide), "int8": quantize(made, ranges), "fp16": net}
+    for kind, source in sources.items():
         begun = time.perf_counter()
-        precisions = ("fp16",) if kind == "fp16" else ("fp16", kind)
+        precisions = ("fp16",) if kind == "fp16" else ("fp16", "int8" if kind == "int8" else "fp8")
         found[kind] = build(source, replace(config, precisions=precisions)), time.perf_counter() - begun
         print(f"{kind} batch {batch} built in {found[kind][1]:.1f} s", flush=True)
     return found
