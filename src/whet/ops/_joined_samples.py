@@ -10,7 +10,7 @@ from whet.network import Network, Tensor, parse_type
 from whet.ops._base import Sample
 
 
-def joined(images: int, channels: tuple[int, int], filters: int, h: int, w: int, act: str = "Swish", residual: bool = False) -> Sample:
+def joined(images: int, channels: tuple[int, int], filters: int, h: int, w: int, act: str = "silu", residual: bool = False) -> Sample:
     """act(conv(join(a, b)) + bias), or act(... + residual)."""
     c = sum(channels)
     inputs = [*(f"f32[{images},{n},{h},{w}]" for n in channels), f"const f32[{filters},{c},1,1]", f"const f32[{filters}]"]
@@ -23,7 +23,7 @@ def joined(images: int, channels: tuple[int, int], filters: int, h: int, w: int,
         read = [inner.add_input(f"r{i}", t.type) for i, t in enumerate(fed)]
         y = inner.add("Conv", *read[:3])
         y = inner.add("Add", y, read[3]) if residual else y
-        inner.mark_output(inner.add(act, y) if act else y)
+        inner.mark_output(_activated(inner, y, act))
         body.mark_output(body.add("Fused", *fed, hint="Conv", regions={"body": inner}))
         return {"body": body}
 
@@ -31,7 +31,7 @@ def joined(images: int, channels: tuple[int, int], filters: int, h: int, w: int,
 
 
 def joined_integers(
-    images: int, channels: tuple[int, int], filters: int, h: int, w: int, read: tuple[str, int], stored: tuple[str, int], act: str = "Swish",
+    images: int, channels: tuple[int, int], filters: int, h: int, w: int, read: tuple[str, int], stored: tuple[str, int], act: str = "silu",
     residual: int | None = None,
 ) -> Sample:  # fmt: skip
     """The same on integers of type and zero point `read`, stored as `stored`; `residual` is the zero point of the u8 numbers that are added behind
@@ -62,13 +62,17 @@ def joined_integers(
         fed = [body.add("Concat", *own[:2], axis=1), *own[2:]]
         x, wt, b, s, z, scales, t, o, *other = [inner.add_input(f"r{i}", v.type) for i, v in enumerate(fed)]
         y: Tensor = inner.add("Conv", inner.add("DequantizeLinear", x, s, z), inner.add("DequantizeLinear", wt, scales, axis=0), b)
-        y = inner.add(act, y)
+        y = _activated(inner, y, act)
         y = inner.add("Add", y, inner.add("DequantizeLinear", *other)) if other else y
         inner.mark_output(inner.add("QuantizeLinear", y, t, o))
         body.mark_output(body.add("Fused", *fed, hint="Conv", regions={"body": inner}))
         return {"body": body}
 
     return Sample([*shapes, *values, *more], {"hint": "JoinedConv"}, regions)
+
+
+def _activated(body: Network, y: Tensor, act: str) -> Tensor:
+    return body.add("Mul", y, body.add("Sigmoid", y)) if act == "silu" else body.add(act, y)
 
 
 SAMPLES = [

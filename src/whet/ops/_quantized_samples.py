@@ -89,7 +89,7 @@ def _conv_silu(late: bool = False, **attrs: Any) -> Build:
         y = body.add("Conv", *values[:3], **attrs)
         if len(values) > 3 and not late:
             y = body.add("Add", y, values[3])
-        y = body.add("Swish", y)
+        y = body.add("Mul", y, body.add("Sigmoid", y))
         return body.add("Add", y, values[3]) if len(values) > 3 and late else y
 
     return build
