@@ -387,34 +387,8 @@ def conv_launch(
         r = d if residual is None else tensormap.tiled(residual.address, dtype, (shape.k, shape.m), (residual.pitch * config.size,), box)
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * (shape.n * -(-shape.p // halo.rows) if config.halo else -(-shape.m // config.bm))
-    numbers = struct.pack(
-        "<3Q18i2f5i",  # as Args in conv.cu, after its four maps
-        bias,
-        0 if residual is None else residual.address,
-        out.address,
-        0 if residual is None else residual.pitch,
-        out.pitch,
-        shape.m,
-        shape.k,
-        steps,
-        first_steps // (shape.r * shape.s),
-        shape.s,
-        shape.p * shape.q,
-        shape.q,
-        *shape.stride,
-        shape.pad[0],
-        shape.pad[1],
-        *shape.dilation,
-        tiles,
-        tiles_n,
-        0 if residual is None else finish.residual or 1,
-        *finish.activation[1:],
-        halo.wide,
-        halo.rows,
-        shape.p,
-        halo.slot,
-        halo.box,
-    )
+    numbers = layer_numbers(shape, bias, out, residual, finish, (steps, first_steps), (tiles, tiles_n))
+    numbers += struct.pack("<5i", halo.wide, halo.rows, shape.p, halo.slot, halo.box)
     if groups is not None:
         numbers += struct.pack("<2i", groups.k, groups.c)
     if eight:
@@ -433,6 +407,37 @@ def conv_launch(
     kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight, groups is not None, pair)
     shared = config.shared_with(halo.slot) if config.halo else -1
     return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)
+
+
+def layer_numbers(
+    shape: ConvShape, bias: int, out: View, residual: View | None, finish: Finish, steps: tuple[int, int], tiles: tuple[int, int]
+) -> bytes:
+    """What Args has behind its maps, in conv.cu and in tf32.cu, up to `act`.
+
+    `steps`: K steps in all, and those of this shape (a second input has the others). `tiles`: in all, and along the output channels.
+    """
+    return struct.pack(
+        "<3Q18i2f",
+        bias,
+        0 if residual is None else residual.address,
+        out.address,
+        0 if residual is None else residual.pitch,
+        out.pitch,
+        shape.m,
+        shape.k,
+        steps[0],
+        steps[1] // (shape.r * shape.s),
+        shape.s,
+        shape.p * shape.q,
+        shape.q,
+        *shape.stride,
+        shape.pad[0],
+        shape.pad[1],
+        *shape.dilation,
+        *tiles,
+        0 if residual is None else finish.residual or 1,
+        *finish.activation[1:],
+    )
 
 
 def _panel(config: ConvConfig) -> int:

@@ -12,7 +12,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import Kernel, Launch, Module
-from whet.tactics.cuda._conv import ConvShape, Finish, Groups, View
+from whet.tactics.cuda._conv import ConvShape, Finish, Groups, View, layer_numbers
 from whet.tactics.cuda._conv_config import SHARED_LIMIT
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
@@ -198,32 +198,8 @@ def launch(
     b = tensormap.tiled(weights, "f32", (row, config.parts * shape.k), (row * 4,), (config.bk, config.bn))
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * -(-shape.m // config.bm)
-    numbers = struct.pack(
-        "<3Q18i2f3i",  # as Args in tf32.cu, after its two maps
-        bias,
-        0 if residual is None else residual.address,
-        out.address,
-        0 if residual is None else residual.pitch,
-        out.pitch,
-        shape.m,
-        shape.k,
-        steps,
-        steps // (shape.r * shape.s),
-        shape.s,
-        shape.p * shape.q,
-        shape.q,
-        *shape.stride,
-        shape.pad[0],
-        shape.pad[1],
-        *shape.dilation,
-        tiles,
-        tiles_n,
-        0 if residual is None else finish.residual or 1,
-        *finish.activation[1:],
-        shape.k,
-        0 if groups is None else groups.k,
-        0 if groups is None else groups.c,
-    )
+    numbers = layer_numbers(shape, bias, out, residual, finish, (steps, steps), (tiles, tiles_n))
+    numbers += struct.pack("<3i", shape.k, *((0, 0) if groups is None else (groups.k, groups.c)))
     args = a + b + numbers
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
     made = kernel(config, input_map is not None or not shape.plain, finish.activation[0], shape.k % 4 != 0, groups is not None)
