@@ -8,7 +8,7 @@ from nets import inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build, plan_digest, save_lock, whole
-from whet.builder.apart import Apart, _chains, timed_apart
+from whet.builder.apart import Apart, chains_apart, timed_apart
 from whet.builder.candidates import list_candidates
 from whet.builder.key import layer_text
 from whet.builder.precision import Permissions
@@ -52,8 +52,8 @@ def test_a_chain_computes_what_the_fused_layer_does():
     assert len({o.signature for o in options}) > 2
     tried = 0
     for best in options:
-        chains = _chains(layer, best, {"cpu/onednn_conv"}, tactics(), permissions, CPU)
-        if isinstance(chains, str):
+        chains = chains_apart(layer, best, {"cpu/onednn_conv"}, tactics(), permissions, CPU)
+        if isinstance(chains, Apart):
             continue
         tried += 1
         (chain,) = chains
@@ -86,7 +86,8 @@ def test_times_of_both_go_into_the_cache_and_come_back(tmp_path):
     for _ in range(2):
         cache = TimingCache(str(tmp_path / "t.sqlite"))
         timer = Timer(CPU, cache, Conditions("hot", 0), 2)
-        found.append(timed_apart(layer, layer_text(layer), options[0], {"cpu/onednn_conv"}, tactics(), permissions, timer))
+        chains = chains_apart(layer, options[0], {"cpu/onednn_conv"}, tactics(), permissions, CPU)
+        found.append(timed_apart(layer, layer_text(layer), options[0], chains, timer))
         misses = cache.misses
         cache.close()
     assert misses == 0

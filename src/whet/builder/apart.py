@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from whet.builder.ahead import configs_with_texts
 from whet.builder.candidates import Option
 from whet.builder.key import source_digest
 from whet.builder.timing import Timer
@@ -128,8 +129,8 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def timed_apart(layer: Layer, text: str, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, timer: Timer) -> Apart:
-    """Times chains of the parts of `layer` (static shapes, `text` is its layer_text) against `best`, its fastest fused kernel.
+def chains_apart(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, machine: Any) -> list[Option] | Apart:
+    """Chains of the parts of `layer` (static shapes) in the formats of `best`, its fastest fused kernel; or why there are none.
 
     `fused` are the tactics that have a kernel for the fused layer.
     """
@@ -137,9 +138,12 @@ def timed_apart(layer: Layer, text: str, best: Option, fused: set[str], tactics:
         return Apart(reason="not taken apart: between its parts numbers would stand as floats")
     if not 2 <= len(layer.regions["body"].layers) <= _LONGEST or len(layer.outputs) != 1:
         return Apart(reason=f"not taken apart: only 2 to {_LONGEST} parts with one result are")
-    chains = _chains(layer, best, fused, tactics, permissions, timer.machine)
-    if isinstance(chains, str):
-        return Apart(reason=f"not taken apart: {chains}")
+    chains = _chains(layer, best, fused, tactics, permissions, machine)
+    return Apart(reason=f"not taken apart: {chains}") if isinstance(chains, str) else chains
+
+
+def timed_apart(layer: Layer, text: str, best: Option, chains: list[Option], timer: Timer) -> Apart:
+    """Times the chains of `layer` (`text` is its layer_text) against `best`."""
     whole = dataclasses.replace(best, rank=0, ms=None)
     timer.time(layer, f"{text}\nin turns with its parts", [whole, *chains])
     timed = [c for c in chains if c.ms is not None]
@@ -183,7 +187,8 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
 
 def _chain(best: Option, steps: list[_Step], between: Sequence[int], rank: int) -> Option:
     config = tuple((f"part{k}", f"{s.option.tactic.name} {s.option.signature} {s.option.config}") for k, s in enumerate(steps))
-    return Option(_ChainTactic(steps), best.signature, config, _ChainKernel(best.kernel, steps, between), rank)
+    texts = tuple(text for s in steps for text in s.option.texts)
+    return Option(_ChainTactic(steps), best.signature, config, _ChainKernel(best.kernel, steps, between), rank, texts=texts)
 
 
 def _options(
@@ -205,7 +210,8 @@ def _options(
                 continue
             for s in (s for s in t.signatures(part, machine) if fits(s)):
                 if permissions.refuses(part, s) is None and t.refuses(part, s, machine) is None:
-                    found += [Option(t, s, c, t.plan(part, s, c, machine), len(found)) for c in t.configs(part, s, machine)]
+                    for c, texts in configs_with_texts(t, part, s, machine):
+                        found.append(Option(t, s, c, t.plan(part, s, c, machine), len(found), texts=texts))
         except (PlanRefused, BackendError, NetworkError):
             continue
     return found

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from whet.builder.ahead import configs_with_texts
 from whet.builder.key import layer_text
 from whet.builder.precision import Permissions
 from whet.engine.plan import Candidate
@@ -30,6 +31,7 @@ class Option:
     ms: float | None = None
     spread_ms: float = 0.0
     note: str = ""
+    texts: tuple[str, ...] = ()  # what it compiles, until it is known whether that is needed
 
     @property
     def ident(self) -> Ident:
@@ -92,7 +94,7 @@ def list_candidates(
             if reason is not None:
                 made.refused.append(Candidate(t.name, str(signature), (), reason=reason))
                 continue
-            for config in t.configs(layer, signature, machine):
+            for config, texts in configs_with_texts(t, layer, signature, machine):
                 try:
                     kernel = t.plan(layer, signature, config, machine)
                 except (PlanRefused, BackendError, NetworkError) as e:
@@ -102,7 +104,7 @@ def list_candidates(
                 if reason is not None:
                     made.refused.append(Candidate(t.name, str(signature), tuple(config), kernel.implementation, reason=reason))
                     continue
-                option = Option(t, signature, config, kernel, len(made.options))
+                option = Option(t, signature, config, kernel, len(made.options), texts=texts)
                 option.estimate_ms = estimate_ms(option, layer)
                 made.options.append(option)
     return made

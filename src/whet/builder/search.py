@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from whet.builder.ahead import start_compiling
-from whet.builder.apart import Apart, taken_apart, timed_apart
+from whet.builder.apart import Apart, chains_apart, taken_apart, timed_apart
 from whet.builder.candidates import Candidates, Ident, Option, list_candidates, no_tactic
 from whet.builder.choice import inplace_refusal
 from whet.builder.config import BuildConfig
@@ -111,6 +111,10 @@ class Search:
                 nothing.append((layer, found.refused))
         if nothing:
             raise no_tactic(*nothing[0], self.machine, [layer for layer, _ in nothing[1:]])
+        if self._times_apart and hasattr(self.machine, "compile_ahead"):  # parts that will be timed compile while other layers are timed
+            for bound in [x for x in self.layers.values() if x.op == "Fused" and anchor(x) is x]:
+                for part in taken_apart(bound).layers:
+                    self._kind_of(bind_layer(part, {}))
 
     def _kind(self, layer: Layer) -> Candidates:
         bound = bound_layers(_only(self.net, layer), self.env)[layer.name]
@@ -131,6 +135,8 @@ class Search:
 
     def _start_compiling(self, found: Candidates) -> None:
         """Compiles in the background what will be timed; of options whose times the cache knows, the few that may be used."""
+        if not hasattr(self.machine, "compile_ahead"):
+            return
         options = self._timed_options(found) if found.options and self.timer is not None else found.options[:1]
         if len(options) > 1:
             assert self.timer is not None
@@ -180,10 +186,11 @@ class Search:
 
     def time_apart(self) -> None:
         """Times what fused layers take when they are taken apart, at the levels that time a lot; sets `apart` by kind."""
-        if self.timer is None or self.config.optimization_level < _APART or not getattr(self.machine, "runs", True):
+        if self.timer is None or not self._times_apart:
             return
         timer = dataclasses.replace(self.timer, rounds=min(_APART_ROUNDS, self.timer.rounds))
         self.tell.phase("fused or apart")
+        chains: dict[str, tuple[Option, list[Option]]] = {}
         for kind in dict.fromkeys(k for n, k in self.kind_of.items() if self.layers[n].op == "Fused"):
             found = self.kinds[kind]
             if kind in self.apart or not found.options:
@@ -199,7 +206,18 @@ class Search:
                 self.apart[kind] = self._parts_alone(found.layer, best)
                 continue
             names = {o.tactic.name for o in kernels}
-            self.apart[kind] = timed_apart(found.layer, found.text, best, names, self.tactics, self.permissions, timer)
+            listed = chains_apart(found.layer, best, names, self.tactics, self.permissions, self.machine)
+            if isinstance(listed, Apart):
+                self.apart[kind] = listed
+                continue
+            start_compiling(listed, self.machine)
+            chains[kind] = best, listed
+        for kind, (best, listed) in chains.items():
+            self.apart[kind] = timed_apart(self.kinds[kind].layer, self.kinds[kind].text, best, listed, timer)
+
+    @property
+    def _times_apart(self) -> bool:
+        return self.timer is not None and self.config.optimization_level >= _APART and getattr(self.machine, "runs", True)
 
     def _parts_alone(self, layer: Layer, best: Option) -> Apart:
         """A layer around no single op against the sum of its parts' best times, each tuned like any other layer."""

@@ -84,6 +84,15 @@ class Timer:
                 o.ms, o.spread_ms = found.ms, found.spread_ms
         return missing
 
+    def knows(self, options: Sequence[Option], text: str) -> bool:
+        """Whether the cache knows the times of all options; then they are filled in. Counts neither hits nor misses."""
+        found = [self.cache.peek(self.key(o, text)) for o in options]
+        if None in found:
+            return False
+        for o, timed in zip(options, found, strict=True):
+            o.ms, o.spread_ms = timed.ms, timed.spread_ms  # type: ignore[union-attr]
+        return True
+
     def time(self, layer: Layer, text: str, options: Sequence[Option]) -> None:
         """Times what the cache does not know; sets `ms` and `spread_ms`. An option that fails gets a note and no time.
 

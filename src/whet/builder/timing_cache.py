@@ -11,6 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ class TimingCache:
             row = self._run("SELECT ms, spread_ms, samples FROM timings WHERE key = ?", (key,))
             if row:
                 ms, spread, samples = row[0]
-                if isinstance(ms, float) and isinstance(spread, float) and isinstance(samples, int) and ms >= 0:
+                if isinstance(ms, float) and isinstance(spread, float) and isinstance(samples, int) and 0 <= ms < inf and 0 <= spread < inf:
                     found = Timed(ms, spread, samples)
         return found
 

@@ -1,0 +1,189 @@
+"""What earlier builds found in whole networks comes back out of the timing cache; rows that are damaged or made up change no answer."""
+
+import dataclasses
+import sqlite3
+import threading
+
+import numpy as np
+import pytest
+from nets import inputs, residual
+
+from whet.backends import get_backend
+from whet.builder import BuildConfig, Silent, build, recall, refine, whole
+from whet.builder.beside import Beside
+from whet.builder.progress import Noting
+from whet.ops import run_network
+from whet.runtime import bind
+
+QUICK = BuildConfig(avg_timing=1, whole_engines=3, verify=False)
+
+
+@pytest.fixture
+def cached(tmp_path):
+    return dataclasses.replace(QUICK, timing_cache=str(tmp_path / "t.sqlite"))
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Which whole engines are timed, in order; each call a list of what they are."""
+    calls, time = [], whole._time
+
+    def noting(search, entries):
+        calls.append([e.what for e in entries])
+        time(search, entries)
+
+    monkeypatch.setattr(whole, "_time", noting)
+    return calls
+
+
+def test_a_second_build_times_no_engine_against_another(cached, timed, monkeypatch):
+    first = build(residual(), cached)
+    assert max(len(c) for c in timed) > 1
+    timed.clear()
+
+    def never(*_):
+        raise AssertionError("the timing cache knows which kernels are faster in this network")
+
+    monkeypatch.setattr(refine, "_chosen_in_turns", never)
+    again = build(residual(), cached)
+    assert again.choices == first.choices
+    assert [e["what"] for e in again.report["engines"]] == [e["what"] for e in first.report["engines"]]
+    assert [len(c) for c in timed] == [1], "the kept one alone, for the report"
+    assert "earlier build" in again.report["choice"]["engines_timed"]
+    assert "engines_timed" not in first.report["choice"]
+    assert again.report["timing"]["misses"] == 0
+
+
+def test_weights_may_differ_and_nothing_else(cached, timed):
+    build(residual(seed=0), cached)
+    timed.clear()
+    build(residual(seed=1), cached)
+    assert [len(c) for c in timed] == [1]
+    for other in (residual(batch=3), residual(channels=32), residual(size=12)):
+        timed.clear()
+        build(other, cached)
+        assert max(len(c) for c in timed) > 1
+    timed.clear()
+    build(residual(), dataclasses.replace(cached, whole_engines=2))
+    assert len(timed[0]) == 2, "another set of engines is of another moment"
+
+
+def test_engines_that_read_other_tensors_are_others(cached):
+    def net(swapped):
+        made = residual()
+        add = next(x for x in made.layers if x.op == "Add")
+        if swapped:
+            add.inputs = (add.inputs[0], next(x for x in made.layers if "relu2" in x.sources).output)
+        return made
+
+    texts = []
+
+    def noting(search, e):
+        texts.append(real(search, e))
+        return texts[-1]
+
+    real, recall._engine_text = recall._engine_text, noting
+    try:
+        for swapped in (False, True, False):
+            build(net(swapped), dataclasses.replace(cached, whole_engines=1, passes=("none",)))
+            texts.append("|")
+    finally:
+        recall._engine_text = real
+    a, b, c = (set(part.split()) for part in " ".join(texts).split("|")[:3])
+    assert a
+    assert a == c
+    assert not a & b
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "UPDATE timings SET ms = 'fast'",
+        "UPDATE timings SET ms = -1.0",
+        "UPDATE timings SET about = 'no JSON', samples = 0, ms = ms * abs(random() % 1000)",
+        "UPDATE timings SET ms = 9e999",
+        "UPDATE timings SET ms = 0.0, spread_ms = 9e999",
+        "DELETE FROM timings WHERE about LIKE '%the network with it%'",
+        "DELETE FROM timings WHERE about LIKE '%whole engine%'",
+    ],
+)
+def test_spoiled_rows_change_no_answer(cached, spoil):
+    net = residual()
+    first = build(net, cached)
+    db = sqlite3.connect(cached.timing_cache)
+    changed = db.execute(spoil).rowcount
+    db.commit()
+    db.close()
+    assert changed or "the network with it" in spoil, "nothing may have been nearly as fast alone"
+    plan = build(net, dataclasses.replace(cached, verify=True))
+    assert plan.report["verification"]["failures"] == []
+    listed = {name: {(c.tactic, c.implementation) for c in rows} for name, rows in plan.report["candidates"].items()}
+    for name, choice in plan.choices.items():
+        assert (choice.tactic, choice.implementation) in listed.get(name, {(choice.tactic, choice.implementation)})
+    bound = bind(plan, get_backend("cpu"))
+    feed = inputs(net)
+    bound.feed(feed)
+    bound.run()
+    want = run_network(net, feed, widen=True)["y"]
+    assert np.abs(bound.fetch()["y"] - want).max() <= 1e-5 * np.abs(want).max()
+    assert first.probe == {}
+
+
+def test_a_disturbed_moment_is_not_remembered(cached, monkeypatch):
+    time = whole._time
+
+    def disturbed(search, entries):
+        time(search, entries)
+        for e in entries:
+            e.disturbed = True
+
+    monkeypatch.setattr(whole, "_time", disturbed)
+    build(residual(), cached)
+    db = sqlite3.connect(cached.timing_cache)
+    (rows,) = db.execute("SELECT count(*) FROM timings WHERE about LIKE '%whole engine%'").fetchone()
+    db.close()
+    assert rows == 0
+
+
+def test_seconds_of_all_phases_make_up_the_build():
+    plan = build(residual(), dataclasses.replace(QUICK, timing_cache="", verify=True))
+    spent = plan.report["phase_seconds"]
+    assert list(spent)[:4] == ["start", "passes", "candidates", "timing"]
+    assert {"fused or apart", "choice", "whole engines", "choice in the network", "verification"} <= set(spent)
+    assert sum(spent.values()) == pytest.approx(plan.report["build_seconds"], rel=0.02)
+
+
+def test_a_build_of_several_engines_adds_their_phases_up():
+    outer = Noting(Silent())
+    for _ in range(2):
+        inner = Noting(outer)
+        inner.stage("passes", 1)
+        inner.note("once")
+        inner.seconds()
+    assert "passes" in outer.seconds()
+    assert outer.notes == ["once"]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_work_beside_is_taken_in_order(many):
+    taken, threads = [], set()
+
+    def make(i):
+        threads.add(threading.current_thread())
+        return i * i
+
+    with Beside(many) as beside:
+        late = beside.early(lambda: make(100))
+        for i in range(40):
+            beside.then(lambda i=i: make(i), taken.append)
+        beside.settle()
+        assert taken == [i * i for i in range(40)]
+        assert late() == 10000
+    assert (threading.current_thread() in threads) is not many
+
+
+def test_an_error_beside_is_raised_where_it_is_taken():
+    with Beside(True) as beside:
+        beside.then(lambda: 1 // 0, print)
+        with pytest.raises(ZeroDivisionError):
+            beside.settle()
