@@ -42,7 +42,7 @@ def test_the_command_that_trtexec_users_type(tmp_path):
     assert "&&&& PASSED" in said
     for wanted in ("--fp16 is permitted but used by 0 of", "eligible layers run dense: no tactic of backend 'cpu' computes with 2:4"):
         assert wanted in said
-    for line in ("=== Performance summary ===", "Throughput: ", "Latency: min = ", "Engine built in", "images/s"):
+    for line in ("=== Performance summary ===", "Throughput: ", "Latency: min = ", "Engine built in", "Seconds by phase: ", "images/s"):
         assert line in said
     info = json.loads((tmp_path / "l.json").read_text())
     convolutions = [x for x in info["Layers"] if x["LayerType"] == "CaskConvolution"]

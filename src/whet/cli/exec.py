@@ -167,6 +167,8 @@ def _build(o: Options, log: Log):
         save_lock(plan, o.get("saveLock"))
         log.info(f"Lock written to {o.get('saveLock')}: --lock={o.get('saveLock')} builds this engine again")
     log.info(f"Engine built in {seconds:.4g} sec.")
+    spent = {name: s for name, s in plan.report.get("phase_seconds", {}).items() if s >= 0.005}
+    log.info("Seconds by phase: " + ", ".join(f"{name} {s:.2f}" for name, s in spent.items()))
     return Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan)
 
 

@@ -1,0 +1,108 @@
+"""What a build on a GPU compiles and replays, on a stand-in: what will be timed, once; from the timing cache nearly nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.standin_gpu import StandInGpu, standin_gpu  # noqa: F401 - a fixture
+from whet.builder import BuildConfig, build, in_chain, whole
+from whet.builder.ahead import configs_with_texts
+from whet.network import parse_network
+from whet.tactics import get_tactic
+from whet.tactics.cuda._kernel import GpuKernel
+
+NET = """network block source
+in %x: f32[1,32,28,28]
+const %w0: f32[64,32,3,3] = seed(1)
+const %w1: f32[64,64,3,3] = seed(2)
+const %w2: f32[64,64,3,3] = seed(3)
+%a = Conv(%x, %w0, pads=(1, 1, 1, 1)) from "first"
+%b = Relu(%a) from "first_relu"
+%c = Conv(%b, %w1, pads=(1, 1, 1, 1)) from "second"
+%d = Relu(%c) from "second_relu"
+%e = Conv(%d, %w2, pads=(1, 1, 1, 1)) from "third"
+%y = Relu(%e) from "third_relu"
+out %y
+"""
+
+
+@pytest.fixture
+def gpu(monkeypatch, standin_gpu, tmp_path):  # noqa: F811
+    """The texts that a build asks to compile; two kernels of a kind never take the same time."""
+    compiled: list[str] = []
+    enqueue = GpuKernel.enqueue
+
+    def by_name(self, args, stream):
+        enqueue(self, args, stream)
+        stream.calls[-1].cost *= 1 + sum(map(ord, self.implementation)) % 97 / 50
+
+    monkeypatch.setattr(GpuKernel, "enqueue", by_name)
+    monkeypatch.setattr(StandInGpu, "overlaps", True, raising=False)
+    monkeypatch.setattr(StandInGpu, "compile_ahead", lambda self, sources: compiled.extend(sources), raising=False)
+    return compiled
+
+
+@pytest.fixture
+def config(tmp_path):
+    return BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=str(tmp_path / "t.sqlite"), verify=False, avg_timing=1)
+
+
+def test_what_is_timed_is_compiled_ahead_and_nothing_else(gpu, config):
+    net = parse_network(NET)
+    plan = build(net, config)
+    first, timed = list(gpu), plan.report["timing"]["misses"]
+    assert 20 < len(set(first)) <= timed
+    gpu.clear()
+    capped = build(net, replace(config, max_tactics=4, timing_cache=""))
+    assert len(gpu) <= capped.report["timing"]["misses"] < timed
+    gpu.clear()
+    again = build(net, config)
+    assert again.choices == plan.choices
+    assert 0 < len(set(gpu)) < len(set(first)) / 2, "the fastest alone may be needed"
+    assert set(gpu) <= set(first)
+
+
+def test_from_the_timing_cache_nothing_is_replayed_to_choose(gpu, config, monkeypatch):
+    net = parse_network(NET)
+    plan = build(net, config)
+
+    def never(*_):
+        raise AssertionError("the timing cache knows what is faster in this network")
+
+    monkeypatch.setattr(in_chain._Chain, "best", never)
+    runs, seconds = [], StandInGpu.seconds
+    monkeypatch.setattr(StandInGpu, "seconds", lambda self, e, n: runs.append(e) or seconds(self, e, n))
+    again = build(net, config)
+    assert again.choices == plan.choices
+    assert len({id(e) for e in runs}) == 1, "the engine that is kept, for the report"
+    assert whole._ROUNDS[0] <= len(runs) <= whole._ROUNDS[1] + 2
+
+
+def test_kinds_that_nothing_has_changed_for_are_not_tried_again(gpu, config, monkeypatch):
+    tried, best = [], in_chain._Chain.best
+
+    def noting(self, kind, now, others):
+        tried.append((kind, len(others)))
+        return best(self, kind, now, others)
+
+    monkeypatch.setattr(in_chain._Chain, "best", noting)
+    build(parse_network(NET), config)
+    kinds = {k for k, _ in tried}
+    assert kinds
+    assert len(tried) == len(kinds), "alone and in the network everything takes the same here: no kind changes, so there is no second sweep"
+
+
+def test_configurations_that_cannot_be_told_apart_stay_together():
+    class Half:
+        name = "cuda/half"
+
+        def configs(self, layer, signature, machine):
+            machine.compile_ahead(["one", "two"])
+            assert machine.multiprocessors == 132
+            return [("a",), ("b",), ("c",)]
+
+    machine = StandInGpu()
+    machine.compile_ahead = lambda sources: pytest.fail("nothing is compiled while configurations are listed")
+    assert configs_with_texts(Half(), None, None, machine) == [(("a",), ("one", "two")), (("b",), ()), (("c",), ())]
+    assert get_tactic("cuda/own_conv").name == "cuda/own_conv"
