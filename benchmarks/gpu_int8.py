@@ -90,15 +90,15 @@ def calibrate(folder: Path, names: list[str]) -> None:
         print(name, len(found.tensors), "ranges of", found.samples, f"photos in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
-def engines(net: Network, batch: int, cache: Path, times: Path, passes: tuple[str, ...]) -> tuple[EnginePlan | None, EnginePlan, float]:
-    """(FP16, as the builder chooses with INT8 permitted, seconds of that build). `times` is the timing cache.
+def engines(net: Network, batch: int, cache: Path, times: Path, switches: dict[str, tuple[str, ...]]) -> tuple[EnginePlan | None, EnginePlan, float]:
+    """(FP16, as the builder chooses with INT8 permitted, seconds of that build). `times` is the timing cache, `switches` those of passes and tactics.
 
     Beyond FLOATS_UP_TO images there is no FP16 and no choice: every layer that can be is in INT8.
     """
     shape = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
     with closing(Turns()) as turns:
         config = BuildConfig(
-            backend="cuda", precisions=("fp16", "int8"), profiles=((shape, shape, shape),), timing_cache=str(times), passes=passes,
+            backend="cuda", precisions=("fp16", "int8"), profiles=((shape, shape, shape),), timing_cache=str(times), **switches,
         )  # fmt: skip
         calibration, begun = Calibration(cache=str(cache)), time.perf_counter()
         if batch > FLOATS_UP_TO:
@@ -119,10 +119,10 @@ def in_blocks(bounds: list[Bound]) -> list[list[float]]:
     return times
 
 
-def row(name: str, batch: int, cache: Path, machine: Any, times: Path, passes: tuple[str, ...]) -> dict[str, Any]:
+def row(name: str, batch: int, cache: Path, machine: Any, times: Path, switches: dict[str, tuple[str, ...]]) -> dict[str, Any]:
     """The numbers of one network at one batch."""
     net, known = network(name), times.exists()
-    floats, plan, took = engines(net, batch, cache, times, passes)
+    floats, plan, took = engines(net, batch, cache, times, switches)
     store, bounds = WeightStore(machine), []
     for p in (plan, *([floats] if floats else [])):
         bounds.append(bind(p, machine, store=store))
@@ -141,7 +141,7 @@ def row(name: str, batch: int, cache: Path, machine: Any, times: Path, passes: t
         "fp16_ms": round(other, 4) if other else None, "ratio": round(ms / other, 3) if other else None,
         "bar": bar, "within_bar": None if bar is None else ms <= bar, "images_per_s": round(1e3 * batch / ms),
         "quantized_layers": layers, "layers": len(plan.network.layers),
-        "build_s": round(took, 1), "timing_cache": "known" if known else "new", "passes": list(passes), "choice": plan.report.get("precision_choice"),
+        "build_s": round(took, 1), "timing_cache": "known" if known else "new", "switches": switches, "choice": plan.report.get("precision_choice"),
         "said": next((t for t in (*plan.report["notes"], *plan.report.get("info", ())) if t.startswith(SAYS)), None),
         "notes": plan.report["notes"], "info": plan.report.get("info"),
         "verified": {k: verification[k] for k in ("layers", "images", "worst_layer", "network_error", "network_bound", "turned_error")},
@@ -159,12 +159,12 @@ def layer_rows(plan: EnginePlan, seconds: list[float]) -> list[list[Any]]:
     ]
 
 
-def one(folder: Path, name: str, batch: int, times: str, passes: tuple[str, ...]) -> None:
+def one(folder: Path, name: str, batch: int, times: str, switches: dict[str, tuple[str, ...]]) -> None:
     """One row, in a process of its own; a case that cannot be built says why."""
     machine, out = get_backend("cuda"), Path(os.environ.get("OUT", "."))
     try:
         with tempfile.TemporaryDirectory() as own:
-            made = row(name, batch, folder / f"{name}.json", machine, Path(times or own) / f"times-{name}-{batch}.sqlite", passes)
+            made = row(name, batch, folder / f"{name}.json", machine, Path(times or own) / f"times-{name}-{batch}.sqlite", switches)
     except WhetError as error:
         made = {"case": f"{name} batch {batch}", "network": name, "batch": batch, "failed": f"{type(error).__name__}: {error}"[:2000]}
     (out / f"int8-{name}-{batch}.json").write_text(json.dumps({**provenance(["numpy"]), "gpu": machine.describe(), "rows": [made]}, indent=1))
@@ -199,6 +199,7 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--times", default="", help="folder of timing caches, a file a row: what is timed stays there, and is taken from there")
     parser.add_argument("--passes", default="", help="switches for passes, as of whet exec; joined by commas")
+    parser.add_argument("--tacticSources", dest="tactic_sources", default="", help="the same for tactics")
     given = parser.parse_args()
     words = given.words
     if given.what == "merge":
@@ -206,8 +207,9 @@ if __name__ == "__main__":
     elif given.what == "calibrate":
         calibrate(Path(words[0]), words[1:])
     elif given.what == "one":
-        one(Path(words[0]), words[1], int(words[2]), given.times, tuple(p for p in given.passes.split(",") if p))
+        switches = {k: tuple(w for w in getattr(given, k).split(",") if w) for k in ("passes", "tactic_sources")}
+        one(Path(words[0]), words[1], int(words[2]), given.times, switches)
     else:
         pairs = [(name, b) for name, _, batches in (w.partition(":") for w in words[1:]) for b in batches.split(",")]
-        more = [f"--{k}={v}" for k, v in (("times", given.times), ("passes", given.passes)) if v]
+        more = [f"--{k}={v}" for k, v in (("times", given.times), ("passes", given.passes), ("tacticSources", given.tactic_sources)) if v]
         run_cases([("one", words[0], name, b, *more) for name, b in pairs], given.gpus, given.each, given.seconds)
