@@ -230,6 +230,9 @@ class _Maker:
     def pool(self, x: Tensor) -> Tensor | None:
         if not self.image(x):
             return None
+        if int(x.shape[1]) <= 4 and self.rng.random() < 0.5:  # a detector's pyramid
+            near = self.net.add("MaxPool", x, kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+            return self.net.add("Concat", x, near, self.net.add("MaxPool", near, kernel_shape=(3, 3), pads=(1, 1, 1, 1)), axis=1)
         op = self.pick(["MaxPool", "AveragePool"])
         more = {"count_include_pad": 1} if op == "AveragePool" and self.rng.random() < 0.5 else {}
         padded = self.net.add("Pad", x, pads=(0, 0, 1, 1, 0, 0, 1, 1)) if self.rng.random() < 0.3 else x

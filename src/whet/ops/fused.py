@@ -7,6 +7,7 @@ from whet.ops._base import REQUIRED, Sample, op
 from whet.ops._fused_samples import SAMPLES as SUMS
 from whet.ops._joined_samples import SAMPLES as JOINED
 from whet.ops._moves_samples import SAMPLES as MOVES
+from whet.ops._pool_chain_samples import SAMPLES as POOLS
 from whet.ops._quantized_samples import SAMPLES as QUANTIZED
 
 
@@ -41,6 +42,7 @@ op(
         *SUMS,
         *MOVES,
         *JOINED,
+        *POOLS,
         *QUANTIZED,
     ],
 )

@@ -47,6 +47,7 @@ _PIECES = {
     "ImageConv": "no tactic here makes an image's integers and computes a convolution of them at once",
     "JoinedConv": "no tactic here convolves two images' joined channels where they lie",
     "Moves": "no tactic here moves numbers and computes with them on the way",
+    "PoolChain": "no tactic here computes poolings in a row and joins them at once",
     "PoolGemm": "no tactic here computes global pooling and a product at once",
     "Rearrange": "no tactic here cuts channels and moves them at once",
     "Table": "no tactic here looks up functions of 8-bit integers; they are computed step by step",

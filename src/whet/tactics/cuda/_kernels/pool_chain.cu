@@ -1,0 +1,58 @@
+// Max poolings in a row, each over what the one before gives, beside what went in: NHWC in, all of them joined along channels out. A block keeps
+// 16 bytes of channels of one image in shared memory; a window is taken along rows, then along columns.
+// Constants: TYPE (1 f16, 2 bf16), H, W, R (side of the window, odd), POOLS, THREADS.
+#include "common.cuh"
+
+struct Args {
+    const uint4* in;
+    uint4* out;
+    int groups;   // of 16 bytes of channels
+};
+
+DEV u32 larger(u32 a, u32 b) {
+    u32 r;
+    if (TYPE == 1) asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+DEV uint4 larger(uint4 a, uint4 b) { return make_uint4(larger(a.x, b.x), larger(a.y, b.y), larger(a.z, b.z), larger(a.w, b.w)); }
+
+extern "C" __global__ void __launch_bounds__(THREADS) pool_chain(const __grid_constant__ Args a) {
+    extern __shared__ uint4 image[];
+    uint4* across = image + H * W;   // maxima along rows
+    let_next_start();
+    wait_for_previous();
+    const int g = blockIdx.x;
+    const long long first = (long long)blockIdx.y * H * W;
+    uint4* out = a.out + first * a.groups * (POOLS + 1) + g;
+    for (int i = threadIdx.x; i < H * W; i += THREADS) {
+        image[i] = a.in[(first + i) * a.groups + g];
+        out[(long long)i * a.groups * (POOLS + 1)] = image[i];
+    }
+#pragma unroll 1
+    for (int part = 1; part <= POOLS; ++part) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < H * W; i += THREADS) {
+            const int x = i % W;
+            uint4 most = image[i];
+#pragma unroll
+            for (int d = 1; d <= R / 2; ++d) {
+                if (x >= d) most = larger(most, image[i - d]);
+                if (x + d < W) most = larger(most, image[i + d]);
+            }
+            across[i] = most;
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < H * W; i += THREADS) {
+            const int y = i / W;
+            uint4 most = across[i];
+#pragma unroll
+            for (int d = 1; d <= R / 2; ++d) {
+                if (y >= d) most = larger(most, across[i - d * W]);
+                if (y + d < H) most = larger(most, across[i + d * W]);
+            }
+            image[i] = most;
+            out[(long long)i * a.groups * (POOLS + 1) + part * a.groups] = most;
+        }
+    }
+}

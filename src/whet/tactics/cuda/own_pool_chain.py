@@ -1,0 +1,69 @@
+"""Max poolings in a row and what they are joined to, in one launch: a block keeps eight channels of an image in shared memory."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, static_shape
+from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
+from whet.tactics.cuda._kernel import HALF, TYPE, GpuKernel, ahead, all_static, float_types, loaded, same, shared_limit
+from whet.tactics.cuda._source import source
+
+_MOST_THREADS = 512
+
+
+@tactic
+class OwnPoolChain(Tactic):
+    """What fuse_pool_chain makes, in 16-bit floats, channels last."""
+
+    ops = ("*",)
+    hints = ("PoolChain",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        return None if layer.hint in self.hints else f"computes {self.hints[0]}, not {layer.hint or layer.op}"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer):
+            return []
+        types = float_types([layer.inputs[0], layer.outputs[0]], HALF)
+        return [same(layer, {0: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        n, c, h, w = static_shape(layer.inputs[0].shape)  # type: ignore[union-attr]
+        if c % 8:
+            return f"{c} channels are no multiple of 8"
+        if n > 65535:
+            return f"{n} images: a grid has 65535"
+        if (need := _shared(h, w)) > (limit := shared_limit(machine)):
+            return f"an image of {h}x{w} takes {need} bytes of shared memory, a block has {limit}"
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        ahead(machine, [source("pool_chain.cu", _constants(layer, signature))])
+        return [()]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        n, c, h, w = static_shape(layer.inputs[0].shape)  # type: ignore[union-attr]
+        made = _constants(layer, signature)
+
+        def make(args: Args) -> list:
+            kernel = loaded("pool_chain.cu", "pool_chain", tuple(sorted(made.items())), _shared(h, w))
+            numbers = struct.pack("<2Qi4x", args.inputs[0], args.outputs[0], c // 8)
+            return [Launch(kernel, (c // 8, n, 1), made["THREADS"], numbers, label=layer.name)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own {made['POOLS']} poolings", rtol=0.0)
+
+
+def _shared(h: int, w: int) -> int:
+    """Bytes: eight channels of an image, twice."""
+    return 2 * 16 * h * w
+
+
+def _constants(layer: Layer, signature: Signature) -> dict[str, int]:
+    h, w = static_shape(layer.inputs[0].shape)[2:]  # type: ignore[union-attr]
+    pools = [x for x in layer.regions["body"].layers if x.op == "MaxPool"]
+    kind = signature.outputs[0].dtype.name  # type: ignore[union-attr]
+    threads = min(_MOST_THREADS, -(-h * w // 32) * 32)
+    return {"TYPE": TYPE[kind], "H": h, "W": w, "R": int(pools[0].attrs["kernel_shape"][0]), "POOLS": len(pools), "THREADS": threads}

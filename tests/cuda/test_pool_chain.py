@@ -1,0 +1,80 @@
+"""Poolings in a row in one launch: the emulated kernel against the reference, machine code, what is refused, the network that has them."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+
+from whet import zoo
+from whet.backends.cuda.compile import compile_cubin
+from whet.builder import BuildConfig
+from whet.builder.lowering import lowered_network
+from whet.frontends.onnx import network_from_onnx
+from whet.ops import OPS, run_network, sample_layer
+from whet.ops._pool_chain_samples import SAMPLES, chain
+from whet.tactics.cuda._source import source
+from whet.tactics.cuda.own_pool_chain import OwnPoolChain, _constants
+
+HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+
+
+def as_the_kernel(x, constants):
+    """pool_chain.cu in NumPy: along rows, then along columns, on what the pooling before gave; positions as it counts them."""
+    h, w, half = constants["H"], constants["W"], constants["R"] // 2
+    image, at = x.reshape(*x.shape[:2], h * w).copy(), np.arange(h * w)
+    parts = [image]
+    for _ in range(constants["POOLS"]):
+        for step, place, end in ((1, at % w, w), (w, at // w, h)):
+            most = image.copy()
+            for d in range(1, half + 1):
+                before, behind = place >= d, place + d < end
+                most[..., before] = np.maximum(most[..., before], image[..., at[before] - d * step])
+                most[..., behind] = np.maximum(most[..., behind], image[..., at[behind] + d * step])
+            image = most
+        parts.append(image)
+    return np.concatenate(parts, axis=1).reshape(x.shape[0], -1, h, w)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+def test_rows_then_columns_give_the_reference(sample):
+    network, layer, _ = sample_layer("Fused", sample)
+    t = OwnPoolChain()
+    (signature,) = [s for s in t.signatures(layer, HOPPER) if s.outputs[0].dtype.name == "f16"]
+    assert t.refuses(layer, signature, HOPPER) is None
+    assert t.plan(layer, signature, (), HOPPER).rtol == 0
+    x = np.random.default_rng(0).standard_normal(layer.inputs[0].shape).astype(np.float32)
+    (want,) = run_network(network, {network.inputs[0].name: x}).values()
+    assert np.array_equal(as_the_kernel(x, _constants(layer, signature)), want)
+
+
+def test_large_images_and_odd_channels_are_refused():
+    t = OwnPoolChain()
+    old = SimpleNamespace(**{**vars(HOPPER), "features": frozenset({"sm_86"})})
+    cases = ("f32[1,12,8,8]", HOPPER, "12 channels"), ("f32[1,8,100,100]", HOPPER, "320000 bytes"), ("f32[1,8,60,60]", old, "115200")
+    for x, machine, why in cases:
+        layer = sample_layer("Fused", chain(x, 5, 3))[1]
+        assert why in t.refuses(layer, t.signatures(layer, machine)[0], machine)
+    assert t.refuses(layer, t.signatures(layer, HOPPER)[0], HOPPER) is None
+    assert "Softmax" in t.why_not(sample_layer("Softmax", OPS["Softmax"].samples[0])[1])
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_86"])
+def test_machine_code(arch, tmp_path):
+    constants = {"TYPE": 1, "H": 20, "W": 20, "R": 5, "POOLS": 3, "THREADS": 416}
+    text = sass(compile_cubin(source("pool_chain.cu", constants), arch=arch, cached=False), tmp_path)
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "LDG.E.128" in text
+    assert "STG.E.128" in text
+    assert re.search(r"HMNMX2.*NAN", text), "two numbers at a time, NaN kept"
+
+
+def test_a_detectors_pyramid_becomes_one_layer():
+    net = network_from_onnx(zoo.build("yolov5s", batch=1))
+    lowered, _ = lowered_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+    hints = [layer.hint or layer.op for layer in lowered.layers]
+    assert hints.count("PoolChain") == 1
+    assert "MaxPool" not in hints
