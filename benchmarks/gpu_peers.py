@@ -293,17 +293,17 @@ def environment(gpu: int, row: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def one_row(row: str, peers: str, rounds: int, gpu: int) -> dict[str, Any] | None:
-    """Builds and measures a row on one GPU."""
-    name, _, batch = row.partition(":")
-    path = str(WORK / f"{name}_{batch}.engine")
-    built = child(gpu, row, "build", name, batch, path)
-    if built is None:
-        return None
-    orders = ("whet", "compile" if "compile" in peers else "eager")
-    runs = [run for first in orders if (run := child(gpu, row, "measure", name, batch, path, peers, str(rounds), first)) is not None]
-    Path(path).unlink()
-    return built | joined(runs) | {"gpu": gpu} if runs else None
+def engine_of(row: str) -> str:
+    """Where a row's engine is written."""
+    return str(WORK / f"{row.replace(':', '_')}.engine")
+
+
+def measured(row: str, peers: str, rounds: int, gpu: int) -> dict[str, Any] | None:
+    """A row's processes on one GPU, one after the other; its engine is there."""
+    orders, words = ("whet", "compile" if "compile" in peers else "eager"), (*row.split(":"), engine_of(row), peers, str(rounds))
+    runs = [run for first in orders if (run := child(gpu, row, "measure", *words, first)) is not None]
+    Path(engine_of(row)).unlink()
+    return joined(runs) | {"gpu": gpu} if runs else None
 
 
 def line(r: dict[str, Any]) -> str:
@@ -347,36 +347,52 @@ def warm_all(rows: list[str], gpus: int, budget: float) -> None:
         print(f"{row:17} not ready: {size} bytes packed; {(WORK / f'{archive.stem}.log').read_text()[-300:]}", flush=True)
 
 
-def measure_all(rows: list[str], o: argparse.Namespace) -> None:
-    """Rows one after the other on each GPU, as many as the budget holds; two at a time, so that one imports while the other measures."""
-    from _record import provenance
-
-    begun = time.perf_counter()
-    made: dict[str, Any] = {**provenance(["numpy", "cuda-bindings", "torch", "triton"]), "rows": [], "left_out": []}
+def dealt(gpus: int, rows: list[str], work: Any) -> None:
+    """Calls work(row, gpu) for all rows, two at a time on each GPU: one prepares while the other has its turn."""
     waiting, guard = iter(rows), threading.Lock()
 
-    def work(gpu: int) -> None:
+    def worker(gpu: int) -> None:
         while True:
             with guard:
                 row = next(waiting, None)
             if row is None:
                 return
-            compiling = COMPILE[row.partition(":")[0]] if "compile" in o.peers and not inductor_folder(row).joinpath("fxgraph").exists() else 0
-            fits = time.perf_counter() - begun + compiling + REST <= o.budget
-            found = one_row(row, o.peers, o.rounds, gpu) if fits else None
-            with guard:
-                if found is None:
-                    made["left_out"].append(row)
-                else:
-                    with open(folder() / "layers.txt", "a") as table:
-                        table.write(layer_table(row, found.pop("layers")))
-                    made["device"] = found["processes"][0]["device"]
-                    made["rows"].append(found)
-                    print(f"{time.perf_counter() - begun:4.0f} s  {line(found)}", flush=True)
-                (folder() / "peers.json").write_text(json.dumps(made, indent=1))
+            work(row, gpu)
 
-    with ThreadPoolExecutor(2 * o.gpus) as pool:
-        list(pool.map(work, [*range(o.gpus)] * 2))
+    with ThreadPoolExecutor(2 * gpus) as pool:
+        list(pool.map(worker, [*range(gpus)] * 2))
+
+
+def measure_all(rows: list[str], o: argparse.Namespace) -> None:
+    """Builds all engines, then measures all rows: nothing is verified on a GPU while something is timed there."""
+    from _record import provenance
+
+    begun, guard = time.perf_counter(), threading.Lock()
+    made: dict[str, Any] = {**provenance(["numpy", "cuda-bindings", "torch", "triton"]), "rows": [], "left_out": []}
+    built: dict[str, dict[str, Any] | None] = {}
+
+    def make(row: str, gpu: int) -> None:
+        built[row] = child(gpu, row, "build", *row.split(":"), engine_of(row))
+
+    def time_it(row: str, gpu: int) -> None:
+        compiling = COMPILE[row.partition(":")[0]] if "compile" in o.peers and not inductor_folder(row).joinpath("fxgraph").exists() else 0
+        fits = time.perf_counter() - begun + 2 * compiling + REST <= o.budget
+        found = measured(row, o.peers, o.rounds, gpu) if fits and built[row] is not None else None
+        with guard:
+            if found is None:
+                made["left_out"].append(row)
+            else:
+                found = built[row] | found  # type: ignore[operator]
+                with open(folder() / "layers.txt", "a") as table:
+                    table.write(layer_table(row, found.pop("layers")))
+                made["device"] = found["processes"][0]["device"]
+                made["rows"] = sorted([*made["rows"], found], key=lambda r: rows.index(f"{r['network']}:{r['batch']}"))
+                print(f"{time.perf_counter() - begun:4.0f} s  {line(found)}", flush=True)
+            (folder() / "peers.json").write_text(json.dumps(made, indent=1))
+
+    dealt(o.gpus, sorted(rows, key=lambda r: -COMPILE[r.partition(":")[0]] - 60 * (r[-2:] != ":1")), make)  # the longest first
+    print(f"{time.perf_counter() - begun:4.0f} s  built: " + ", ".join(f"{r} {b['build_s']} s" for r, b in built.items() if b), flush=True)
+    dealt(o.gpus, rows, time_it)
     if made["left_out"]:
         print("left out:", ", ".join(made["left_out"]), flush=True)
     print(f"{time.perf_counter() - begun:.0f} s", flush=True)
