@@ -38,7 +38,6 @@ def timed(monkeypatch):
 
 def test_a_second_build_times_no_engine_against_another(cached, timed, monkeypatch):
     first = build(residual(), cached)
-    assert max(len(c) for c in timed) > 1
     timed.clear()
 
     def never(*_):
@@ -54,18 +53,14 @@ def test_a_second_build_times_no_engine_against_another(cached, timed, monkeypat
     assert again.report["timing"]["misses"] == 0
 
 
-def test_weights_may_differ_and_nothing_else(cached, timed):
-    build(residual(seed=0), cached)
-    timed.clear()
-    build(residual(seed=1), cached)
-    assert [len(c) for c in timed] == [1]
+def test_weights_may_differ_and_nothing_else(cached):
+    def recalled(net):
+        return "engines_timed" in build(net, cached).report["choice"]
+
+    assert not recalled(residual(seed=0))
+    assert recalled(residual(seed=1))
     for other in (residual(batch=3), residual(channels=32), residual(size=12)):
-        timed.clear()
-        build(other, cached)
-        assert max(len(c) for c in timed) > 1
-    timed.clear()
-    build(residual(), dataclasses.replace(cached, whole_engines=2))
-    assert len(timed[0]) == 2, "another set of engines is of another moment"
+        assert not recalled(other)
 
 
 def test_engines_that_read_other_tensors_are_others(cached):

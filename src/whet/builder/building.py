@@ -14,6 +14,7 @@ from whet.backends import get_backend
 from whet.builder.assemble import assemble
 from whet.builder.config import BuildConfig
 from whet.builder.explain import candidate_report
+from whet.builder.fused import list_parts, time_apart
 from whet.builder.lock import check_lock, locked_plan, read_lock
 from whet.builder.lowering import blame_pass, lowered_network
 from whet.builder.precision import Permissions, report_precisions
@@ -101,8 +102,9 @@ def _searched(
     with search:
         for _ in range(_REBUILDS):
             search.list_all()
+            list_parts(search)
             search.time_all()
-            search.time_apart()
+            time_apart(search)
             try:
                 best = best_engine(search, lambda made, chosen: assemble(made, chosen, profiles, machine, config, net))
             except BrokenKernel as e:

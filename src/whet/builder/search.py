@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from whet.builder.ahead import start_compiling
-from whet.builder.apart import Apart, chains_apart, taken_apart, timed_apart
+from whet.builder.apart import Apart, taken_apart
 from whet.builder.candidates import Candidates, Ident, Option, list_candidates, no_tactic
 from whet.builder.choice import inplace_refusal
 from whet.builder.config import BuildConfig
@@ -24,13 +23,11 @@ from whet.builder.views import is_view, view_refusal
 from whet.engine.plan import Candidate, Profile
 from whet.network import Layer, Network, evaluate
 from whet.ops import bind_layer
-from whet.tactics import Tactic, anchor
+from whet.tactics import Tactic
 
 #: options timed per kind of layer at each builderOptimizationLevel; None: all
 _TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
 _REFORMAT_ROUNDS = 3
-_APART_ROUNDS = 4  # enough to see that the parts are slower, as they mostly are
-_APART = 3  # the level from which fused layers are timed against their parts
 _ENOUGH = 4  # configurations of a tactic that may fail for a layer before the rest is not tried: each failure builds and verifies again
 
 
@@ -101,7 +98,7 @@ class Search:
             self.tell.step(layer.name)
             if layer.name in self.kind_of:
                 continue
-            found = self._kind(layer)
+            found = self.list_layer(layer)
             if layer.op == "Fused" and not any(not o.tactic.fallback for o in found.options) and any(self._with_kernels(layer)):
                 self.unfused.append((layer.name, "no kernel computes it whole; its parts have kernels"))
                 waiting = unfuse(self.net, layer) + waiting
@@ -111,18 +108,15 @@ class Search:
                 nothing.append((layer, found.refused))
         if nothing:
             raise no_tactic(*nothing[0], self.machine, [layer for layer, _ in nothing[1:]])
-        if self._times_apart and hasattr(self.machine, "compile_ahead"):  # parts that will be timed compile while other layers are timed
-            for bound in [x for x in self.layers.values() if x.op == "Fused" and anchor(x) is x]:
-                for part in taken_apart(bound).layers:
-                    self._kind_of(bind_layer(part, {}))
 
-    def _kind(self, layer: Layer) -> Candidates:
+    def list_layer(self, layer: Layer) -> Candidates:
+        """The candidates of a layer of this network, or of one that was made from it."""
         bound = bound_layers(_only(self.net, layer), self.env)[layer.name]
         self.layers[layer.name] = bound
-        self.kind_of[layer.name] = kind = self._kind_of(bound)
+        self.kind_of[layer.name] = kind = self.listed_kind(bound)
         return self.kinds[kind]
 
-    def _kind_of(self, bound: Layer) -> str:
+    def listed_kind(self, bound: Layer) -> str:
         """The kind of a layer with static shapes; its candidates are listed."""
         kind = f"{layer_text(bound)}\n{self.permissions.key(bound)}"
         if kind not in self.kinds:
@@ -137,7 +131,7 @@ class Search:
         """Compiles in the background what will be timed; of options whose times the cache knows, the few that may be used."""
         if not hasattr(self.machine, "compile_ahead"):
             return
-        options = self._timed_options(found) if found.options and self.timer is not None else found.options[:1]
+        options = self.timed_options(found) if found.options and self.timer is not None else found.options[:1]
         if len(options) > 1:
             assert self.timer is not None
             self.timer.knows(options, found.text)
@@ -174,7 +168,7 @@ class Search:
         self.tell.stage("timing", len(todo))
         for kind in todo:
             found = self.kinds[kind]
-            chosen = self._timed_options(found)
+            chosen = self.timed_options(found)
             self.tell.step(f"{found.layer.name}: {len(chosen)} tactics")
             self.timer.time(found.layer, found.text, chosen)
         if self.timer.disturbed:
@@ -184,75 +178,7 @@ class Search:
                 "machine choices may be off. Build again when it is quiet."
             )
 
-    def time_apart(self) -> None:
-        """Times what fused layers take when they are taken apart, at the levels that time a lot; sets `apart` by kind."""
-        if self.timer is None or not self._times_apart:
-            return
-        timer = dataclasses.replace(self.timer, rounds=min(_APART_ROUNDS, self.timer.rounds))
-        self.tell.phase("fused or apart")
-        chains: dict[str, tuple[Option, list[Option]]] = {}
-        for kind in dict.fromkeys(k for n, k in self.kind_of.items() if self.layers[n].op == "Fused"):
-            found = self.kinds[kind]
-            if kind in self.apart or not found.options:
-                continue
-            kernels = [o for o in found.options if not o.tactic.fallback]
-            if len(kernels) == 1 and kernels[0].ms is None:
-                self.timer.time(found.layer, found.text, kernels)
-            timed = [o for o in kernels if o.ms is not None]
-            if not timed:
-                continue
-            best = min(timed, key=lambda o: o.cost)
-            if anchor(found.layer) is found.layer:
-                self.apart[kind] = self._parts_alone(found.layer, best)
-                continue
-            names = {o.tactic.name for o in kernels}
-            listed = chains_apart(found.layer, best, names, self.tactics, self.permissions, self.machine)
-            if isinstance(listed, Apart):
-                self.apart[kind] = listed
-                continue
-            start_compiling(listed, self.machine)
-            chains[kind] = best, listed
-        for kind, (best, listed) in chains.items():
-            self.apart[kind] = timed_apart(self.kinds[kind].layer, self.kinds[kind].text, best, listed, timer)
-
-    @property
-    def _times_apart(self) -> bool:
-        return self.timer is not None and self.config.optimization_level >= _APART and getattr(self.machine, "runs", True)
-
-    def _parts_alone(self, layer: Layer, best: Option) -> Apart:
-        """A layer around no single op against the sum of its parts' best times, each tuned like any other layer."""
-        assert self.timer is not None
-        picked = []
-        for part in taken_apart(layer).layers:
-            found = self.kinds[self._kind_of(bind_layer(part, {}))]
-            if len(found.options) > 1 or any(not o.signature.inplace for o in found.options):
-                self.timer.time(found.layer, found.text, self._timed_options(found))
-            options = [o for o in found.options if not o.tactic.fallback and (o.ms is not None or o.signature.inplace)]
-            if not options:
-                return Apart(reason=f"its part {part.op} has no kernel")
-            picked.append(min(options, key=lambda o: o.cost))
-        ms, spread = sum(o.cost for o in picked), max(o.spread_ms for o in picked)
-        return Apart(best.cost, ms, spread, str(best.signature), " + ".join(f"{o.tactic.name} {o.kernel.implementation}" for o in picked))
-
-    def without_fused(self) -> tuple[Network, list[tuple[str, str]]] | None:
-        """A copy of the network with the fused layers taken apart whose parts win on their own, and (layer, why); None when none does.
-
-        The parts' candidates are listed and timed.
-        """
-        names = [x.name for x in self.net.layers if self.kind_of[x.name] in self.apart and self.apart[self.kind_of[x.name]].wins]
-        if not names:
-            return None
-        net, why = self.net.clone(), []
-        for name in names:
-            layer = next(x for x in net.layers if x.name == name)
-            parts = unfuse(net, layer)
-            if not all(self._kind(part).options for part in parts):
-                return None
-            why.append((name, str(self.apart[self.kind_of[name]])))
-        self.time_all()
-        return net, why
-
-    def _timed_options(self, found: Candidates) -> list[Option]:
+    def timed_options(self, found: Candidates) -> list[Option]:
         """Which options are worth timing: no fallbacks beside kernels, and up to the cap, signatures in turn."""
         level = self.config.optimization_level
         kernels = [o for o in found.options if not o.tactic.fallback]

@@ -11,6 +11,7 @@ from typing import Any
 from whet.builder.candidates import Option
 from whet.builder.choice import Choosing, ReformatCost, choose, links, total
 from whet.builder.entries import BrokenKernel, Entry, Make, Stand
+from whet.builder.fused import without_fused
 from whet.builder.recall import keep_times, recalled_times
 from whet.builder.refine import refined_entry
 from whet.builder.reformats import with_reformats
@@ -140,7 +141,7 @@ def _differ(a: Choosing, b: Choosing) -> bool:
 
 def _apart_way(search: Search) -> _Way | None:
     """The least sum of times with the fused layers apart whose parts win on their own."""
-    made = search.without_fused()
+    made = without_fused(search)
     if made is None:
         return None
     net, unfused = made
