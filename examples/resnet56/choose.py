@@ -53,8 +53,7 @@ class Aim:
 CHOICES = {
     "latency-55": Aim("latency", 0.55), "latency-48": Aim("latency", 0.48), "latency-45": Aim("latency", 0.45),
     "flops-50": Aim("flops", 0.50), "flops-43": Aim("flops", 0.43),
-    "gpu-55": Aim("latency", 0.55, "cuda", "fp16"), "gpu-45": Aim("latency", 0.45, "cuda", "fp16"), 
-    "gpu128-50": Aim("latency", 0.50, "cuda", "fp16", batch=128),
+    "gpu-55": Aim("latency", 0.55, "cuda", "fp16"), "gpu128-50": Aim("latency", 0.50, "cuda", "fp16", batch=128),
 }  # fmt: skip
 
 

@@ -73,7 +73,6 @@ VARIANTS: dict[str, Variant] = {
     "flops-50": Variant("the same choice with half of the FLOPs as its aim", partial(by_recipe, name="flops-50")),
     "flops-43": Variant("the same with 43 % of the FLOPs", partial(by_recipe, name="flops-43")),
     "gpu-55": Variant("whet's choice for 55 % of the H200's time at batch 1 in FP16: whole blocks, 13 of them", partial(by_recipe, name="gpu-55")),
-    "gpu-45": Variant("the same for 45 %: 16 blocks", partial(by_recipe, name="gpu-45")),
     "gpu128-50": Variant("the same for half of the time at batch 128: 14 blocks", partial(by_recipe, name="gpu128-50")),
     "2:4": Variant("every weight 2:4 where its shape allows it", lambda net: net, masks="2:4"),
     "tp-magnitude-50": Variant("Torch-Pruning's MagnitudePruner, L2, the same share of each layer, half of the FLOPs", None),
