@@ -17,7 +17,8 @@ from whet.tactics.cpu._kernel import Recipe
 from whet.tactics.cpu.onednn_view import same_bytes
 
 CPU = CpuBackend()
-TACTICS = [t for t in tactics_of("cpu") if t.name.startswith("cpu/onednn_") or t.name in ("cpu/gate", "cpu/table", "cpu/quantize_image")]
+OWN = ("cpu/gate", "cpu/pointwise", "cpu/table", "cpu/quantize_image")
+TACTICS = [t for t in tactics_of("cpu") if t.name.startswith("cpu/onednn_") or t.name in OWN]
 
 
 class Listed:

@@ -5,14 +5,16 @@ import pytest
 from test_onednn_tactics import CPU, Listed, compute, place
 
 from whet.backends.cpu import CpuBackend
-from whet.network import Network, parse_type
+from whet.network import Network, from_stored, parse_type, static_shape, stored_shape
 from whet.ops import run_layer, run_regions, sample_layer
 from whet.ops._attention_samples import attention
 from whet.ops._base import Sample
+from whet.ops._fused_samples import conv_silu
 from whet.ops._quantized_samples import quantized
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu._pointwise_kernel import pointwise_ir
 from whet.tactics.cpu.quantize_image import QuantizeImage
 from whet.tactics.cpu.table import TableKernel, table
 
@@ -229,6 +231,79 @@ def test_attention_reads_users_own_buffers():
 ])  # fmt: skip
 def test_attention_that_is_refused(sample, why):
     assert why in get_tactic("cpu/attention").why_not(sample_layer("Fused", sample)[1])
+
+
+SILU = pytest.mark.skipif(_jit.available() is not None or not _jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+
+
+@SILU
+@pytest.mark.parametrize(("shape", "channels"), [
+    ((1, 16, 12, 12), 96), ((2, 24, 5, 5), 144), ((1, 40, 4, 6), 240), ((3, 4, 1, 8), 48), ((1, 112, 14, 14), 64), ((1, 20, 3, 31), 16),
+])  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_pointwise_convolutions_with_silu(shape, channels, threads):
+    """Tiles that do and do not divide an image, channels that leave part of a block unused, threads that divide nothing."""
+    sample = conv_silu(f"f32[{','.join(map(str, shape))}]", f"f32[{channels},{shape[1]},1,1]")
+    _, layer, arrays = sample_layer("Fused", sample)
+    arrays[0] *= 8
+    tactic, machine = get_tactic("cpu/pointwise"), CpuBackend(threads=threads)
+    (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
+    (signature,) = tactic.signatures(layer, machine)
+    configs = tactic.configs(layer, signature, machine)
+    assert configs
+    for config in configs:
+        kernel = tactic.plan(layer, signature, config, machine)
+        kernel.threads = min(threads, kernel.sizes[-2])  # small ones too
+        kernel.sizes[-1] = -(-kernel.sizes[-2] // kernel.threads)
+        got = launched(kernel, arrays[0], signature, layer)
+        assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+
+
+def launched(kernel, image, signature, layer):
+    """What a planned kernel of one image and one output gives."""
+    source, target, packed = place(image, signature.inputs[0]), dnn.aligned(kernel.outputs[0]), [p.make() for p in kernel.packed]
+    target[:] = 0xAB
+    stream = Listed()
+    kernel.enqueue(Args((source.ctypes.data, 0, 0), (target.ctypes.data,), tuple(p.ctypes.data for p in packed), 0), stream)
+    for call in stream.calls:
+        call.run()
+    shape = static_shape(layer.outputs[0].shape)
+    return np.array(from_stored(target.view(np.float32).reshape(stored_shape("nChw16c", shape)), "nChw16c", shape))
+
+
+@SILU
+def test_silu_of_odd_numbers_is_what_the_ops_give():
+    """Through a convolution that copies its input: ends of exp, denormals, infinities, NaN, in both forms of the quotient."""
+    odd = [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1e-40, -1e-40, 0.0, -0.0, 87.2, 88.8, -87.2, -87.4, -88.8, -104.0, -1e4, 1e4, 1.0, -1.0, -0.5]
+    _, layer, arrays = sample_layer("Fused", conv_silu("f32[1,16,5,5]", "f32[16,16,1,1]", bias=False))
+    arrays[1][...] = 0
+    layer.inputs[1].weight = Network("w").constant(np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1), "eye").weight
+    arrays[0][...] = 0
+    arrays[0][0, 0].reshape(-1)[: len(odd)] = odd  # one channel: zero times the others stays zero
+    tactic = get_tactic("cpu/pointwise")
+    (signature,) = tactic.signatures(layer, CPU)
+    x = np.array(odd, np.float32)
+    with np.errstate(all="ignore"):
+        want = x.astype(np.float64) / (1 + np.exp(-x.astype(np.float64)))
+        want[2] = np.nan  # minus infinity times zero
+    for estimate in (True, False):
+        kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
+        blocks, pixels = dict(tactic.configs(layer, signature, CPU)[0]).values()
+        kernel.ir = pointwise_ir(blocks, pixels, estimate)
+        got = launched(kernel, arrays[0], signature, layer)[0, 0].reshape(-1)[: len(odd)]
+        np.testing.assert_allclose(got, want, rtol=3e-6, atol=1e-36)
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    ({"w": "f32[24,16,1,1]"}, "gives multiples of 16"), ({"w": "f32[32,16,3,3]"}, "1x1"),
+    ({"x": "f32[1,6,5,5]", "w": "f32[16,6,1,1]"}, "multiples of 4"),
+    ({"strides": (2, 2)}, "no strides"), ({"pads": (1, 1, 1, 1)}, "no pads"),
+])  # fmt: skip
+@JIT
+def test_convolutions_that_are_refused(change, why):
+    given = {"x": "f32[1,16,5,5]", "w": "f32[32,16,1,1]", **change}
+    _, layer, _ = sample_layer("Fused", conv_silu(**given))
+    assert why in get_tactic("cpu/pointwise").why_not(layer)
 
 
 def rearranged(shape, cut, perm, dtype="f32"):

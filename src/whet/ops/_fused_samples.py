@@ -1,5 +1,5 @@
 """Samples of fused layers around more than one op: sums of two convolutions, global pooling with a product behind it, first
-convolutions with pooling, depthwise convolutions with products behind them."""
+convolutions with pooling, depthwise convolutions with products behind them, convolutions with SiLU."""
 
 from __future__ import annotations
 
@@ -113,6 +113,19 @@ def depthwise_product(x: str, k: int, stride: int, *, taps: int = 3, clip: bool 
     return Sample(inputs, {"hint": "DepthwiseProduct"}, regions)
 
 
+def conv_silu(x: str, w: str, bias: bool = True, **attrs: Any) -> Sample:
+    """x * sigmoid(x) of a convolution."""
+    inputs = [x, f"const {w}", *([f"const f32[{w.split('[')[1].split(',')[0]}]"] if bias else [])]
+
+    def regions() -> dict[str, Network]:
+        body = Network("body", "lowered")
+        y = body.add("Conv", *[body.add_input(n, parse_type(t.split()[-1])) for n, t in zip("xwb", inputs, strict=False)], **attrs)
+        body.mark_output(body.add("Mul", y, body.add("Sigmoid", y)))
+        return {"body": body}
+
+    return Sample(inputs, {"hint": "Conv"}, regions)
+
+
 STEM = {"strides": (2, 2), "pads": (3, 3, 3, 3)}
 SAMPLES = [
     depthwise_product("f32[1,96,14,14]", 24, 1, residual=True),
@@ -142,4 +155,6 @@ SAMPLES = [
     conv_sum("f32[7,64,24,24]", "f32[128,64,1,1]", "f32[7,64,24,24]", "f32[128,64,1,1]"),
     quantized_image("f32[2,3,45,39]", "i8[64,3,7,7]", (3, 2, 1), **STEM),
     quantized_image("f32[2,3,45,39]", "i8[40,3,3,3]", strides=(2, 2), pads=(1, 1, 1, 1)),
+    conv_silu("f32[1,24,9,7]", "f32[144,24,1,1]"),
+    conv_silu("f32[2,16,5,6]", "f32[64,16,1,1]", bias=False),
 ]

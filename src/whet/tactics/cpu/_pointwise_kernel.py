@@ -1,0 +1,188 @@
+"""1x1 convolution with SiLU behind it, in blocks of 16 channels, as LLVM IR: a tile of pixels by blocks of output channels in registers.
+
+SiLU is x / (1 + 2^(-x log2 e)): 2^r by Cephes' polynomial for exp2f (relative error 2e-7), the quotient by the CPU's estimate of a reciprocal and one
+step of Newton's, where there is one. Below -87.3 the quotient is 0; NaN and infinities give what x * sigmoid(x) gives.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+
+from whet.tactics.cpu import _jit
+
+WIDE = 16
+TILES = ((3, 8), (2, 12), (4, 6), (1, 24))
+"""(blocks of output channels, pixels) of a tile: 24 sums in registers, which leaves eight of AVX-512's for operands."""
+STEP = 4  # input channels of a turn of the inner loop
+_F = f"<{WIDE} x float>"
+_WORDS = ("source", "weights", "target", "pixels", "blocks.in", "blocks.out", "taps", "tiles", "groups", "items", "share", "ask")
+"""The context: addresses; pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks;
+images * groups * tiles; how many of these a thread takes; whose function says which thread it is."""
+_EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1)
+_NUMBERS = {"log2": -1.44269504088896341, "low": -126.0, "magic": 12582912.0, "one": 1.0, "least": -87.3, "zero": 0.0} | {
+    f"c{k}": c for k, c in enumerate(_EXP2)
+}
+
+
+def _constants() -> str:
+    lines = []
+    for name, value in _NUMBERS.items():
+        bits = struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<f", value))[0]))[0]
+        lines.append(f"  %{name}.in = insertelement {_F} undef, float 0x{bits:016X}, i32 0")
+        lines.append(f"  %{name} = shufflevector {_F} %{name}.in, {_F} undef, <{WIDE} x i32> zeroinitializer")
+    return "\n".join(lines)
+
+
+def _silu(x: str, n: str, estimate: bool) -> tuple[str, str]:
+    """Lines that compute SiLU of %x; names begin with `n`. Adding 1.5 * 2^23 rounds, and leaves the integer in the lowest bits."""
+    i = f"<{WIDE} x i32>"
+    fma = f"call {_F} @llvm.fma.v{WIDE}f32"
+    lines = [
+        f"%{n}.t0 = fmul {_F} %{x}, %log2",
+        f"%{n}.tc = fcmp olt {_F} %{n}.t0, %low",
+        f"%{n}.t = select <{WIDE} x i1> %{n}.tc, {_F} %low, {_F} %{n}.t0",
+        f"%{n}.m = fadd {_F} %{n}.t, %magic",
+        f"%{n}.n = fsub {_F} %{n}.m, %magic",
+        f"%{n}.r = fsub {_F} %{n}.t, %{n}.n",
+        f"%{n}.p0 = fmul {_F} %{n}.r, %c0",
+        f"%{n}.q0 = fadd {_F} %{n}.p0, %c1",
+    ]
+    at = f"%{n}.q0"
+    for k in (2, 3, 4, 5):
+        lines.append(f"%{n}.q{k} = {fma}({_F} {at}, {_F} %{n}.r, {_F} %c{k})")
+        at = f"%{n}.q{k}"
+    lines += [
+        f"%{n}.p = {fma}({_F} {at}, {_F} %{n}.r, {_F} %one)",
+        f"%{n}.mi = bitcast {_F} %{n}.m to {i}",
+        f"%{n}.sh = shl {i} %{n}.mi, <{', '.join(['i32 23'] * WIDE)}>",
+        f"%{n}.pi = bitcast {_F} %{n}.p to {i}",
+        f"%{n}.ei = add {i} %{n}.pi, %{n}.sh",
+        f"%{n}.e = bitcast {i} %{n}.ei to {_F}",
+        f"%{n}.d = fadd {_F} %{n}.e, %one",
+    ]
+    if estimate:
+        lines += [
+            f"%{n}.g = call {_F} @llvm.x86.avx512.rcp14.ps.512({_F} %{n}.d, {_F} %zero, i16 -1)",
+            f"%{n}.dn = fneg {_F} %{n}.d",
+            f"%{n}.h = {fma}({_F} %{n}.dn, {_F} %{n}.g, {_F} %one)",
+            f"%{n}.i = {fma}({_F} %{n}.g, {_F} %{n}.h, {_F} %{n}.g)",
+        ]
+    else:
+        lines.append(f"%{n}.i = fdiv {_F} %one, %{n}.d")
+    lines += [
+        f"%{n}.z = fcmp olt {_F} %{x}, %least",
+        f"%{n}.l = select <{WIDE} x i1> %{n}.z, {_F} %zero, {_F} %{n}.i",
+        f"%{n}.o = fmul {_F} %{x}, %{n}.l",
+    ]
+    return "\n".join(f"  {line}" for line in lines), f"%{n}.o"
+
+
+@cache
+def pointwise_ir(blocks: int, pixels: int, estimate: bool) -> str:
+    """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`; `estimate`: the CPU has AVX-512's reciprocal.
+
+    Weights lie in groups of `blocks`: for each input channel and block its 16 output channels, then the biases. An image has at least `pixels`
+    pixels: its last tile begins so many before the end, and computes some of them again.
+    """
+    sums = [(j, p) for j in range(blocks) for p in range(pixels)]
+    bias = [
+        f"  %b{j}.at = getelementptr float, float* %w.bias, i64 {j * WIDE}\n  %b{j}.v = bitcast float* %b{j}.at to {_F}*\n"
+        f"  %b{j} = load {_F}, {_F}* %b{j}.v, align 4"
+        for j in range(blocks)
+    ]
+    starts = [f"  %s{j}.{p} = phi {_F} [ %b{j}, %item ], [ %a{STEP - 1}.{j}.{p}, %taps.next ]" for j, p in sums]
+    inner = []
+    for u in range(STEP):
+        for j in range(blocks):
+            inner.append(
+                f"  %w{u}.{j}.at = getelementptr float, float* %w.now, i64 {(u * blocks + j) * WIDE}\n"
+                f"  %w{u}.{j}.v = bitcast float* %w{u}.{j}.at to {_F}*\n  %w{u}.{j} = load {_F}, {_F}* %w{u}.{j}.v, align 4"
+            )
+        for p in range(pixels):
+            inner.append(
+                f"  %x{u}.{p}.at = getelementptr float, float* %x.now, i64 {p * WIDE + u}\n"
+                f"  %x{u}.{p}.f = load float, float* %x{u}.{p}.at, align 4\n"
+                f"  %x{u}.{p}.i = insertelement {_F} undef, float %x{u}.{p}.f, i32 0\n"
+                f"  %x{u}.{p} = shufflevector {_F} %x{u}.{p}.i, {_F} undef, <{WIDE} x i32> zeroinitializer"
+            )
+            for j in range(blocks):
+                before = f"%s{j}.{p}" if u == 0 else f"%a{u - 1}.{j}.{p}"
+                inner.append(f"  %a{u}.{j}.{p} = call {_F} @llvm.fma.v{WIDE}f32({_F} %x{u}.{p}, {_F} %w{u}.{j}, {_F} {before})")
+    ends = []
+    for j in range(blocks):
+        ends.append(f"  %y{j}.o = mul i64 %plane, {j}\n  %y{j}.at = getelementptr float, float* %y, i64 %y{j}.o")
+        for p in range(pixels):
+            lines, result = _silu(f"a{STEP - 1}.{j}.{p}", f"e{j}.{p}", estimate)
+            ends.append(
+                f"{lines}\n  %o{j}.{p}.at = getelementptr float, float* %y{j}.at, i64 {p * WIDE}\n"
+                f"  %o{j}.{p}.v = bitcast float* %o{j}.{p}.at to {_F}*\n  store {_F} {result}, {_F}* %o{j}.{p}.v, align 4"
+            )
+    reciprocal = f"declare {_F} @llvm.x86.avx512.rcp14.ps.512({_F}, {_F}, i16)" if estimate else ""
+    newline = "\n"
+    return f"""
+declare {_F} @llvm.fma.v{WIDE}f32({_F}, {_F}, {_F})
+{reciprocal}
+{_jit.opening("pointwise", _WORDS, "items")}
+{_constants()}
+  %x.base = inttoptr i64 %source to float*
+  %w.base = inttoptr i64 %weights to float*
+  %y.base = inttoptr i64 %target to float*
+  %plane = mul i64 %pixels, {WIDE}
+  %last = sub i64 %pixels, {pixels}
+  %in.image = mul i64 %blocks.in, %plane
+  %out.image = mul i64 %blocks.out, %plane
+  %w.taps = mul i64 %taps, {blocks * WIDE}
+  %w.group = add i64 %w.taps, {blocks * WIDE}
+  %turns = udiv i64 %taps, {STEP}
+  br label %next
+next:
+  %i = phi i64 [ %from, %start ], [ %i1, %done ]
+  %more = icmp slt i64 %i, %end
+  br i1 %more, label %item, label %over.all
+item:
+  %tile = urem i64 %i, %tiles
+  %rest = udiv i64 %i, %tiles
+  %g = urem i64 %rest, %groups
+  %n = udiv i64 %rest, %groups
+  %p.want = mul i64 %tile, {pixels}
+  %p.late = icmp sgt i64 %p.want, %last
+  %p0 = select i1 %p.late, i64 %last, i64 %p.want
+  %p.at = mul i64 %p0, {WIDE}
+  %x.image = mul i64 %n, %in.image
+  %x.o = add i64 %x.image, %p.at
+  %x = getelementptr float, float* %x.base, i64 %x.o
+  %w.o = mul i64 %g, %w.group
+  %w = getelementptr float, float* %w.base, i64 %w.o
+  %w.bias = getelementptr float, float* %w, i64 %w.taps
+  %y.image = mul i64 %n, %out.image
+  %y.block = mul i64 %g, {blocks}
+  %y.plane = mul i64 %y.block, %plane
+  %y.o0 = add i64 %y.image, %y.plane
+  %y.o = add i64 %y.o0, %p.at
+  %y = getelementptr float, float* %y.base, i64 %y.o
+{newline.join(bias)}
+  br label %taps.next
+taps.next:
+  %t = phi i64 [ 0, %item ], [ %t1, %taps.next ]
+{newline.join(starts)}
+  %block = udiv i64 %t, {WIDE // STEP}
+  %within = urem i64 %t, {WIDE // STEP}
+  %x.block = mul i64 %block, %plane
+  %x.within = mul i64 %within, {STEP}
+  %x.t = add i64 %x.block, %x.within
+  %x.now = getelementptr float, float* %x, i64 %x.t
+  %w.t = mul i64 %t, {STEP * blocks * WIDE}
+  %w.now = getelementptr float, float* %w, i64 %w.t
+{newline.join(inner)}
+  %t1 = add i64 %t, 1
+  %t.more = icmp slt i64 %t1, %turns
+  br i1 %t.more, label %taps.next, label %done
+done:
+{newline.join(ends)}
+  %i1 = add i64 %i, 1
+  br label %next
+over.all:
+  ret void
+}}
+"""
