@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from whet.cli.exec import command
+from whet.engine import read_engine
 from whet.frontends.onnx_writer import save_onnx
 from whet.network import Network, parse_type
 
@@ -79,3 +80,14 @@ def test_refusals_say_why(name, model):
     code, out = run(model, *flags)
     assert code == 2, out
     assert words in out
+
+
+def test_verification_is_on_unless_it_is_switched_off(model):
+    """A verified engine carries what it gave for seeded inputs; one that nobody checked has nothing to promise."""
+    probes = []
+    for k, flags in enumerate(([], ["--noVerify"])):
+        code, out = run(model, f"--saveEngine={model}/{k}.engine", "--builderOptimizationLevel=0", "--buildOnly", *flags)
+        assert code == 0, out
+        probes.append(read_engine(model / f"{k}.engine").probe)
+    assert probes[0]
+    assert not probes[1]
