@@ -5,7 +5,7 @@
 Every layer that can computes in the low precision (time does not choose here). INT8 runs on the machine's integer kernels; FP8 (e4m3, a
 scale a tensor and a weight channel, min-max; first and last layers left out and biases corrected, as --fp8 builds it), FP16 and BF16 (inputs,
 weights and outputs of every layer rounded) are emulated in FP32, which rounds at the same places. "int8 steps" is INT8 with --calibSteps=all,
-"fp8" is what --fp8 builds by itself: sums of skip connections and single layers stay in floating point where the outputs had less than 30 dB;
+"fp8" is what --fp8 builds by itself: sums of skip connections and single layers stay in floating point where the outputs had too few decibels;
 "fp8 all" has in FP8 what can be, "fp8 round" is "fp8" with --calibSteps=round. With --jpeg the CIFAR-10 networks are judged on the 10,000
 JPEG test images too (recompressed, so harder than what they were trained on). Calibration sees images that are not judged: CIFAR-10's
 training part, MNIST's training part, and else every other image, 128 at most; the rest is

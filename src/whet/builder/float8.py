@@ -3,8 +3,8 @@
 Engines are built and timed in turns: floating point (or what INT8 gave, where that is permitted too), FP8, and FP8 without the layers whose
 FP8 form was slower. The fastest that holds the user's budget is kept; within the noise the earlier one.
 
-Without a budget FP8 still has to leave the outputs ENOUGH_DB above its noise, judged in emulation on calibration samples. Where it does not,
-the sums of skip connections stay in 16 bits (all products remain in FP8), and where that is not enough, the most harmful layers do.
+Without a budget FP8 still has to leave the outputs well above its noise, judged in emulation on calibration samples. Below ENOUGH_DB the sums
+of skip connections stay in 16 bits (all products remain in FP8); where that leaves less than LEAST_DB, the most harmful layers do too.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from whet.precision.calibrate import content_digest
 from whet.precision.float8 import adapted_weights, corrected, kept_out, pack_rounding, skip_sums, unpack_rounding
 
 ENOUGH_DB = 30.0  # of the outputs' signal over FP8's noise, on calibration samples: docs/design/precision.md has what less of it costs
+LEAST_DB = 28.0
 _JUDGES = 16  # samples that FP8's choices are judged on
 _LEAST_SAMPLES = 2 * _JUDGES
 _LEAST_GAIN_DB = 0.3
@@ -104,7 +105,7 @@ def _with_sums(made: Network, ranges: Ranges, calibration: Calibration, left: Ma
 
 
 def harmful(
-    made: Network, ranges: Ranges, calibration: Calibration, config: BuildConfig, left: Mapping[str, str], *, enough_db: float = ENOUGH_DB,
+    made: Network, ranges: Ranges, calibration: Calibration, config: BuildConfig, left: Mapping[str, str], *, enough_db: float = LEAST_DB,
     progress: Progress | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """The layers beyond `left` that have to stay in floating point for the outputs to stand `enough_db` above FP8's noise: name -> reason."""
@@ -154,7 +155,7 @@ def build_float8(
         left |= harmful(made, ranges, calibration, config, left, progress=progress)
         layers = [x for x in layers if x.name not in left]
     if not layers:
-        floats.report["notes"] = [*floats.report.get("notes", []), f"--fp8 is not used: no layer of it leaves the outputs {ENOUGH_DB:g} dB."]
+        floats.report["notes"] = [*floats.report.get("notes", []), f"--fp8 is not used: no layer of it leaves the outputs {LEAST_DB:g} dB."]
         return note_found(floats, config)
     judge = None
     if budget is not None:
