@@ -14,7 +14,7 @@ from support import datasets, realdata
 from whet.builder import BuildConfig, build
 from whet.builder.calibrating import Calibration, prepared
 from whet.builder.engine_run import EngineRun
-from whet.builder.float8 import build_float8, float8_network, float8_ranges, harmful
+from whet.builder.float8 import _left_out, build_float8, float8_network, float8_ranges, harmful
 from whet.builder.lowering import lowered_network
 from whet.builder.relock import read_recipe, recipe
 from whet.errors import BuildError
@@ -222,6 +222,11 @@ def test_the_most_harmful_layers_go_until_the_outputs_have_enough_decibels():
     assert all(f"{enough} dB in all" in why for why in gone.values())
     assert Analysis(net, "fp8", judges, EngineRun, ranges).snr([n for n in names if n not in gone]) >= enough
     assert harmful(net, ranges, Calibration(), config, left, enough_db=enough) == {}, "nothing to judge on"
+
+
+def test_layers_that_stay_out_are_named_with_their_reasons():
+    said = _left_out({**{f"d{i}": "one group" for i in range(6)}, "last": "nothing behind it"})
+    assert said == "Not in FP8: d0, d1, d2, d3 and 2 more (one group); last (nothing behind it)."
 
 
 def test_what_is_remembered_of_an_analysis_is_of_its_corrections_and_sums_too(tmp_path):

@@ -36,6 +36,7 @@ from whet.precision.float8 import adapted_weights, corrected, kept_out, pack_rou
 
 ENOUGH_DB = 30.0  # of the outputs' signal over FP8's noise, on calibration samples: docs/design/precision.md has what less of it costs
 LEAST_DB = 28.0
+_NAMED = 4  # layers that a sentence names
 _JUDGES = 16  # samples that FP8's choices are judged on
 _LEAST_SAMPLES = 2 * _JUDGES
 _LEAST_GAIN_DB = 0.3
@@ -247,5 +248,14 @@ def _kept(
     if kept == 0:
         said = f"--fp8 is permitted but does not pay here: {shown}."
     plan.report["notes"] = [*plan.report.get("notes", []), *notes]
-    plan.report["info"] = [*plan.report.get("info", []), *info, said]
+    plan.report["info"] = [*plan.report.get("info", []), *info, said, *([_left_out(left)] if left and kept else [])]
     return plan
+
+
+def _left_out(left: Mapping[str, str]) -> str:
+    """Which layers are not in FP8, by their reasons."""
+    names: dict[str, list[str]] = {}
+    for name, why in left.items():
+        names.setdefault(why, []).append(name)
+    shown = [f"{', '.join(n[:_NAMED])}{f' and {len(n) - _NAMED} more' if len(n) > _NAMED else ''} ({why})" for why, n in names.items()]
+    return f"Not in FP8: {'; '.join(shown)}."
