@@ -54,7 +54,8 @@ def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
     seen = cifar.normalized(cifar.train_set(folder, CALIBRATION).inputs["x"])
     networks = {"published": model.load(folder)} if not args.no_published else {}
     networks |= {n: whet.network_from_onnx(tuned(n, out)) for n in args.variants if tuned(n, out).exists()}
-    base, rows = count_flops(next(iter(networks.values()))), []
+    whole = whet.network_from_onnx(first) if (first := tuned("original", out)).exists() else next(iter(networks.values()))
+    base, rows = count_flops(whole), []
     for name, net in networks.items():
         for precision in args.precisions or PRECISIONS[args.backend]:
             sizes = [(b, b) for b in args.batches or BATCHES[args.backend]] + ([(1, DYNAMIC)] if name in FLEXIBLE and not args.no_dynamic else [])
