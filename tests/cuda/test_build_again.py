@@ -67,7 +67,7 @@ def test_from_the_timing_cache_nothing_is_replayed_to_choose(gpu, config, monkey
     net = parse_network(NET)
     plan = build(net, config)
 
-    def never(*_):
+    def never(*_, **__):
         raise AssertionError("the timing cache knows what is faster in this network")
 
     monkeypatch.setattr(in_chain._Chain, "best", never)
@@ -82,9 +82,9 @@ def test_from_the_timing_cache_nothing_is_replayed_to_choose(gpu, config, monkey
 def test_kinds_that_nothing_has_changed_for_are_not_tried_again(gpu, config, monkeypatch):
     tried, best = [], in_chain._Chain.best
 
-    def noting(self, kind, now, others):
+    def noting(self, kind, now, others, *, again):
         tried.append((kind, len(others)))
-        return best(self, kind, now, others)
+        return best(self, kind, now, others, again=again)
 
     monkeypatch.setattr(in_chain._Chain, "best", noting)
     build(parse_network(NET), config)

@@ -21,9 +21,11 @@ from whet.runtime import Bound, WeightStore
 from whet.runtime.kernels import plan_layer
 
 _SWEEPS = 3  # over all kinds: a choice changes what the others meet
-_LOOK, _FIRST, _MORE = 4, 8, 36  # turns of all variants of a kind, then of those that are left, then of the few that lead
-_FIRST_S, _MORE_S = 0.03, 0.08  # seconds that those may take; slow networks get fewer turns
+_LOOK, _FIRST = 4, 8  # turns of all variants of a kind, then of those that are left
+_MORE, _AT_MOST = 12, 3  # turns of the few that lead, and how often, while it is open who wins
+_FIRST_S, _MORE_S = 0.03, 0.03  # seconds that those may take; slow networks get fewer turns
 _FEWEST = 5  # of the last turns
+_SURE = 2.0  # standard errors of a gain that needs no more turns
 _LOST = 1.04  # of the best after a look: what takes no more turns
 _LEFT = 1.01  # of the best: what gets the last turns
 _AGAIN = 1.015  # of the best: what is tried again once other kinds have changed
@@ -63,7 +65,7 @@ def chosen_in_chain(bound: Bound, kinds: Sequence[Kind], store: WeightStore, sec
             if seen[kind] == changes:
                 continue
             before = now[kind].option
-            now[kind], close[kind] = chain.best(kind, now[kind], close[kind])
+            now[kind], close[kind] = chain.best(kind, now[kind], close[kind], again=seen[kind] >= 0)
             changes += now[kind].option is not before
             seen[kind] = changes
     return list(now.values())
@@ -79,9 +81,9 @@ class _Chain:
         self._made: dict[tuple[int, Any], list[Any] | None] = {}
         self._held: list[Any] = []  # packed weights of exchanged kernels
 
-    def best(self, kind: Kind, now: Winner, others: Sequence[Option]) -> tuple[Winner, list[Option]]:
+    def best(self, kind: Kind, now: Winner, others: Sequence[Option], *, again: bool = False) -> tuple[Winner, list[Option]]:
         """The fastest of the option that a kind has now and some others, in the network as it stands; it stays in the chain. And those that
-        came near to it."""
+        came near to it. `again`: they all came near before."""
         variants: list[tuple[Option, Any]] = []
         for option in (now.option, *(o for o in others if o is not now.option)):
             calls = {self.at[name]: self._calls(name, option) for name in kind.layers}
@@ -91,12 +93,15 @@ class _Chain:
             return now, []
         samples: dict[int, list[float]] = {i: [] for i, (_, executable) in enumerate(variants) if self._runs(executable)}  # makes the graphs
         self._turns(variants, samples, _LOOK)
-        self._turns(variants, _near(samples, _LOST), _FIRST, _FIRST_S)
+        if not again:
+            self._turns(variants, _near(samples, _LOST), _FIRST, _FIRST_S)
         near = [variants[i][0] for i in _near(samples, _AGAIN)]
-        left = _near(samples, _LEFT)
-        if len(left) > 1:
+        left, winner = _near(samples, _AGAIN if again else _LEFT), 0
+        for _ in range(_AT_MOST if len(left) > 1 else 0):
             self._turns(variants, left, _MORE, _MORE_S, _FEWEST)
-        winner = min(left, key=lambda i: median(left[i]))
+            winner = min(left, key=lambda i: median(left[i]))
+            if winner == 0 or _clearly_less(left[winner], left[0], _SURE):
+                break
         if winner != 0 and not _clearly_less(left[winner], left[0]):
             winner = 0
         for name in kind.layers:
@@ -148,10 +153,10 @@ def _near(samples: Mapping[int, list[float]], factor: float) -> dict[int, list[f
     return {i: s for i, s in samples.items() if i == 0 or median(s) <= factor * least}
 
 
-def _clearly_less(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether the median of `a` is below that of `b` by more than chance and by enough to matter."""
+def _clearly_less(a: Sequence[float], b: Sequence[float], errors: float = 1.0) -> bool:
+    """Whether the median of `a` is below that of `b` by more than chance (so many standard errors) and by enough to matter."""
     gain = median(b) - median(a)
-    return gain > _GAIN * median(b) and gain > sqrt(_error(a) ** 2 + _error(b) ** 2)
+    return gain > _GAIN * median(b) and gain > errors * sqrt(_error(a) ** 2 + _error(b) ** 2)
 
 
 def _error(samples: Sequence[float]) -> float:
