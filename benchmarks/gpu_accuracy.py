@@ -4,8 +4,9 @@
     python benchmarks/gpu_accuracy.py run FOLDER LOSSLESS.npz JPEG.npz [PRECISION ...]   on a GPU: $OUT/accuracy.json
 
 Every layer that can computes in the low precision (time does not choose here), on real kernels, nothing is emulated. FP32 is whet's engine
-on the same GPU without TF32. Ranges come from 128 training images by calibration on the CPU (automatic method). Judged are the 1000
-pixel-exact test images and the 10,000 test images as JPEG, on which these networks lose 10 points whatever the precision. A row:
+on the CPU that prepared FOLDER (NAME-fp32.npz), so that the GPU's seconds go to what is judged. Ranges come from 128 training images by
+calibration on the CPU (automatic method). Judged are the 1000 pixel-exact test images and the 10,000 test images as JPEG, on which these
+networks lose 10 points whatever the precision; FOLDER may hold some of the models. A row:
 accuracies, the paired difference in points with its 95 % interval, the SNR of the logits in dB. FP8 (e4m3) is as --fp8 builds it: first and last
 layers in FP16, biases corrected, sums of skip connections and harmful layers in FP16 where the outputs lacked decibels (NAME-fp8-left.json).
 Bars: INT8 loses at most 0.5 points, FP8 0.3; of FP16 and BF16 the interval holds no loss.
@@ -60,9 +61,10 @@ def network(path: Path) -> Network:
 
 
 def prepare(folder: Path) -> None:
-    """FOLDER/NAME.onnx and FOLDER/NAME-int8.json for each model."""
+    """FOLDER/NAME.onnx, its ranges, the layers that FP8 leaves out and the FP32 answers, for each model."""
     from support import realdata
 
+    judged = sets(*(datasets.path_of(f"cifar10/cifar10_{kind}.npz") for kind in ("lossless", "jpeg60k")))
     for model in realdata.models(MODELS):
         path = folder / f"{model.name}.onnx"
         shutil.copyfile(model.path, path)
@@ -76,6 +78,9 @@ def prepare(folder: Path) -> None:
         left = harmful(made, float8, plain, BuildConfig(), kept_out(made))
         write_cache(str(folder / f"{model.name}-fp8.json"), float8)
         (folder / f"{model.name}-fp8-left.json").write_text(json.dumps(left, indent=1))
+        shape = {net.inputs[0].name: (BATCH, *net.inputs[0].shape[1:])}
+        run = Runtime().load(build(net, BuildConfig(profiles=((shape, shape, shape),)))).create_context().run
+        np.savez(folder / f"{model.name}-fp32.npz", **{k: logits(run, net.inputs[0].name, fed(model.name, x)) for k, (x, _) in judged.items()})
         print(model.name, len(found.tensors), "ranges,", len(float8.corrections), "corrections for FP8", *said, *left.items(), sep="\n  ")
 
 
@@ -100,7 +105,7 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
     made = prepared(net, config)
     ranges = calibrated_ranges(net, made, Calibration(cache=str(folder / f"{name}-int8.json")), config, print)
     found = {}
-    for precision in ("fp32", *precisions):
+    for precision in precisions:
         begun = time.perf_counter()
         if precision == "int8":
             plan = build(quantize(made, ranges), replace(config, precisions=("int8",)))
@@ -108,8 +113,6 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
             float8 = calibrated_ranges(net, made, Calibration(cache=str(folder / f"{name}-fp8.json")), config, print)
             left = json.loads((folder / f"{name}-fp8-left.json").read_text())
             plan = build(float8_network(made, float8, left), replace(config, precisions=("fp16", "fp8")))
-        elif precision == "fp32":
-            plan = build(net, config)
         else:
             plan = build(net, replace(config, precisions=(precision,), layer_precisions=(("*", precision),), precision_constraints="prefer"))
         kinds: dict[str, int] = {}
@@ -122,6 +125,11 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
     return found
 
 
+def fed(model: str, images: np.ndarray) -> np.ndarray:
+    """uint8 images [n, 32, 32, 3] as a model wants them."""
+    return images.astype(np.float32).transpose(0, 3, 1, 2) if "mlperf" in model else datasets.imagenet_norm(images)
+
+
 def logits(run, name: str, x: np.ndarray) -> np.ndarray:
     """[n, 10] of images [n, ...]."""
     parts = [next(iter(run({name: np.ascontiguousarray(x[i : i + BATCH])}).values())).copy() for i in range(0, len(x), BATCH)]
@@ -131,20 +139,19 @@ def logits(run, name: str, x: np.ndarray) -> np.ndarray:
 def measure(folder: Path, lossless: Path, jpeg: Path, *precisions: str) -> list[dict]:
     """All rows; the file is written after each model."""
     rows: list[dict] = []
-    there = all((folder / f"{name}-fp8.json").exists() for name in MODELS)  # folders prepared for INT8 alone have no ranges of FP8
-    wanted = precisions or tuple(p for p in PRECISIONS if there or p != "fp8")
+    wanted = precisions or PRECISIONS
     judged = sets(lossless, jpeg)
-    for name in MODELS:
+    for name in (n for n in MODELS if (folder / f"{n}.onnx").exists()):
         net = network(folder / f"{name}.onnx")
+        floats = np.load(folder / f"{name}-fp32.npz")
         with tempfile.TemporaryDirectory() as times:
             for file in folder.glob(f"{name}*"):
                 shutil.copy(file, times)
             made = engines(net, Path(times), name, wanted)
         for kind, (images, labels) in judged.items():
-            x = images.astype(np.float32).transpose(0, 3, 1, 2) if "mlperf" in name else datasets.imagenet_norm(images)
-            outs = {p: logits(run, net.inputs[0].name, x) for p, (run, _) in made.items()}
+            outs = {p: logits(run, net.inputs[0].name, fed(name, images)) for p, (run, _) in made.items()}
             for precision in wanted:
-                bar, r = BARS.get(precision), compare(outs["fp32"], outs[precision], labels)
+                bar, r = BARS.get(precision), compare(floats[kind], outs[precision], labels)
                 within = r["interval_points"][1] >= 0 if bar is None else r["difference_points"] >= -bar
                 said = {"bar_points": bar or 0.0, "within_bar": within, **made[precision][1]}
                 rows.append({"model": name, "set": kind, "precision": precision, **r, **said})
