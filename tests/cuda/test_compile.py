@@ -13,8 +13,10 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.errors import BackendError
+from whet.tactics.cuda import _conv_product as tiles
 from whet.tactics.cuda._conv import ConvShape, Eight, conv_configs, conv_source
 from whet.tactics.cuda._conv_config import ConvConfig, configs_for
+from whet.tactics.cuda._conv_product import Tile
 from whet.tactics.cuda._depthwise_product import source_of, unfit
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
@@ -40,6 +42,9 @@ CONVS = [
     (ConvConfig(1, 1, 96, bk=16, stages=2, blocks=4, outs=2, hold=1), False, "clip", False, False),
     (ConvConfig(2, 1, 144, bk=32, stages=2, outs=2), False, "clip", False, False),
     (ConvConfig(1, 2, 64, stages=2, direct=1, halo=2, hold=9), False, "clip", False, False),
+    (ConvConfig(1, 1, 64, stages=9, sk=4, halo=1, once=9), False, "clip", False, False),
+    (ConvConfig(2, 1, 32, stages=4, direct=1, once=4), False, "silu", True, False),
+    (ConvConfig(1, 1, 32, stages=8, sk=2, once=8), True, "clip", False, True),
 ]
 FOLDED = {"fold": True}
 EIGHTS = [
@@ -147,6 +152,26 @@ def test_depthwise_convolutions_feed_products(config, stride, tmp_path):
     assert "HGMMA" in text, "products run on the tensor cores"
     assert "UTMALDG" in text, "inputs come by bulk copies"
     assert text.count("FFMA") >= 9 * 8, "sums of eight channels, nine taps"
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+
+
+@pytest.mark.parametrize(
+    ("shape", "k2", "tile"),
+    [
+        (ConvShape(1, 14, 14, 256, 256, 3, 3, pad=(1, 1, 1, 1)), 1024, Tile(32, 4, 4, 1, stages=11)),
+        (ConvShape(1, 28, 28, 128, 128, 3, 3, pad=(1, 1, 1, 1)), 512, Tile(32, 2, 2, 2, stages=6)),
+        (ConvShape(1, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1)), 256, Tile(64, 2, 1, 2, 32, 11)),
+        (ConvShape(1, 9, 9, 64, 128, 5, 5, pad=(2, 2, 2, 2)), 256, Tile(16, 1, 2, 2, stages=6)),
+    ],
+)
+def test_convolutions_feed_products(shape, k2, tile, tmp_path):
+    assert tiles.unfit(tile, shape, k2) is None
+    text = sass(compile_cubin(tiles.product_source(tile, shape, "clip", "silu", False), cached=False), tmp_path)
+    assert text.count("HGMMA") == tile.chunks(shape) * shape.r * shape.s * tile.bk // 16 + tile.groups * tile.mi * 4, "every product once, unrolled"
+    assert "UTMALDG.4D" in text, "inputs come by bulk copies"
+    assert "STAS.128" in text, "other blocks get their parts in sixteens of bytes"
+    assert "STAS.64" not in text
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
 

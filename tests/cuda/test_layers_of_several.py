@@ -116,7 +116,7 @@ def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_pat
     build(parse_network(NET), CONFIG)  # a network of a second is not replayed hundreds of times
 
 
-HINTS = ("ConvPool", "ConvSum", "DepthwiseProduct", "PoolGemm")
+HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm")
 PLAIN = [(i, s) for i, s in enumerate(OPS["Fused"].samples) if all(isinstance(x, str) for x in s.inputs)]  # none is quantized
 SAMPLES = [i for i, s in PLAIN if s.attrs["hint"] in HINTS]
 

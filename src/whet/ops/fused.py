@@ -4,6 +4,7 @@ from whet.errors import NetworkError
 from whet.network import Layer, Network, TensorType, parse_type
 from whet.ops._attention_samples import SAMPLES as ATTENTION
 from whet.ops._base import REQUIRED, Sample, op
+from whet.ops._conv_product_samples import SAMPLES as PRODUCTS
 from whet.ops._fused_samples import SAMPLES as SUMS
 from whet.ops._joined_samples import SAMPLES as JOINED
 from whet.ops._moves_samples import SAMPLES as MOVES
@@ -40,6 +41,7 @@ op(
         Sample(["f32[1,16,8,8]", "const f32[32,16,3,3]", "const f32[32]", "f32[1,32,8,8]"], {"hint": "Conv"}, _conv_add_relu),
         *ATTENTION,
         *SUMS,
+        *PRODUCTS,
         *MOVES,
         *JOINED,
         *POOLS,

@@ -107,6 +107,25 @@ def steps(head: Layer) -> list[str]:
     return found
 
 
+def conv_of(layer: Layer) -> Layer:
+    """The convolution itself of a Conv layer, alone or fused."""
+    return layer if layer.op == "Conv" else next(x for x in layer.regions["body"].layers if x.op == "Conv")
+
+
+def conv_read(layer: Layer, conv: Layer) -> Tensor | None:
+    """What the convolution of a layer reads, as the network knows it."""
+    if layer is conv:
+        return conv.inputs[0]
+    body = layer.regions["body"]
+    return dict(zip(body.inputs, layer.inputs, strict=True)).get(conv.inputs[0])  # type: ignore[arg-type]
+
+
+def plain_product(conv: Layer) -> bool:
+    """1x1, stride 1, no padding."""
+    w, a = conv.inputs[1], conv.attrs
+    return w is not None and w.type.rank == 4 and w.shape[2:] == (1, 1) and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or ())
+
+
 def obstacle(g: Graph, head: Layer, value: Tensor, *readers: Layer) -> str | None:
     """Why `readers` cannot be computed in the layer `head` that makes `value`, whatever they are; None when they might."""
     if not value.dtype.is_float:

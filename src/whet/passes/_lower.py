@@ -42,6 +42,7 @@ def lower(
 _PIECES = {
     "Attention": "no tactic is known that computes attention at once; its parts run one by one",
     "ConvPool": "no tactic here computes a convolution and its pooling at once",
+    "ConvProduct": "no tactic here computes a convolution and the product behind it at once",
     "ConvSum": "no tactic here computes two convolutions and their sum at once",
     "DepthwiseProduct": "no tactic here computes a depthwise convolution and the product behind it at once",
     "ImageConv": "no tactic here makes an image's integers and computes a convolution of them at once",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
-from whet.passes._fuse import anchored, fuse_whole, obstacle, steps
+from whet.passes._fuse import anchored, conv_of, conv_read, fuse_whole, obstacle, plain_product, steps
 from whet.passes._graph import Graph
 
 
@@ -12,12 +12,12 @@ from whet.passes._graph import Graph
 def fuse_depthwise_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if anchored(layer, ("Conv",)) != "Conv":
         return None
-    product = _conv(layer)
-    value = _read(layer, product)
+    product = conv_of(layer)
+    value = conv_read(layer, product)
     first = g.maker(value)
-    if value is None or first is None or anchored(first, ("Conv",)) != "Conv" or not _small(product):
+    if value is None or first is None or anchored(first, ("Conv",)) != "Conv" or not plain_product(product):
         return None
-    head = _conv(first)
+    head = conv_of(first)
     w = head.inputs[1]
     if w is None or w.type.rank != 4 or w.shape[1] != 1 or head.attrs["group"] != w.shape[0] or w.shape[2:] == (1, 1):
         return None
@@ -28,21 +28,3 @@ def fuse_depthwise_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if product.attrs["group"] != 1:
         return Skip("the second convolution has groups too")
     return fuse_whole(g, "DepthwiseProduct", first, layer)
-
-
-def _conv(layer: Layer) -> Layer:
-    return layer if layer.op == "Conv" else next(x for x in layer.regions["body"].layers if x.op == "Conv")
-
-
-def _read(layer: Layer, conv: Layer) -> Tensor | None:
-    """What the convolution of a layer reads, as the network knows it."""
-    if layer is conv:
-        return conv.inputs[0]
-    body = layer.regions["body"]
-    return dict(zip(body.inputs, layer.inputs, strict=True)).get(conv.inputs[0])
-
-
-def _small(conv: Layer) -> bool:
-    """1x1, stride 1, no padding."""
-    w, a = conv.inputs[1], conv.attrs
-    return w is not None and w.type.rank == 4 and w.shape[2:] == (1, 1) and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or ())

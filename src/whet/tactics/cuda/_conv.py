@@ -13,7 +13,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
 from whet.errors import BackendError
-from whet.tactics.cuda._conv_config import ConvConfig, configs_for, estimate_us, step_channels
+from whet.tactics.cuda._conv_config import ConvConfig, configs_for, estimate_us, step_channels, with_once
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
 INFINITY = float("inf")
@@ -250,8 +250,12 @@ def fits(config: ConvConfig, shape: ConvShape) -> str | None:
     """Why a configuration cannot run a shape, or None."""
     if config.hold not in (0, shape.steps(config.bk)) or (config.hold and config.sk > 1):
         return f"holds the weights of {config.hold} steps of {shape.steps(config.bk)}"
+    if config.once and not config.halo and with_once(config, shape.steps(config.bk)) != config:
+        return f"has slots of their own for {config.once} steps of {shape.steps(config.bk)}"
     if not config.halo:
         return None
+    if config.once and with_once(config, steps := shape.steps(config.bk), _touched(config, steps, shape.r * shape.s)) != config:
+        return f"has slots of their own for {config.once} steps of {steps}"
     halo = Halo.of(shape, config)
     if isinstance(halo, str):
         return halo
@@ -298,7 +302,19 @@ def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[Con
     best: dict[ConvConfig, ConvConfig] = {}  # of equal tiles keep the deepest ring
     for c in sorted(found):
         best[replace(c, stages=1)] = c
-    return sorted(best.values())
+    return sorted(with_once(c, steps, _touched(c, steps, taps)) if _alone(c, shape, multiprocessors) else c for c in best.values())
+
+
+def _alone(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> bool:
+    """Whether a block makes one tile."""
+    halo = Halo.of(shape, config)
+    return config.sk > 1 or (isinstance(halo, Halo) and shape.n * -(-shape.p // halo.rows) * -(-shape.k // config.bn) <= multiprocessors)
+
+
+def _touched(config: ConvConfig, steps: int, taps: int) -> int:
+    """Input tiles of all taps that a block reads at most."""
+    each = steps // config.sk
+    return max(((rank + 1) * each - 1) // taps - rank * each // taps + 1 for rank in range(config.sk)) if each else 0
 
 
 def _halo_us(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> float:
@@ -399,7 +415,9 @@ def conv_launch(
     if second is not None:
         args += bytes(-len(args) % 64) + window_map(second.shape, second.x, config, dtype)
         args += struct.pack("<3i", first_steps, *second.shape.stride)
-    grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
+    if config.once and config.once * config.sk != steps:
+        raise BackendError(f"{config} has not {steps} steps. This is a mistake in whet: please report it.")
+    grid = tiles * config.sk if config.sk > 1 or config.once else min(tiles, multiprocessors * config.blocks)
     if config.hold:  # a block's tiles have the same output channels
         grid = max(1, grid // tiles_n) * tiles_n
     im2col = not config.halo and (input_map is not None or not shape.plain)

@@ -25,6 +25,7 @@ class ConvConfig:
     size: int = 2  # bytes of an input element
     outs: int = 1  # output tiles that take turns
     hold: int = 0  # all K steps, where a block keeps the weights of its output channels; 0: they stream
+    once: int = 0  # the K steps of a block that makes one tile and has a slot for each step; 0: slots are used again
 
     @property
     def bm(self) -> int:
@@ -88,7 +89,21 @@ class ConvConfig:
             + ("_8bit" if self.size == 1 else "")
             + (f"_o{self.outs}" if self.outs > 1 else "")
             + (f"_hold{self.hold}" if self.hold else "")
+            + "_once" * (self.once > 0)
         )
+
+
+MOST_ONCE = 16  # K steps: they are unrolled
+
+
+def with_once(config: ConvConfig, steps: int, touched: int = 0) -> ConvConfig:
+    """The configuration with slots of their own for a block's K steps, where it has as many; for blocks that make one tile.
+
+    `touched` are the input tiles of all taps that a block reads (halo).
+    """
+    each = steps // config.sk
+    own = config.size == 2 and config.hold == 0 and steps % config.sk == 0 and 0 < each <= min(config.stages, MOST_ONCE) and touched <= config.halo
+    return replace(config, once=each) if own and (config.sk > 1 or config.direct) else config
 
 
 def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
@@ -107,13 +122,13 @@ def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
                 if blocks * 6 < multiprocessors and 2 * sk <= min(steps, 16):
                     continue  # a larger split exists and keeps more multiprocessors busy
                 each = -(-steps // sk)
-                stages = next((s for s in (2, 4, 6, 8) if s >= each), 8)
+                stages = next((s for s in (2, 4, 6, 8, 9) if s >= each), 8)
                 config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1), size=size)
                 while stages > 2 and config.shared > 112 * 1024:  # leaves room for the next layer's weights
                     stages -= 2
                     config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1), size=size)
                 if config.valid():
-                    found.add(config)
+                    found.add(with_once(config, steps) if sk > 1 or blocks <= multiprocessors else config)
     return sorted(found)
 
 

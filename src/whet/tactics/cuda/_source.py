@@ -101,7 +101,8 @@ def source(name: str, constants: Mapping[str, int]) -> str:
     text = _file(name)
     if '#include "wgmma"' in text:
         columns, tf32 = constants["BN"], "TERMS" in constants
-        products = wgmma_tf32(columns) if tf32 else wgmma(columns, bool(constants.get("BF16", 0)), constants.get("IN8", 0))
+        widths = {columns, constants.get("BN2", columns)}  # of a second product in the same kernel
+        products = wgmma_tf32(columns) if tf32 else "".join(wgmma(n, bool(constants.get("BF16", 0)), constants.get("IN8", 0)) for n in sorted(widths))
         text = text.replace('#include "wgmma"', products)
     text = re.sub(r'#include "(\w+\.cuh)"', lambda found: _file(found.group(1)), text)
     return "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text

@@ -160,6 +160,7 @@ def as_config(c: ConvConfig) -> Config:
         *((("size", 1),) if c.size == 1 else ()),
         *((("outs", c.outs),) if c.outs > 1 else ()),
         *((("hold", c.hold),) if c.hold else ()),
+        *((("once", c.once),) if c.once else ()),
     )
 
 

@@ -15,7 +15,7 @@ from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._kernel import HALF, GpuKernel, all_static, float_types, launch, same
 from whet.tactics.cuda.own_reformat import FIELDS, moving
 
-_HINTS = ("ConvPool", "ConvSum", "DepthwiseProduct", "PoolGemm")
+_HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm")
 _ALIGNMENT = 256
 _Place = tuple[str, int]  # "input", "output" or "scratch", and which or where
 

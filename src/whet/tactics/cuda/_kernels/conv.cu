@@ -5,6 +5,7 @@
 // With DIRECT (few tiles: latency counts) results go from registers to memory, else through shared memory and TMA.
 // With HALO (stride 1, SK > 1 or DIRECT) a tile is some rows of one image, each `wide` = width + taps_w - 1 long: the input pixels of all
 // filter taps are loaded once a channel step, and a tap is the same matrix shifted by r * wide + s rows; the ends of rows are not stored.
+// With ONCE (the K steps of a block, which makes one tile) every step has a slot of its own: none is given back, and products are issued without waiting.
 // With HOLD (all K steps; SK == 1) a block keeps its output channels and their weights, and only inputs stream.
 // With GROUPED (a convolution of several groups) a tile of output channels reads the window of input channels that its groups have, and K runs over
 // that window alone; weights within it that belong to no pair of a group are zeros.
@@ -26,6 +27,9 @@
 #ifndef DW
 #define DW 0
 #endif
+#ifndef ONCE
+#define ONCE 0
+#endif
 
 constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
 constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
@@ -43,6 +47,8 @@ constexpr int CHAINS = DW ? 1 : !STAGED && MI * BN <= 32 && ROW >= 128 ? 4 : !ST
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
+static_assert(!ONCE || (ONCE <= STAGES && !STAGED && !HOLD && !DW), "steps with slots of their own");
+constexpr u32 PART_BYTES = IN8 ? BM * BN * 4 : BM * BN * 4 / SK * (SK - 1);  // of the sums that others send; a block's own stay in it
 static_assert(!IN8 || (BN % 32 == 0 && !(STAGED && SIZE != 1)), "tile of 8-bit operands");
 #if IN8 == 3 || IN8 == 4
 typedef int Sum;
@@ -128,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         for (int i = 0; i < WGS * OUTS; ++i) barrier_init(res_full + 8 * i, 1);
         for (int i = 0; i < HALO; ++i) { barrier_init(a_full + 8 * i, 1); barrier_init(a_empty + 8 * i, WGS); }
         if (HOLD) barrier_init(held, 1);
-        if (SK > 1) { barrier_init(parts, 1); barrier_expect(parts, BM * BN * 4); }
+        if (SK > 1) { barrier_init(parts, 1); barrier_expect(parts, PART_BYTES); }
         barrier_init_fence();
     }
     __syncthreads();
@@ -143,8 +149,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         const Walk at_first(p, k0);
         for (int i = 0, tap = tap0, c = c0; i < ahead; ++i) {
             if (one) {
-                barrier_expect(full + 8 * i, STEP_BYTES);
-                load_box2(ring_b + i * B_BYTES, &p.b, full + 8 * i, (HALO ? tap * p.csteps + c : k0 + i) * BK, at_tile.n0);
+                const u32 bar = full + (HALO && ONCE ? 0 : 8 * i);  // ONCE: all weights on one barrier
+                if (!(HALO && ONCE)) barrier_expect(bar, STEP_BYTES);
+                else if (i == 0) barrier_expect(bar, ONCE * STEP_BYTES);
+                load_box2(ring_b + i * B_BYTES, &p.b, bar, (HALO ? tap * p.csteps + c : k0 + i) * BK, at_tile.n0);
             }
             if (HALO && ++tap == taps) { tap = 0; ++c; }
         }
@@ -328,6 +336,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             int previous = 0, left = -1;  // left: the input slot that the step before was the last to read
             int tap = HALO ? k0 % taps : 0, s = HALO ? tap % p.taps_w : 0, shift = HALO ? tap / p.taps_w * p.wide + s : 0;
             if (HOLD && turn == 0) barrier_wait(held, 0);
+#if ONCE
+#pragma unroll
+            for (int i = 0; i < ONCE; ++i) {
+                if (!HALO || i == 0) barrier_wait(full + 8 * i, 0);
+                if (threadIdx.x == 0 && i == 0) MARK(3)
+                if (HALO && (i == 0 || tap == 0)) barrier_wait(a_full + 8 * a_slot, 0);
+                const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : i) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + i * B_BYTES);
+                mma_begin();
+#pragma unroll
+                for (int q = 0; q < ROW / 32; ++q)
+#pragma unroll
+                    for (int j = 0; j < MI; ++j) wgmma(chain[q % CHAINS][j], a + (j * 64 * ROW >> 4) + q * 2, b + q * 2, i > 0 || q >= CHAINS);
+                mma_commit();
+                if (HALO) {
+                    ++shift;
+                    if (++s == p.taps_w) { s = 0; shift += p.wide - p.taps_w; }
+                    if (++tap == taps) { tap = s = shift = 0; ++a_slot; }
+                }
+            }
+#else
             for (int k = k0; k < k1; ++k) {
                 if (!(HALO && HOLD)) barrier_wait(full + 8 * slot, phase);
                 if (threadIdx.x == 0 && k == k0) MARK(3)
@@ -364,6 +392,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 previous = slot;
                 if (++slot == STAGES) { slot = 0; phase ^= 1; }
             }
+#endif
             mma_wait<0>();
 #pragma unroll
             for (int c = 1; c < CHAINS; ++c)
@@ -371,8 +400,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
                     for (int j = 0; j < BN / 2; ++j) acc[i][j] += chain[c][i][j];
-            if (!(HALO && HOLD) && t == 0) barrier_arrive(empty + 8 * previous);
-            if (HALO && !DW && t == 0) barrier_arrive(a_empty + 8 * left);
+            if (!(HALO && HOLD) && !ONCE && t == 0) barrier_arrive(empty + 8 * previous);
+            if (HALO && !DW && !ONCE && t == 0) barrier_arrive(a_empty + 8 * left);
             if (threadIdx.x == 0) MARK(4)
             if (STAGED && OUTS > 1 && warp % 4 == 0 && one) {
                 if (p.has_residual && tile + (OUTS - 1) * stride < p.tiles) {
@@ -546,12 +575,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
-                        const int row = (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + half * 8;
-                        const u32 to = remote_address(extra + ((rank * SLICE + row % SLICE) * PITCH + lane % 4 * 2) * 4, row / SLICE);
-                        const u32 bar = remote_address(parts, row / SLICE);
+                        const int row = (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + half * 8, owner = row / SLICE;
+                        const u32 at = extra + ((rank * SLICE + row % SLICE) * PITCH + lane % 4 * 4) * 4;  // in 16s of channels: four of a lane together
+                        const u32 to = remote_address(at, owner), bar = remote_address(parts, owner);
 #pragma unroll
-                        for (int j = 0; j < BN / 8; ++j) store_remote(to + j * 32, acc[i][j * 4 + half * 2], acc[i][j * 4 + half * 2 + 1], bar);
+                        for (int j = 0; j < BN / 16; ++j) {
+                            const float* v = acc[i] + j * 8 + half * 2;
+                            if (owner == rank) store_shared_f4(at + j * 64, v[0], v[1], v[4], v[5]);
+                            else store_remote4(to + j * 64, v[0], v[1], v[4], v[5], bar);
+                        }
                     }
+                named_barrier(8, WORKERS);
                 barrier_wait(parts, 0);
                 if (threadIdx.x == 0) MARK(6)
 #pragma unroll
@@ -562,10 +596,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     float4 u = bias[i][0], v = bias[i][1];
 #pragma unroll
                     for (int q = 0; q < SK; ++q) {
-                        const u32 from = extra + ((q * SLICE + line) * PITCH + column) * 4;
-                        const float4 x = load_shared_f4(from), y = load_shared_f4(from + 16);
-                        u.x += x.x; u.y += x.y; u.z += x.z; u.w += x.w;
-                        v.x += y.x; v.y += y.y; v.z += y.z; v.w += y.w;
+                        const u32 from = extra + ((q * SLICE + line) * PITCH + column / 16 * 16 + column % 16 / 4) * 4;
+                        const float2 x = load_shared_f2(from), y = load_shared_f2(from + 16), z = load_shared_f2(from + 32), w = load_shared_f2(from + 48);
+                        u.x += x.x; u.y += x.y; u.z += y.x; u.w += y.y;
+                        v.x += z.x; v.y += z.y; v.z += w.x; v.w += w.y;
                     }
                     const float2 r0 = unpack(residual[i].x), r1 = unpack(residual[i].y), r2 = unpack(residual[i].z), r3 = unpack(residual[i].w);
                     u = make_float4(finish(p, u.x, r0.x), finish(p, u.y, r0.y), finish(p, u.z, r1.x), finish(p, u.w, r1.y));

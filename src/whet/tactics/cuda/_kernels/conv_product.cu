@@ -1,0 +1,211 @@
+// A convolution of several taps (stride 1) and the 1x1 convolution behind it in one launch, for few pixels. A cluster of CL blocks takes BN pixels: each
+// sums 64 output channels of the first convolution over 1/SK of its input channels; the parts of a sum meet in the block that finishes their pixels
+// (st.async, a barrier there counts bytes); it ends them and sends them to all blocks of the cluster, whose shared memory so holds the second
+// product's whole operand; each block makes 64 * MI of its output channels. What lies between the two is never stored.
+// Weights are the tall operand, pixels the wide one: between blocks goes half of what 64 pixels would send, and it is this that takes the time.
+// Pixels lie as in conv.cu's HALO: a tile is `rows` rows of one image, each `wide` = width + TAPS_W - 1 long, a tap is the same matrix shifted.
+// Weights of both stream through one ring of STAGES slots; as many as fit are asked for before the wait for the kernel in front.
+// Constants: BN (pixels), BK (channels a step of the first), SK, GROUPS (inner channels / 64), CHUNKS (K steps of a tap in a block), MI, TAPS_H, TAPS_W,
+// STAGES, ACT and ACT2, BF16.
+#include "common.cuh"
+#include "wgmma"
+
+constexpr int CL = SK * GROUPS, ROW = BK * 2, TAPS = TAPS_H * TAPS_W, INNER = 64 * GROUPS, BN2 = 64 * MI;
+constexpr int STEPS = CHUNKS * TAPS, ALL = STEPS + GROUPS * MI;
+constexpr int SLOT = 64 * 128, PANEL = BN * 128;                            // of weights; of 64 inner channels
+constexpr int OWN = BN / SK, LINE = OWN * 2 + 4, PARTS = SK * 32 * LINE * 4;  // pixels that a block ends; floats of two channels in a part of a sum
+constexpr int WORKERS = 128, THREADS = WORKERS + 32, ITEMS = (OWN * 8 + 127) / 128, PITCH = BN2 + 4, ENDS = BN * BN2 / 8 / 128;
+static_assert(CL > 1 && OWN % 8 == 0 && BN % 16 == 0 && 128 % (BN2 / 8) == 0 && BN * PITCH * 4 <= STAGES * SLOT, "tile");
+
+struct Args {
+    TensorMap a, b, b2;        // input, weights of both
+    const float* bias;         // [inner channels]
+    const float* bias2;        // [CL * BN2]
+    const u8* residual;
+    u8* out;
+    int res_pitch, out_pitch;  // elements from pixel to pixel
+    int csteps;                // K steps of one tap in all blocks
+    int width, wide, rows, height, pad_h, pad_w;
+    int slot_bytes, box_bytes; // of an input tile: in shared memory, and what a copy fills
+    int has_residual;          // 1: added before the activation, 2: after it
+    Act act, act2;
+};
+
+DEV void store_remote16(u32 a, uint4 v, u32 bar) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+                 ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar) : "memory");
+}
+DEV float load_shared_f(u32 a) { float v; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(a)); return v; }
+DEV float finish(const Args& p, float v, float r) {
+    const float x = activate<ACT2>(p.has_residual == 1 ? v + r : v, p.act2);
+    return p.has_residual == 2 ? x + r : x;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __grid_constant__ Args p) {
+    extern __shared__ u8 raw[];
+    const u32 base = (shared_address(raw) + 1023) & ~1023u;
+    const u32 ring = base, mid = ring + STAGES * SLOT, input = mid + GROUPS * PANEL, parts_s = input + CHUNKS * p.slot_bytes;
+    const u32 full = parts_s + PARTS, empty = full + STAGES * 8, a_full = empty + STAGES * 8, parts = a_full + CHUNKS * 8, whole = parts + 8;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const bool one = elect();
+    const int rank = blockIdx.x % CL, tile = blockIdx.x / CL, slice = rank / GROUPS, group = rank % GROUPS, n2 = rank * BN2;
+    const int per = (p.height + p.rows - 1) / p.rows, image = tile / per, top = (tile - image * per) * p.rows;
+
+    if (threadIdx.x == WORKERS) {
+        map_prefetch(&p.a);
+        map_prefetch(&p.b);
+        map_prefetch(&p.b2);
+        for (int i = 0; i < STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, 1); }
+        for (int i = 0; i < CHUNKS; ++i) barrier_init(a_full + 8 * i, 1);
+        barrier_init(parts, 1);
+        barrier_init(whole, 1);
+        if (SK > 1) barrier_expect(parts, (SK - 1) * OWN * 64 * 4);  // a block's own part stays in it
+        barrier_expect(whole, BN * INNER * 2);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    cluster_arrive();
+    let_next_start();
+
+    if (warp == 4) {  // ---- input and weights
+        auto ask = [&](int k) {
+            const u32 slot = ring + k % STAGES * SLOT, bar = full + k % STAGES * 8;
+            if (k < STEPS) {
+                barrier_expect(bar, 64 * ROW);
+                load_box2(slot, &p.b, bar, (k % TAPS * p.csteps + slice * CHUNKS + k / TAPS) * BK, group * 64);
+            } else {
+                barrier_expect(bar, SLOT);
+                load_box2(slot, &p.b2, bar, (k - STEPS) / MI * 64, n2 + (k - STEPS) % MI * 64);
+            }
+        };
+        if (one)
+            for (int k = 0; k < (ALL < STAGES ? ALL : STAGES); ++k) ask(k);
+        wait_for_previous();
+        if (one)
+            for (int c = 0; c < CHUNKS; ++c) {
+                barrier_expect(a_full + 8 * c, p.box_bytes);
+                load_box4(input + c * p.slot_bytes, &p.a, a_full + 8 * c, (slice * CHUNKS + c) * BK, -p.pad_w, top - p.pad_h, image);
+            }
+        for (int k = STAGES; k < ALL; ++k) {
+            barrier_wait(empty + k % STAGES * 8, (k / STAGES - 1) & 1);
+            if (one) ask(k);
+        }
+        __syncwarp();
+        cluster_wait();
+        return;
+    }
+    // ---- multiply, finish, store
+    const int t = threadIdx.x, eight = t % (BN2 / 8) * 8;
+    float4 bias[ITEMS][2], bias2[2];
+    int pixel[ENDS];
+    uint4 residual[ENDS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const float* from = p.bias + group * 64 + (t + i * 128) / OWN % 8 * 8;
+        bias[i][0] = *reinterpret_cast<const float4*>(from);
+        bias[i][1] = *reinterpret_cast<const float4*>(from + 4);
+    }
+    bias2[0] = *reinterpret_cast<const float4*>(p.bias2 + n2 + eight);
+    bias2[1] = *reinterpret_cast<const float4*>(p.bias2 + n2 + eight + 4);
+#pragma unroll
+    for (int i = 0; i < ENDS; ++i) {
+        const int m = (t + i * 128) / (BN2 / 8), y = m / p.wide, x = m - y * p.wide, row = top + y;
+        pixel[i] = y < p.rows && row < p.height && x < p.width ? (image * p.height + row) * p.width + x : -1;
+    }
+    wait_for_previous();
+#pragma unroll
+    for (int i = 0; i < ENDS; ++i) {
+        residual[i] = make_uint4(0, 0, 0, 0);
+        if (p.has_residual && pixel[i] >= 0)
+            residual[i] = *reinterpret_cast<const uint4*>(p.residual + ((long long)pixel[i] * p.res_pitch + n2 + eight) * 2);
+    }
+
+    float acc[BN / 2];
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+        const int tap = k % TAPS, chunk = k / TAPS;
+        if (tap == 0) barrier_wait(a_full + 8 * chunk, 0);
+        barrier_wait(full + k % STAGES * 8, k / STAGES & 1);
+        const u64 a = operand<ROW>(ring + k % STAGES * SLOT), b = operand<ROW>(input + chunk * p.slot_bytes + (tap / TAPS_W * p.wide + tap % TAPS_W) * ROW);
+        mma_begin();
+#pragma unroll
+        for (int i = 0; i < ROW / 32; ++i) wgmma(acc, a + i * 2, b + i * 2, k > 0 || i > 0);
+        mma_commit();
+        if (k > 0 && k - 1 + STAGES < ALL) {  // the slot of the step before is wanted again
+            mma_wait<1>();
+            if (t == 0) barrier_arrive(empty + (k - 1) % STAGES * 8);
+        }
+    }
+    mma_wait<0>();
+    if (STEPS - 1 + STAGES < ALL && t == 0) barrier_arrive(empty + (STEPS - 1) % STAGES * 8);
+
+    cluster_wait();  // all blocks of the cluster run: their shared memory may be written
+#pragma unroll
+    for (int j = 0; j < BN / 8; ++j) {  // channels c and c + 8 of two pixels together
+        const int owner = j * 8 / OWN;
+        const u32 at = parts_s + ((slice * 32 + warp * 8 + lane / 4) * LINE + (j * 8 % OWN + lane % 4 * 2) * 2) * 4;
+        if (owner == slice) store_shared_f4(at, acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3]);
+        else {
+            const u32 to_rank = owner * GROUPS + group;
+            store_remote4(remote_address(at, to_rank), acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3], remote_address(parts, to_rank));
+        }
+    }
+    named_barrier(8, WORKERS);
+    if (SK > 1) barrier_wait(parts, 0);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const int item = t + i * 128, x = item % OWN, c8 = item / OWN;  // eight channels of a pixel
+        if (c8 >= 8) continue;
+        float v[8] = {bias[i][0].x, bias[i][0].y, bias[i][0].z, bias[i][0].w, bias[i][1].x, bias[i][1].y, bias[i][1].z, bias[i][1].w};
+#pragma unroll
+        for (int q = 0; q < SK; ++q)
+#pragma unroll
+            for (int e = 0; e < 8; ++e) v[e] += load_shared_f(parts_s + ((q * 32 + c8 / 2 * 8 + e) * LINE + x / 2 * 4 + c8 % 2 * 2 + x % 2) * 4);
+        u32 w[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) w[e] = pack(activate<ACT>(v[2 * e], p.act), activate<ACT>(v[2 * e + 1], p.act));
+        const int m = slice * OWN + x;
+        const u32 at = mid + group * PANEL + m * 128 + ((c8 ^ (m & 7)) << 4);
+#pragma unroll
+        for (int q = 0; q < CL; ++q) {
+            const int other = (q + rank) % CL;  // not all to the same block at once
+            store_remote16(remote_address(at, other), make_uint4(w[0], w[1], w[2], w[3]), remote_address(whole, other));
+        }
+    }
+    barrier_wait(whole, 0);
+    fence_async();  // the operand came by ordinary stores
+
+    float sum[MI][BN / 2];
+#pragma unroll
+    for (int k = 0; k < GROUPS * MI; ++k) {
+        const int step = STEPS + k;
+        barrier_wait(full + step % STAGES * 8, step / STAGES & 1);
+        const u64 a = operand<128>(ring + step % STAGES * SLOT), b = operand<128>(mid + k / MI * PANEL);
+        mma_begin();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) wgmma(sum[k % MI], a + i * 2, b + i * 2, k >= MI || i > 0);
+        mma_commit();
+        if (k > 0 && step - 1 + STAGES < ALL) {
+            mma_wait<1>();
+            if (t == 0) barrier_arrive(empty + (step - 1) % STAGES * 8);
+        }
+    }
+    mma_wait<0>();
+    named_barrier(8, WORKERS);  // nobody reads weights any more: sums are turned in their place
+#pragma unroll
+    for (int i = 0; i < MI; ++i)
+#pragma unroll
+        for (int j = 0; j < BN / 2; ++j)
+            store_shared_f(ring + ((j / 4 * 8 + lane % 4 * 2 + j % 2) * PITCH + i * 64 + warp * 16 + lane / 4 + j % 4 / 2 * 8) * 4, sum[i][j]);
+    named_barrier(8, WORKERS);
+#pragma unroll
+    for (int i = 0; i < ENDS; ++i) {
+        if (pixel[i] < 0) continue;
+        const u32 from = ring + ((t + i * 128) / (BN2 / 8) * PITCH + eight) * 4;
+        const float4 u = load_shared_f4(from), v = load_shared_f4(from + 16);
+        const float2 r0 = unpack(residual[i].x), r1 = unpack(residual[i].y), r2 = unpack(residual[i].z), r3 = unpack(residual[i].w);
+        *reinterpret_cast<uint4*>(p.out + ((long long)pixel[i] * p.out_pitch + n2 + eight) * 2) = make_uint4(
+            pack(finish(p, u.x + bias2[0].x, r0.x), finish(p, u.y + bias2[0].y, r0.y)), pack(finish(p, u.z + bias2[0].z, r1.x), finish(p, u.w + bias2[0].w, r1.y)),
+            pack(finish(p, v.x + bias2[1].x, r2.x), finish(p, v.y + bias2[1].y, r2.y)), pack(finish(p, v.z + bias2[1].z, r3.x), finish(p, v.w + bias2[1].w, r3.y)));
+    }
+}

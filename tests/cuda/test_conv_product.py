@@ -1,0 +1,88 @@
+"""A convolution and the product behind it in one launch: candidates share out all work exactly and fit the machine; wrong configurations are refused.
+Steps with slots of their own: where they are used, and that others are refused."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.backends.cuda.launch import MAX_SHARED
+from whet.ops import OPS, sample_layer
+from whet.tactics import PlanRefused, tactics_of
+from whet.tactics.cuda._conv import ConvShape, Halo, conv_configs, fits
+from whet.tactics.cuda._conv_config import with_once
+from whet.tactics.cuda._conv_product import MOST_BLOCKS, Tile, halo_of, shared_bytes, tiles_of, unfit
+
+HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+PAD = (1, 1, 1, 1)
+STAGES = [
+    (ConvShape(1, 56, 56, 64, 64, 3, 3, pad=PAD), 256),
+    (ConvShape(1, 28, 28, 128, 128, 3, 3, pad=PAD), 512),
+    (ConvShape(1, 14, 14, 256, 256, 3, 3, pad=PAD), 1024),
+    (ConvShape(1, 7, 7, 512, 512, 3, 3, pad=PAD), 2048),
+    (ConvShape(2, 9, 11, 64, 64, 5, 5, pad=(2, 2, 2, 2)), 128),
+]
+
+
+@pytest.mark.parametrize(("shape", "k2"), STAGES)
+def test_candidates_share_out_everything_once(shape, k2):
+    found = tiles_of(shape, k2, 132)
+    assert found
+    for tile in found:
+        halo = halo_of(shape, tile)
+        assert isinstance(halo, Halo)
+        assert (halo.rows - 1) * halo.wide + shape.q <= tile.pixels, "results of a tile's rows"
+        assert tile.chunks(shape) * tile.sk * tile.bk == shape.c
+        assert 64 * tile.groups == shape.k
+        assert 64 * tile.mi * tile.cluster == k2
+        assert 1 < tile.cluster <= MOST_BLOCKS
+        assert shared_bytes(shape, tile, halo) <= MAX_SHARED
+        assert -(-shape.p // halo.rows) * shape.n * tile.cluster <= 2 * 132, "one turn"
+
+
+def test_many_images_have_no_candidates():
+    assert not tiles_of(replace(STAGES[2][0], n=64), 1024, 132)
+    assert not tiles_of(ConvShape(1, 14, 14, 256, 96, 3, 3, pad=PAD), 1024, 132), "inner channels come in 64s"
+
+
+WRONG = [{"sk": 3}, {"groups": 4}, {"mi": 3}, {"bk": 24}, {"stages": 40}, {"pixels": 8}, {"pixels": 512}, {"stages": 1}, {"mi": 16}]
+
+
+@pytest.mark.parametrize("changes", WRONG, ids=str)
+def test_wrong_configurations_are_refused(changes):
+    i = next(i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ConvProduct")
+    _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
+    tactic = next(t for t in tactics_of("cuda") if t.name == "cuda/own_conv_product")
+    signature = tactic.signatures(layer, HOPPER)[0]
+    good = dict(tactic.configs(layer, signature, HOPPER)[0])
+    tactic.plan(layer, signature, tuple(good.items()), HOPPER)
+    with pytest.raises(PlanRefused):
+        tactic.plan(layer, signature, tuple({**good, **changes}.items()), HOPPER)
+
+
+def test_rows_wider_than_a_tile_say_so():
+    shape, k2 = STAGES[0]
+    assert "does not fit" in unfit(Tile(32, 2, 1, 2, 32, 9), shape, k2)
+
+
+@pytest.mark.parametrize(("shape", "k2"), STAGES[:4])
+def test_steps_with_slots_of_their_own_are_all_of_a_block(shape, k2):
+    found = [c for c in conv_configs(shape) if c.once]
+    assert found
+    for config in found:
+        steps = shape.steps(config.bk)
+        assert config.once * config.sk == steps
+        assert config.once <= config.stages
+        assert fits(config, shape) is None
+        assert fits(replace(config, once=config.once - 1), shape), "a step would never be multiplied"
+        if config.sk == 1:
+            assert config.direct
+
+
+def test_slots_are_given_back_where_they_are_fewer_than_steps():
+    shape = STAGES[2][0]
+    config = next(c for c in conv_configs(shape) if c.once and not c.halo)
+    assert with_once(replace(config, once=0, stages=config.once - 1), shape.steps(config.bk)).once == 0
+    halo = next(c for c in conv_configs(shape) if c.once and c.halo)
+    assert with_once(replace(halo, once=0), shape.steps(halo.bk), touched=halo.halo + 1).once == 0, "input tiles would be loaded again"
