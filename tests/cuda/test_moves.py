@@ -3,6 +3,8 @@
 import ctypes
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +22,9 @@ from whet.tactics import tactics_of
 from whet.tactics.cuda._moves import Moves
 from whet.tactics.cuda._source import source
 from whet.tactics.cuda.own_moves import _constants, _moves
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from _half import half
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "Moves"]
@@ -81,8 +86,10 @@ def test_the_code_compiles_for_gpus(i):
         compile_cubin(source("moves.cu", _constants(_moves(layer, signature), signature)), name="moves.cu", arch="sm_90a")
 
 
-def test_a_detector_decodes_its_boxes_in_one_launch(standin_gpu):  # noqa: F811
-    net = network_from_onnx(zoo.build("yolov5s"))
+@pytest.mark.parametrize("stored", ["f32", "f16"])
+def test_a_detector_decodes_its_boxes_in_one_launch(stored, standin_gpu):  # noqa: F811
+    model = zoo.build("yolov5s")
+    net = network_from_onnx(half(model) if stored == "f16" else model)
     shape = {t.name: tuple(d if isinstance(d, int) else 2 for d in t.shape) for t in net.inputs}
     config = BuildConfig(backend="cuda", precisions=("fp16",), profiles=((shape, shape, shape),), timing_cache="", verify=False, avg_timing=1)
     plan = build(net, config)

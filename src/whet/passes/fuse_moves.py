@@ -5,7 +5,7 @@ Each would read and write all numbers; as one layer each number is read where it
 
 from __future__ import annotations
 
-from whet.network import F32, Layer, Tensor
+from whet.network import BF16, F16, F32, Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import ACTIVATIONS, fuse
 from whet.passes._graph import Graph
@@ -15,6 +15,7 @@ HINT = "Moves"
 MOVES = ("Concat", "Reshape", "Split", "Transpose")
 ARITHMETIC = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")
 UNARY = (*(a for a in ACTIVATIONS if a != "PRelu"), "Abs", "Exp", "Neg", "Sqrt")
+FLOATS = (F16, BF16, F32)  # a model in half precision throughout has heads as well
 SOURCES = 4  # tensors that are computed at run time and come from outside
 
 
@@ -31,9 +32,9 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     sources = {t: None for m in members for t in m.inputs if t is not None and t not in inside and not t.is_constant}
     if not 0 < len(sources) <= SOURCES:
         return Skip(f"it reads {len(sources)} tensors, at most {SOURCES} can be moved at once")
-    wrong = next((t for t in (*sources, *inside) if t.dtype != F32), None)
+    wrong = next((t for t in (*sources, *inside) if t.dtype != layer.output.dtype or t.dtype not in FLOATS), None)
     if wrong is not None:
-        return Skip(f"%{wrong.name} is {wrong.dtype}")
+        return Skip(f"%{wrong.name} is {wrong.dtype}, what is moved and computed has to be of one float type")
     unknown = next((t for t in sources if g.maker(t) is None), None)
     if unknown is not None:
         return Skip(f"%{unknown.name} comes from outside as it is: it lies row-major already")

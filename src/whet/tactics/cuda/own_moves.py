@@ -40,7 +40,7 @@ class OwnMoves(Tactic):
                 ins = {i: Operand(form if layer.inputs[i].type.rank == 4 else "linear", dtype) for i in places}  # type: ignore[union-attr]
                 if form == "nhwc" and all(o.format == "linear" for o in ins.values()):
                     continue
-                for to in dict.fromkeys((dtype, F32)):
+                for to in dict.fromkeys((dtype, F32) if out.dtype == F32 else (dtype,)):
                     found += [same(layer, ins, Operand(f, to)) for f in (("nhwc", "linear") if out.type.rank == 4 else ("linear",))]
         return found
 
