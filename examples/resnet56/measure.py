@@ -68,6 +68,7 @@ def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
                     "network": name, "precision": precision.upper(), "batches": f"1 to {high}" if low != high else str(high), "file": file,
                     "run at": [high] if low == high else [1, high], "parameters": count_params(net), "MFLOPs": round(count_flops(net) / 1e6, 1),
                     "FLOPs fewer": round(base / count_flops(net), 2), "2:4 layers": len(eligible_layers(plan.network)[0]),
+                    **what_was_kept(plan),
                     "engine MiB": round((out / file).stat().st_size / 2**20, 2), "built in s": round(time.perf_counter() - began, 1),
                 })  # fmt: skip
                 print(f"  {rows[-1]}", flush=True)
@@ -83,14 +84,22 @@ def tuned(name: str, out: Path) -> Path:
 def made(net: Network, precision: str, sizes: tuple[int, int], seen: np.ndarray, args: argparse.Namespace) -> EnginePlan:
     """An engine for batches from one size to another, tuned for the larger; INT8 is calibrated on training images without labels."""
     low, high = ({"x": (b, *IMAGE)} for b in sizes)
+    beside = ("fp16",) if precision == "int8" and args.backend == "cuda" else ()  # where integers do not pay
     config = BuildConfig(
-        backend=args.backend, threads=args.threads, profiles=((low, high, high),), precisions=() if precision == "fp32" else (precision,)
-    )
+        backend=args.backend, threads=args.threads, profiles=((low, high, high),),
+        precisions=() if precision == "fp32" else (precision, *beside),
+    )  # fmt: skip
     if precision != "int8":
         return build(net, config)
     step = sizes[1]
     batches = [seen[i : i + step] for i in range(0, len(seen) - step + 1, step)]
     return build_int8(net, config, Calibration(samples=lambda: ({"x": b} for b in batches)))
+
+
+def what_was_kept(plan: EnginePlan) -> dict[str, str]:
+    """Of an INT8 build: which of its engines the clock chose; it may be the one in floating point."""
+    kept = next((c["what"] for c in plan.report.get("precision_choice", ()) if c["kept"]), None)
+    return {} if kept is None else {"kept": kept}
 
 
 def timed(out: Path, args: argparse.Namespace) -> None:

@@ -253,7 +253,7 @@ def write(rows: list[dict[str, Any]], path: Path, args: argparse.Namespace) -> N
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     from _record import command, provenance
 
-    about = provenance(("whet", "numpy")) | {"command": command("examples/yolov5s/run.py")}
+    about = provenance(("numpy",)) | {"command": command("examples/yolov5s/run.py")}
     machine = get_backend(args.backend).describe()
     about["machine"] = {k: v for k, v in machine.items() if k in ("model", "name", "cpus", "threads", "driver")}
     path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
