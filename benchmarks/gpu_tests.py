@@ -1,6 +1,8 @@
 """The tests marked `gpu`, whole, and the growth of GPU memory over builds and loads, on a machine with a GPU: results/<device>/tests.json.
 
-    python benchmarks/gpu_tests.py [--workers N] [--builds N] [--seconds S]      # about two minutes of tests on 16 cores, and 1 to 4 s a build
+    python benchmarks/gpu_tests.py [--workers N] [--builds N] [--networks A,B] [--seconds S]
+
+About two minutes of tests on 16 cores (--workers 0 leaves them out), and up to a second a build.
 
 Both run in processes of their own, side by side where CUDA_VISIBLE_DEVICES names two GPUs (what the GPU says is free counts every process on
 it); what they print goes through. The file is written to $OUT, or to the current folder, after each.
@@ -28,15 +30,17 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--workers", type=int, default=12, help="test processes (pytest-xdist); most of a test is compiling")
     p.add_argument("--builds", type=int, default=200, help="builds and loads of the memory test; 0 leaves it out")
-    p.add_argument("--network", default="resnet18", help="network of the memory test")
-    p.add_argument("--seconds", type=float, default=1e9, help="the memory test ends after this long, with the builds that it got to")
+    p.add_argument("--networks", default="resnet18", help="networks of the memory test, each in a process of its own")
+    p.add_argument("--seconds", type=float, default=1e9, help="the memory test of a network ends after this long, with the builds that it got to")
     args = p.parse_args()
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
-    growing = start_memory(args.network, args.builds, args.seconds, gpus[-1]) if args.builds and len(gpus) > 1 else None
-    rows = tests(args.workers, gpus[0])
+    names = args.networks.split(",") if args.builds else []
+    growing = start_memory(names[0], args.builds, args.seconds, gpus[-1]) if names and len(gpus) > 1 else None
+    rows = tests(args.workers, gpus[0]) if args.workers else []
     write(rows)
-    if args.builds:
-        rows.append(memory(args.network, growing or start_memory(args.network, args.builds, args.seconds, gpus[0])))
+    for name in names:
+        rows.append(memory(name, growing or start_memory(name, args.builds, args.seconds, gpus[-1])))
+        growing = None
         write(rows)
     for row in rows:
         print(f"{row['value']:>10} {row['unit']}: {row['what']}")
