@@ -15,10 +15,13 @@ from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
+from whet.builder.quantized import prepared
 from whet.frontends.onnx import network_from_onnx
-from whet.network import static_shape, to_stored
-from whet.ops import OPS, run_regions, sample_layer
-from whet.tactics import tactics_of
+from whet.network import parse_network, static_shape, to_stored
+from whet.ops import OPS, run_network, run_regions, sample_layer
+from whet.passes import lower
+from whet.precision import Range, Ranges, find_places, quantize
+from whet.tactics import is_quantized, tactics_of
 from whet.tactics.cuda._moves import Moves
 from whet.tactics.cuda._source import source
 from whet.tactics.cuda.own_moves import _constants, _moves
@@ -98,3 +101,44 @@ def test_a_detector_decodes_its_boxes_in_one_launch(stored, standin_gpu):  # noq
     assert static_shape(last.outputs[0].shape[1:]) == (25200, 85)
     assert not {x.op for x in plan.network.layers} & {"Transpose", "Split", "Sigmoid", "Reformat"}
     assert [f for f, _ in (o for o in plan.choices[last.name].inputs if o)] == ["nhwc"] * 3
+
+
+HEAD = """network head source
+in %x: f32[2,16,6,5]
+const %w: f32[21,16,1,1] = seed(1)
+const %v: f32[21] = seed(2)
+const %s: i64[5] = [2, 3, 7, 6, 5]
+const %n: i64[2] = [2, 5]
+const %r: i64[3] = [2, 90, 7]
+%i = Relu(%x)
+%c = Conv(%i, %w, %v) from "conv"
+%a = Reshape(%c, %s)
+%t = Transpose(%a, perm=(0,1,3,4,2))
+%b = Sigmoid(%t)
+%p, %q = Split(%b, %n, axis=4)
+%m = Tanh(%p)
+%j = Concat(%m, %q, axis=4)
+%y = Reshape(%j, %r)
+out %y
+"""
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_channels_that_are_filled_change_nothing(integers):
+    net = parse_network(HEAD)
+    if integers:
+        made = prepared(net, BuildConfig())
+        net = quantize(made, Ranges({t.name: Range(0.0, 3.0) for t in find_places(made).roots}))
+    x = {"x": np.random.default_rng(3).standard_normal((2, 16, 6, 5)).astype(np.float32)}
+    plain, _ = lower(net, switches=["-pad_moved_channels"], refuses=lambda layer: None)
+    wide, log = lower(net, refuses=lambda layer: None)
+    assert log.counts()["pad_moved_channels"] == 1
+    conv = next(t.maker for x in wide.layers if x.hint == "Moves" for t in x.inputs if t.maker is not None)
+    assert conv.outputs[0].shape[1] == 32
+    assert conv.sources == ("conv",)
+    assert (is_quantized(conv)) == integers
+    for a, b in zip(run_network(plain, x).values(), run_network(wide, x).values(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+    layer = next(x for x in wide.layers if x.hint == "Moves")
+    tactic = next(t for t in tactics_of("cuda") if "Moves" in t.hints)
+    assert any(tactic.refuses(layer, s, HOPPER) is None for s in tactic.signatures(layer, HOPPER))

@@ -77,6 +77,13 @@ class Moves:
             axis = int(layer.attrs["axis"]) % len(shape)
             before = sum(static_shape(o.shape)[axis] for o in layer.outputs[: [o is t for o in layer.outputs].index(True)])
             return self._node(x, _shifted(at, axis, before))
+        if layer.op == "Slice":
+            starts, _, axes = (self._constant(i).reshape(-1) for i in layer.inputs[1:4])  # type: ignore[arg-type]
+            if layer.input(4) is not None or starts.min() < 0:
+                raise Refused("a Slice with steps, or from the end")
+            for axis, start in zip(axes.tolist(), starts.tolist(), strict=True):
+                at = _shifted(at, axis % len(shape), start)
+            return self._node(x, at)
         if layer.op == "Concat":
             axis, start = int(layer.attrs["axis"]) % len(shape), 0
             limits, parts = [], []
