@@ -87,7 +87,7 @@ class OwnDepthwise(Tactic):
             packed_bias(made, own, s.c),
         )
         if not tall:
-            tile = tile_from(config, s, machine)
+            tile = tile_from(config, s, 2)
             text = tile_constants(s, tile, constants["FROM"], constants["TO"], kind)
 
             def through(args: Args) -> list:
@@ -123,9 +123,9 @@ def tile_config(t: Tile) -> Config:
     return tuple(asdict(t).items())
 
 
-def tile_from(config: Config, s: ConvShape, machine: Any) -> Tile:
-    """The tile of a config. Raises PlanRefused for one that the kernel or the hardware cannot take."""
+def tile_from(config: Config, s: ConvShape, size: int) -> Tile:
+    """The tile of a config for inputs of `size` bytes. Raises PlanRefused for one that the kernel or the hardware cannot take."""
     tile, reason = Tile(**{k: int(v) for k, v in config}), no_tile(s)
-    if reason or tile.shared(s, 2) > MAX_SHARED or s.c % tile.cg or tile.tw % tile.wide:
+    if reason or tile.shared(s, size) > MAX_SHARED or s.c % tile.cg or tile.tw % tile.wide:
         raise PlanRefused(reason or f"a multiprocessor cannot hold {tile}")
     return tile

@@ -86,7 +86,7 @@ class OwnQDepthwise(QuantizedTactic):
         if not int(given.get("tall", 0)):
             if not _can_tile(parts, s, signature):
                 raise PlanRefused("tiles fill padding with the integer 0, which is not this input's zero point, and store integers or 16 bits")
-            tile = tile_from(config, s, machine)
+            tile = tile_from(config, s, 1)
             text = tile_constants(s, tile, reads, stores, kind, fold)
 
             def through(args: Args) -> list:

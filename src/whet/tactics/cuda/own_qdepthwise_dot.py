@@ -65,7 +65,7 @@ class OwnQDepthwiseDot(OwnQDepthwise):
         if isinstance(parts, str) or isinstance(made, str) or self.refuses(layer, signature, machine):
             raise PlanRefused(str(made if isinstance(made, str) else self.refuses(layer, signature, machine)))
         s, stored = conv_shape_of(parts), signature.outputs[0].dtype.name
-        tile, x = tile_from(config, s, machine), parts.place(parts.head.inputs[0])
+        tile, x = tile_from(config, s, 1), parts.place(parts.head.inputs[0])
         out, per, shift, finish = Output.of(parts, made), 1.0, 0.0, made.finish
         if folds(made, stored):
             per, shift, out, finish = folded(out, made, stored)
