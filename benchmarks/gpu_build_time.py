@@ -1,6 +1,7 @@
 """Seconds that builds take on a GPU, by phase: nothing known, kernels compiled, everything timed before.
 
     python benchmarks/gpu_build_time.py [--calibrations FOLDER] [--out FILE] [--states empty,kernels,timings] resnet50:1:fp16 resnet18:1:int8
+    python benchmarks/gpu_build_time.py --merge FILE...      runs of several files into results/h200/build_time.json
 
 A row: one build in a process of its own, as `whet exec --backend=cuda --fp16` (and `--int8 --calib=FOLDER/NETWORK.json`) makes it, verified.
 `known` says what the caches hold when it begins: nothing; the compiled kernels; kernels and times (of the row before). `build_s` is the
@@ -98,6 +99,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         calibrations, times, name, batch, precision = sys.argv[2:]
         print(json.dumps(one(name, int(batch), precision, calibrations, times)))
+        return
+    if sys.argv[1:2] == ["--merge"]:
+        RESULT.write_text(json.dumps([json.loads(Path(p).read_text()) for p in sys.argv[2:]], indent=1) + "\n")
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", metavar="NETWORK:BATCH:fp16|int8")
