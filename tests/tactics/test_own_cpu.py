@@ -259,6 +259,31 @@ def test_pointwise_convolutions_with_silu(shape, channels, threads):
         assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
 
 
+@SILU
+@pytest.mark.parametrize(("shape", "window", "stride", "pads"), [
+    ((1, 16, 12, 14), 3, 1, (1, 1, 1, 1)), ((2, 32, 9, 17), 3, 2, (1, 1, 1, 1)), ((1, 48, 15, 12), 5, 2, (2, 2, 2, 2)),
+    ((1, 16, 9, 9), 5, 1, (0, 4, 4, 0)),
+    ((1, 16, 5, 16), 7, 1, (6, 3, 3, 2)), ((1, 16, 3, 12), 3, 2, (0, 0, 1, 2)), ((3, 16, 1, 30), 3, 1, (1, 0, 1, 0)),
+])  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 3])
+def test_depthwise_convolutions_with_silu(shape, window, stride, pads, threads):
+    """Windows that stand out above, below and beside the image, on one side or both; tiles that do and do not divide a row."""
+    sample = conv_silu(f"f32[{','.join(map(str, shape))}]", f"f32[{shape[1]},1,{window},{window}]", group=shape[1], pads=pads, strides=(stride,) * 2)
+    _, layer, arrays = sample_layer("Fused", sample)
+    arrays[0] *= 8
+    tactic, machine = get_tactic("cpu/depthwise"), CpuBackend(threads=threads)
+    (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
+    (signature,) = tactic.signatures(layer, machine)
+    configs = tactic.configs(layer, signature, machine)
+    assert configs
+    for config in configs:
+        kernel = tactic.plan(layer, signature, config, machine)
+        kernel.threads = min(threads, kernel.sizes[-2])  # small ones too
+        kernel.sizes[-1] = -(-kernel.sizes[-2] // kernel.threads)
+        got = launched(kernel, arrays[0], signature, layer)
+        assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+
+
 def launched(kernel, image, signature, layer):
     """What a planned kernel of one image and one output gives."""
     source, target, packed = place(image, signature.inputs[0]), dnn.aligned(kernel.outputs[0]), [p.make() for p in kernel.packed]

@@ -157,4 +157,6 @@ SAMPLES = [
     quantized_image("f32[2,3,45,39]", "i8[40,3,3,3]", strides=(2, 2), pads=(1, 1, 1, 1)),
     conv_silu("f32[1,24,9,7]", "f32[144,24,1,1]"),
     conv_silu("f32[2,16,5,6]", "f32[64,16,1,1]", bias=False),
+    conv_silu("f32[1,32,11,15]", "f32[32,1,3,3]", group=32, pads=(1, 1, 1, 1)),
+    conv_silu("f32[2,16,14,13]", "f32[16,1,5,5]", bias=False, group=16, pads=(2, 2, 2, 2), strides=(2, 2)),
 ]

@@ -1,81 +1,19 @@
-"""1x1 convolution with SiLU behind it, in blocks of 16 channels, as LLVM IR: a tile of pixels by blocks of output channels in registers.
-
-SiLU is x / (1 + 2^(-x log2 e)): 2^r by Cephes' polynomial for exp2f (relative error 2e-7), the quotient by the CPU's estimate of a reciprocal and one
-step of Newton's, where there is one. Below -87.3 the quotient is 0; NaN and infinities give what x * sigmoid(x) gives.
-"""
+"""1x1 convolution with SiLU behind it, in blocks of 16 channels, as LLVM IR: a tile of pixels by blocks of output channels in registers."""
 
 from __future__ import annotations
 
-import struct
 from functools import cache
 
 from whet.tactics.cpu import _jit
+from whet.tactics.cpu._silu_kernel import FLOATS as _F
+from whet.tactics.cpu._silu_kernel import WIDE, constants, declarations, silu
 
-WIDE = 16
 TILES = ((3, 8), (2, 12), (4, 6), (1, 24))
 """(blocks of output channels, pixels) of a tile: 24 sums in registers, which leaves eight of AVX-512's for operands."""
 STEP = 4  # input channels of a turn of the inner loop
-_F = f"<{WIDE} x float>"
 _WORDS = ("source", "weights", "target", "pixels", "blocks.in", "blocks.out", "taps", "tiles", "groups", "items", "share", "ask")
 """The context: addresses; pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks;
 images * groups * tiles; how many of these a thread takes; whose function says which thread it is."""
-_EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1)
-_NUMBERS = {"log2": -1.44269504088896341, "low": -126.0, "magic": 12582912.0, "one": 1.0, "least": -87.3, "zero": 0.0} | {
-    f"c{k}": c for k, c in enumerate(_EXP2)
-}
-
-
-def _constants() -> str:
-    lines = []
-    for name, value in _NUMBERS.items():
-        bits = struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<f", value))[0]))[0]
-        lines.append(f"  %{name}.in = insertelement {_F} undef, float 0x{bits:016X}, i32 0")
-        lines.append(f"  %{name} = shufflevector {_F} %{name}.in, {_F} undef, <{WIDE} x i32> zeroinitializer")
-    return "\n".join(lines)
-
-
-def _silu(x: str, n: str, estimate: bool) -> tuple[str, str]:
-    """Lines that compute SiLU of %x; names begin with `n`. Adding 1.5 * 2^23 rounds, and leaves the integer in the lowest bits."""
-    i = f"<{WIDE} x i32>"
-    fma = f"call {_F} @llvm.fma.v{WIDE}f32"
-    lines = [
-        f"%{n}.t0 = fmul {_F} %{x}, %log2",
-        f"%{n}.tc = fcmp olt {_F} %{n}.t0, %low",
-        f"%{n}.t = select <{WIDE} x i1> %{n}.tc, {_F} %low, {_F} %{n}.t0",
-        f"%{n}.m = fadd {_F} %{n}.t, %magic",
-        f"%{n}.n = fsub {_F} %{n}.m, %magic",
-        f"%{n}.r = fsub {_F} %{n}.t, %{n}.n",
-        f"%{n}.p0 = fmul {_F} %{n}.r, %c0",
-        f"%{n}.q0 = fadd {_F} %{n}.p0, %c1",
-    ]
-    at = f"%{n}.q0"
-    for k in (2, 3, 4, 5):
-        lines.append(f"%{n}.q{k} = {fma}({_F} {at}, {_F} %{n}.r, {_F} %c{k})")
-        at = f"%{n}.q{k}"
-    lines += [
-        f"%{n}.p = {fma}({_F} {at}, {_F} %{n}.r, {_F} %one)",
-        f"%{n}.mi = bitcast {_F} %{n}.m to {i}",
-        f"%{n}.sh = shl {i} %{n}.mi, <{', '.join(['i32 23'] * WIDE)}>",
-        f"%{n}.pi = bitcast {_F} %{n}.p to {i}",
-        f"%{n}.ei = add {i} %{n}.pi, %{n}.sh",
-        f"%{n}.e = bitcast {i} %{n}.ei to {_F}",
-        f"%{n}.d = fadd {_F} %{n}.e, %one",
-    ]
-    if estimate:
-        lines += [
-            f"%{n}.g = call {_F} @llvm.x86.avx512.rcp14.ps.512({_F} %{n}.d, {_F} %zero, i16 -1)",
-            f"%{n}.dn = fneg {_F} %{n}.d",
-            f"%{n}.h = {fma}({_F} %{n}.dn, {_F} %{n}.g, {_F} %one)",
-            f"%{n}.i = {fma}({_F} %{n}.g, {_F} %{n}.h, {_F} %{n}.g)",
-        ]
-    else:
-        lines.append(f"%{n}.i = fdiv {_F} %one, %{n}.d")
-    lines += [
-        f"%{n}.z = fcmp olt {_F} %{x}, %least",
-        f"%{n}.l = select <{WIDE} x i1> %{n}.z, {_F} %zero, {_F} %{n}.i",
-        f"%{n}.o = fmul {_F} %{x}, %{n}.l",
-    ]
-    return "\n".join(f"  {line}" for line in lines), f"%{n}.o"
 
 
 @cache
@@ -113,18 +51,16 @@ def pointwise_ir(blocks: int, pixels: int, estimate: bool) -> str:
     for j in range(blocks):
         ends.append(f"  %y{j}.o = mul i64 %plane, {j}\n  %y{j}.at = getelementptr float, float* %y, i64 %y{j}.o")
         for p in range(pixels):
-            lines, result = _silu(f"a{STEP - 1}.{j}.{p}", f"e{j}.{p}", estimate)
+            lines, result = silu(f"a{STEP - 1}.{j}.{p}", f"e{j}.{p}", estimate)
             ends.append(
                 f"{lines}\n  %o{j}.{p}.at = getelementptr float, float* %y{j}.at, i64 {p * WIDE}\n"
                 f"  %o{j}.{p}.v = bitcast float* %o{j}.{p}.at to {_F}*\n  store {_F} {result}, {_F}* %o{j}.{p}.v, align 4"
             )
-    reciprocal = f"declare {_F} @llvm.x86.avx512.rcp14.ps.512({_F}, {_F}, i16)" if estimate else ""
     newline = "\n"
     return f"""
-declare {_F} @llvm.fma.v{WIDE}f32({_F}, {_F}, {_F})
-{reciprocal}
+{declarations(estimate)}
 {_jit.opening("pointwise", _WORDS, "items")}
-{_constants()}
+{constants()}
   %x.base = inttoptr i64 %source to float*
   %w.base = inttoptr i64 %weights to float*
   %y.base = inttoptr i64 %target to float*

@@ -17,7 +17,8 @@ from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream,
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._kernel import f32_of, static
-from whet.tactics.cpu._pointwise_kernel import STEP, TILES, WIDE, pointwise_ir
+from whet.tactics.cpu._pointwise_kernel import STEP, TILES, pointwise_ir
+from whet.tactics.cpu._silu_kernel import WIDE
 
 _STORED = Operand("nChw16c", F32)
 _SMALL = 1 << 18  # multiplications that one thread has done before the others are there
@@ -42,7 +43,7 @@ class PointwiseKernel:
         items = images * groups * tiles
         self.threads = min(count, items) if images * channels * pixels * taps > _SMALL else 1
         self.sizes = [pixels, -(-taps // WIDE), channels // WIDE, taps, tiles, groups, items, -(-items // self.threads)]
-        key = f"{_digest(weights)}|{'' if bias is None else _digest(bias)}|pointwise {blocks}"
+        key = f"{digest(weights)}|{'' if bias is None else digest(bias)}|pointwise {blocks}"
         self.packed = (Packed(key, groups * (taps + 1) * blocks * WIDE * 4, lambda: packed(weights, bias, blocks).view(np.uint8)),)
         self.ir = pointwise_ir(blocks, tile, _jit.has("avx512f"))
         self.implementation = f"own:{blocks * WIDE} channels x {tile} pixels"
@@ -66,7 +67,7 @@ class Pointwise(Tactic):
         head = anchor(layer)
         if any(not layer.inputs[i].is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
-        if not _silu(layer):
+        if not ends_in_silu(layer):
             return "is for convolutions with SiLU behind them, and nothing else: oneDNN has the others at the peak"
         a = head.attrs
         plain = a["group"] == 1 and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or (0,))
@@ -113,7 +114,7 @@ def packed(weights: Tensor, bias: Tensor | None, blocks: int) -> np.ndarray:
     return np.ascontiguousarray(rows.reshape(taps + 1, channels // group, group).transpose(1, 0, 2)).reshape(-1)
 
 
-def _silu(layer: Layer) -> bool:
+def ends_in_silu(layer: Layer) -> bool:
     """Whether SiLU is all that is fused behind the convolution."""
     steps = epilogue(layer)
     if steps is None or len(steps) != 1 or steps[0].other is not None:
@@ -121,6 +122,7 @@ def _silu(layer: Layer) -> bool:
     return steps[0].op == "Silu" or (steps[0].op == "Swish" and float(steps[0].attrs.get("alpha", 1.0)) == 1.0)
 
 
-def _digest(tensor: Tensor) -> str:
+def digest(tensor: Tensor) -> str:
+    """What a constant is known by."""
     assert tensor.weight is not None
     return tensor.weight.digest
