@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +69,18 @@ def one(name: str, batch: int, precision: str, calibrations: str, times: str) ->
     }  # fmt: skip
 
 
-def rows_of(case: str, states: list[str], calibrations: str) -> list[dict[str, Any]]:
+def rows_of(case: str, states: list[str], calibrations: str) -> Iterator[dict[str, Any]]:
     """A row for each state of the caches, each in a process of its own; what fails says so."""
     name, batch, precision = case.split(":")
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        kernels = Path(folder, "kernels") if "empty" in states else Path(os.environ["WHET_CUDA_CACHE"])
-        kernels.mkdir(mode=0o700, exist_ok=True)
+        kernels = Path(folder, "kernels")
+        kernels.mkdir(mode=0o700)
+        if "empty" not in states:  # those of this machine, in a folder that nobody else writes to meanwhile
+            for cubin in Path(os.environ["WHET_CUDA_CACHE"]).glob("*.cubin"):
+                shutil.copyfile(cubin, kernels / cubin.name)
         times = ""
         for state in states:
+            before = len(list(kernels.iterdir()))
             if state != "timings":  # else those of the row before
                 times = f"{folder}/{state}.sqlite"
             begun = time.perf_counter()
@@ -87,12 +92,12 @@ def rows_of(case: str, states: list[str], calibrations: str) -> list[dict[str, A
             if made.returncode:
                 row["failed"] = made.stderr.strip().splitlines()[-1][:500] if made.stderr.strip() else f"exit status {made.returncode}"
             else:
-                row |= json.loads(made.stdout.splitlines()[-1]) | {"process_s": round(time.perf_counter() - begun, 2)}
+                took = round(time.perf_counter() - begun, 2)
+                row |= json.loads(made.stdout.splitlines()[-1]) | {"process_s": took, "compiled": len(list(kernels.iterdir())) - before}
                 bar = BARS.get(state) if case == "resnet50:1:fp16" else None
                 row |= {} if bar is None else {"bar_s": bar, "within_bar": row["build_s"] <= bar}
-            rows.append(row)
             print({k: v for k, v in row.items() if k != "gpu"}, flush=True)
-    return rows
+            yield row
 
 
 def main() -> None:
@@ -110,8 +115,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for case in given.cases:
-        rows += rows_of(case, given.states.split(","), given.calibrations)
+    for row in (r for case in given.cases for r in rows_of(case, given.states.split(","), given.calibrations)):
+        rows.append(row)
         gpu = next((r["gpu"] for r in rows if "gpu" in r), {})
         made = provenance(["numpy"]) | {"device": gpu.get("model", ""), "cpu_cores": len(os.sched_getaffinity(0))}
         made["versions"] |= {"driver": gpu.get("driver"), "nvrtc": gpu.get("nvrtc")}
