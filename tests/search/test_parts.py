@@ -74,6 +74,61 @@ def test_a_gpu_has_one_name_whatever_the_environment_calls_it(monkeypatch):
     assert [physical_gpu(d) for d in ("cuda", "cuda:1")] == ["3", "GPU-abc"]
 
 
+class Nvml:
+    """What energy.py asks of pynvml, for a GPU that has used 5 J and then 1.5 J more."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, refuses=""):
+        self.refuses, self.asked, self.millijoules = refuses, [], iter([5000, 5000, 6500])
+
+    def nvmlInit(self):
+        if self.refuses:
+            raise self.NVMLError(self.refuses)
+
+    def nvmlDeviceGetHandleByIndex(self, number):
+        self.asked.append(number)
+        return "handle"
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        self.asked.append(name)
+        return "handle"
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        assert handle == "handle"
+        return next(self.millijoules)
+
+
+@pytest.mark.parametrize(("gpu", "asked"), [("3", 3), ("GPU-abc", "GPU-abc")])
+def test_a_gpus_energy_is_its_counters_difference(gpu, asked, monkeypatch):
+    fake = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    read, about = energy.meter(gpu)
+    assert fake.asked == [asked]
+    assert "NVML" in about
+    first = read()
+    assert read() - first == pytest.approx(1.5)  # joules
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml("no driver"))
+    assert energy.meter(gpu) == (None, "not measurable: NVML's energy counter does not answer (no driver)")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert energy.meter(gpu)[0] is None
+    assert "pip install 'whet[cuda]'" in energy.meter(gpu)[1]
+
+
+def test_other_processes_on_the_gpu_are_told_with_every_timing():
+    from whet.search.measure import in_turns
+
+    class Gpu:
+        def state(self):
+            return {"other_processes": (4711,), "sm_clock": 1980, "power": 300.0, "temperature": 55, "used_memory": 1}
+
+    rows, load = in_turns([lambda: time.sleep(1e-4)] * 2, 0.02, Gpu())
+    assert load["gpu_processes"] == [4711]
+    assert (load["sm_clock"], load["power"], load["temperature"]) == (1980, 300.0, 55)
+    assert rows[0]["ratio"] == 1
+
+
 def test_rapl_counters_are_read_across_their_wrap(tmp_path):
     package = tmp_path / "intel-rapl:0"
     package.mkdir()
