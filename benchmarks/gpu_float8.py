@@ -98,17 +98,16 @@ def run(folder: Path, wanted: list[str]) -> None:
 
 
 def merge(parts: list[Path]) -> None:
-    """One result file of the parts of one run."""
-    found = [json.loads(p.read_text()) for p in parts]
-    data = {
-        "what": __doc__.splitlines()[0],
-        "date": min(f["date"] for f in found), "commit": sorted({f["commit"] for f in found}), "command": sorted(f["command"] for f in found),
-        "versions": found[0]["versions"], "machine": found[0]["gpu"],
-        "data": "ranges of real photos (gpu_int8.py calibrate); the zoo's random weights",
-        "rows": sorted((r for f in found for r in f["rows"]), key=lambda r: (r["network"], r["batch"])),
-    }  # fmt: skip
-    RESULT.write_text(json.dumps(data, indent=1) + "\n")
-    print(RESULT, len(data["rows"]), "rows")
+    """One result file of several runs, each with its own date, commit and command."""
+    runs = [
+        {
+            "what": __doc__.splitlines()[0], "date": f["date"], "commit": f["commit"], "command": f["command"], "versions": f["versions"],
+            "machine": f["gpu"], "data": "ranges of real photos (gpu_int8.py calibrate); the zoo's random weights", "rows": f["rows"],
+        }
+        for f in (json.loads(p.read_text()) for p in parts)
+    ]  # fmt: skip
+    RESULT.write_text(json.dumps(runs, indent=1) + "\n")
+    print(RESULT, sum(len(r["rows"]) for r in runs), "rows")
 
 
 if __name__ == "__main__":

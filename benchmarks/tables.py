@@ -1,6 +1,6 @@
 """Makes the README's and the docs' tables from benchmarks/results: between `<!-- table: NAME -->` and `<!-- end -->`.
 
-`<!-- table: NAME columns: a,b -->` shows those columns only.
+`<!-- table: NAME columns: a,b.c -->` shows those columns only; b.c is what a row holds under b as c.
 
     python benchmarks/tables.py          write them
     python benchmarks/tables.py --check  exit 1 when one is out of date
@@ -47,14 +47,15 @@ def _verdict(r: dict[str, Any]) -> str:
 
 
 def plain(data: dict[str, Any], columns: str | None = None) -> str:
-    """Any flat rows, their numbers and words as columns (or those asked for); what is nested stays in the file."""
-    keys = list(dict.fromkeys(k for r in data["rows"] for k, v in r.items() if isinstance(v, int | float | str)))
+    """Any flat rows, their numbers and words as columns (or those asked for); what is nested stays in the file, unless it is asked for."""
+    flat = [{**r, **{f"{k}.{inner}": x for k, v in r.items() if isinstance(v, dict) for inner, x in v.items()}} for r in data["rows"]]
+    keys = list(dict.fromkeys(k for r in (flat if columns else data["rows"]) for k, v in r.items() if isinstance(v, int | float | str)))
     if columns:
         unknown = [c for c in columns.split(",") if c not in keys]
         if unknown:
             raise SystemExit(f"no row has a column {unknown[0]!r}; there are {', '.join(keys)}")
         keys = columns.split(",")
-    return markdown(keys, [[_cell(r.get(k)) for k in keys] for r in data["rows"]])
+    return markdown(keys, [[_cell(r.get(k)) for k in keys] for r in flat])
 
 
 def _cell(v: Any) -> str:
