@@ -7,7 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
 from whet.backends.cuda.launch import MAX_SHARED
+from whet.builder import BuildConfig, build
+from whet.engine import engine_bytes, read_engine
+from whet.network import parse_network
 from whet.ops import OPS, sample_layer
 from whet.tactics import PlanRefused, tactics_of
 from whet.tactics.cuda._conv import ConvShape, Halo, conv_configs, fits
@@ -46,7 +50,19 @@ def test_many_images_have_no_candidates():
     assert not tiles_of(ConvShape(1, 14, 14, 256, 96, 3, 3, pad=PAD), 1024, 132), "inner channels come in 64s"
 
 
-WRONG = [{"sk": 3}, {"groups": 4}, {"mi": 3}, {"bk": 24}, {"stages": 40}, {"pixels": 8}, {"pixels": 512}, {"stages": 1}, {"mi": 16}]
+WRONG = [
+    {"sk": 3},
+    {"groups": 4},
+    {"mi": 3},
+    {"bk": 24},
+    {"bk": 0},
+    {"sk": 0},
+    {"stages": 40},
+    {"pixels": 8},
+    {"pixels": 512},
+    {"stages": 1},
+    {"mi": 16},
+]
 
 
 @pytest.mark.parametrize("changes", WRONG, ids=str)
@@ -86,3 +102,32 @@ def test_slots_are_given_back_where_they_are_fewer_than_steps():
     assert with_once(replace(config, once=0, stages=config.once - 1), shape.steps(config.bk)).once == 0
     halo = next(c for c in conv_configs(shape) if c.once and c.halo)
     assert with_once(replace(halo, once=0), shape.steps(halo.bk), touched=halo.halo + 1).once == 0, "input tiles would be loaded again"
+
+
+BLOCK = """network bottleneck source
+in %x: f32[1,256,14,14]
+const %w0: f32[64,256,1,1] = seed(1)
+const %w1: f32[64,64,3,3] = seed(2)
+const %w2: f32[256,64,1,1] = seed(3)
+%a = Conv(%x, %w0) from "reduce"
+%b = Relu(%a) from "relu"
+%c = Conv(%b, %w1, pads=(1, 1, 1, 1)) from "spatial"
+%d = Relu(%c) from "relu2"
+%e = Conv(%d, %w2) from "expand"
+%f = Add(%e, %x) from "add"
+%y = Relu(%f) from "relu3"
+out %y
+"""
+
+
+def test_a_bottleneck_ends_in_one_launch(standin_gpu):  # noqa: F811
+    config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
+    plan = build(parse_network(BLOCK), config)
+    layers = [layer for layer in plan.network.layers if layer.op != "Reformat"]
+    assert [layer.hint or layer.op for layer in layers] == ["Conv", "ConvProduct"]
+    assert plan.choices[layers[1].name].tactic == "cuda/own_conv_product"
+    again = read_engine(engine_bytes(plan))
+    assert str(again.network) == str(plan.network)
+    assert again.choices == plan.choices
+    many = build(parse_network(BLOCK.replace("f32[1,256", "f32[64,256")), config)
+    assert "ConvProduct" not in [layer.hint for layer in many.network.layers], "more pixels than clusters take: its parts"

@@ -72,8 +72,8 @@ def unfit(tile: Tile, shape: ConvShape, k2: int) -> str | None:
         return halo
     if not 1 < tile.cluster <= MOST_BLOCKS or 64 * tile.groups != shape.k or 64 * tile.mi * tile.cluster != k2:
         return f"{tile} does not share out {shape.k} and {k2} channels"
-    if tile.mi not in (1, 2, 4):
-        return f"{tile}: threads share out 64, 128 or 256 channels of a result"
+    if tile.mi not in (1, 2, 4) or tile.bk not in (16, 32, 64):
+        return f"{tile}: threads share out 64, 128 or 256 channels of a result, a K step has 16, 32 or 64"
     if shape.c % (tile.bk * tile.sk) or tile.pixels % (8 * tile.sk) or tile.pixels % 16 or tile.pixels > 256:
         return f"{tile} does not share out {shape.c} input channels and {tile.pixels} pixels"
     if tile.pixels * (64 * tile.mi + 4) * 4 > tile.stages * 8192 or tile.stages < 2:
