@@ -63,6 +63,31 @@ def test_what_is_timed_is_compiled_ahead_and_nothing_else(gpu, config):
     assert set(gpu) <= set(first)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1e-3])
+def test_options_of_32_bits_are_few_unless_they_come_near(gpu, config, monkeypatch, factor):
+    enqueue = GpuKernel.enqueue
+
+    def wide(self, args, stream):
+        enqueue(self, args, stream)
+        if "tf32" in self.implementation:
+            stream.calls[-1].cost *= factor
+
+    monkeypatch.setattr(GpuKernel, "enqueue", wide)
+    plan = build(parse_network(NET.replace("32,28,28]", "32,56,56]")), replace(config, max_tactics=16))
+    rows = next(rows for rows in plan.report["candidates"].values() if {"cuda/own_conv", "cuda/own_tf32"} <= {r.tactic for r in rows})
+    timed = [r for r in rows if r.ms is not None and r.tactic != "apart"]
+    far = [r for r in rows if "far behind" in r.reason]
+    if factor == 1.0:
+        assert far
+        assert 0 < sum("f16" not in r.signature for r in timed) <= 4
+        assert len(timed) == 10
+    else:
+        assert not far
+        assert sum("f16" not in r.signature for r in timed) > 4
+        assert len(timed) == 16
+    assert not any(r.reason.startswith("not timed") for r in timed)
+
+
 def test_from_the_timing_cache_nothing_is_replayed_to_choose(gpu, config, monkeypatch):
     net = parse_network(NET)
     plan = build(net, config)

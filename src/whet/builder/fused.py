@@ -86,7 +86,7 @@ def _parts_alone(search: Search, layer: Layer, best: Option) -> Apart:
     for part in taken_apart(layer).layers:
         found = search.kinds[search.listed_kind(bind_layer(part, {}))]
         if len(found.options) > 1 or any(not o.signature.inplace for o in found.options):
-            search.timer.time(found.layer, found.text, search.timed_options(found))
+            search.time_kind(found)
         options = [o for o in found.options if not o.tactic.fallback and (o.ms is not None or o.signature.inplace)]
         if not options:
             return Apart(reason=f"its part {part.op} has no kernel")

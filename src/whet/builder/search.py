@@ -20,6 +20,7 @@ from whet.builder.timing import Conditions, Timer, earliest_in_noise
 from whet.builder.timing_cache import TimingCache
 from whet.builder.unfuse import unfuse
 from whet.builder.views import is_view, view_refusal
+from whet.builder.worth import wide_is_close, worth_timing
 from whet.engine.plan import Candidate, Profile
 from whet.network import Layer, Network, evaluate
 from whet.ops import bind_layer
@@ -168,9 +169,8 @@ class Search:
         self.tell.stage("timing", len(todo))
         for kind in todo:
             found = self.kinds[kind]
-            chosen = self.timed_options(found)
-            self.tell.step(f"{found.layer.name}: {len(chosen)} tactics")
-            self.timer.time(found.layer, found.text, chosen)
+            self.tell.step(f"{found.layer.name}: {len(found.options)} tactics")
+            self.time_kind(found)
         if self.timer.disturbed:
             worst = max(self.timer.disturbed)
             self.tell.note(
@@ -178,24 +178,17 @@ class Search:
                 "machine choices may be off. Build again when it is quiet."
             )
 
-    def timed_options(self, found: Candidates) -> list[Option]:
-        """Which options are worth timing: no fallbacks beside kernels, and up to the cap, signatures in turn."""
-        level = self.config.optimization_level
-        kernels = [o for o in found.options if not o.tactic.fallback]
-        options = found.options if level >= 4 or not kernels else kernels
-        if options is not found.options:
-            for o in found.options:
-                if o.tactic.fallback:
-                    o.note = "not timed: a reference in NumPy, and there are kernels (level 4 times it too)"
-        groups: dict[object, list[Option]] = {}
-        for o in options:
-            groups.setdefault((o.tactic.name, o.signature), []).append(o)
-        rounds = [group[i : i + 1] for i in range(max(map(len, groups.values()))) for group in groups.values()]
-        turns = [o for group in rounds for o in group]
-        kept = turns if self.cap is None else turns[: self.cap]
-        for o in turns[len(kept) :]:
-            o.note = f"not timed: at most {self.cap} tactics a layer at this level"
-        return sorted(kept, key=lambda o: o.rank)
+    def time_kind(self, found: Candidates) -> None:
+        """Times the options of one kind of layer that are worth it."""
+        assert self.timer is not None
+        chosen = self.timed_options(found)
+        self.timer.time(found.layer, found.text, chosen)
+        if wide_is_close(chosen):
+            self.timer.time(found.layer, found.text, self.timed_options(found, alike=True))
+
+    def timed_options(self, found: Candidates, *, alike: bool = False) -> list[Option]:
+        """Which options are worth timing; `alike` as in `worth_timing`."""
+        return worth_timing(found.options, self.config.optimization_level, self.cap, hasattr(self.machine, "compile_ahead") and not alike)
 
     def timing_report(self) -> dict[str, Any]:
         """Hits and misses of the cache, in which cache state was timed, and others' load."""
