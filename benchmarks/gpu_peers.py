@@ -7,6 +7,7 @@ memory is what the GPU says is used (NVML) by the side that was loaded first, af
 
 Usage: python3 benchmarks/gpu_peers.py --warm [--rows yolov5s:1,resnet50:1,...] [--budget SECONDS] [--gpus N] [--compiled FOLDER]
        python3 benchmarks/gpu_peers.py [--compiled FOLDER] [--rows ...] [--budget SECONDS] [--peers eager,compile] [--rounds N] [--gpus N]
+       python3 benchmarks/gpu_peers.py --join OLD.json NEW.json [--note TEXT]
 A row's first max-autotune takes up to two hundred seconds, nearly all of them on the CPU: `--warm` does all rows at once, in processes that
 take turns on the GPU, and leaves each row's cache as $OUT/<network>_<batch>.txz. The second command finds them in FOLDER; without, it compiles
 row after row. A process has its GPU to itself while it measures; the next one imports meanwhile. Results, after each row: $OUT/peers.json, and
@@ -37,7 +38,7 @@ ROWS = (
 )  # fmt: skip
 #: seconds of torch.compile with an empty cache, measured on an H200 machine with 16 cores, and of the rest of a row
 COMPILE = {"yolov5s": 200, "resnet50": 130, "mobilenet_v2": 132, "resnet34": 60, "resnet18": 45}
-REST = 40
+REST = 28
 #: ms on one H200 that the project set itself
 REACH = {
     "resnet50:1": 0.18, "resnet50:8": 0.40, "resnet50:128": 2.9, "resnet34:1": 0.16, "resnet34:128": 1.9, "resnet18:1": 0.09,
@@ -238,7 +239,7 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: st
         row["compile_s"] = round(time.perf_counter() - begun, 1)
         return lambda count: by_events(replay, count)
 
-    make = {"whet": whet_side, "eager": eager_side} | ({"compile": compile_side} if "compile" in peers else {})
+    make = {"whet": whet_side} | {side: made for side, made in (("eager", eager_side), ("compile", compile_side)) if side in peers}
     row["memory_mib"] = {}
     for side in sorted(make, key=lambda s: s != first):
         before = used()
@@ -311,7 +312,8 @@ def line(r: dict[str, Any]) -> str:
     reach = REACH.get(f"{r['network']}:{r['batch']}")
     peer = "compile" if "compile_ms" in r else "eager"
     return (
-        f"{r['network']:13} batch {r['batch']:4}  whet {r['whet_ms']:.4f} ms (built, verified in {r['build_s']} s)  eager {r['eager_ms']:.4f}"
+        f"{r['network']:13} batch {r['batch']:4}  whet {r['whet_ms']:.4f} ms (built, verified in {r['build_s']} s)"
+        f"  eager {r.get('eager_ms', float('nan')):.4f}"
         f"  compile {r.get('compile_ms', float('nan')):.4f}  {peer}/whet {r.get(f'{peer}_over_whet')} {r.get(f'{peer}_over_whet_interval')}"
         + (f"  reach {reach}: {'yes' if r['whet_ms'] <= reach else 'no'}" if reach else "")
         + f"  MiB whet {r['whet_mib']} {peer} {r[f'{peer}_mib']}"
@@ -398,8 +400,17 @@ def measure_all(rows: list[str], o: argparse.Namespace) -> None:
     print(f"{time.perf_counter() - begun:.0f} s", flush=True)
 
 
+def join(old: Path, new: Path, note: str) -> None:
+    """Two runs as one result file, `old`: rows of the newer run take the place of the older run's; each run keeps its date, commit and command."""
+    earlier, later = json.loads(old.read_text()), json.loads(new.read_text())
+    newer = {(r["network"], r["batch"]) for r in later["rows"]}
+    runs = earlier if isinstance(earlier, list) else [earlier]
+    kept = [{**run, "rows": [r for r in run["rows"] if (r["network"], r["batch"]) not in newer]} for run in runs]
+    old.write_text(json.dumps([*kept, {**later, **({"note": note} if note else {})}], indent=1))
+
+
 def main() -> None:
-    """Fills the caches, or measures."""
+    """Fills the caches, measures, or joins two runs."""
     ask = argparse.ArgumentParser()
     ask.add_argument("--warm", action="store_true", help="only fill and pack Inductor's caches")
     ask.add_argument("--compiled", type=Path, help="folder with caches that --warm packed")
@@ -408,7 +419,12 @@ def main() -> None:
     ask.add_argument("--budget", type=float, default=1e9)
     ask.add_argument("--rounds", type=int, default=11)
     ask.add_argument("--gpus", type=int, default=1, help="GPUs to deal the rows to")
+    ask.add_argument("--join", type=Path, nargs=2, metavar=("OLD", "NEW"), help="only put the rows of a newer result file into an older one")
+    ask.add_argument("--note", default="", help="what --join says of the newer run")
     o = ask.parse_args()
+    if o.join:
+        join(*o.join, o.note)
+        return
     from _inductor import unpack
 
     rows = o.rows.split(",")
