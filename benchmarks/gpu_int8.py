@@ -3,7 +3,7 @@
     python benchmarks/gpu_int8.py calibrate FOLDER resnet50 yolov5s      a cache a network, on the CPU; needs the shared data
     python benchmarks/gpu_int8.py run FOLDER resnet50:1,8,128 ... [--gpus 2] [--each 3] [--seconds 250]
                                                                          on GPUs: parts in $OUT, one a row; cases in the order given
-    python benchmarks/gpu_int8.py merge PART...                          results/h200/int8.json
+    python benchmarks/gpu_int8.py merge PART... [--commit HASH]          results/h200/int8.json
 
 A row: the engine that `whet exec --backend=cuda --fp16 --int8 --calib=CACHE` builds (whet_ms; `precision` says whether it computes in INT8 or
 the builder stayed with FP16, `said` gives its sentence on that), the FP16 engine (fp16_ms), both replayed as CUDA graphs in turns of blocks,
@@ -172,17 +172,18 @@ def one(folder: Path, name: str, batch: int, times: str, switches: dict[str, tup
     print({k: v for k, v in made.items() if k not in long}, made.get("notes"), flush=True)
 
 
-def merge(parts: list[Path]) -> None:
-    """The parts of one run become one run of the result file, behind those that it holds."""
+def merge(parts: list[Path], commit: str) -> None:
+    """The parts of one run become one run of the result file, behind those that it holds. `commit`: of the tree that ran, where the machine had
+    a copy of it and its own repository stood elsewhere."""
     found = [json.loads(p.read_text()) for p in parts]
     rows = sorted(({"ms": r.get("whet_ms"), **r} for f in found for r in f["rows"]), key=lambda r: (r["network"], r["batch"]))
     best = max((r["images_per_s"] for r in rows if r["network"] == "resnet50" and "images_per_s" in r), default=0)
     run = {
         "what": __doc__.splitlines()[0], "date": min(f["date"] for f in found), "device": found[0]["gpu"]["model"],
-        "commit": ", ".join(sorted({f["commit"] for f in found})), "command": "; ".join(sorted(f["command"] for f in found)),
+        "commit": commit or ", ".join(sorted({f["commit"] for f in found})), "command": "; ".join(sorted({f["command"] for f in found})),
         "versions": {**found[0]["versions"], "driver": found[0]["gpu"]["driver"], "nvrtc": found[0]["gpu"]["nvrtc"]},
         "note": f"Ranges of {PHOTOS['imagenet']} photos of the ImageNet sample (YOLOv5s: {PHOTOS['coco']} of COCO val2017), random weights; "
-        "every engine verified at its batch.",
+        "every engine verified at its batch; the FP16 engine beside it is built without verification.",
         "resnet50_best_images_per_s": {"value": best, "bar": BEST_IMAGES_BAR, "within_bar": best >= BEST_IMAGES_BAR}, "rows": rows,
     }  # fmt: skip
     before = json.loads(RESULT.read_text()) if RESULT.exists() else []
@@ -200,10 +201,11 @@ if __name__ == "__main__":
     parser.add_argument("--times", default="", help="folder of timing caches, a file a row: what is timed stays there, and is taken from there")
     parser.add_argument("--passes", default="", help="switches for passes, as of whet exec; joined by commas")
     parser.add_argument("--tacticSources", dest="tactic_sources", default="", help="the same for tactics")
+    parser.add_argument("--commit", default="", help="for merge: the commit of the tree that ran")
     given = parser.parse_args()
     words = given.words
     if given.what == "merge":
-        merge([Path(p) for p in words])
+        merge([Path(p) for p in words], given.commit)
     elif given.what == "calibrate":
         calibrate(Path(words[0]), words[1:])
     elif given.what == "one":
