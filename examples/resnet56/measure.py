@@ -225,6 +225,8 @@ def against(flat: list[dict]) -> list[dict]:
             continue
         mine = ("latency-", "gpu", "depth") if r["network"].startswith("tp-") else ("latency-", "gpu")
         same = [w for w in flat if w["network"].startswith(mine) and all(w[k] == r[k] for k in ("precision", "batches", "batch"))]
+        if not same:
+            continue  # none was timed in this precision at this batch
         fit = [w for w in same if w["JPEG10k %"] >= r["JPEG10k %"] - ALIKE]
         best = min(fit, key=lambda w: w["ms"], default=None)
         row = {"rival": r["network"], "precision": r["precision"], "batch": r["batch"]}
