@@ -43,8 +43,8 @@ class CpuBackend:
         if why is None:
             return ""
         return (
-            f"Engines built here are slower than they could be: {why}. Without it there are no kernels for attention, SiLU behind convolutions, tables, "
-            "gates on integers or the quantization of images, and the loop over the layers is not compiled."
+            f"Engines built here are slower than they could be: {why}. Without it there are no kernels for attention, SiLU behind convolutions, "
+            "tables, gates on integers or the quantization of images, and the loop over the layers is not compiled."
         )
 
     def activate(self) -> None:
