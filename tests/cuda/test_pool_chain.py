@@ -39,7 +39,7 @@ def as_the_kernel(x, constants):
     return np.concatenate(parts, axis=1).reshape(x.shape[0], -1, h, w)
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.inputs[0])
 def test_rows_then_columns_give_the_reference(sample):
     network, layer, _ = sample_layer("Fused", sample)
     t = OwnPoolChain()
