@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ class Turn:
     """A lock among the processes that share a GPU; a process that holds it may take it again (from one thread)."""
 
     def __init__(self, gpu: str) -> None:
-        with open(f"/tmp/gpu_peers.{os.getuid()}.{gpu}.lock", "w") as file:
+        with open(Path(tempfile.gettempdir()) / f"gpu_peers.{os.getuid()}.{gpu}.lock", "w") as file:
             # a process's files are closed from the lowest number on when it ends: this one after the GPU's, whose memory is free by then
             self.file = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 900)
         self.depth, self.waited = 0, 0.0
@@ -79,20 +80,20 @@ def exclusive(turn: Turn) -> None:
 
     def by_threads(*args: Any, **named: Any) -> Any:
         usual = pool.__dict__["use_process_pool"]
-        pool.use_process_pool = classmethod(lambda _: False)  # type: ignore[method-assign]
+        pool.use_process_pool = classmethod(lambda _: False)
         try:
             return chosen(*args, **named)
         finally:
             pool.use_process_pool = usual
 
-    selector.make_precompile_fn = by_threads  # type: ignore[method-assign]
+    selector.make_precompile_fn = by_threads
     usual_call = output_code.CompiledFxGraph.__call__
 
     def first(graph: Any, inputs: Any) -> Any:
-        output_code.CompiledFxGraph.__call__ = usual_call  # type: ignore[method-assign]
+        output_code.CompiledFxGraph.__call__ = usual_call
         return held(usual_call)(graph, inputs)
 
-    output_code.CompiledFxGraph.__call__ = first  # type: ignore[method-assign]
+    output_code.CompiledFxGraph.__call__ = first
 
 
 def pack(folder: Path, archive: Path) -> int:

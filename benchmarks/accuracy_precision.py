@@ -144,7 +144,7 @@ class Prepared:
         net = emulated(self.made, kind, ranges, only)
         said = {"calibration_seconds": round(time.perf_counter() - start, 1), "by": "emulation"}
         if kind == "fp8":
-            sums = sorted(ranges.float_sums)  # type: ignore[union-attr]
+            sums = sorted(ranges.float_sums)
             said |= {"fp8_layers": len(only), "float_layers": dropped, "sums_in_floats": len(sums), "notes": notes}
         return EngineRun(net, [t.name for t in self.made.outputs]), said
 

@@ -384,7 +384,7 @@ def measure_all(rows: list[str], o: argparse.Namespace) -> None:
             if found is None:
                 made["left_out"].append(row)
             else:
-                found = built[row] | found  # type: ignore[operator]
+                found = built[row] | found
                 with open(folder() / "layers.txt", "a") as table:
                     table.write(layer_table(row, found.pop("layers")))
                 made["device"] = found["processes"][0]["device"]

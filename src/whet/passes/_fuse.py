@@ -126,6 +126,26 @@ def plain_product(conv: Layer) -> bool:
     return w is not None and w.type.rank == 4 and w.shape[2:] == (1, 1) and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or ())
 
 
+def before_product(g: Graph, layer: Layer) -> tuple[Layer, Tensor] | None:
+    """The layer of a convolution that the 1x1 convolution `layer` (either alone or fused) reads, and what it reads of it; None for another layer."""
+    if anchored(layer, ("Conv",)) != "Conv" or not plain_product(conv_of(layer)):
+        return None
+    value = conv_read(layer, conv_of(layer))
+    first = g.maker(value)
+    return None if value is None or first is None or anchored(first, ("Conv",)) != "Conv" else (first, value)
+
+
+def fuse_product(g: Graph, hint: str, first: Layer, value: Tensor, layer: Layer) -> Tensor | Skip:
+    """Both convolutions of `before_product`, whole, as one layer, or why they cannot be."""
+    if reason := obstacle(g, first, value, layer):
+        return Skip(reason)
+    if "add" in steps(first):
+        return Skip(f"'{first.name}' adds something to what the product reads")
+    if conv_of(layer).attrs["group"] != 1:
+        return Skip("the second convolution has groups too")
+    return fuse_whole(g, hint, first, layer)
+
+
 def obstacle(g: Graph, head: Layer, value: Tensor, *readers: Layer) -> str | None:
     """Why `readers` cannot be computed in the layer `head` that makes `value`, whatever they are; None when they might."""
     if not value.dtype.is_float:

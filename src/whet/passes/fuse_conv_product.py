@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
-from whet.passes._fuse import anchored, conv_of, conv_read, fuse_whole, obstacle, plain_product, steps
+from whet.passes._fuse import before_product, conv_of, fuse_product
 from whet.passes._graph import Graph
 
 
 @rule("*", phase=Phase.FINAL, after=["fuse_conv_sum", "fuse_depthwise_product"])
 def fuse_conv_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    if anchored(layer, ("Conv",)) != "Conv":
+    found = before_product(g, layer)
+    if found is None:
         return None
-    product = conv_of(layer)
-    value = conv_read(layer, product)
-    first = g.maker(value)
-    if value is None or first is None or anchored(first, ("Conv",)) != "Conv" or not plain_product(product):
-        return None
+    first, value = found
     head = conv_of(first)
     w, a = head.inputs[1], head.attrs
     if w is None or w.type.rank != 4 or w.shape[2:] == (1, 1) or {*(a.get("strides") or (1,)), *(a.get("dilations") or (1,))} != {1}:
         return None
-    if a["group"] != 1 or product.attrs["group"] != 1:
+    if a["group"] != 1:
         return None
-    if reason := obstacle(g, first, value, layer):
-        return Skip(reason)
-    if "add" in steps(first):
-        return Skip(f"'{first.name}' adds something to what the product reads")
-    return fuse_whole(g, "ConvProduct", first, layer)
+    return fuse_product(g, "ConvProduct", first, value, layer)

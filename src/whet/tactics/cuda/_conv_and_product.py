@@ -1,0 +1,104 @@
+"""Layers of two convolutions, the second 1x1 on the first's result, for kernels that compute both in one launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from whet.network import Layer, Tensor
+from whet.tactics._base import Operand, Signature, Tactic, anchor, epilogue, outer_input
+from whet.tactics.cuda._body import seen
+from whet.tactics.cuda._conv import ConvShape
+from whet.tactics.cuda._kernel import HALF, Ending, all_static, ending, float_types, machine_has, same
+from whet.tactics.cuda.own_conv import constant_weights, conv_shape
+
+
+@dataclass(frozen=True)
+class Both:
+    """The two convolutions as layers of their own, their sizes, what ends them, and where the whole's operands are."""
+
+    first: Layer
+    product: Layer
+    shape: ConvShape
+    k: int
+    inner: Ending
+    made: Ending
+    x: int
+    residual: int | None
+
+
+class ConvAndProduct(Tactic):
+    """What is the same for all of them: 16-bit numbers, channels last, Hopper's tensor cores. A tactic says which first convolution it takes."""
+
+    ops = ("*",)
+    what = ""
+
+    def unfit_pair(self, both: Both) -> str | None:
+        """Why the kernel does not take such convolutions, whatever their sizes."""
+        raise NotImplementedError
+
+    def unfit_sizes(self, both: Both, machine: Any) -> str | None:
+        """Why it does not take these sizes."""
+        raise NotImplementedError
+
+    def why_not(self, layer: Layer) -> str | None:
+        if layer.hint not in self.hints:
+            return f"computes {self.what}, not {layer.hint or layer.op}"
+        return None
+
+    def pair(self, layer: Layer) -> Both | str:
+        """The two convolutions, or why they are none that the kernel takes."""
+        both = _both(layer)
+        return both if isinstance(both, str) else self.unfit_pair(both) or both
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer):
+            return []
+        both = self.pair(layer)
+        if isinstance(both, str):
+            return []
+        places = [i for i in (both.x, both.residual) if i is not None]
+        types = float_types([layer.inputs[both.x], layer.outputs[0]], HALF)
+        return [same(layer, {i: Operand("nhwc", t) for i in places}, Operand("nhwc", t)) for t in types]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        both = self.pair(layer)
+        return both if isinstance(both, str) else self.unfit_sizes(both, machine)
+
+
+def constants_of(conv: Layer) -> tuple[Tensor, Tensor | None]:
+    """Weights and bias of a convolution that stands alone or is fused."""
+    head = anchor(conv)
+    w, b = (outer_input(conv, t) for t in (*head.inputs, None)[1:3])
+    return conv.inputs[w], None if b is None else conv.inputs[b]  # type: ignore[index,return-value]
+
+
+def _both(layer: Layer) -> Both | str:
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]]:
+        return "the body is no pair of convolutions"
+    first, product = (seen(x, outer) for x in body.layers)
+    for view in (first, product):
+        head = anchor(view)
+        if head.op != "Conv" or head.inputs[0].type.rank != 4:
+            return "the kernel takes convolutions of two spatial axes"
+        if reason := constant_weights(view, head):
+            return reason
+    inner, made = ending(first, epilogue(first)), ending(product, epilogue(product))
+    if isinstance(inner, str):
+        return inner
+    if isinstance(made, str):
+        return made
+    behind = conv_shape(product)
+    if inner.residual is not None or not behind.plain or anchor(product).attrs["group"] != 1:
+        return "the second is not 1x1 of one group without stride and padding, or the first adds something"
+    fed = {t: i for i, t in enumerate(layer.inputs)}
+    x = first.inputs[outer_input(first, anchor(first).inputs[0])]  # type: ignore[index]
+    added = None if made.residual is None else product.inputs[made.residual]
+    read = product.inputs[outer_input(product, anchor(product).inputs[0])]  # type: ignore[index]
+    if read is not first.outputs[0] or x not in fed or (added and added not in fed):
+        return "the second convolution does not read the first alone"
+    return Both(first, product, conv_shape(first), behind.k, inner, made, fed[x], None if added is None else fed[added])
