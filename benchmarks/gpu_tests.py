@@ -1,6 +1,6 @@
 """The tests marked `gpu`, whole, and the growth of GPU memory over builds and loads, on a machine with a GPU: results/<device>/tests.json.
 
-    python benchmarks/gpu_tests.py [--workers N] [--builds N] [--networks A,B] [--seconds S]
+    python benchmarks/gpu_tests.py [--workers N] [--builds N] [--networks A,B:N] [--seconds S] [FILE OR FOLDER OF TESTS ...]
 
 About two minutes of tests on 16 cores (--workers 0 leaves them out), and up to a second a build.
 
@@ -30,16 +30,17 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--workers", type=int, default=12, help="test processes (pytest-xdist); most of a test is compiling")
     p.add_argument("--builds", type=int, default=200, help="builds and loads of the memory test; 0 leaves it out")
-    p.add_argument("--networks", default="resnet18", help="networks of the memory test, each in a process of its own")
+    p.add_argument("--networks", default="resnet18", help="networks of the memory test, each in a process of its own; NAME:N for N builds instead")
     p.add_argument("--seconds", type=float, default=1e9, help="the memory test of a network ends after this long, with the builds that it got to")
+    p.add_argument("tests", nargs="*", default=["tests"], help="all of them, if none are named")
     args = p.parse_args()
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
-    names = args.networks.split(",") if args.builds else []
-    growing = start_memory(names[0], args.builds, args.seconds, gpus[-1]) if names and len(gpus) > 1 else None
-    rows = tests(args.workers, gpus[0]) if args.workers else []
+    cases = [(n, int(b or args.builds)) for n, _, b in (w.partition(":") for w in args.networks.split(","))] if args.builds else []
+    growing = start_memory(*cases[0], args.seconds, gpus[-1]) if cases and len(gpus) > 1 else None
+    rows = tests(args.workers, gpus[0], args.tests) if args.workers else []
     write(rows)
-    for name in names:
-        rows.append(memory(name, growing or start_memory(name, args.builds, args.seconds, gpus[-1])))
+    for name, builds in cases:
+        rows.append(memory(name, growing or start_memory(name, builds, args.seconds, gpus[-1])))
         growing = None
         write(rows)
     for row in rows:
@@ -56,12 +57,12 @@ def write(rows: list[dict]) -> None:
     (Path(os.environ.get("OUT", ".")) / "tests.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
-def tests(workers: int, gpu: str) -> list[dict]:
-    """Rows of the test run, counted from its JUnit file."""
+def tests(workers: int, gpu: str, which: list[str]) -> list[dict]:
+    """Rows of the test run, counted from its JUnit file. What failed, why tests were skipped and the twelve longest are printed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests", "-n", str(workers), "-q", "--no-header", f"--junitxml={report}",
-                   "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]  # fmt: skip
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", *which, "-n", str(workers), "-q", "-rs", "--durations=12", "--no-header",
+                   f"--junitxml={report}", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]  # fmt: skip
         threads = str(max(1, (os.cpu_count() or 1) // workers))  # of the reference's products: more than cores starve all workers
         more = {"CUDA_VISIBLE_DEVICES": gpu, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
         subprocess.run(command, cwd=HERE.parent, check=False, env={**os.environ, **more})
