@@ -46,6 +46,7 @@ CONVS = [
     (ConvConfig(2, 1, 32, stages=4, direct=1, once=4), False, "silu", True, False),
     (ConvConfig(1, 1, 32, stages=8, sk=2, once=8), True, "clip", False, True),
 ]
+KERNELS = Path(tiles.__file__).parent / "_kernels"
 FOLDED = {"fold": True}
 EIGHTS = [
     (ConvConfig(1, 1, 32, bk=128, stages=4, sk=4, size=1), Eight("u8", "u8", "i8", **FOLDED), True, "clip"),
@@ -89,7 +90,25 @@ OTHERS = [
     ("reformat.cu", {"FROM": 0, "TO": 1, "UNIT": 16}),
     ("stem.cu", {"FROM": 1, "TO": 1, "CP": 8, "NHWC": 1}),
     ("pointwise.cu", {"TYPE": 1, "LAST": 1, "STEPS": "for (int e = 0; e < 8; ++e) x.v[e] = activate<3>(x.v[e], Act{0.f, 0.f});"}),
+    ("depthwise_dot.cu", {"TH": 4, "RG": 4, "TW": 28, "WIDE": 4, "CG": 32, "STAGES": 2, "BLOCKS": 2, "R": 3, "S": 3, "STRIDE_H": 1, "STRIDE_W": 1,
+                          "FROM": 4, "TO": 4, "ACT": 0, "FOLD": 1}),
+    ("depthwise_dot.cu", {"TH": 7, "RG": 2, "TW": 14, "WIDE": 2, "CG": 80, "STAGES": 2, "BLOCKS": 1, "R": 5, "S": 5, "STRIDE_H": 1, "STRIDE_W": 1,
+                          "FROM": 4, "TO": 3, "ACT": 1, "FOLD": 1}),
+    ("bmm.cu", {"TYPE": 1, "OUT": 1, "BF16": 0, "WIDE_A": 1, "WIDE_B": 1, "ACT": 0}),
+    ("broadcast.cu", {"A_KIND": 1, "B_KIND": 1, "C_KIND": 0, "EXPRESSION": "a + b", "TO": 1}),
+    ("gather.cu", {"UNIT": 16}),
+    ("im2col.cu", {"UNIT": 16}),
+    ("moves.cu", {"FROM": 1, "TO": 0, "STEPS": "value = source(0, at);"}),
+    ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 32, "ITEMS": 1, "WIDE": 1}),
+    ("qmul.cu", {"FROM": 3, "GATE": 1, "TO": 3}),
+    ("reduce.cu", {"TYPE": 2, "OP": 7, "T": 32}),
+    ("take.cu", {"UNIT": 16, "WIDE_INDEX": 1}),
 ]  # fmt: skip
+#: whose machine code is looked at by tests of their own
+ELSEWHERE = {
+    "test_attention.py": {"attention.cu"}, "test_pad_pool.py": {"pad.cu", "pool_any.cu"}, "test_pool_chain.py": {"pool_chain.cu"},
+    "test_resize.py": {"resize.cu"}, "test_tf32.py": {"tf32.cu"}, "test_transposed.py": {"transposed.cu", "affine.cu"},
+}  # fmt: skip
 
 
 def disassembler():
@@ -195,10 +214,21 @@ def test_other_kernels_do_not_spill(name, constants, tmp_path):
     assert not re.search(r"\b(LDL|STL)\b", text)
     if constants.get("IN8"):
         assert "IGMMA" in text, "integer products"
-    elif name == "depthwise_tile.cu":
+    elif name in ("depthwise_tile.cu", "depthwise_dot.cu"):
         assert "UTMALDG" in text, "input comes by bulk copies"
+        assert name != "depthwise_dot.cu" or "IDP.4A" in text, "four products of bytes an instruction"
+    elif name == "bmm.cu":
+        assert "HMMA" in text, "products run on the tensor cores"
     elif constants.get("TYPE") == 1 or name == "first.cu" or (name == "depthwise.cu" and constants["FROM"] == 1):
         assert re.search(r"(LDG|STG)\.E\.128|STG\.E\.128", text), "16-byte accesses"
+
+
+def test_no_kernel_is_left_out():
+    here = {"conv.cu", "conv_product.cu", *(name for name, _ in OTHERS)}
+    for test, files in ELSEWHERE.items():
+        assert all(name in (Path(__file__).parent / test).read_text() for name in files - {"tf32.cu"}), test
+    there = set().union(*ELSEWHERE.values())
+    assert {p.name for p in KERNELS.glob("*.cu")} == here | there
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
