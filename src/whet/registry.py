@@ -1,11 +1,18 @@
-"""Loading a folder registers what is in it: one file, one thing, named after the file."""
+"""Finding code by a name: a folder's files register themselves, and a user's own function is python:MODULE:FUNCTION."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
+
+from whet.errors import UsageError
+
+OWN = "python:"  # how the name of a user's function begins
 
 
 def load_folder(package: str, path: Iterable[str]) -> None:
@@ -19,3 +26,23 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """` Did you mean 'x'?` or an empty string."""
     close = difflib.get_close_matches(name, list(names), 1, 0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def own_function(source: str, what: str = "") -> Callable[..., Any]:
+    """The function that `python:MODULE:FUNCTION` names; modules in the working folder are found too. `what` (a flag, a key) leads in errors.
+
+    Raises UsageError for another text, a module or function that is not there, or something that cannot be called.
+    """
+    lead = f"{what}: " if what else ""
+    parts = source.split(":")
+    if len(parts) != 3 or parts[0] + ":" != OWN or not all(parts):
+        raise UsageError(f"{lead}{source} is not python:MODULE:FUNCTION")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(import_module(parts[1]), parts[2])
+    except (ImportError, AttributeError) as e:
+        raise UsageError(f"{lead}{source}: {e}. The module is looked for in the working folder and where Python looks.") from e
+    if not callable(found):
+        raise UsageError(f"{lead}{source} cannot be called: it is {type(found).__name__}, and a function is needed")
+    return found

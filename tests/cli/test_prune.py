@@ -1,5 +1,6 @@
 """`whet prune` on the digits network: a smaller ONNX that ONNX Runtime runs, and a recipe that gives the same cut again."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -15,6 +16,18 @@ DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 def run(path: Path, x: np.ndarray) -> np.ndarray:
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return session.run(None, {session.get_inputs()[0].name: x})[0]
+
+
+def test_an_importance_of_ones_own_lies_in_the_working_folder(tmp_path, monkeypatch):
+    """As a user runs it: the console script does not have the working folder on its path."""
+    (tmp_path / "my_scores.py").write_text("import numpy as np\n\n\ndef last(net, group):\n    return np.arange(group.size, dtype=float)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    args = [str(DIGITS / "digits_resnet.onnx"), "-o", "s.onnx", "--recipe", "r.json", "--importance", "python:my_scores:last", "--scope", "group"]
+    done = CliRunner().invoke(command, args, catch_exceptions=False)
+    assert "by python:my_scores:last" in done.output
+    kept = json.loads(Path("r.json").read_text())["groups"][0]
+    assert kept["kept"] == list(range(kept["size"] - len(kept["kept"]), kept["size"]))
 
 
 def test_cut_recover_and_recipe(tmp_path, monkeypatch):

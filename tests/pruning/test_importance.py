@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from whet import zoo
-from whet.errors import PruneError, UnsupportedError
+from whet.errors import PruneError, UnsupportedError, UsageError
 from whet.frontends import network_from_onnx
 from whet.network import Weight, parse_network
 from whet.ops import OPS, run_layer, run_network, sample_layer
-from whet.pruning import Samples, branches, groups, importance, silenced, zeroed
+from whet.pruning import PruneConfig, Samples, branches, groups, importance, prune, silenced, zeroed
 from whet.pruning._vjp import _MOVES, _RULES, backward, differentiable
 from whet.pruning.importance import KINDS
 
@@ -174,8 +174,19 @@ def test_an_own_function(monkeypatch):
     assert got.tolist() == [0, 3, 6, 9, 12, 15]
     with pytest.raises(PruneError, match="must give 6 finite numbers"):
         importance(groups(net), "python:mine:wrong", net=net)
-    with pytest.raises(PruneError, match="cannot take 'python:mine:nothing'"):
+    with pytest.raises(PruneError, match="negative or not finite"):
+        importance(groups(net), lambda net, group: np.full(group.size, -1.0), net=net)
+    with pytest.raises(UsageError, match=r"python:mine:nothing: .*looked for in the working folder"):
         importance(groups(net), "python:mine:nothing", net=net)
+
+
+def test_a_function_itself_from_python_and_its_name_in_the_record():
+    def outer(net, group):
+        return np.arange(group.size, dtype=np.float64)
+
+    made = prune(chain(), PruneConfig(ratio=0.5, multiple=1, importance=outer))
+    assert made.recipe.kept()["w"].tolist() == [3, 4, 5]
+    assert made.recipe.about["importance"].endswith("outer")
 
 
 def test_kinds_that_need_what_is_not_there():

@@ -213,7 +213,7 @@ def test_the_order_of_steps():
     note(net, "finetune")
     check_order(net, "calibrate")
     note(net, "calibrate")
-    for step, why in (("prune", "quantized already"), ("recover", "quantized already"), ("finetune", "calibrated already")):
+    for step, why in (("prune", "pruning"), ("recover", "recovery"), ("finetune", "fine-tuning"), ("calibrate", "its ranges stand in it")):
         with pytest.raises(PruneError, match=why):
             check_order(net, step)
     with pytest.raises(PruneError, match="quantized already"):

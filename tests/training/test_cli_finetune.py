@@ -10,8 +10,10 @@ from test_finetune import digits_net
 
 import whet
 from whet.cli import group
-from whet.errors import UsageError
+from whet.errors import PruneError, UsageError
 from whet.ops import run_network
+from whet.pruning import PruneConfig, prune, recover
+from whet.pruning.order import check_order, history
 
 
 @pytest.fixture
@@ -45,6 +47,31 @@ def test_a_model_is_trained_then_made_ready_for_int8(files):
     with np.load(files / "test.npz") as f:
         right = run_network(net, {"x": f["x"]})["out"].argmax(1) == f["y"]
     assert right.mean() > 0.85
+
+
+def test_the_order_of_steps_is_kept_in_the_files(files):
+    """prune, fine-tune, calibrate: each step finds in the file what was done before, and another order is refused unless insisted on."""
+    steps = ["--data", files / "train.npz", "--device", "cpu", "--batch", 300, "--epochs", 0.5]
+    whole = whet.network_from_onnx(files / "digits.onnx")
+    cut = prune(whole, PruneConfig(ratio=0.4, multiple=2)).network
+    whet.save_onnx(cut, files / "cut.onnx")
+    with pytest.raises(PruneError, match="neither recovered nor fine-tuned since"):
+        check_order(whet.network_from_onnx(files / "cut.onnx"), "calibrate")
+    early = run(files / "cut.onnx", *steps, "--qat")
+    assert "neither recovered nor fine-tuned since" in str(early.exception)
+    assert run(files / "cut.onnx", *steps, "-o", files / "tuned.onnx").exit_code == 0
+    tuned = whet.network_from_onnx(files / "tuned.onnx")
+    assert [s["step"] for s in history(tuned)] == ["prune", "finetune"]
+    check_order(tuned, "calibrate")
+    with pytest.raises(PruneError, match="was fine-tuned since it was cut"):
+        recover(tuned, whole, {}, {"x": np.zeros((1, 1, 8, 8), np.float32)})
+    assert run(files / "tuned.onnx", *steps, "--qat", "--lr", 0.0001, "-o", files / "int8.onnx").exit_code == 0
+    quantized = whet.network_from_onnx(files / "int8.onnx")
+    assert [s["step"] for s in history(quantized)] == ["prune", "finetune", "calibrate"]
+    late = run(files / "int8.onnx", *steps, "-o", files / "late.onnx")
+    assert isinstance(late.exception, PruneError)
+    assert "--insist" in str(late.exception)
+    assert run(files / "int8.onnx", *steps, "-o", files / "late.onnx", "--insist").exit_code == 0
 
 
 def test_mistakes_are_explained(files):

@@ -26,6 +26,7 @@ def _setting(flag: str, field: str, text: str, **how: Any) -> Any:
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.tuned.onnx).")
 @click.option("--teacher", type=click.Path(dir_okay=False), help="The original model, for --distill.")
 @click.option("--train", "own", help="Your own training function, python:MODULE:FUNCTION(module, data, config), instead of whet's loop.")
+@click.option("--insist", is_flag=True, help="Train although the order of steps (prune, fine-tune, calibrate) forbids it.")
 @click.option("--qat", is_flag=True, help="Quantization-aware: round as INT8 engines do, and write Q/DQ. Do it last, on a fine-tuned model.")
 @_setting("epochs", "epochs", "Passes over the data.", type=float)
 @_setting("seconds", "seconds", "Stop here at the latest; 0: no limit.", type=float)
@@ -57,6 +58,7 @@ def command(
     teacher: str | None,
     own: str | None,
     qat: bool,
+    insist: bool,
     freeze: tuple[str, ...],
     **settings: Any,
 ) -> None:
@@ -79,10 +81,10 @@ def command(
     config = FinetuneConfig(**settings, freeze=freeze)
     with _Bar(enabled=sys.stderr.isatty()) as bar:
         if qat:
-            aware = quantization_aware(net, data, config, teacher=original, test=test, progress=bar.tell)
+            aware = quantization_aware(net, data, config, teacher=original, test=test, progress=bar.tell, insist=insist)
             made, done = aware.network, aware.training
         else:
-            done = finetune(net, data, config, teacher=original, test=test, progress=bar.tell, train=own)
+            done = finetune(net, data, config, teacher=original, test=test, progress=bar.tell, train=own, insist=insist)
             made = done.network
     for h in done.history:
         judged = f", accuracy {h['accuracy']:.2%}" if "accuracy" in h else ""

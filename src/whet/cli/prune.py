@@ -57,14 +57,11 @@ def command(
     """
     from whet.frontends import network_from_onnx, save_onnx
     from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, save_recipe
-    from whet.pruning.order import check_order, note
 
     net = network_from_onnx(model)
     config = _config(options)
     if recipe_in:
-        check_order(net, "prune", config.insist)
-        made = apply_recipe(net, load_recipe(recipe_in))
-        note(made, "prune", recipe=Path(recipe_in).name)
+        made = apply_recipe(net, load_recipe(recipe_in), insist=config.insist, name=Path(recipe_in).name)
     else:
         feeds = _stacked(net, data, preprocess, samples) if data else None
         with Bar("pruning") as bar:

@@ -9,9 +9,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +17,7 @@ import numpy as np
 
 from whet.errors import CalibrationError, UsageError
 from whet.precision.measures import Values, output_cosine, output_snr
+from whet.registry import own_function
 
 Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 Metric = Callable[[Run], float]
@@ -64,7 +62,7 @@ class Budget:
         except ValueError:
             raise UsageError(f"--accuracy={text}: the last part is no number; it is {_FORMS}") from None
         if len(parts) == 4 and parts[0] == "python":
-            return Budget("metric", limit, _function(parts[1], parts[2], text), f"{parts[1]}:{parts[2]}")
+            return Budget("metric", limit, own_function(text.rpartition(":")[0], f"--accuracy={text}"), f"{parts[1]}:{parts[2]}")
         if len(parts) == 2 and parts[0] in ("snr", "cosine"):
             return Budget(parts[0], limit)
         raise UsageError(f"--accuracy={text} is none of {_FORMS}")
@@ -103,15 +101,3 @@ def _number(value: Any, name: str) -> float:
     if not np.isfinite(number):
         raise CalibrationError(f"the metric {name} gave {number}: no accuracy can be judged by that")
     return number
-
-
-def _function(module: str, function: str, text: str) -> Metric:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as e:
-        raise UsageError(f"--accuracy={text}: {e}") from e
-    if not callable(found):
-        raise UsageError(f"--accuracy={text}: {module}.{function} cannot be called; it is a function of run(feeds) -> outputs")
-    return found

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, Tensor
+from whet.registry import own_function
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 
@@ -155,16 +154,7 @@ def _only_input(net: Network, where: str) -> Tensor:
 
 
 def _from_function(source: str, net: Network) -> Iterator[dict[str, np.ndarray]]:
-    parts = source.split(":")
-    if len(parts) != 3 or not all(parts):
-        raise UsageError(f"--calibData={source} is not python:MODULE:FUNCTION")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(parts[1]), parts[2])
-    except (ImportError, AttributeError) as e:
-        raise UsageError(f"--calibData={source}: {e}") from e
-    made: Iterable[Any] = function()
+    made: Iterable[Any] = own_function(source, "--calibData")()
     for k, sample in enumerate(made):
         arrays = sample if isinstance(sample, Mapping) else {_only_input(net, source).name: sample}
         yield from split({n: np.asarray(a) for n, a in arrays.items()}, net, f"{source}, sample {k}")

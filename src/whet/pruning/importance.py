@@ -7,12 +7,11 @@
     taylor1      first-order change of the loss or the outputs on data (Molchanov et al. 2017)
     taylor2      the same to second order (Molchanov et al. 2019)
     random       the baseline that a criterion has to beat
-    python:MODULE:FUNCTION   a function of the user's: called as f(net, group), gives one number a unit
+    python:MODULE:FUNCTION   a function of the user's, or from Python the function itself: f(net, group) gives one number a unit
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -24,8 +23,10 @@ from whet.network import Network
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
 from whet.pruning.sensitivity import Gates, Progress, gates
+from whet.registry import OWN, nearest, own_function
 
 KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "random")
+Own = Callable[[Network | None, Group], np.ndarray]
 NEED_DATA = ("activation", "taylor1", "taylor2")
 
 
@@ -39,7 +40,7 @@ class Samples:
 
 def importance(
     found: Sequence[Group],
-    kind: str = "l1",
+    kind: str | Own = "l1",
     seed: int = 0,
     *,
     net: Network | None = None,
@@ -55,16 +56,16 @@ def importance(
     normalised by its own mean. A branch scores what its groups score together, or what data say of it.
     Raises PruneError for an unknown kind, or where the kind needs data or the network and has none.
     """
-    if kind not in KINDS and not kind.startswith("python:"):
-        raise PruneError(f"importance is one of {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}")
-    if kind in NEED_DATA:
+    if isinstance(kind, str) and kind not in KINDS and not kind.startswith(OWN):
+        raise PruneError(f"importance is one of {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}.{nearest(kind, KINDS)}")
+    if isinstance(kind, str) and kind in NEED_DATA:
         if net is None or samples is None:
             raise PruneError(f"the importance {kind} is measured on data: give the network and some samples (labels are optional)")
         seen = gates(net, found, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
         scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in found), *(b.name for b in blocks)]}
     else:
         scores = _of_weights(found, kind, seed, net)
-    if normalize or (normalize is None and not kind.startswith("taylor")):
+    if normalize or (normalize is None and not name_of(kind).startswith("taylor")):
         scores = {**scores, **{g.name: _normalized(scores[g.name]) for g in found}}
     for b in blocks:
         if b.name not in scores:
@@ -82,14 +83,14 @@ def _of_gates(seen: Gates, kind: str, name: str) -> np.ndarray:
     return np.sqrt(seen.energy[name]) if kind == "activation" else seen.first(name) if kind == "taylor1" else seen.second(name)
 
 
-def _of_weights(found: Sequence[Group], kind: str, seed: int, net: Network | None) -> dict[str, np.ndarray]:
+def _of_weights(found: Sequence[Group], kind: str | Own, seed: int, net: Network | None) -> dict[str, np.ndarray]:
+    if not isinstance(kind, str) or kind.startswith(OWN):
+        return _own(found, kind, net)
     if kind == "random":
         rng = np.random.default_rng(seed)
         return {g.name: rng.random(g.size) * 2 for g in found}
     if kind == "bn_scale":
         return _scales(found, net)
-    if kind.startswith("python:"):
-        return _own(found, kind, net)
     measure = {"l1": _l1, "l2": _l2, "fpgm": _apart}[kind]
     return {g.name: _weighed(g, measure) for g in found}
 
@@ -133,17 +134,19 @@ def _scales(found: Sequence[Group], net: Network | None) -> dict[str, np.ndarray
     return scores
 
 
-def _own(found: Sequence[Group], kind: str, net: Network | None) -> dict[str, np.ndarray]:
-    module, _, name = kind.removeprefix("python:").partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise PruneError(f"cannot take {kind!r} as importance: {e}. Write python:MODULE:FUNCTION, the module importable from here.") from e
+def name_of(kind: str | Own) -> str:
+    """What a criterion is called in reports and recipes: its kind, or the name of the user's function."""
+    return kind if isinstance(kind, str) else f"python:{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__name__)}"
+
+
+def _own(found: Sequence[Group], kind: str | Own, net: Network | None) -> dict[str, np.ndarray]:
+    function = own_function(kind, "importance") if isinstance(kind, str) else kind
     scores = {}
     for g in found:
         got = np.asarray(function(net, g), np.float64)
-        if got.shape != (g.size,) or not np.isfinite(got).all():
-            raise PruneError(f"{kind} gives {got.shape} for group {g.name!r}: it must give {g.size} finite numbers, one a unit")
+        if got.shape != (g.size,) or not np.isfinite(got).all() or (got < 0).any():
+            what = f"{got.shape}" if got.shape != (g.size,) else "numbers that are negative or not finite"
+            raise PruneError(f"{name_of(kind)} gives {what} for group {g.name!r}: it must give {g.size} finite numbers from 0 on, one a unit")
         scores[g.name] = got
     return scores
 

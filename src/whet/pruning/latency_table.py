@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from whet.errors import CacheError
+from whet.files import replacing
 
 FORMAT, VERSION = "whet.pruning.latency_table", 1
 _SAVE_SECONDS = 2.0
@@ -70,9 +70,8 @@ class LatencyTable:
             self.rows = {**_read(self.path), **self.rows}
         data = {"format": FORMAT, "version": VERSION, "rows": {k: asdict(r) for k, r in sorted(self.rows.items())}}
         try:
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".tmp", delete=False) as f:
-                f.write(json.dumps(data, indent=1) + "\n")
-            os.replace(f.name, self.path)
+            with replacing(self.path) as part:
+                part.write_text(json.dumps(data, indent=1) + "\n")
         except OSError as e:
             raise CacheError(f"cannot write the latency table {self.path}: {e.strerror}. Check that the folder exists and can be written.") from e
         self._unsaved, self._saved = 0, time.monotonic()

@@ -15,6 +15,14 @@ from whet.network import Network
 
 KEY = "prop.whet.history"  # written as the ONNX metadata property whet.history
 STEPS = ("prune", "recover", "finetune", "calibrate")
+_CHANGED = "changes the activations that its ranges were measured on. Prune the floating-point model, fine-tune, then calibrate (or do QAT last)."
+_QUANTIZED = {  # what is wrong with a step on a quantized network, and the way out
+    "prune": f"pruning {_CHANGED}",
+    "recover": f"recovery {_CHANGED}",
+    "finetune": "fine-tuning moves the weights that its ranges were measured with. Fine-tune the floating-point model and calibrate it after "
+    "that, or do quantization-aware training (whet finetune --qat) as the last step.",
+    "calibrate": "its ranges stand in it. Build it as it is (whet exec --int8), or calibrate the floating-point model.",
+}
 
 
 def history(net: Network) -> list[dict[str, Any]]:
@@ -32,26 +40,27 @@ def note(net: Network, step: str, **about: Any) -> None:
 
 
 def check_order(net: Network, step: str, insist: bool = False) -> None:
-    """Raises PruneError, with the reason and the way out, when `step` comes too late or too early; `insist` lets it pass."""
-    if insist:
-        return
+    """Raises PruneError, with the reason and the way out, when `step` (of STEPS) comes too late or too early; `insist` lets it pass."""
+    why = None if insist else _wrong(net, step)
+    if why is not None:
+        raise PruneError(f"{why} --insist does it all the same (insist=True from Python).")
+
+
+def _wrong(net: Network, step: str) -> str | None:
+    """What speaks against doing `step` now, and what to do instead."""
     done = [s["step"] for s in history(net)]
-    quantized = "calibrate" in done or any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers)
-    if step in ("prune", "recover") and quantized:
-        raise PruneError(
-            f"the network is quantized already (Q/DQ nodes or a calibration), and {'pruning' if step == 'prune' else 'recovery'} changes "
-            "the activations that its ranges were measured on. Prune the floating-point model, fine-tune, then calibrate (or do QAT last). "
-            "--insist does it all the same."
+    last = max((i for i, s in enumerate(done) if s == "prune"), default=-1)
+    since = set(done[last + 1 :])
+    if "calibrate" in done or any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers):
+        return f"the network is quantized already (Q/DQ nodes or a calibration), and {_QUANTIZED[step]}"
+    if step == "recover" and last >= 0 and "finetune" in since:
+        return (
+            "the network was fine-tuned since it was cut, and recovery fits its layers to the original's again, which undoes that. Recover right "
+            "after the cut, then fine-tune."
         )
-    if step == "finetune" and "calibrate" in done:
-        raise PruneError(
-            "the network is calibrated already, and fine-tuning moves the weights that its ranges were measured with. Fine-tune the "
-            "floating-point model and calibrate after it, or train the quantized network (QAT) as the last step. --insist does it all the same."
+    if step == "calibrate" and last >= 0 and not {"recover", "finetune"} & since:
+        return (
+            "the network was pruned and neither recovered nor fine-tuned since, so calibration would measure the ranges of a network whose "
+            "accuracy is gone. Fine-tune it (or `whet prune --calibData` to recover it), then calibrate."
         )
-    if step == "calibrate":
-        last = max((i for i, s in enumerate(done) if s == "prune"), default=-1)
-        if last >= 0 and not {"recover", "finetune"} & set(done[last + 1 :]):
-            raise PruneError(
-                "the network was pruned and neither recovered nor fine-tuned since, so calibration would measure the ranges of a network whose "
-                "accuracy is gone. Fine-tune it (or `whet prune --calibData` to recover it), then calibrate. --insist does it all the same."
-            )
+    return None

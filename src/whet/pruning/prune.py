@@ -16,7 +16,7 @@ from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
 from whet.pruning.depth import Branch, branches
-from whet.pruning.importance import NEED_DATA, Samples, choose, importance
+from whet.pruning.importance import NEED_DATA, Own, Samples, choose, importance, name_of
 from whet.pruning.knapsack import Choice, choose_within, per_layer
 from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
 from whet.pruning.latency_table import LatencyTable
@@ -36,7 +36,7 @@ class PruneConfig:
 
     ratio: float = 0.4  # share of all channels to cut; a target takes its place
     target: Target | None = None  # latency, throughput, FLOPs, parameters or channels that may stay
-    importance: str = "l1"  # importance.KINDS, or python:MODULE:FUNCTION
+    importance: str | Own = "l1"  # importance.KINDS, python:MODULE:FUNCTION, or a function(net, group) itself
     scope: str = "global"  # global: the least important of all groups together; group: the same share of every group
     multiple: int = 8  # kept channels of a group are a multiple of this
     depth: bool = True  # with a target: residual branches may go whole
@@ -124,7 +124,7 @@ def prune(
     note(small, "prune", **_about(config))
     made = small
     if data is not None:
-        made = recover(small, net, choice.kept, data, config.recovery, progress)
+        made = recover(small, net, choice.kept, data, config.recovery, progress, insist=config.insist)
         note(made, "recover")
     gone = {g.name for g in found for b in blocks if b.name in choice.removed and set(g.layers) <= set(b.layers)}
     before = sum(g.size for g in found)
@@ -148,7 +148,7 @@ def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Bra
 
 
 def _about(config: PruneConfig) -> dict:
-    about = {"importance": config.importance, "multiple": config.multiple, "seed": config.seed}
+    about = {"importance": name_of(config.importance), "multiple": config.multiple, "seed": config.seed}
     if config.target is None:
         return {"ratio": config.ratio, "scope": config.scope, **about}
     return {"target": {k: v for k, v in asdict(config.target).items() if v is not None}, "depth": config.depth, **about}
@@ -174,7 +174,7 @@ def _towards(
     """The choice for a target, and what came of it."""
     target = config.target
     assert target is not None
-    weights = per_layer(found, blocks, scores) if not config.importance.startswith("taylor") else scores
+    weights = per_layer(found, blocks, scores) if not name_of(config.importance).startswith("taylor") else scores
 
     def within(costs: Costs, share: float) -> Choice:
         return choose_within(found, blocks, weights, costs, share * costs.total({}), multiple=config.multiple, progress=progress)

@@ -19,6 +19,7 @@ from whet.errors import PruneError
 from whet.network import Network, Origin, Weight
 from whet.pruning.coupling import Group, find_group, groups
 from whet.pruning.cut import Kept, cut
+from whet.pruning.order import check_order, note
 
 FORMAT, VERSION = "whet.pruning.recipe", 2  # 1 had no branches and no masks; it is read
 
@@ -74,8 +75,12 @@ def recipe_of(
     return Recipe(entries, dict(about or {}), tuple(removed), dict(masks or {}))
 
 
-def apply_recipe(net: Network, recipe: Recipe) -> Network:
-    """`net` cut as the recipe says. Raises PruneError where its groups are not those the recipe was made for."""
+def apply_recipe(net: Network, recipe: Recipe, *, insist: bool = False, name: str = "") -> Network:
+    """`net` cut as the recipe says (`name`: what its record calls it).
+
+    Raises PruneError where its groups are not those the recipe was made for, or the order of steps is wrong (unless `insist`).
+    """
+    check_order(net, "prune", insist)
     known = groups(net)
     for name, e in recipe.groups.items():
         g = find_group(known, name)
@@ -83,7 +88,10 @@ def apply_recipe(net: Network, recipe: Recipe) -> Network:
             raise PruneError(
                 f"group {name!r} has {g.size} channels here, {e.size} in the recipe: it was made for another width. Choose again."
             )
-    return _masked(cut(net, recipe.kept(), known, removed=recipe.removed), recipe.masks)
+    made = _masked(cut(net, recipe.kept(), known, removed=recipe.removed), recipe.masks)
+    if recipe.groups or recipe.removed:
+        note(made, "prune", **({"recipe": name} if name else {}), about=dict(recipe.about))
+    return made
 
 
 def _masked(net: Network, masks: Mapping[str, np.ndarray]) -> Network:
@@ -115,7 +123,10 @@ def recipe_from_json(data: Any) -> Recipe:
     removed = data.get("removed", [])
     if not isinstance(removed, list) or not all(isinstance(n, str) for n in removed):
         raise PruneError("'removed' of the recipe must be a list of branch names")
-    return Recipe(entries, data.get("about") or {}, tuple(removed))
+    about = data.get("about") or {}
+    if not isinstance(about, dict):
+        raise PruneError("'about' of the recipe must be an object: how the choice was made, in any words")
+    return Recipe(entries, about, tuple(removed))
 
 
 def save_recipe(recipe: Recipe, path: str | os.PathLike) -> Path:

@@ -19,6 +19,7 @@ from whet.network import Layer, Network, Origin, Tensor, Weight
 from whet.pruning._least_squares import Problem, conv_matrix, conv_outputs, conv_rows, conv_weights, solve
 from whet.pruning._sweep import Sweep
 from whet.pruning.cut import Kept, kept_indexes
+from whet.pruning.order import check_order
 
 Progress = Callable[[int, int, str], None]  # (layers done, layers in all, what was done)
 
@@ -42,11 +43,15 @@ def recover(
     data: Mapping[str, np.ndarray],
     config: RecoveryConfig | None = None,
     progress: Progress | None = None,
+    *,
+    insist: bool = False,
 ) -> Network:
     """A copy of `pruned` (= cut(original, kept)) fitted to `original` on `data` (inputs by name; labels are not needed).
 
-    Raises PruneError when the networks do not belong together, ShapeError when the data do not fit.
+    Raises PruneError when the networks do not belong together or the order of steps is wrong (unless `insist`), ShapeError when the data do
+    not fit.
     """
+    check_order(pruned, "recover", insist)
     config = config or RecoveryConfig()
     made = pruned.clone()
     names = {layer.name for layer in original.layers}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -15,10 +13,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from whet.errors import CalibrationError, UsageError
+from whet.errors import CalibrationError
 from whet.network import Network
 from whet.precision import Preprocessing, calibration_data
 from whet.precision.data import split
+from whet.registry import own_function
 
 LABELS = ("labels", "label", "y")  # names of the array of labels in an .npz
 
@@ -49,7 +48,7 @@ def labelled(source: str, net: Network, what: str) -> Labelled:
     Raises CalibrationError for data that do not fit, UsageError for a source that is not there. `what` names it in errors.
     """
     if source.startswith("python:"):
-        arrays, labels = _pairs(load_function(source, what)(), net, source)
+        arrays, labels = _pairs(own_function(source, what)(), net, source)
     else:
         path = Path(source)
         files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
@@ -63,19 +62,6 @@ def labelled(source: str, net: Network, what: str) -> Labelled:
     if not samples or len(labels) != len(next(iter(inputs.values()))):
         raise CalibrationError(f"{what}: {source} has {len(labels)} labels for {len(next(iter(inputs.values()), ()))} samples")
     return Labelled(inputs, labels)
-
-
-def load_function(source: str, what: str) -> Callable[..., Any]:
-    """The function that python:MODULE:FUNCTION names; modules of the working folder are found. Raises UsageError."""
-    parts = source.split(":")
-    if len(parts) != 3 or not all(parts):
-        raise UsageError(f"{what}: {source} is not python:MODULE:FUNCTION")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(parts[1]), parts[2])
-    except (ImportError, AttributeError) as e:
-        raise UsageError(f"{what}: {source}: {e}. The module is looked for beside the recipe and where Python looks.") from e
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import UsageError
+from whet.files import replacing
 
 JOB, RESULT, LOG, STAGE, LOCK = "job.json", "result.json", "log.txt", "stage.txt", "lock"
 _ELSEWHERE = ("target", "search", "prefer", "survivor", "scout", "out", "folder")  # keys of the recipe that a job does not depend on
@@ -63,12 +64,10 @@ def result_of(folder: Path) -> dict[str, Any] | None:
 
 def write_json(path: Path, data: Any) -> None:
     """Writes to a file beside it and renames: readers see the old or the new file, never a part."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("w") as f:
+    with replacing(path) as part, part.open("w") as f:
         json.dump(data, f, indent=1, allow_nan=False)
         f.flush()
         os.fsync(f.fileno())
-    os.replace(part, path)
 
 
 def read_json(path: Path) -> Any:

@@ -46,6 +46,12 @@ class DeviceLock:
             yield
 
     @contextmanager
+    def training(self) -> Iterator[None]:
+        """Fine-tuning: as other work on a CPU, alone on a GPU, which it keeps as busy as a timing does."""
+        with self.working() if self.shares else self.timing():
+            yield
+
+    @contextmanager
     def _held(self, how: int) -> Iterator[None]:
         with file_lock(self.folder / f"{self.name}.turn", fcntl.LOCK_EX):
             held = _open(self.folder / f"{self.name}.lock")

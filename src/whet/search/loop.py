@@ -15,8 +15,9 @@ from whet.errors import BuildError
 from whet.frontends import network_from_onnx
 from whet.network import Network
 from whet.pruning.depth import branches
+from whet.registry import own_function
 from whet.search import job as j
-from whet.search.data import labelled, load_function, modules_of, unlabelled
+from whet.search.data import labelled, modules_of, unlabelled
 from whet.search.folder import WorkFolder
 from whet.search.judging import Judging, Trial
 from whet.search.recipe import AutoRecipe, Effort
@@ -259,7 +260,7 @@ def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
             if source and recipe.metric == "top1":
                 facts["data"][which] = len(labelled(source, loop.net, f"data.{which}"))
         if recipe.metric != "top1":
-            load_function(recipe.metric, "metric")
+            own_function(recipe.metric, "metric")
     return facts
 
 

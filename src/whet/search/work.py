@@ -19,10 +19,11 @@ from whet.inspector import layer_rows
 from whet.network import Network
 from whet.pruning import count_params, save_recipe
 from whet.pruning.depth import branches
+from whet.registry import own_function
 from whet.runtime import Engine, Runtime
 from whet.search import _fields as f
 from whet.search.build import build_config, engine_plan, predictor, quantized_source, quick_engine
-from whet.search.data import Labelled, labelled, load_function, unlabelled
+from whet.search.data import Labelled, labelled, unlabelled
 from whet.search.job import STAGE, Job, read_json
 from whet.search.locks import DeviceLock, physical_gpu
 from whet.search.measure import energy_of, in_turns, ready
@@ -68,7 +69,7 @@ class Worker:
             if source not in self._data:
                 self._data[source] = labelled(source, net, f"data.{which}")
             return top1(predict, self._data[source])
-        return user_metric(load_function(self.recipe.metric, "metric"), predict, self.recipe.metric)
+        return user_metric(own_function(self.recipe.metric, "metric"), predict, self.recipe.metric)
 
     def machine(self) -> Any:
         return get_backend(self.recipe.backend, threads=self.recipe.threads)
@@ -101,9 +102,10 @@ def _candidate(w: Worker) -> dict[str, Any]:
                 return w.score(predictor(quick_engine(step, recipe).create_context()), step).to_plain()
 
         made = prepared(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
-        if rate is not None:
+    if rate is not None:
+        with w.lock.training():
             fine_tuned(made, net, recipe, c, w.folder, say=w.say, rate=rate)
-        calibration = {n: a[:_CALIBRATE] for n, a in data.items()}
+    calibration = {n: a[:_CALIBRATE] for n, a in data.items()}
     with w.lock.timing():
         w.say("building")
         start = perf_counter()

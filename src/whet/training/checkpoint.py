@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from whet.errors import TrainingError
+from whet.files import replacing
 from whet.training.module import NetworkModule
 
 FORMAT, VERSION = "whet.training.checkpoint", 1
@@ -33,11 +34,10 @@ def save_checkpoint(path: str | os.PathLike[str], module: NetworkModule, optimiz
                 plain.setdefault(str(i), {})[key] = v
     header = {"format": FORMAT, "version": VERSION, "optimizer": plain, "torch": torch.__version__, **state}
     target = Path(path)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        save_file({n: t.clone() for n, t in tensors.items()}, partial, metadata={"whet": json.dumps(header)})
-        os.replace(partial, target)
+        with replacing(target) as part:
+            save_file({n: t.clone() for n, t in tensors.items()}, part, metadata={"whet": json.dumps(header)})
     except OSError as e:
         raise TrainingError(f"the checkpoint {path} cannot be written: {e}. Choose another path, or free some space.") from e
 

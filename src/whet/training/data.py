@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +13,7 @@ import numpy as np
 from whet.errors import TrainingError, UsageError
 from whet.network import Network
 from whet.precision import Preprocessing
+from whet.registry import own_function
 
 _LABELS = ("labels", "label", "y", "targets", "y_train")
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -93,20 +91,7 @@ def training_data(source: str, net: Network, preprocessing: Preprocessing | None
 
 def call(source: str, *args: Any) -> Any:
     """What the function of `python:module:function` returns. Raises UsageError for one that is not there."""
-    return function_of(source)(*args)
-
-
-def function_of(source: str) -> Any:
-    """The function of `python:module:function`; the working folder is searched too. Raises UsageError for one that is not there."""
-    parts = source.split(":")
-    if len(parts) != 3 or parts[0] != "python" or not all(parts):
-        raise UsageError(f"{source} is not python:MODULE:FUNCTION")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(parts[1]), parts[2])
-    except (ImportError, AttributeError) as e:
-        raise UsageError(f"{source}: {e}") from e
+    return own_function(source)(*args)
 
 
 def _from_function(source: str, names: tuple[str, ...], preprocessing: Preprocessing | None) -> TrainingData | Batches:

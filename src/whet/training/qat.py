@@ -19,6 +19,7 @@ from whet.errors import TrainingError
 from whet.network import I8, Layer, Network
 from whet.precision import Places, Range, Ranges, calibrate, find_places, quantize
 from whet.precision.insert import shared_ranges, weight_axis
+from whet.pruning.order import check_order, note
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.feeding import Feeder
@@ -114,13 +115,16 @@ def quantization_aware(
     teacher: Network | None = None,
     test: TrainingData | Batches | None = None,
     progress: Progress | None = None,
+    insist: bool = False,
 ) -> QuantizationAware:
     """Trains `net` (fine-tuned, floating point) to be right in INT8. Without `ranges` it is calibrated on the first `samples` of the data.
 
     `skip` names layers (or says of one) that stay in floating point; `teacher` is for distillation, `net` itself is a good one.
     The default config is a short training at a low rate; folded weights differ widely in size, which AdamW takes better than SGD.
-    Raises CalibrationError, TrainingError, UsageError.
+    `insist`: train although the network was cut and neither recovered nor fine-tuned since, or is quantized already.
+    Raises CalibrationError, TrainingError, UsageError, PruneError (the order of steps).
     """
+    check_order(net, "calibrate", insist)
     config = config or FinetuneConfig(epochs=2, optimizer="adamw", lr=1e-4, weight_decay=0.0, warmup=0.0)
     skip = skip if callable(skip) else tuple(skip)
     device = device_of(config.device)
@@ -138,7 +142,9 @@ def quantization_aware(
         answers = NetworkModule(without_softmax(teacher or net)).to(device).eval().requires_grad_(False)
     done = trained(made, module, data, replace(config, freeze=(), train=()), teacher=answers, test=test, progress=progress, what="quantization-aware")
     final = Ranges({name: learned[name].range() for name in places.names()}, ranges.model, ranges.samples)
-    return QuantizationAware(quantize(done.network, final, skip=skip), done.network, final, done)
+    quantized = quantize(done.network, final, skip=skip)
+    note(quantized, "calibrate", by="quantization-aware training", steps=done.steps)
+    return QuantizationAware(quantized, done.network, final, done)
 
 
 def _fakes(places: Places, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:

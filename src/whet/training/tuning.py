@@ -14,8 +14,10 @@ import torch
 from whet.errors import TrainingError, UsageError
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
+from whet.pruning.order import check_order, note
+from whet.registry import own_function
 from whet.training.config import FinetuneConfig
-from whet.training.data import Batches, TrainingData, function_of
+from whet.training.data import Batches, TrainingData
 from whet.training.evaluate import accuracy
 from whet.training.loop import Progress, fit
 from whet.training.masks import hold, masks_of, reapply
@@ -44,15 +46,17 @@ def finetune(
     test: TrainingData | Batches | None = None,
     progress: Progress | None = None,
     train: str | Callable[..., Any] | None = None,
+    insist: bool = False,
 ) -> Finetuned:
     """Trains a copy of `net` (source stage; batch norms not folded, best).
 
     `teacher`: the network whose outputs `config.distill` of the loss follows, as a rule the one before pruning. A Softmax at the end is set
     aside while training, so that losses see logits. `train`: a function of your own, or python:module:function, that is called as
-    train(module, data, config) instead of whet's loop; masks are held whatever it does.
-    Raises TrainingError, UnsupportedError (an op that cannot be trained), UsageError (settings).
+    train(module, data, config) instead of whet's loop; masks are held whatever it does. `insist`: train although the network is quantized.
+    Raises TrainingError, UnsupportedError (an op that cannot be trained), UsageError (settings), PruneError (the order of steps).
     """
     config = config or FinetuneConfig()
+    check_order(net, "finetune", insist)
     device = device_of(config.device)
     student, answers = without_softmax(net), None
     if config.distill > 0:
@@ -60,7 +64,9 @@ def finetune(
             raise UsageError("distill is above 0, but there is no teacher: give the network before it was pruned")
         answers = NetworkModule(folded(without_softmax(teacher))).to(device).eval().requires_grad_(False)
     module = NetworkModule(student, freeze=config.freeze, train=config.train).to(device)
-    return trained(net, module, data, config, teacher=answers, test=test, progress=progress, train=train)
+    done = trained(net, module, data, config, teacher=answers, test=test, progress=progress, train=train)
+    note(done.network, "finetune", steps=done.steps)
+    return done
 
 
 def trained(
@@ -83,7 +89,7 @@ def trained(
     steps = resumed = 0
     if train is not None:
         module.train()
-        (function_of(train) if isinstance(train, str) else train)(module, data, config)
+        (own_function(train, "--train") if isinstance(train, str) else train)(module, data, config)
     else:
         history, steps, resumed = fit(module, data, config, teacher=teacher, test=test, progress=progress, digest=digest(net))
     reapply(module, masks)
