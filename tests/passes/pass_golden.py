@@ -4,6 +4,7 @@
     # with fuse_conv_add            other passes that run too (optional)
     # noFuse=conv1                  as --noFuse would (optional)
     # takes Attention               the machine has a tactic for this hint (optional)
+    # line 16                       the machine's kernels read so many bytes of channels at once (optional)
     in %x: ...                      the network before
     =>
     in %x: ...                      the network after
@@ -27,7 +28,7 @@ FOLDER = Path(__file__).parents[1] / "golden" / "passes"
 #: Passes that change the order of floating point operations; all others keep every bit, NaN and infinities included.
 ROUNDS = {
     "fold_batch_norm", "fold_quantized_batch_norm", "fold_scale_shift", "gemm_to_canonical", "move_scales", "recognize_gelu",
-    "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "remove_zero_channels",
+    "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "pad_channels", "remove_zero_channels",
 }  # fmt: skip
 #: Passes that hold for numbers: which integer a NaN becomes, no standard says.
 NO_NAN = {"move_quantize", "move_quantize_split"}
@@ -44,6 +45,7 @@ class Case:
     others: tuple[str, ...] = ()
     no_fuse: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+    line: int = 1
 
     def network(self) -> Network:
         return parse_network("network case source\n" + self.before)
@@ -52,7 +54,7 @@ class Case:
         """The case's network (or `net`) after pass `name` and the case's other passes, verified after each firing."""
         switches = ["none", "+" + name, *("+" + o for o in self.others)]
         refuses = (lambda layer: None if layer.hint in self.takes else f"no tactic takes {layer.hint}") if self.takes else None
-        return lower(net or self.network(), switches=switches, no_fuse=self.no_fuse, check=True, refuses=refuses)
+        return lower(net or self.network(), switches=switches, no_fuse=self.no_fuse, check=True, refuses=refuses, line=self.line)
 
 
 def read(path: Path) -> list[Case]:
@@ -66,7 +68,8 @@ def read(path: Path) -> list[Case]:
         assert all(o in PASSES for o in others), f"{path.name}: {others}"
         no_fuse = tuple(re.findall(r"^# noFuse=(.*)$", before, flags=re.M))
         takes = tuple(re.findall(r"^# takes (.*)$", before, flags=re.M))
-        cases.append(Case(title.strip(), before, after.strip() + "\n", others, no_fuse, takes))
+        line = max(map(int, re.findall(r"^# line (\d+)$", before, flags=re.M)), default=1)
+        cases.append(Case(title.strip(), before, after.strip() + "\n", others, no_fuse, takes, line))
     return cases
 
 

@@ -20,10 +20,12 @@ from whet.tactics import tactics_of
 def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
     """The network after the passes that `config` asks for. Its outputs are made by layers: one that is an input is copied. What regions
     read of the network around them is an input of their layers."""
-    whole = {hint for t in tactics_of(config.backend) for hint in t.hints}
+    tactics = tactics_of(config.backend)
+    whole = {hint for t in tactics for hint in t.hints}
     made, log = lower(
         net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config),
         refuses=lambda layer: in_pieces(layer, whole) or no_float8(layer, config),
+        line=max((t.line for t in tactics), default=1),
     )  # fmt: skip
     lift_captures(made)
     for i, t in enumerate(made.outputs):

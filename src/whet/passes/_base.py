@@ -27,8 +27,9 @@ class Phase(IntEnum):
     CLEAN = 1  # fold constants, drop what does nothing, merge equals
     RECOGNIZE = 2  # patterns become named ops: LayerNorm, GELU, attention
     FOLD = 3  # batch norms and pads into weights and attributes
-    FUSE = 4  # layers and their epilogues become Fused layers
-    FINAL = 5  # what was left over: pointwise chains
+    FILL = 4  # channels come in multiples that kernels take
+    FUSE = 5  # layers and their epilogues become Fused layers
+    FINAL = 6  # what was left over: pointwise chains
 
 
 @dataclass(frozen=True)

@@ -58,18 +58,19 @@ def run_passes(
     check: bool = False,
     keep: Keep | None = None,
     refuses: Keep | None = None,
+    line: int = 1,
 ) -> PassLog:
     """Runs `passes` (default: all of level 3) on `net` in place, and on the regions of its If, Loop and Scan layers.
 
     `check` verifies after each firing and blames the pass by name. `keep(layer)` may give a reason why a layer must stay alone
     (`--noFuse`), and `refuses(layer)` why a new Fused layer is of no use (no tactic computes it): such a firing is undone and
-    recorded as a skip.
+    recorded as a skip. `line` is how many bytes of a pixel's channels the machine's kernels read at once.
     Raises NetworkError when a pass breaks the network or passes do not come to rest.
     """
     chosen = list(passes) if passes is not None else select()
     log = PassLog(order=[p.name for p in chosen])
     for part in (*_regions(net), net):
-        _Run(part, net, log, check, keep, refuses).all(chosen)
+        _Run(part, net, log, check, keep, refuses, line).all(chosen)
     return log
 
 
@@ -81,8 +82,8 @@ def _regions(net: Network) -> list[Network]:
 class _Run:
     """One network's way through the passes. `check` is what is verified after a firing: the whole that the network belongs to."""
 
-    def __init__(self, net: Network, root: Network, log: PassLog, check: bool, keep: Keep | None, refuses: Keep | None):
-        self.graph, self.log = Graph(net, root), log
+    def __init__(self, net: Network, root: Network, log: PassLog, check: bool, keep: Keep | None, refuses: Keep | None, line: int):
+        self.graph, self.log = Graph(net, root, line), log
         self.check = root if check else None
         self.keep, self.refuses = keep, refuses
         self.skips: dict[tuple[str, Layer | str], str] = {}

@@ -17,11 +17,13 @@ from whet.network import Dim, Layer, Network, Tensor, Weight, symbols
 class Graph:
     """A network being rewritten. Rules may `add` and `constant`; the driver and whole-network passes also `replace` and `bury`.
 
-    `root` is the network whose region `net` is (default: `net` itself): its inputs give symbols their values.
+    `root` is the network whose region `net` is (default: `net` itself): its inputs give symbols their values. `line` is how many bytes of
+    a pixel's channels the machine's kernels read at once (1: channels may come in any number).
     """
 
-    def __init__(self, net: Network, root: Network | None = None):
+    def __init__(self, net: Network, root: Network | None = None, line: int = 1):
         self.net = net
+        self.line = line
         self.root = root if root is not None else net
         self._readers: dict[Tensor, dict[Layer, None]] = {}
         self._place: dict[Layer, float] = {}
@@ -165,7 +167,7 @@ class Graph:
 
     def renew(self) -> None:
         """Reads the network again, after something else changed it."""
-        self.__init__(self.net, self.root)  # type: ignore[misc]
+        self.__init__(self.net, self.root, self.line)  # type: ignore[misc]
 
     def _enter(self, layer: Layer) -> None:
         for t in self.reads(layer):

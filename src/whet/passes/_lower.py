@@ -20,6 +20,7 @@ def lower(
     check: bool = False,
     refuses: Callable[[Layer], str | None] | None = None,
     forbids: Callable[[Layer], str | None] | None = None,
+    line: int = 1,
 ) -> tuple[Network, PassLog]:
     """A lowered copy of the `source` network `net` (which stays as it is), and what the passes did.
 
@@ -27,7 +28,8 @@ def lower(
     nodes that stay alone (`*` as a wildcard), `check` verifies after each firing. `refuses(fused layer)` may say why no tactic of
     the machine computes it (its shapes may be symbolic); without it, attention and sums of convolutions stay in pieces, which every
     backend computes.
-    `forbids(fused layer)` may say why the user does not want it (--layerPrecisions).
+    `forbids(fused layer)` may say why the user does not want it (--layerPrecisions). `line` is how many bytes of a pixel's channels
+    the machine's fast kernels read at once; channels that do not come so are filled (pad_channels).
     Raises UsageError for an unknown pass or node, NetworkError for a network that is lowered already.
     """
     if net.stage != "source":
@@ -36,7 +38,7 @@ def lower(
     keep = _keep(made, no_fuse) if no_fuse else None
     useless = refuses or in_pieces
     unwanted = useless if forbids is None else lambda layer: forbids(layer) or useless(layer)
-    return made, run_passes(made, select(level, switches), check=check, keep=keep, refuses=unwanted)
+    return made, run_passes(made, select(level, switches), check=check, keep=keep, refuses=unwanted, line=line)
 
 
 _PIECES = {

@@ -74,3 +74,14 @@ def assume_equal(kept: Tensor, gone: Tensor) -> None:
         made = replace(w, origin=replace(w.origin, assumes=(*w.origin.assumes, note)))
         made.__dict__["digest"] = w.digest
         kept.weight = made
+
+
+def filled(w: Weight, axis: int, layout: np.ndarray, value: float = 0) -> Weight:
+    """`w` with the entries of `axis` in a new order: `layout` has the old place of each, or -1 for one that is filled with `value`."""
+    n = w.array.shape[axis]
+    grown = len(layout) - n
+    behind = bool((layout[:n] == np.arange(n)).all())
+    pads = [0] * 2 * w.array.ndim
+    pads[w.array.ndim + axis] = grown if behind else 1
+    more = express("Pad", w, None, literal(np.array(value, w.array.dtype)), pads=tuple(pads))
+    return more if behind else express("Gather", more, literal(np.where(layout < 0, n, layout).astype(np.int64)), axis=axis)

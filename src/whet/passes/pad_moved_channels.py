@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from whet.network import Layer, Network, Tensor, Weight
-from whet.ops._origin import express
+from whet.network import Layer, Network, Tensor
 from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import anchored
 from whet.passes._graph import Graph
+from whet.passes._weights import filled
 from whet.passes.fuse_moves import HINT
 
 LINE = 16  # channels: 32 bytes of 16-bit numbers
@@ -61,15 +61,14 @@ def _padded(g: Graph, conv: Layer, channels: int) -> Tensor:
     more = -channels % LINE
     scales = {id(t) for t in _scales(conv)}
 
-    def filled(t: Tensor | None) -> Tensor | None:
+    def wider(t: Tensor | None) -> Tensor | None:
         axis = None if t is None or not t.is_constant or t.type.elements == 1 else _axis(t, channels)
         if t is None or axis is None or t.weight is None:
             return t
-        shape = [more if i == axis else d for i, d in enumerate(t.shape)]
-        behind = np.full(shape, 1 if id(t) in scales else 0, t.weight.array.dtype)
-        return g.constant(express("Concat", t.weight, Weight(behind), axis=axis), f"{t.name}_filled")
+        layout = np.r_[np.arange(channels), np.full(more, -1)]
+        return g.constant(filled(t.weight, axis, layout, int(id(t) in scales)), f"{t.name}_filled")
 
-    inputs = [filled(t) for t in conv.inputs]
+    inputs = [wider(t) for t in conv.inputs]
     more_args = dict(conv.attrs) if conv.op == "Conv" else {"regions": {"body": _again(conv, inputs)}, "hint": conv.hint}
     made: Tensor = g.add(conv.op, *inputs, **more_args)
     assert made.maker is not None

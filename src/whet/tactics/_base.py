@@ -150,6 +150,7 @@ class Tactic:
     fallback = False  # listed after all others: always there, never first
     hints: tuple[str, ...] = ()  # fused layers that are around no single op ("ConvSum", "Attention") and that it computes whole
     opt_in = False  # used only where --tacticSources=+NAME asks for it
+    line = 1  # bytes of a pixel's channels that it reads at once: with other numbers of channels only slower tactics are left
     quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others
 
     def signatures(self, layer: Layer, machine: Any) -> Sequence[Signature]:
