@@ -43,7 +43,8 @@ FLEXIBLE = ("original", "depth")  # those
 STEPS = {
     "published": "as published", "original": "fine-tuned, not cut", "depth": "14 of 27 blocks out, fine-tuned",
     "latency-55": "cut to 55 % of the CPU's time, fine-tuned", "latency-48": "cut to 48 % of the CPU's time, fine-tuned",
-    "gpu-55": "cut to 55 % of the GPU's time, fine-tuned", "2:4": "2:4, fine-tuned",
+    "gpu-55": "13 blocks out, chosen by the GPU's times at batch 1, fine-tuned",
+    "gpu128-50": "14 blocks out, chosen by the GPU's times at batch 128, fine-tuned", "2:4": "2:4, fine-tuned",
 }  # fmt: skip
 
 

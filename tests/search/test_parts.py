@@ -66,6 +66,19 @@ def test_timing_is_alone_and_a_killed_holder_lets_go(tmp_path):
     p.communicate()
 
 
+def test_fine_tuning_is_alone_on_a_gpu_and_work_beside_other_work_on_a_cpu(tmp_path):
+    p = holder(tmp_path, "training", "cuda:0")
+    assert not taken(tmp_path, "timing", "cuda:0", within=0.5)
+    assert taken(tmp_path, "working", "cuda:0")
+    p.kill()
+    p.communicate()
+    p = holder(tmp_path, "training")
+    assert taken(tmp_path, "working")
+    assert not taken(tmp_path, "timing", within=0.5)
+    p.kill()
+    p.communicate()
+
+
 def test_a_gpu_has_one_name_whatever_the_environment_calls_it(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert physical_gpu("cpu") is None
