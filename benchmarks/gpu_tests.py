@@ -4,8 +4,8 @@
 
 About two minutes of tests on 16 cores (--workers 0 leaves them out), and up to a second a build.
 
-Both run in processes of their own, side by side where CUDA_VISIBLE_DEVICES names two GPUs (what the GPU says is free counts every process on
-it); what they print goes through. The file is written to $OUT, or to the current folder, after each.
+Both run in processes of their own, side by side where CUDA_VISIBLE_DEVICES names two GPUs: memory on the last, tests on all others (on all,
+without the memory test). What they print goes through. The file is written to $OUT, or to the current folder, after each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     cases = [(n, int(b or args.builds)) for n, _, b in (w.partition(":") for w in args.networks.split(","))] if args.builds else []
     growing = start_memory(*cases[0], args.seconds, gpus[-1]) if cases and len(gpus) > 1 else None
-    rows = tests(args.workers, gpus[0], args.tests) if args.workers else []
+    rows = tests(args.workers, gpus[:-1] if growing else gpus, args.tests) if args.workers else []
     write(rows)
     for name, builds in cases:
         rows.append(memory(name, growing or start_memory(name, builds, args.seconds, gpus[-1])))
@@ -57,14 +57,14 @@ def write(rows: list[dict]) -> None:
     (Path(os.environ.get("OUT", ".")) / "tests.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
-def tests(workers: int, gpu: str, which: list[str]) -> list[dict]:
+def tests(workers: int, gpus: list[str], which: list[str]) -> list[dict]:
     """Rows of the test run, counted from its JUnit file. What failed, why tests were skipped and the twelve longest are printed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", *which, "-n", str(workers), "-q", "-rs", "--durations=12", "--no-header",
                    f"--junitxml={report}", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]  # fmt: skip
         threads = str(max(1, (os.cpu_count() or 1) // workers))  # of the reference's products: more than cores starve all workers
-        more = {"CUDA_VISIBLE_DEVICES": gpu, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+        more = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
         subprocess.run(command, cwd=HERE.parent, check=False, env={**os.environ, **more})
         counts = {"passed": 0, "failed": 0, "skipped": 0}
         for case in ElementTree.parse(report).iter("testcase"):

@@ -1,8 +1,17 @@
-"""Tests marked `data` skip, saying so, where the shared data folder is not."""
+"""Tests marked `data` skip, saying so, where the shared data folder is not; test processes share out the GPUs that are there."""
+
+import os
 
 import pytest
 
 from support.datasets import root
+
+
+def pytest_configure() -> None:
+    """Each process of pytest-xdist takes one of the GPUs that CUDA_VISIBLE_DEVICES names, in turns."""
+    gpus, worker = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","), os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and len(gpus) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(worker.removeprefix("gw")) % len(gpus)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
