@@ -36,7 +36,7 @@ def pad_channels(g: Graph) -> list[Did | Skip]:
 def _sizes(g: Graph, ties: Ties) -> tuple[dict[Node, int], list[Did | Skip]]:
     """New sizes of the leaves that are filled, and what is to be said."""
     steps = _steps(g, ties)
-    wanted: dict[Node, tuple[int, bool]] = {}  # leaf -> multiple, whether a product reads it
+    sizes: dict[Node, int] = {}
     reasons: dict[Node, str] = {}
     for d in ties.dense:
         for node, read in ((d.read, True), (d.made, False)):
@@ -46,22 +46,15 @@ def _sizes(g: Graph, ties: Ties) -> tuple[dict[Node, int], list[Did | Skip]]:
             step = steps.get(root, g.line // 2)
             if size(root) % step == 0:
                 continue
-            odd = [leaf for leaf in ties.leaves(root) if size(leaf) % step]
-            fixed = next((ties.locked[leaf] for leaf in odd if leaf in ties.locked), None)
+            fuller = {leaf: -(-size(leaf) // step) * step for leaf in ties.leaves(root) if size(leaf) % step}
+            fixed = next((ties.locked[leaf] for leaf in fuller if leaf in ties.locked), None)
+            grown = len(ties.layout(root, fuller))
+            if fixed is None and grown > _MOST * size(root) and not (read and root in fuller):
+                fixed = f"{grown} would be more than {_MOST} times as many"
             if fixed is not None:
                 reasons.setdefault(root, fixed)
                 continue
-            for leaf in odd:
-                before = wanted.get(leaf, (1, False))
-                wanted[leaf] = (max(before[0], step), before[1] or read)
-    sizes: dict[Node, int] = {}
-    for leaf, (step, read) in wanted.items():
-        n = size(leaf)
-        full = -(-n // step) * step
-        if full <= _MOST * n or read:
-            sizes[leaf] = full
-        else:
-            reasons.setdefault(leaf, f"{full} would be more than {_MOST} times as many")
+            sizes.update({leaf: max(n, sizes.get(leaf, 0)) for leaf, n in fuller.items()})
     return sizes, _notes(g, ties, sizes, reasons)
 
 

@@ -1,0 +1,26 @@
+"""Networks that were pruned without regard to the machine: with their channels filled no layer of work is left to the slowest kernel alone."""
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_coverage import covered
+
+from whet import zoo
+from whet.frontends.onnx import network_from_onnx
+from whet.network.types import F16
+from whet.pruning import PruneConfig, prune
+
+NETWORKS = ("resnet18", "mobilenet_v2", "squeezenet1_1", "densenet121", "yolov5s")
+
+
+def slow(net, *passes):
+    """The layers that only slow kernels take."""
+    return [layer for layer, found in covered(net, F16, *passes) if all(t.fallback for t in found)]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_odd_widths_have_kernels(name):
+    """Residual sums, depthwise convolutions, Concats of everything before, Splits and heads."""
+    net = prune(network_from_onnx(zoo.build(name, batch=1)), PruneConfig(ratio=0.3, scope="group", multiple=1)).network
+    assert len(slow(net, "-pad_channels")) > 15
+    assert slow(net) == []
