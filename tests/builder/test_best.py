@@ -1,4 +1,4 @@
-"""--best: beside engines of mixed types the same with FP32 alone are tried as whole engines, and what is kept can be locked."""
+"""--best: engines of mixed types are tried without 16-bit floats too where sums of times come near, and what is kept can be locked."""
 
 import dataclasses
 import sys
@@ -11,46 +11,63 @@ from test_calibration import small_network
 from test_relock import CONFIG, DATA, VNNI, keep, no_calibration
 
 from whet.backends import get_backend
-from whet.builder import plan_digest, quantized, save_lock
+from whet.builder import plan_digest, save_lock, whole
 from whet.builder.floats import small_type
 from whet.builder.quantized import Calibration, build_int8
+from whet.builder.search import Search
+from whet.builder.worth import is_narrow
 from whet.tactics import is_quantized
 
-BEST = dataclasses.replace(CONFIG, precisions=("best",))
-WIDE_FLOATS, WIDE_REST = "floating point, FP32 alone", ", the rest in FP32"
+BEST = dataclasses.replace(CONFIG, precisions=("best",), whole_engines=4)
+BF16 = pytest.mark.skipif("avx512_bf16" not in get_backend("cpu").features, reason="this CPU has no instructions for BF16")
 
 
-def tried(plan):
-    return [c["what"] for c in plan.report["precision_choice"]]
+@pytest.fixture
+def narrow_seems_faster(monkeypatch):
+    """By the sum of times 16 bits win every layer that has a kernel for them; as whole engines those without them win."""
+    usable = Search.usable
+
+    def cheaper(self, layer, net):
+        options = usable(self, layer, net)
+        for o in options:
+            o.ms = 1.0 if is_narrow(o) else 2.0
+        return options
+
+    def timed(search, entries):
+        for e in entries:
+            e.samples = [1.0 if e.what == whole.WIDE else 2.0] * 3
+
+    monkeypatch.setattr(Search, "usable", cheaper)
+    monkeypatch.setattr(whole, "_time", timed)
+    monkeypatch.setattr(whole, "_HOPELESS", 100.0)
+
+
+def engines(plan):
+    return [e["what"] for e in plan.report["engines"]]
 
 
 @VNNI
-def test_engines_that_use_sixteen_bits_are_tried_without(monkeypatch):
-    monkeypatch.setattr(quantized, "small_type", lambda plan: "bf16")
-    names = tried(build_int8(small_network(), BEST, DATA))
-    assert names[0] == "floating point"
-    assert WIDE_FLOATS in names
-    assert sum(WIDE_REST in n for n in names) == 1
-    assert not any(WIDE_FLOATS in n or WIDE_REST in n for n in tried(build_int8(small_network(), CONFIG, DATA))), "no 16 bits are permitted"
-
-
-@VNNI
-def test_engines_without_sixteen_bits_are_not_tried_twice(monkeypatch):
-    monkeypatch.setattr(quantized, "small_type", lambda plan: None)
-    assert not any(WIDE_FLOATS in n or WIDE_REST in n for n in tried(build_int8(small_network(), BEST, DATA)))
-
-
-@VNNI
-@pytest.mark.skipif("avx512_bf16" not in get_backend("cpu").features, reason="this CPU has no instructions for BF16")
-@pytest.mark.parametrize("wanted", [WIDE_FLOATS, "int8, the rest in FP32"])
-def test_what_is_kept_has_no_sixteen_bits_and_is_locked(wanted, monkeypatch, tmp_path):
-    monkeypatch.setattr(quantized, "small_type", lambda plan: "bf16")
-    monkeypatch.setattr(quantized._Making, "looks_up", lambda self: False)
-    monkeypatch.setattr(quantized, "slow_layers", lambda before, after, layers: frozenset())
+@BF16
+@pytest.mark.parametrize("wanted", ["floating point", "int8"])
+def test_what_is_kept_has_no_sixteen_bits_and_is_locked(wanted, narrow_seems_faster, monkeypatch, tmp_path):
     keep(monkeypatch, wanted)
     plan = build_int8(small_network(), BEST, DATA)
+    assert engines(plan)[0] == whole.WIDE
     assert small_type(plan) is None
     assert any(is_quantized(x) for x in plan.network.layers) == wanted.startswith("int8")
     save_lock(plan, tmp_path / "lock.json")
     made = build_int8(small_network(), dataclasses.replace(BEST, lock=str(tmp_path / "lock.json")), Calibration(samples=no_calibration))
     assert plan_digest(made) == plan_digest(plan)
+
+
+@BF16
+def test_only_sums_that_come_near_are_tried(narrow_seems_faster, monkeypatch):
+    monkeypatch.setattr(whole, "_HOPELESS", 0.5)
+    plan = build_int8(small_network(), BEST, DATA)
+    assert engines(plan) == ["least sum of times"]
+    assert small_type(plan) == "bf16" or any(is_quantized(x) for x in plan.network.layers)
+
+
+@VNNI
+def test_without_permission_there_is_nothing_to_try():
+    assert whole.WIDE not in engines(build_int8(small_network(), dataclasses.replace(BEST, precisions=("int8",)), DATA))

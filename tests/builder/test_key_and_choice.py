@@ -281,3 +281,15 @@ def test_a_signature_that_leaves_a_computed_input_open_is_refused():
     assert found.options == []
     assert "does not say how it reads %xc" in found.refused[0].reason
     assert isinstance(layer.inputs[0], Tensor)
+
+
+@pytest.mark.parametrize(("a", "b", "alike"), [(3, 7, True), (3, 0, False), (3, 255, False), (0, 0, True)])
+def test_the_value_of_a_zero_point_is_no_other_work(a, b, alike):
+    def text(zero):
+        net = Network("n", "lowered")
+        x = net.add_input("x", parse_type("f32[1,8]"))
+        scale, offset = net.constant(np.float32(0.1), "s"), net.constant(np.uint8(zero), "z")
+        net.mark_output(net.add("QuantizeLinear", x, scale, offset))
+        return layer_text(net.layers[0])
+
+    assert (text(a) == text(b)) == alike

@@ -39,9 +39,15 @@ _SUMS = 8  # tactics of single layers that may be banned because the network is 
 
 
 def build(
-    net: Network, config: BuildConfig | None = None, *, progress: Progress | None = None, inputs: Mapping[str, np.ndarray] | None = None
+    net: Network,
+    config: BuildConfig | None = None,
+    *,
+    progress: Progress | None = None,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    rival_ms: float | None = None,
 ) -> EnginePlan:
-    """The engine for a `source` network. `inputs` are real data for verification (default: seeded normal numbers).
+    """The engine for a `source` network. `inputs` are real data for verification (default: seeded normal numbers). `rival_ms` is what an
+    engine takes that this one competes with: where it cannot win by far, less is tried to make it faster.
 
     Raises BuildError and its kinds: NoTacticError, MemoryLimitError, VerificationError, LockError; UsageError for options that
     do not fit the network; CacheError for an unusable timing cache.
@@ -49,12 +55,17 @@ def build(
     config = config or BuildConfig()
     lock = read_lock(config.lock) if config.lock else None
     counts = thread_counts(config, lock["threads"] if lock is not None else None)
-    plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs) for n in counts]
+    plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs, rival_ms) for n in counts]
     return plans[0] if len(plans) == 1 else fastest(plans, config.seed)
 
 
 def _built(
-    net: Network, config: BuildConfig, lock: dict[str, Any] | None, tell: Noting, inputs: Mapping[str, np.ndarray] | None
+    net: Network,
+    config: BuildConfig,
+    lock: dict[str, Any] | None,
+    tell: Noting,
+    inputs: Mapping[str, np.ndarray] | None,
+    rival_ms: float | None,
 ) -> EnginePlan:
     """The engine for one number of threads."""
     started = time.perf_counter()
@@ -82,7 +93,7 @@ def _built(
                 raise VerificationError(f"the locked engine fails verification: {checked.failures[0]}. Build without --lock.")
             plan.probe = make_probe(plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
     else:
-        search = Search(lowered, profiles, machine, tactics, permissions, config, tell)
+        search = Search(lowered, profiles, machine, tactics, permissions, config, tell, rival_ms)
         plan, report = _searched(search, net, profiles, machine, config, tell, inputs)
     _finish(plan, report, log, config, tell, started)
     return plan

@@ -25,20 +25,32 @@ _KERNELS = "_kernels"  # the folder beside a backend's tactics that holds the te
 def layer_text(layer: Layer) -> str:
     """Op, attributes, fused body, shapes and types of a layer, with tensors numbered: equal work gives equal text."""
     numbers: dict[Tensor, int] = {}
-    scales = _scales(layer)
-    head = "(" + ", ".join(_operand(t, numbers, values=i not in scales) for i, t in enumerate(layer.inputs)) + ")"
-    return "\n".join(_lines(layer, numbers, head))
+    scales, zeros = _inputs_of_rounding(layer, 1), _inputs_of_rounding(layer, 2)
+
+    def shown(i: int, t: Tensor | None) -> str:
+        if i in zeros and t is not None and t.weight is not None and _inner(t.weight.array):
+            return f"{_operand(t, numbers, values=False)} inside"
+        return _operand(t, numbers, values=i not in scales)
+
+    return "\n".join(_lines(layer, numbers, "(" + ", ".join(shown(i, t) for i, t in enumerate(layer.inputs)) + ")"))
 
 
-def _scales(layer: Layer) -> set[int]:
-    """Inputs that are scales of integers: their values change no kernel's time."""
+def _inputs_of_rounding(layer: Layer, place: int) -> set[int]:
+    """Inputs that are scales (place 1) or zero points (2) of integers. No kernel's time depends on a scale's value; on a zero point's only by
+    whether there is one, and whether it is the integer at an end, which saves a bound."""
     if layer.op in ("QuantizeLinear", "DequantizeLinear"):
-        return {1}
+        return {place}
     if layer.op != "Fused":
         return set()
     body = layer.regions["body"]
-    used = {x.inputs[1] for x in body.layers if x.op in ("QuantizeLinear", "DequantizeLinear")}
+    rounding = [x for x in body.layers if x.op in ("QuantizeLinear", "DequantizeLinear")]
+    used = {x.inputs[place] for x in rounding if len(x.inputs) > place and x.inputs[place] is not None}
     return {i for i, t in enumerate(body.inputs) if t in used}
+
+
+def _inner(zeros: np.ndarray) -> bool:
+    """Whether zero points of 8 bits are neither 0 nor at an end of their type."""
+    return zeros.dtype.kind in "iu" and not np.any(np.isin(zeros, (0, np.iinfo(zeros.dtype).min, np.iinfo(zeros.dtype).max)))
 
 
 def _lines(layer: Layer, numbers: dict[Tensor, int], head: str) -> list[str]:

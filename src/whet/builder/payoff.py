@@ -7,12 +7,13 @@ from typing import Any
 
 from whet.builder.config import BuildConfig
 from whet.builder.precision import on_integers
+from whet.builder.racing import race
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.network import Layer
 from whet.runtime import WeightStore, bind
 
-_SECONDS, _ROUNDS = 1.0, (7, 40)  # spent on timing each engine; turns
+_SECONDS, _TURNS = 1.0, 40  # spent on timing each engine; turns, at most
 _MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
 
 
@@ -61,19 +62,13 @@ def known_as(layer: Layer) -> frozenset[str]:
 
 
 def in_turns(plans: list[EnginePlan], machine: Any, config: BuildConfig) -> list[list[float]]:
-    """Seconds of several engines, run in turns on the same inputs."""
+    """Seconds of several engines, run in turns on the same inputs; those that are clearly behind have few."""
     inputs = probe_inputs(plans[0].network, config.seed, probe_shapes(plans[0]))
     store = WeightStore(machine)
     bounds = []
     for plan in plans:
         bound = bind(plan, machine, store=store)
         bound.feed(inputs)
-        bound.seconds(2)
+        bound.seconds(1)
         bounds.append(bound)
-    once = sum(b.seconds(1)[0] for b in bounds)
-    rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_SECONDS * len(bounds) / max(once, 1e-6))))
-    times: list[list[float]] = [[] for _ in bounds]
-    for k in range(rounds):
-        for i in range(len(bounds)) if k % 2 == 0 else reversed(range(len(bounds))):
-            times[i].append(bounds[i].seconds(1)[0])
-    return times
+    return race([lambda b=b: b.seconds(1)[0] for b in bounds], _SECONDS, _TURNS)  # type: ignore[misc]

@@ -3,8 +3,8 @@
 Engines are built and timed in turns: floating point as permitted; every layer that can be quantized; the same with activations looked up,
 where the backend does that (precision.tables); the faster one without the layers that were slower than their floating-point form; and, where
 the user sets a budget of accuracy, the one that holds it. The fastest of those that hold it is kept; within the noise it is the one with
-fewer integers. Layers that --layerPrecisions demands in INT8 stay in all of them. Where 16-bit floats are permitted too (--best), the same
-engines with FP32 in their place are timed beside them: types are chosen by the sum of layers' times, the clock judges the whole.
+fewer integers. Layers that --layerPrecisions demands in INT8 stay in all of them. Where 16-bit floats are permitted too (--best), each engine
+is tried without them as well (builder/whole.py).
 
 On a GPU kernels are chosen once more in the network, which takes seconds for each engine: only those that may be kept are tuned so.
 """
@@ -27,9 +27,9 @@ from whet.builder.building import build
 from whet.builder.calibrating import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
 from whet.builder.config import BuildConfig
 from whet.builder.engine_run import EngineRun
-from whet.builder.floats import build_floats_within, small_type
+from whet.builder.floats import build_floats_within
 from whet.builder.payoff import in_turns, known_as, layer_times, slow_layers
-from whet.builder.precision import Permissions, demanded_floats, demanded_integers
+from whet.builder.precision import demanded_floats, demanded_integers
 from whet.builder.progress import Noting, Progress
 from whet.builder.relock import locked_again, note_found, read_recipe, recipe
 from whet.builder.verified import kept_verified
@@ -87,25 +87,21 @@ class _Making:
     info: list[str] = field(default_factory=list)
     tables: bool = False  # activations are looked up
 
-    def floats(self) -> _Tried:
-        """The engine in floating point, within the budget where 16 bits are permitted."""
+    def floats(self, rival_ms: float | None = None) -> _Tried:
+        """The engine in floating point, within the budget where 16 bits are permitted; `rival_ms` as `build` has it."""
         plain = without_int8(self.config)
         if self.judge is None or not plain.precisions:
-            return _Tried("floating point", build(self.net, plain, progress=self.progress, inputs=self.inputs), frozenset())
+            plan = build(self.net, plain, progress=self.progress, inputs=self.inputs, rival_ms=rival_ms)
+            return _Tried("floating point", plan, frozenset())
         plan, verdict = build_floats_within(
             self.net, self.made, plain, self.judge.budget, self.judge.analysis.samples, progress=self.progress, inputs=self.inputs
         )  # fmt: skip
         return _Tried("floating point", plan, frozenset(), verdict, "engine")
 
-    def integers(self, what: str, skip: frozenset[str], *, wide: bool = False) -> _Tried:
-        """The engine with every quantizable layer in INT8 but those of `skip` and those that the user keeps in floating point.
-
-        `wide`: what is left in floating point is FP32, whatever else is permitted.
-        """
+    def integers(self, what: str, skip: frozenset[str]) -> _Tried:
+        """The engine with every quantizable layer in INT8 but those of `skip` and those that the user keeps in floating point."""
         chosen = quantized_network(self.made, self.ranges, skip, demanded_floats(self.config), tables=self.tables)
-        config = dataclasses.replace(self.config, precisions=("int8",)) if wide else self.config
-        plan = build(chosen, config, progress=self.progress, inputs=self.inputs)
-        plan.options["precisions"] = self.config.precisions  # a lock of this engine is kept with the flags that were given
+        plan = build(chosen, self.config, progress=self.progress, inputs=self.inputs)
         plan.report["quantized"] = recipe(self.ranges, skip, self.tables)
         return _Tried(f"{what}{_LOOKED_UP}" if self.tables else what, plan, skip, tables=self.tables)
 
@@ -215,7 +211,6 @@ def _built_int8(
         return plan
     tried = _candidates(making)
     fit = _fitted(making, tried) if making.judge is not None else Fit()
-    tried += _with_wide_floats(making, tried)
     progress.phase("engines in turns")
     times = in_turns([t.plan for t in tried], machine, config)
     if later:
@@ -269,19 +264,16 @@ def _untimed(m: _Making) -> EnginePlan:
 def _candidates(m: _Making) -> list[_Tried]:
     """Floating point (or INT8 only where it is demanded), all integers, and integers without what does not pay."""
     everything = frozenset(x.name for x in m.layers)
-    if m.must:
-        base = everything - m.must
-        tried = [m.integers(f"int8 where it is demanded ({len(m.must)} layers)", base)]
-    else:
-        tried = [m.floats()]
-    tried.append(m.integers("int8", frozenset()))
+    demanded = [m.integers(f"int8 where it is demanded ({len(m.must)} layers)", everything - m.must)] if m.must else []
+    tried = [m.integers("int8", frozenset())]
     if m.looks_up():
         m.tables = True
         tried.append(m.integers("int8", frozenset()))
-        computed, looked_up = (t.plan.report.get("latency_ms", 0.0) for t in tried[-2:])
+        computed, looked_up = (t.plan.report.get("latency_ms", 0.0) for t in tried)
         m.tables = looked_up <= computed
         if not m.tables:
-            tried[-2:] = tried[:-3:-1]  # what comes is made from the faster one
+            tried.reverse()  # what comes is made from the faster one
+    tried = [*(demanded or [m.floats(tried[-1].plan.report.get("latency_ms"))]), *tried]  # floats come last: it is known whom they have to beat
     for _ in range(_ROUNDS_OF_DROPPING):
         last = tried[-1]
         times = layer_times(tried[0].plan, last.plan, m.layers)
@@ -305,25 +297,6 @@ def _tuned(m: _Making, tried: list[_Tried], times: list[list[float]]) -> list[_T
             again = m.tuned(tried[i])
             found[i] = again if again.allowed or not tried[i].allowed else tried[i]
     return found
-
-
-def _with_wide_floats(m: _Making, tried: list[_Tried]) -> list[_Tried]:
-    """Floating point, and the fastest engine with integers, with FP32 where they use 16 bits. For CPUs: a GPU's 16 bits are never the slower ones."""
-    if m.config.backend != "cpu" or not Permissions.of(m.config).allowed:
-        return []
-    made = []
-    if not m.must and small_type(tried[0].plan) is not None:
-        plain = dataclasses.replace(without_int8(m.config), precisions=())
-        plan = build(m.net, plain, progress=m.progress, inputs=m.inputs)
-        made.append(_Tried("floating point, FP32 alone", plan, frozenset(x.name for x in m.layers)))
-    quick = min((t for t in tried if "quantized" in t.plan.report and t.allowed), key=lambda t: t.plan.report.get("latency_ms", 0.0), default=None)
-    if quick is not None and small_type(quick.plan) is not None:
-        m.tables = quick.tables
-        wide = m.integers(f"{quick.what.removesuffix(_LOOKED_UP)}, the rest in FP32", quick.skip, wide=True)
-        if m.judge is not None:
-            _judged(m, wide)
-        made.append(wide)
-    return made
 
 
 def _fitted(m: _Making, tried: list[_Tried]) -> Fit:

@@ -16,6 +16,7 @@ _CLOSE = 1.3  # a runner-up this much slower alone may still win in the network
 _RUNNERS_UP = 9  # how many take turns where launches overlap
 _IN_CHAIN_S, _KIND_S = 6.0, 1.0  # seconds spent on that, and on one kind of layer at most: slow networks compare fewer
 _REPLAYS = 11  # of each option at least
+_TURNS, _TURNS_S = (3, 7), 3.0  # of two engines, layer against layer; seconds for all of them
 
 
 def refined_entry(search: Search, base: Entry, make: Make, stand: Stand) -> Entry | None:
@@ -84,10 +85,13 @@ def _kinds_in_chain(search: Search, base: Entry) -> list[Kind]:
     return kinds
 
 
-def _turns(a: Bound, b: Bound, rounds: int = 7) -> tuple[list[list[float]], list[list[float]]]:
+def _turns(a: Bound, b: Bound) -> tuple[list[list[float]], list[list[float]]]:
     """Seconds of each layer of two engines, run in turns."""
     runs: tuple[list[list[float]], list[list[float]]] = ([], [])
-    for _ in range(rounds):
+    turns = _TURNS[1]
+    while len(runs[0]) < turns:
         runs[0].append(a.run_timed())
         runs[1].append(b.run_timed())
+        once = sum(runs[0][-1]) + sum(runs[1][-1])
+        turns = max(_TURNS[0], min(turns, int(_TURNS_S / max(once, 1e-6))))
     return [list(x) for x in zip(*runs[0], strict=True)], [list(x) for x in zip(*runs[1], strict=True)]

@@ -20,7 +20,7 @@ from whet.builder.timing import Conditions, Timer, earliest_in_noise
 from whet.builder.timing_cache import TimingCache
 from whet.builder.unfuse import unfuse
 from whet.builder.views import is_view, view_refusal
-from whet.builder.worth import wide_is_close, worth_timing
+from whet.builder.worth import Losers, wide_is_close, worth_timing
 from whet.engine.plan import Candidate, Profile
 from whet.network import Layer, Network, evaluate
 from whet.ops import bind_layer
@@ -28,6 +28,7 @@ from whet.tactics import Tactic
 
 #: options timed per kind of layer at each builderOptimizationLevel; None: all
 _TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
+_SPARING = 3  # the level up to which implementations that always lost are left out
 _REFORMAT_ROUNDS = 3
 _ENOUGH = 4  # configurations of a tactic that may fail for a layer before the rest is not tried: each failure builds and verifies again
 
@@ -47,7 +48,9 @@ class Search:
         permissions: Permissions,
         config: BuildConfig,
         tell: Noting,
+        rival_ms: float | None = None,
     ):
+        self.rival_ms = rival_ms  # of an engine that the one to be chosen competes with
         self.net, self.machine, self.tactics, self.permissions, self.config, self.tell = net, machine, tactics, permissions, config, tell
         self.env = environment(net, profiles[0], OPT)
         self._fixed = len(profiles) == 1 and all(low == high for low, _, high in profiles[0].shapes.values())
@@ -58,6 +61,7 @@ class Search:
         self.banned: list[tuple[str, str, str]] = []  # (layer, option, reason)
         self._bans: dict[tuple[str, Ident], str] = {}
         self.apart: dict[str, Apart] = {}  # by kind of fused layer
+        self._losers = Losers()
         self._no_views: set[str] = set()  # layers whose parts must be copied
         level = min(max(config.optimization_level, 0), 5)
         self.cap = config.max_tactics if config.max_tactics >= 0 else _TIMED[level]
@@ -185,10 +189,13 @@ class Search:
         self.timer.time(found.layer, found.text, chosen)
         if wide_is_close(chosen):
             self.timer.time(found.layer, found.text, self.timed_options(found, alike=True))
+        self._losers.saw(chosen)
 
     def timed_options(self, found: Candidates, *, alike: bool = False) -> list[Option]:
         """Which options are worth timing; `alike` as in `worth_timing`."""
-        return worth_timing(found.options, self.config.optimization_level, self.cap, hasattr(self.machine, "compile_ahead") and not alike)
+        ahead, level = hasattr(self.machine, "compile_ahead"), self.config.optimization_level
+        options = found.options if ahead or level > _SPARING else self._losers.without(found.options)
+        return worth_timing(options, level, self.cap, ahead and not alike)
 
     def timing_report(self) -> dict[str, Any]:
         """Hits and misses of the cache, in which cache state was timed, and others' load."""

@@ -20,6 +20,11 @@ from whet.tactics import Args, Packed
 
 _METHOD = 2  # of timing; raise it when times of another kind come out, so that old ones are not compared with new ones
 _HOPELESS = (4.0, 4.0, 1.5, 1.2)  # after each round: a candidate this much slower than the best is not timed again; the last one stays
+_LONG_MS = 1.0  # from here on a run says more: what disturbs one for microseconds does not show
+_HOPELESS_LONG = (2.0, 1.3, 1.2)
+_HOPELESS_FIRST = 4.0  # the same after the run that does not count, for long ones
+_OPTION_MS = 20.0  # that the best of a layer's options is timed for, in all rounds
+_FEWEST = 3  # rounds, however long they take
 _HOT_SAMPLE_MS = 0.05  # in hot caches, short kernels are repeated within one sample up to this
 _PATIENCE = 6  # disturbed measurements that are repeated in one build; on a machine that never rests more would not help
 
@@ -55,6 +60,7 @@ class Timer:
     disturbed: list[float] = field(default_factory=list)
     timed: int = 0
     _flush: np.ndarray | None = None
+    _spare: dict[tuple, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._machine_key = self.machine.key()
@@ -129,6 +135,16 @@ class Timer:
                 self.cache.put(self.key(o, text), Timed(o.ms, o.spread_ms, len(got)), about)
                 self.timed += 1
 
+    def lend(self, key: tuple, nbytes: int) -> Any:
+        """Memory of at least so many bytes, the same for the same key where it is the host's and large enough: to touch fresh pages takes
+        longer than most kernels run."""
+        found = self._spare.get(key)
+        if found is None or found.nbytes < nbytes:
+            found = self.machine.allocate(max(nbytes, 64))
+            if found.array is not None:
+                self._spare[key] = found
+        return found
+
     def flush(self) -> None:
         """Walks over memory until what was in the caches is gone."""
         if not self.conditions.flush_bytes:
@@ -154,19 +170,23 @@ def _take_turns(timer: Timer, layer: Layer, options: list[Option]) -> dict[int, 
         samples[o.rank] = [first]
         best = min(best, first)
         alive.append((o, executable, count))
+    if best >= _LONG_MS:
+        alive = [a for a in alive if samples[a[0].rank][0] <= _HOPELESS_FIRST * best]
     rounds = timer.rounds if getattr(timer.machine, "runs", True) else 1
     for r in range(rounds):
         order = alive if r % 2 == 0 else alive[::-1]
         for o, executable, count in order:
-            timer.flush()
-            bench.warm(o)
+            bench.chill(o)
             ms = timer.machine.seconds(executable, 1)[0] * 1e3 / count
             if r == 0:
                 samples[o.rank] = []  # the run before only warmed up
             samples[o.rank].append(ms)
         best = min((typical(samples[o.rank], True) for o, _, _ in alive), default=best)
-        factor = _HOPELESS[min(r, len(_HOPELESS) - 1)]
+        factors = _HOPELESS_LONG if best >= _LONG_MS else _HOPELESS
+        factor = factors[min(r, len(factors) - 1)]
         alive = [a for a in alive if typical(samples[a[0].rank], True) <= factor * best]
+        if r + 1 >= _FEWEST and (r + 1) * best >= _OPTION_MS:
+            break
     return samples
 
 
@@ -176,6 +196,7 @@ class _Bench:
     def __init__(self, timer: Timer, layer: Layer):
         self.timer, self.layer = timer, layer
         self.buffers: dict[tuple, Any] = {}
+        self._used: dict[tuple, int] = {}  # bytes of each that operands take
         self._packed: dict[str, Any] = {}
         self.held: list[Any] = []
 
@@ -213,24 +234,28 @@ class _Bench:
                     stream.record(call)
         return stream.finish()
 
-    def warm(self, o: Option) -> None:
-        """What the layer before has just written is in the cache: touch the inputs after a flush."""
-        if not self.timer.conditions.flush_bytes:
+    def chill(self, o: Option) -> None:
+        """Leaves the caches as the network would: cold, but for the inputs, which the layer before has just written. Operands that no cache
+        holds need none of it: the run before has left nothing else there."""
+        k, flushed = o.kernel, self.timer.conditions.flush_bytes
+        if not flushed or sum(k.inputs) + sum(k.outputs) >= flushed:
             return
+        self.timer.flush()
         for i, operand in enumerate(o.signature.inputs):
             if operand is not None:
                 array = self.buffers["in", i, operand.dtype].array
                 if array is not None:
-                    array[::64].max(initial=0)
+                    array[: k.inputs[i] : 64].max(initial=0)
 
     def _buffer(self, kind: str, i: int, dtype: DType | None, nbytes: int) -> Any:
         key = (kind, i, dtype)
         found = self.buffers.get(key)
-        if found is None or found.nbytes < nbytes:
+        if found is None or self._used[key] < nbytes:
             self.held.append(found)  # earlier options point at it
-            found = self.buffers[key] = self.timer.machine.allocate(max(nbytes, 64))
+            found, self._used[key] = self.timer.lend(key, nbytes), nbytes
+            self.buffers[key] = found
             if kind == "in" and dtype is not None and getattr(self.timer.machine, "runs", True):
-                raw = np.zeros(found.nbytes, np.uint8) if found.array is None else found.array
+                raw = np.zeros(found.nbytes, np.uint8) if found.array is None else found.array[:nbytes]
                 fill(raw, dtype)
                 if found.array is None:
                     write_bytes(self.timer.machine, found, 0, raw)
@@ -248,6 +273,7 @@ class _Bench:
 def fill(raw: np.ndarray, dtype: DType) -> None:
     """Fills bytes with values of a type: normal numbers for floats, zeros for the rest (valid as indices and flags)."""
     if not dtype.is_float:
+        raw[:] = 0
         return
     count = raw.nbytes // dtype.numpy.itemsize
     block = np.random.default_rng(1).standard_normal(min(count, 1 << 16)).astype(dtype.numpy)

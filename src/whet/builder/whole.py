@@ -12,18 +12,23 @@ from whet.builder.candidates import Option
 from whet.builder.choice import Choosing, ReformatCost, choose, links, total
 from whet.builder.entries import BrokenKernel, Entry, Make, Stand
 from whet.builder.fused import without_fused
+from whet.builder.racing import race
 from whet.builder.recall import keep_times, recalled_times
 from whet.builder.refine import refined_entry
 from whet.builder.reformats import with_reformats
 from whet.builder.search import Search
 from whet.builder.views import StuckViews, settled
+from whet.builder.worth import is_narrow
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.network import Network, Tensor
 from whet.tactics import Operand
 
-_SECONDS = 0.8  # spent on timing each whole engine, at most
-_ROUNDS = (5, 30)
+_SECONDS, _TURNS = 0.8, 30  # spent on timing each whole engine; turns, at most
+_LAYERS_S, _LAYER_RUNS = 1.0, (3, 5)  # spent on the times of the kept engine's layers; runs
+_HOPELESS = 1.25  # times the least sum of layers' times: what is chosen otherwise is not tried as a whole engine
+WIDE = "no 16-bit floats"  # types are chosen by the sum of layers' times; the clock judges the whole without
+_CLOSE = 1.06  # of the fastest engine: who takes turns with the one with kernels chosen in the network
 
 
 @dataclass
@@ -65,14 +70,15 @@ def best_engine(search: Search, make: Make) -> Best:
     search.tell.stage("whole engines", len(entries) + 3)  # the runners-up in one, what was changed for them, the last look
     stand = Stand(search, probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan)))
     _timed(search, entries, stand)
-    if search.config.optimization_level >= 3 and search.config.in_network:
+    if search.config.optimization_level >= 3 and search.config.in_network and not _outrun(search, entries[0].choosing):
         search.tell.phase("choice in the network")
         refined = refined_entry(search, min(entries, key=lambda e: e.ms), make, stand)
         search.tell.phase("whole engines")
         if refined is not None:
+            overlaps, least = getattr(search.machine, "overlaps", False), min(e.ms for e in entries)
             entries.append(refined)
-            _timed(search, entries, stand)
-            if getattr(search.machine, "overlaps", False) and refined.ms <= min(e.ms for e in entries):
+            _timed(search, entries if overlaps else [e for e in entries if e is refined or e.ms <= _CLOSE * least], stand)
+            if overlaps and refined.ms <= min(e.ms for e in entries):
                 entries.insert(0, entries.pop())  # each of its changes was faster in the network: that it is by less than the noise now is no reason
     kept = _earliest(entries)
     recalled = not kept.samples
@@ -122,17 +128,24 @@ def _entries(search: Search, make: Make) -> list[Entry]:
     options = {layer.name: search.usable(layer, search.net) for layer in search.net.layers}
     first = _Way("least sum of times", choose(search.net, options, search.reformats.cost), search.net, [])
     several = search.timer is not None and getattr(search.machine, "runs", True) and search.config.whole_engines > 1
+    several = several and not _outrun(search, first.choosing)
     ways = [first]
     if several:
         apart = _apart_way(search)
         if apart is not None:
             ways = [apart, first] if apart.choosing.cost < first.choosing.cost else [first, apart]
-        ways += _other_ways(search, ways[0], options if ways[0] is first else None)
+        ways += _worth_a_try(search, ways, _other_ways(search, ways[0], options if ways[0] is first else None))
     found: list[_Way] = []
     for way in ways:
         if all(_differ(way.choosing, other.choosing) for other in found):
             found.append(way)
     return [_entry(search, way, make) for way in found[: max(search.config.whole_engines, 1) if several else 1]]
+
+
+def _outrun(search: Search, choosing: Choosing) -> bool:
+    """Whether the engine that this one competes with is so much faster that no other choice can make up for it."""
+    overlaps = getattr(search.machine, "overlaps", False)  # then a sum of layers' times says too little
+    return search.rival_ms is not None and not overlaps and choosing.cost > _HOPELESS * search.rival_ms
 
 
 def _differ(a: Choosing, b: Choosing) -> bool:
@@ -158,12 +171,23 @@ def _other_ways(search: Search, like: _Way, known: Mapping[str, list[Option]] | 
     def way(what: str, options: Mapping[str, list[Option]], cost: ReformatCost) -> _Way:
         return _Way(what, choose(net, options, cost), net, like.unfused)
 
+    wide = {n: [o for o in group if not is_narrow(o)] or group for n, group in options.items()}
+    without = [way(WIDE, wide, cost)] if not getattr(search.machine, "overlaps", False) and any(len(wide[n]) < len(options[n]) for n in wide) else []
     formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
     single = [way(f"{f} wherever it can be", _only_format(options, f), cost) for f in formats]
     single.sort(key=lambda w: total(net, w.choosing.picked, links(net), cost))
     dear = way("reformats weighted threefold", options, _weighted(cost, 3.0))
     cheap = way("reformats weighted a third", options, _weighted(cost, 0.3))
-    return [*single[:1], dear, *single[1:], cheap]
+    return [*without, *single[:1], dear, *single[1:], cheap]
+
+
+def _worth_a_try(search: Search, known: Sequence[_Way], others: Sequence[_Way]) -> list[_Way]:
+    """Those of `others` whose layers and reformats do not take so much longer that the network cannot make up for it. On a machine whose
+    launches overlap a sum says less, and a run takes next to nothing: there it is all of them."""
+    if getattr(search.machine, "overlaps", False):
+        return list(others)
+    least = min(w.choosing.cost for w in known)
+    return [w for w in others if total(w.lowered, w.choosing.picked, links(w.lowered), search.reformats.cost) <= _HOPELESS * least]
 
 
 def _entry(search: Search, way: _Way, make: Make) -> Entry:
@@ -182,25 +206,22 @@ def _only_format(options: Mapping[str, list[Option]], f: str) -> dict[str, list[
 
 
 def _time(search: Search, entries: Sequence[Entry]) -> None:
-    """Turns over all entries, forwards and backwards; a disturbed measurement is done again once."""
+    """Turns over all entries that are not clearly behind; a disturbed measurement is done again once."""
     machine = search.machine
-    for e in entries:
-        assert e.bound is not None
-        e.bound.seconds(2)
+
+    def run_of(e: Entry) -> Callable[[], float]:
+        bound = e.bound
+        assert bound is not None
+        return lambda: bound.seconds(1)[0]
+
     for e in entries:
         e.samples = []
-    once = sum(e.bound.seconds(1)[0] for e in entries if e.bound is not None)
-    rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_SECONDS * len(entries) / max(once, 1e-6))))
     for _ in range(2):
         with machine.watch() if hasattr(machine, "watch") else nullcontext() as load:
-            for r in range(rounds):
-                for e in entries if r % 2 == 0 else reversed(entries):
-                    assert e.bound is not None
-                    e.samples.append(e.bound.seconds(1)[0] * 1e3)
-        for e in entries:
+            times = race([run_of(e) for e in entries], _SECONDS, _TURNS)
+        for e, found in zip(entries, times, strict=True):
             e.disturbed = load is not None and load.disturbed
-            if not e.disturbed:
-                e.samples = e.samples[-rounds:]
+            e.samples = [*(e.samples if e.disturbed else []), *(s * 1e3 for s in found)]
         if load is None or not load.disturbed:
             return
         assert search.timer is not None
@@ -216,7 +237,7 @@ def _earliest(entries: Sequence[Entry]) -> Entry:
 
 def _layer_ms(e: Entry) -> dict[str, float]:
     assert e.bound is not None
-    runs = [e.bound.run_timed() for _ in range(5)]
+    runs = [e.bound.run_timed() for _ in range(max(_LAYER_RUNS[0], min(_LAYER_RUNS[1], int(_LAYERS_S / max(e.ms * 1e-3, 1e-6)))))]
     return {layer.name: median(r[i] for r in runs) * 1e3 for i, layer in enumerate(e.net.layers)}
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whet.builder.candidates import Option
+from whet.network import BF16, F16
 
 _FALLBACKS = 4  # the level from which references in NumPy are timed beside kernels
 _FEW = 2  # options of 32 bits that each tactic times beside those of fewer bits
 _SHARE = 0.625  # of the cap that is timed then
+_TRIED, _LOSES = 4, 2.5  # layers in which an implementation of a library was timed, and times behind the best in all of them: it has lost
+_SAYS_MS = 0.5  # layers that are faster do not count for that
 _CLOSE = 1.3  # times the fastest: where 32 bits come that near, they take part like all others
 
 
@@ -44,6 +47,39 @@ def worth_timing(options: list[Option], level: int, cap: int | None, sparing: bo
     return sorted(turns[:most], key=lambda o: o.rank)
 
 
+class Losers:
+    """Implementations of a library that were far behind wherever they were timed in this build; so they are where another one is to be had
+    for the same operands, and they take the longest."""
+
+    def __init__(self) -> None:
+        self._behind: dict[object, list[float]] = {}
+
+    def saw(self, options: Sequence[Option]) -> None:
+        """Notes how far each option is behind the best of its layer. What takes microseconds says nothing about others."""
+        times = [o.ms for o in options if o.ms is not None]
+        if times and min(times) >= _SAYS_MS:
+            for o in options:
+                if o.ms is not None:
+                    self._behind.setdefault(_implementation(o), []).append(o.ms / min(times))
+
+    def without(self, options: Sequence[Option]) -> list[Option]:
+        """Options of one layer but for those that lose; these get a note."""
+        able = [o for o in options if not self._loses(o)]
+        signatures = {o.signature for o in able}
+        for o in options:
+            if self._loses(o) and o.signature in signatures:
+                o.note = f"not timed: at least {min(self._behind[_implementation(o)]):.1f} times slower than the best in all layers before"
+        return [o for o in options if not self._loses(o) or o.signature not in signatures]
+
+    def _loses(self, o: Option) -> bool:
+        behind = self._behind.get(_implementation(o), [])
+        return len(behind) >= _TRIED and min(behind) >= _LOSES
+
+
+def _implementation(o: Option) -> object:
+    return o.tactic.name, o.kernel.implementation, tuple(x.dtype for x in o.signature.outputs)
+
+
 def wide_is_close(options: Sequence[Option]) -> bool:
     """Whether the fastest option in 32 bits is nearly as fast as the fastest in fewer, where both were timed."""
     times: dict[bool, list[float]] = {True: [], False: []}
@@ -51,6 +87,11 @@ def wide_is_close(options: Sequence[Option]) -> bool:
         if o.ms is not None:
             times[_wide(o)].append(o.ms)
     return bool(times[True] and times[False]) and min(times[True]) <= _CLOSE * min(times[False])
+
+
+def is_narrow(o: Option) -> bool:
+    """Whether an option stores any operand as floats of 16 bits."""
+    return any(x is not None and x.dtype in (F16, BF16) for x in (*o.signature.inputs, *o.signature.outputs))
 
 
 def _wide(o: Option) -> bool:

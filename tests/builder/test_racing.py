@@ -1,0 +1,37 @@
+"""Whole engines in turns: who leaves, and how many turns there are."""
+
+from whet.builder.racing import FEWEST, race
+
+
+def runner(seconds, calls, name):
+    values = iter(seconds)
+
+    def run():
+        calls.append(name)
+        return next(values)
+
+    return run
+
+
+def test_one_that_is_clearly_behind_leaves_and_the_leader_goes_on():
+    calls: list[str] = []
+    a, b = race([runner([1.0] * 20, calls, "a"), runner([1.6] * 20, calls, "b")], 10.0, 10)
+    assert (len(a), len(b)) == (7, 1)  # 20 seconds for both, 2.6 a turn
+    assert calls[:4] == ["a", "b", "a", "b"]  # the first of each is the one that does not count
+
+
+def test_those_that_are_near_take_all_turns_forwards_and_backwards():
+    calls: list[str] = []
+    a, b = race([runner([1e-3] * 99, calls, "a"), runner([1.02e-3] * 99, calls, "b")], 10.0, 6)
+    assert (len(a), len(b)) == (6, 6)
+    assert calls[2:6] == ["a", "b", "b", "a"]
+
+
+def test_one_slow_run_is_no_reason_to_leave():
+    a, b = race([runner([1.0, 1.0] * 9, [], "a"), runner([1.0, 1.4, 1.0, 1.0, 1.0, 1.0], [], "b")], 4.0, 4)
+    assert len(b) == len(a) == 4
+
+
+def test_slow_things_have_few_turns():
+    (a,) = race([runner([50.0] * 9, [], "a")], 1.0, 30)
+    assert len(a) == FEWEST
