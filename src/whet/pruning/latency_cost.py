@@ -8,6 +8,8 @@ out what stands between layers (reformats, the executor), so it predicts ratios 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from whet.builder.config import BuildConfig
 from whet.builder.lowering import lowered_network
@@ -25,9 +27,10 @@ from whet.pruning.sizes import Overlaps, Part, Widths
 Progress = Callable[[int, int, str], None]
 
 
-def static_layers(net: Network, config: BuildConfig) -> dict[str, Layer]:
-    """The lowered layers of a network by name, at the opt shapes of the config's first profile."""
-    lowered, _ = lowered_network(net, config)
+def static_layers(net: Network, config: BuildConfig, *, filled: bool = False) -> dict[str, Layer]:
+    """The lowered layers of a network by name, at the opt shapes of the config's first profile. Unless `filled`, odd channels stay as they
+    are: filled up, a network that lacks one unit would look like the whole one."""
+    lowered, _ = lowered_network(net, config if filled else replace(config, passes=(*config.passes, "-pad_channels")))
     profiles, _ = resolve_profiles(lowered, config)
     return bound_layers(lowered, environment(lowered, profiles[0], OPT))
 
@@ -76,10 +79,10 @@ def latency_costs(
         changed = {slot: n for slot, n in sizes.items() if n != full[slot]}
         if not changed:
             return meter.ms(layer)
-        try:
-            return meter.ms(shrunk(layer, changed))
-        except NetworkError:  # it counts on sizes in a way that only a whole cut resolves: no gain is credited
-            return meter.ms(layer)
+        for step in dict.fromkeys((meter.step, 1)):
+            with suppress(NetworkError):  # parts of a Concat that are filled make more than the whole filled
+                return meter.ms(shrunk(layer, {slot: min(-(-n // step) * step, full[slot]) for slot, n in changed.items()}))  # type: ignore[type-var]
+        return meter.ms(layer)  # it counts on sizes in a way that only a whole cut resolves: no gain is credited
 
     groups_of = {name: tuple(dict.fromkeys(p.group for ps in parts[name].values() for p in ps)) for name in base}
     return Costs("ms", price, groups_of, gone, added)
@@ -131,7 +134,7 @@ def _touched(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> 
 
 def measured_sum(net: Network, meter: Meter, progress: Progress | None = None) -> float:
     """Milliseconds of all lowered layers of a network, each by its best tactic. Raises PruneError where one has none."""
-    layers = static_layers(net, meter.config)
+    layers = static_layers(net, meter.config, filled=True)
     total = 0.0
     for n, (name, layer) in enumerate(layers.items()):
         try:

@@ -1,0 +1,39 @@
+"""Latency as a cost on a machine whose kernels want channels in eights: odd widths cost what they are filled up to."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from whet.builder import BuildConfig
+from whet.network import parse_network
+from whet.pruning.coupling import groups
+from whet.pruning.latency_cost import latency_costs, static_layers
+
+NETWORK = """network tiny source
+in %x: f32[1,3,32,32]
+const %w: f32[32,3,3,3] = seed(1)
+const %v: f32[32,32,3,3] = seed(2)
+const %u: f32[8,64,1,1] = seed(3)
+%a = Conv(%x, %w, pads=(1, 1, 1, 1))
+%r = Relu(%a)
+%b = Conv(%r, %v, pads=(1, 1, 1, 1))
+%j = Concat(%r, %b, axis=1)
+%y = Conv(%j, %u)
+out %y
+"""
+
+
+def test_odd_widths_cost_what_they_are_filled_up_to():
+    pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+    net, config = parse_network(NETWORK), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
+    found, base = groups(net), static_layers(net, config)
+
+    def ms(layer):
+        return sum(t.type.elements for t in (*layer.inputs, *layer.outputs) if t is not None)
+
+    costs = latency_costs(net, found, [], SimpleNamespace(config=config, step=8, ms=ms), base)
+    assert [g.size for g in found] == [32, 32]
+    for g in found:
+        assert len(costs.items_of[g.name]) >= 2, "each group takes time of the layer that makes it and of those that read it"
+        total = {width: costs.total({g.name: width}) for width in (9, 16, 17, 32)}
+        assert total[9] == total[16] < total[17] < total[32]
