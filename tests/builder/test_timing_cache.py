@@ -121,3 +121,13 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot be used"):
         TimingCache(tmp_path / "file" / "t.sqlite")
+
+
+def test_a_full_disk_is_named_as_such(tmp_path):
+    with TimingCache(tmp_path / "t.sqlite") as cache:
+        assert cache._db is not None
+        pages = cache._db.execute("PRAGMA page_count").fetchone()[0]
+        cache._db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(CacheError, match="disk is full"), cache.together():
+            for i in range(2000):
+                cache.put(f"key-{i}" * 20, Timed(1.0, 0.1, 8), {})

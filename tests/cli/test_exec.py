@@ -81,6 +81,8 @@ def test_dynamic_batch_through_profiles(folder):
     for n in (1, 3, 4):
         assert f"(batch {n})" in whet("exec", "--loadEngine=d.engine", f"--shapes=input:{n}x1x32x32", "--duration=0.05", cwd=folder)
     assert "profile 0 takes 1 to 4" in whet("exec", "--loadEngine=d.engine", "--shapes=input:5x1x32x32", cwd=folder, code=1)
+    said = whet("exec", "--loadEngine=d.engine", "--fp16", "--noVerify", "--timeDeserialize", cwd=folder)
+    assert "--fp16, --noVerify: for a build" in said
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_dynamic_batch_through_profiles(folder):
         (["--onnx=lenet.onnx", "--lock=nolock"], 1, "LockError"),
         (["--loadEngine=lenet.onnx"], 1, "no engine of whet"),
         (["--onnx=lenet.onnx", "--loadEngine=x"], 2, "either --onnx"),
-        (["--savEngine=x"], 2, "Did you mean 'saveEngine'"),
+        (["--savEngine=x"], 2, "Did you mean '--saveEngine'"),
     ],
 )
 def test_errors_say_what_why_and_what_next(folder, args, code, text):

@@ -2,10 +2,12 @@
 
 import pytest
 
-from whet.cli._exec_flags import FLAGS, help_text, parse
+from whet.cli._exec_checks import check_against, check_files, check_values
+from whet.cli._exec_config import Options
+from whet.cli._exec_flags import FLAGS, NUMBERS, help_text, parse
 from whet.cli._exec_values import percentiles, profiles, shapes, size, split_names
 from whet.cli._measure import percentile
-from whet.errors import UsageError
+from whet.errors import ShapeError, UsageError
 
 
 def test_values_with_equals_or_space():
@@ -22,7 +24,7 @@ def test_known_but_missing_is_named():
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["--onx=m"], "Did you mean 'onnx'"),
+        (["--onx=m"], "Did you mean '--onnx'"),
         (["model.onnx"], "--onnx=FILE"),
         (["--onnx"], "needs a value"),
         (["--fp16=1"], "takes no value"),
@@ -77,3 +79,64 @@ def test_percentile_is_trtexecs():
 def test_help_names_every_flag():
     text = help_text()
     assert [f for f in FLAGS if f"--{f}" not in text] == []
+
+
+def options(*argv: str) -> Options:
+    return Options(*parse(list(argv)))
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--iterations=abc", "'abc' is no whole number"),
+        ("--warmUp=-1", "the least is 0"),
+        ("--shapes=1x3x32x32", "--shapes=NAME:1x3x32x32"),
+        ("--percentile=101", "above 100"),
+        ("--numThreads=many", "no whole number"),
+    ],
+)
+def test_values_are_read_before_anything_is_built(flag, text):
+    with pytest.raises(UsageError, match=text):
+        check_values(options(flag))
+
+
+def test_every_number_has_its_default_and_its_help_says_it():
+    assert options("--numThreads=auto").get("numThreads") == "auto"
+    check_values(options("--numThreads=auto", "--duration=-1"))
+    for name, (default, _, _) in NUMBERS.items():
+        assert options().number(name) == default
+        said = FLAGS[name].help
+        assert default in (0, 1) or f"({default:g}" in said or f"({default:g})" in said, said
+
+
+def test_files_are_looked_for_before_anything_is_built(tmp_path):
+    with pytest.raises(UsageError, match=r"there is no file .*x\.bin for 'input'"):
+        check_files(options(f"--loadInputs=input:{tmp_path}/x.bin"))
+    with pytest.raises(UsageError, match="no plain file"):  # root would put an engine in the device's place
+        check_files(options("--saveEngine=/dev/null"))
+    check_files(options(f"--saveEngine={tmp_path}/new.engine"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "error", "text"),
+    [
+        ("--shapes=inputs:1x3x32x32", UsageError, "no input 'inputs'. Did you mean 'input'. It has input:Nx3x32x32"),
+        ("--loadInputs=x:a.npy", UsageError, "--loadInputs: the model has no input 'x'"),
+        ("--shapes=input:1x3x32", ShapeError, "has 3 dimensions, input 'input' has 4: Nx3x32x32"),
+        ("--shapes=input:1x4x32x32", ShapeError, "axis 1 is 4, and the model fixes it to 3"),
+    ],
+)
+def test_shapes_are_compared_with_the_model_before_it_is_built(flag, error, text):
+    with pytest.raises(error, match=text.replace("input'. It", r"input'\? It")):
+        check_against(options(flag), {"input": ("N", 3, 32, 32)})
+    check_against(options("--shapes=input:7x3x32x32"), {"input": ("N", 3, 32, 32)})
+
+
+def test_flags_of_older_command_lines_are_taken():
+    from whet.cli._exec_config import build_config
+    from whet.cli._summary import Log
+    from whet.network import parse_network
+
+    net = parse_network("in %x: f32[2,3]\n%y = Relu(%x)\nout %y")
+    config = build_config(options("--workspace=4096", "--explicitBatch"), Log(), net)
+    assert config.memory_limit == {"workspace": 4096 * 2**20}

@@ -153,7 +153,8 @@ def test_the_pack_waits_to_be_asked_for_and_is_switched_as_a_family():
     ],
 )
 def test_flags_of_exec_choose_the_packs(flags, packs):
-    from whet.cli.exec import Options, _sources, parse
+    from whet.cli._exec_config import Options, _sources
+    from whet.cli._exec_flags import parse
 
     chosen = tactics_for("cuda", _sources(Options(*parse(["--onnx=x.onnx", "--backend=cuda", *flags]))))
     assert {t.name.rpartition("/")[2] for t in chosen if "own_" not in t.name} == packs

@@ -103,7 +103,8 @@ class TimingCache:
         try:
             yield
         finally:
-            self._run("COMMIT", ())
+            if self._db.in_transaction:  # a full disk has ended it already
+                self._run("COMMIT", ())
 
     def _run(self, statement: str, values: tuple) -> list:
         assert self._db is not None

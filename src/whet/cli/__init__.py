@@ -49,7 +49,7 @@ def group() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point. Exit codes: 0 fine, 1 a WhetError (its text is printed), 2 wrong usage, 130 interrupted."""
+    """Entry point. Exit codes: 0 fine, 1 an error whose text is printed (a WhetError, a disk that is full), 2 wrong usage, 130 interrupted."""
     try:
         code = group.main(args=argv, prog_name="whet", standalone_mode=False)
         if isinstance(code, int) and code:
@@ -68,3 +68,9 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as e:
+        if e.errno is None:  # not from a file
+            raise
+        where = f"{e.filename}: " if e.filename else ""
+        click.echo(f"{type(e).__name__}: {where}{e.strerror or e}. Make room, or look at the path and its permissions.", err=True)
+        sys.exit(1)

@@ -48,6 +48,8 @@ def _flags() -> list[Flag]:
         ("maxShapes", "SPEC", "profile's largest shapes", "", True),
         ("profile", "N", "the shape flags that follow belong to profile N", "", True),
         ("memPoolSize", "SPEC", "memory caps: workspace:1G,arena:64M (no suffix: MiB)"),
+        ("workspace", "N", "old name of --memPoolSize=workspace:N (MiB)"),
+        ("explicitBatch", "", "of TensorRT 8: the batch is a dimension like others (always so)"),
         ("profilingVerbosity", "layer_names_only|detailed|none", "what the engine keeps for the inspector (layer_names_only)"),
         ("avgTiming", "M", "timed rounds averaged per tactic (8)"),
         ("builderOptimizationLevel", "0..5", "effort of the search (3)"),
@@ -75,6 +77,8 @@ def _flags() -> list[Flag]:
     missing("Build", "maxAuxStreams tilingOptimizationLevel l2LimitForTiling", gpu, "N")
     missing("Build", "preview remoteAutoTuningConfig decomposableAttentions markDebug tempdir tempfileControls", "names features of TensorRT's builder that have no counterpart here", "SPEC")
     missing("Build", "allowWeightStreaming markUnfusedTensorsAsDebugTensors safe consistency dumpKernelText restricted cpuOnly directIO pluginInstanceNorm pi enablePluginOverride", "names a feature of TensorRT's builder that has no counterpart here")
+    missing("Build", "minTiming", "--avgTiming says how often a tactic is timed, and a difference inside the noise is timed again", "M")
+    missing("Build", "heuristic", "--builderOptimizationLevel says how much is timed")
     missing("Build", "layerDeviceTypes useDLACore", "no DLA backend", "VALUE")
     missing("Build", "allowGPUFallback buildDLAStandalone uint8AsymmetricQuantizationDLA reportCapabilityDLA adjustForDLA", "no DLA backend")
     add("Precision (permissions beside FP32, as in TensorRT 10)", [
@@ -110,7 +114,7 @@ def _flags() -> list[Flag]:
         ("shapes", "SPEC", "shapes to run (default: the profile's opt shapes)"),
         ("iterations", "N", "at least N iterations (10)"),
         ("warmUp", "MS", "warm-up, not counted (200)"),
-        ("duration", "S", "at least S seconds of iterations (3)"),
+        ("duration", "S", "at least S seconds of iterations (3; -1: until it is stopped)"),
         ("sleepTime", "MS", "delay between enqueue and compute (0)"),
         ("idleTime", "MS", "delay between iterations (0)"),
         ("infStreams", "N", "contexts that run at once; a thread each on the CPU (1)"),
@@ -166,7 +170,24 @@ def _flags() -> list[Flag]:
 
 
 FLAGS = {f.name: f for f in _flags()}
-SHORT = {"h": "help"}
+
+#: Flags that take a number: default, kind, least value (None: any; --duration=-1 goes on until it is stopped).
+NUMBERS: dict[str, tuple[float, type, float | None]] = {
+    "avgTiming": (8, int, 1),
+    "builderOptimizationLevel": (3, int, 0),
+    "maxTactics": (-1, int, -1),
+    "iterations": (10, int, 1),
+    "warmUp": (200, float, 0),
+    "duration": (3, float, None),
+    "sleepTime": (0, float, 0),
+    "idleTime": (0, float, 0),
+    "infStreams": (1, int, 1),
+    "streams": (1, int, 1),
+    "useProfile": (0, int, 0),
+    "numThreads": (0, int, 0),
+    "avgRuns": (10, int, 1),
+    "device": (0, int, 0),
+}
 
 
 def parse(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -184,7 +205,8 @@ def parse(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
             raise UsageError(f"unexpected {word!r}: options are --name or --name=value; the model is given with --onnx=FILE")
         name, has_value, value = word[2:].partition("=")
         if name not in FLAGS:
-            raise UsageError(f"Unknown option: --{name}.{nearest(name, FLAGS)} `whet exec --help` lists all.")
+            near = nearest(f"--{name}", (f"--{known}" for known in FLAGS))
+            raise UsageError(f"Unknown option: --{name}.{near} `whet exec --help` lists all.")
         f = FLAGS[name]
         if f.value and not has_value:
             if i < len(argv) and not argv[i].startswith("--"):

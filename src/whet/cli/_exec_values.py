@@ -26,6 +26,8 @@ def split_names(text: str) -> list[tuple[str, str]]:
 def shapes(text: str, flag: str) -> Shapes:
     """`input:1x3x224x224,ids:8x128` as shapes by name; `scalar` or nothing after the colon is rank 0. Raises UsageError."""
     got: Shapes = {}
+    if re.fullmatch(r"\d+(x\d+)+", text):
+        raise UsageError(f"--{flag}={text} lacks the input's name: --{flag}=NAME:{text}")
     for name, dims in split_names(text):
         if dims in ("", "scalar"):
             got[name] = ()

@@ -16,10 +16,10 @@ from whet.errors import ShapeError, UsageError
 
 def infer(o: Any, log: Log, engine: Any) -> None:
     """Runs a loaded engine as the flags in `o` say, prints trtexec's report and writes what was asked for."""
-    profile = o.number("useProfile", 0, int, 0)
+    profile = o.number("useProfile")
     if profile >= max(len(engine.plan.profiles), 1):
         raise UsageError(f"--useProfile={profile}: the engine has {max(len(engine.plan.profiles), 1)} profile(s), counted from 0")
-    streams = o.number("infStreams", o.number("streams", 1, int, 1), int, 1)
+    streams = o.number("infStreams" if "infStreams" in o else "streams")
     shapes = values.shapes(o.get("shapes"), "shapes") if "shapes" in o else {}
     context = engine.create_context(profile)
     wanted = context.input_shapes(shapes)
@@ -27,24 +27,24 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         log.info(f"Input binding for {name} with dimensions {'x'.join(map(str, shape)) or 'scalar'} is created.")
     feed = make_inputs(engine, wanted, o.get("loadInputs"))
     limits = {
-        "warmup_ms": o.number("warmUp", 200, float, 0),
-        "duration_s": o.number("duration", 3, float),
-        "iterations": o.number("iterations", 10, int, 1),
+        "warmup_ms": o.number("warmUp"),
+        "duration_s": o.number("duration"),
+        "iterations": o.number("iterations"),
         "transfers": "noDataTransfers" not in o,
-        "idle_ms": o.number("idleTime", 0, float, 0),
+        "idle_ms": o.number("idleTime"),
     }
     if engine.plan.backend == "cuda":
         result = _on_gpu(o, log, engine, profile, feed, streams, limits)
     else:
         others = [engine.create_context(profile) for _ in range(streams - 1)]
-        result = measure([context, *others], [feed] * streams, sleep_ms=o.number("sleepTime", 0, float, 0), **limits)
+        result = measure([context, *others], [feed] * streams, sleep_ms=o.number("sleepTime"), **limits)
     batch = next((s[0] for s in wanted.values() if s), 1)
     print_summary(
         log,
         result,
         batch=batch,
         percentiles=values.percentiles(o.get("percentile", "90,95,99")),
-        avg_runs=o.number("avgRuns", 10, int, 1),
+        avg_runs=o.number("avgRuns"),
     )
     log.info(f"Peak memory: {engine.memory(context)}")
     _profile(o, log, context, feed)
@@ -113,7 +113,7 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> Non
         return
     from whet.inspector import profile_records
 
-    rows = context.profile(feed, iterations=max(o.number("iterations", 10, int, 1), 10))
+    rows = context.profile(feed, iterations=max(o.number("iterations"), 10))
     records = profile_records(rows)
     if "exportProfile" in o:
         _write(Path(o.get("exportProfile")), records, log)

@@ -78,20 +78,18 @@ def _config(net: Any, o: dict[str, Any]) -> Any:
 
 
 def _print(report: Any, top: int) -> None:
-    from rich.table import Table
-
     from whet.cli._console import console as make_console
+    from whet.cli._console import print_table
 
     console = make_console()
     for note in report.notes:
         console.print(f"[yellow]note[/] {note}", highlight=False)
-    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left", title_style="bold cyan",
-                  title=f"{report.precision}: harm by layer, judged on {report.samples} samples")  # fmt: skip
-    for name in (">", "layer", "op", ">alone dB", ">from here dB", ">own output dB", ">FP32 ms", f">{report.precision} ms", ">saves ms"):
-        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
-    for i, r in enumerate(report.rows[:top], 1):
-        table.add_row(str(i), r.layer, r.op, _db(r.alone_db), _db(r.from_here_db), _db(r.tensor_db), _ms(r.float_ms), _ms(r.low_ms), _ms(r.saved_ms))
-    console.print(table)
+    columns = [">", "layer", "op", ">alone dB", ">from here dB", ">own output dB", ">FP32 ms", f">{report.precision} ms", ">saves ms"]
+    rows = [
+        [str(i), r.layer, r.op, *map(_db, (r.alone_db, r.from_here_db, r.tensor_db)), *map(_ms, (r.float_ms, r.low_ms, r.saved_ms))]
+        for i, r in enumerate(report.rows[:top], 1)
+    ]
+    print_table(console, columns, rows, f"{report.precision}: harm by layer, judged on {report.samples} samples", below=("layer",))
     if len(report.rows) > top:
         console.print(f"and {len(report.rows) - top} layers that hurt less (--top, or --json for all)", highlight=False)
     timed = report.float_ms is not None and report.low_ms is not None

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
+import warnings
 from pathlib import Path
 from typing import Any
 
 import click
 
 from whet.cli import _exec_values as values
+from whet.cli._exec_checks import check_against, check_files, check_values
+from whet.cli._exec_config import Options, build_config, threads
 from whet.cli._exec_flags import FLAGS, help_text, parse
 from whet.cli._summary import Log
 from whet.errors import UnsupportedError, UsageError, WhetError
-from whet.registry import nearest
+
+_OF_A_BUILD = ("Build", "Precision", "Sparsity", "Timing cache")
+_ALSO_LOADED = ("skipInference", "buildOnly", "profilingVerbosity", "explicitBatch")
 
 
 class RawCommand(click.Command):
@@ -27,23 +31,6 @@ class RawCommand(click.Command):
 
     def get_short_help_str(self, limit: int = 45) -> str:
         return "Build, run and time an engine with trtexec's flags."
-
-
-@dataclass
-class Options:
-    """The parsed command line: values by name, order kept for the shape flags."""
-
-    pairs: list[tuple[str, str]]
-    unavailable: list[str]
-
-    def __contains__(self, name: str) -> bool:
-        return any(n == name for n, _ in self.pairs)
-
-    def get(self, name: str, default: str = "") -> str:
-        return next((v for n, v in self.pairs if n == name), default)
-
-    def number(self, name: str, default: float, kind=int, low: float | None = None):
-        return values.number(self.get(name), name, kind, low) if name in self else default
 
 
 @click.command(cls=RawCommand, add_help_option=False)
@@ -83,11 +70,12 @@ def _run(o: Options, log: Log) -> None:
         return
     if ("onnx" in o) == ("loadEngine" in o):
         raise UsageError("give either --onnx=FILE to build an engine or --loadEngine=FILE to run one")
-    _check_outputs(o)
+    check_values(o)
+    check_files(o)
     if "device" in o:
         from whet.backends.cuda import CudaBackend
 
-        CudaBackend.default_device = o.number("device", 0, int, 0)
+        CudaBackend.default_device = o.number("device")
     _print_options(o, log)
     engine = _load(o, log) if "loadEngine" in o else _build(o, log)
     if "timeDeserialize" in o:
@@ -100,16 +88,6 @@ def _run(o: Options, log: Log) -> None:
     infer(o, log, engine)
 
 
-def _check_outputs(o: Options) -> None:
-    """Refuses files that cannot be written before any work is done for them."""
-    for name in ("saveEngine", "saveLock", "exportTimes", "exportOutput", "exportProfile", "exportLayerInfo", "timingCacheFile"):
-        if name in o:
-            folder = Path(o.get(name)).resolve().parent
-            if not folder.is_dir() or not os.access(folder, os.W_OK):
-                why = "there is no folder" if not folder.is_dir() else "it may not be written in"
-                raise UsageError(f"--{name}={o.get(name)} cannot be written: {why} {folder}")
-
-
 def _print_options(o: Options, log: Log) -> None:
     groups: dict[str, dict[str, Any]] = {}
     for name, value in o.pairs:
@@ -119,7 +97,15 @@ def _print_options(o: Options, log: Log) -> None:
     from whet.backends import get_backend
 
     machine = get_backend(o.get("backend", "cpu")).describe()
-    log.section("Device Information", {"Selected Device": machine.get("model", machine.get("name", "?")), **machine})
+    shown = {k: _plain(v) for k, v in machine.items()}
+    log.section("Device Information", {"Selected Device": machine.get("model", machine.get("name", "?")), **shown})
+
+
+def _plain(value: Any) -> Any:
+    """A dict or a list as text without brackets."""
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _build(o: Options, log: Log):
@@ -139,6 +125,7 @@ def _build(o: Options, log: Log):
         net = network_from_onnx(o.get("onnx"), shapes=values.shapes(o.get("shapes"), "shapes"))  # fixed shapes decide what symbols left open
         log.info("The model can be built for fixed shapes only: those of --shapes.")
     log.info(f"Read {o.get('onnx')}: {len(net.layers)} layers, {len(net.constants)} weights in {time.perf_counter() - start:.2f} s")
+    check_against(o, {t.name: t.shape for t in net.inputs})
     net = _sparsity(o, log, net)
     config = build_config(o, log, net)
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
@@ -172,72 +159,21 @@ def _build(o: Options, log: Log):
     return Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan)
 
 
-def _threads(o: Options) -> int:
-    from whet.builder.config import AUTO_THREADS
-
-    return AUTO_THREADS if o.get("numThreads") == "auto" else o.number("numThreads", 0, int, 0)
-
-
 def _load(o: Options, log: Log):
-    from whet.runtime import Runtime
+    from whet.runtime import EngineWarning, Runtime
 
     path = o.get("loadEngine")
+    if built := [f"--{n}" for n, _ in o.pairs if FLAGS[n].group.split(" (")[0] in _OF_A_BUILD and n not in _ALSO_LOADED]:
+        log.warn(f"{', '.join(built)}: for a build; with --loadEngine the engine stays as it was built. Ignored.")
     start = time.perf_counter()
-    engine = Runtime(backend=o.get("backend") or None, threads=max(_threads(o), 0)).load(
-        path, require_same_hardware="requireSameHardware" in o
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EngineWarning)  # they are logged below
+        runtime = Runtime(backend=o.get("backend") or None, threads=max(threads(o), 0))
+        engine = runtime.load(path, require_same_hardware="requireSameHardware" in o)
     log.info(f"Engine loaded in {time.perf_counter() - start:.4g} sec.")
     for text in engine.warnings:
         log.warn(text)
     return engine
-
-
-def build_config(o: Options, log: Log, net) -> Any:
-    """The BuildConfig that the flags ask for. Raises UsageError."""
-    from whet.builder.config import BuildConfig
-
-    profiles, warnings = values.profiles(o.pairs)
-    for w in warnings:
-        log.warn(w)
-    profiles = _default_profile(o, log, net, profiles)
-    precisions = tuple(p for p in ("fp16", "bf16", "int8", "fp8", "best") if p in o)
-    if "stronglyTyped" in o and precisions:
-        raise UsageError(f"--stronglyTyped keeps the model's own types; it cannot stand beside --{precisions[0]}")
-    constraints = values.one_of(o.get("precisionConstraints", "none"), "precisionConstraints", ("none", "prefer", "obey"))
-    pools = {}
-    for name, text in values.split_names(o.get("memPoolSize")) if "memPoolSize" in o else []:
-        if name not in ("workspace", "arena"):
-            log.warn(f"--memPoolSize: the pool '{name}' is none of this backend's (workspace, arena). It is ignored.")
-        else:
-            pools[name] = values.size(text, "memPoolSize")
-    cache = "" if "noBuilderCache" in o else (o.get("timingCacheFile") or None)
-    level = values.number(o.get("builderOptimizationLevel", "3"), "builderOptimizationLevel", int, 0)
-    return BuildConfig(
-        backend=values.one_of(o.get("backend", "cpu"), "backend", ("cpu", "cuda", "null")),
-        threads=_threads(o),
-        precisions=precisions,
-        strict="strict" in o,
-        precision_constraints=constraints,
-        layer_precisions=_layer_types(o, log, net, "layerPrecisions"),
-        layer_output_types=_layer_types(o, log, net, "layerOutputTypes"),
-        sparsity=values.one_of(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force")),
-        profiles=tuple(profiles),
-        optimization_level=min(level, 5),
-        passes=tuple(p for p in o.get("passes").split(",") if p),
-        no_fuse=tuple(p for p in o.get("noFuse").split(",") if p),
-        avg_timing=o.number("avgTiming", 8, int, 1),
-        max_tactics=o.number("maxTactics", -1, int, -1),
-        timing_cache=cache,
-        error_on_cache_miss="errorOnTimingCacheMiss" in o,
-        memory_limit=pools,
-        tactic_sources=_sources(o),
-        verify="noVerify" not in o,
-        deterministic="deterministic" in o,
-        lock=o.get("lock") or None,
-        profiling_verbosity=values.one_of(
-            o.get("profilingVerbosity", "layer_names_only"), "profilingVerbosity", ("layer_names_only", "detailed", "none")
-        ),
-    )
 
 
 def _copies_to_host(log: Log, plan) -> None:
@@ -253,58 +189,6 @@ def _copies_to_host(log: Log, plan) -> None:
         pairs = (*zip(layer.inputs, choice.inputs, strict=True), *zip(layer.outputs, choice.outputs, strict=True))
         moved = sum(prod(static_shape(t.shape)) * DTYPES[s[1]].bits / 8 for t, s in pairs if t is not None and s is not None and t.type.static)
         log.warn(f"{layer.op} '{layer.name}' runs on the host, no kernel here computes it: {moved / 2**20:.3f} MiB are copied there and back.")
-
-
-def _sources(o: Options) -> tuple[str, ...]:
-    """--tacticSources, and what --pure and --noTF32 switch off on a GPU."""
-    given = tuple(p for p in o.get("tacticSources").split(",") if p)
-    if o.get("backend", "cpu") != "cuda":
-        return given
-    means = {"pure": ("-CUBLASLT", "-CUDNN"), "noTF32": ("-cublaslt_tf32", "-cudnn_tf32", "-own_tf32"), "allowFallback": ("+host_reference",)}
-    return (*given, *(switch for flag, switches in means.items() if flag in o for switch in switches))
-
-
-def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str], ...]:
-    """(name, precision) pairs of a flag; a name that matches no layer is an error under obey, else a warning."""
-    from fnmatch import fnmatchcase
-
-    pairs = values.split_names(o.get(flag)) if flag in o else []
-    known = {n for layer in net.layers for n in (layer.name, *layer.sources)}
-    for name, _ in pairs:
-        if not any(fnmatchcase(k, name) for k in known):
-            text = f"--{flag}: no layer or node of the model is called {name!r}.{nearest(name, known)} `*` stands for anything."
-            if o.get("precisionConstraints") == "obey":
-                raise UsageError(text)
-            log.warn(text)
-    return tuple(pairs)
-
-
-def _default_profile(o: Options, log: Log, net, profiles):
-    """Profiles, made up when the model is dynamic and none was given: --shapes, or every symbol 1, as trtexec does."""
-    dynamic = [t for t in net.inputs if not t.type.static]
-    if not dynamic:
-        if profiles:
-            given = {t.name: tuple(t.shape) for t in net.inputs}
-            if any(s != given.get(n, s) for p in profiles for shapes in p for n, s in shapes.items()):
-                raise UsageError("the model has static shapes; --minShapes, --optShapes and --maxShapes cannot change them")
-        return []
-    unknown = {n for p in profiles for n in p[1]} - {t.name for t in net.inputs}
-    if unknown:
-        inputs = ", ".join(f"{t.name} {t.type}" for t in net.inputs)
-        raise UsageError(f"the model has no input {sorted(unknown)[0]!r}; its inputs: {inputs}")
-    if profiles:
-        fill = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
-        return [tuple({n: s.get(n, fill[n]) for n in fill} for s in p) for p in profiles]
-    if "shapes" in o:
-        got = values.shapes(o.get("shapes"), "shapes")
-        made = {t.name: got.get(t.name, tuple(d if isinstance(d, int) else 1 for d in t.shape)) for t in net.inputs}
-    else:
-        made = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
-        for t in dynamic:
-            text = "x".join(map(str, made[t.name]))
-            log.warn(f"Dynamic dimensions required for input: {t.name}, but no shapes were provided.")
-            log.warn(f"Automatically overriding shape to: {text}")
-    return [(made, made, made)]
 
 
 def _sparsity(o: Options, log: Log, net):

@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+from whet.cli._console import console as make_console
+from whet.cli._console import print_indented, print_table
+
 
 @click.command()
 @click.argument("engine", type=click.Path(dir_okay=False))
@@ -27,8 +30,6 @@ def command(engine: str, layer: str | None, top: int, layers: bool, as_json: boo
     if as_json:
         click.echo(json.dumps({**data, "layer_table": layer_rows(plan)} if layers else data, indent=1, default=str))
         return
-    from whet.cli._console import console as make_console
-
     console = make_console()
     if layer is not None:
         _layer(console, data, top)
@@ -42,23 +43,16 @@ def print_layers(console: Any, rows: list[dict[str, str]]) -> None:
     """The layer table in the order of running."""
     from whet.inspector import COLUMNS
 
-    table = _table([c if c not in ("ms", "share", "GFLOP/s", "MB") else f">{c}" for c in COLUMNS], "Layers")
-    for r in rows:
-        table.add_row(*(r[c] for c in COLUMNS))
-    console.print(table)
-
-
-def _table(columns: list[str], title: str = "") -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", title=title, title_justify="left", title_style="bold cyan", pad_edge=False)
-    for c in columns:
-        table.add_column(c.lstrip(">"), justify="right" if c.startswith(">") else "left", overflow="fold")
-    return table
+    columns = [c if c not in ("ms", "share", "GFLOP/s", "MB") else f">{c}" for c in COLUMNS]
+    print_table(console, columns, [[r[c] for c in COLUMNS] for r in rows], "Layers", below=("type", "layer", "formats", "runner-up"))
 
 
 def _ms(v: float | None) -> str:
     return "-" if v is None else f"{v:.4f}"
+
+
+def _share(row: dict[str, Any]) -> str:
+    return "" if row["percent"] is None else f"{row['percent']:.1f}%"
 
 
 def _engine(console: Any, d: dict[str, Any], top: int) -> None:
@@ -72,19 +66,16 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
     )
     choice = d["choice"]
     if choice:
-        shown = (f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in choice.items())
+        named = {k.replace("_", " "): v for k, v in choice.items()}
+        shown = (f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in named.items())
         console.print("Choice of formats and tactics: " + ", ".join(shown), highlight=False)
     for e in d["engines"]:
         console.print(f"  whole engine timed: {_ms(e.get('ms'))} ms  {e.get('what', '')}", highlight=False)
-    table = _table([">ms", ">share", "layer", "type", "tactic", "kernel", "bound"], f"Slowest {min(top, d['layers'])} layers")
-    for r in d["slowest"][:top]:
-        share = "" if r["percent"] is None else f"{r['percent']:.1f}%"
-        table.add_row(_ms(r["ms"]), share, r["name"], r["type"], r["tactic"], r["kernel"], r["bound"] or "")
-    console.print(table)
-    table = _table([">ms", ">share", ">layers", "tactic"], "By tactic")
-    for r in d["by_tactic"]:
-        table.add_row(_ms(r["ms"]), "" if r["percent"] is None else f"{r['percent']:.1f}%", str(r["layers"]), r["tactic"])
-    console.print(table)
+    columns = [">ms", ">share", "layer", "type", "tactic", "kernel", "bound"]
+    rows = [[_ms(r["ms"]), _share(r), r["name"], r["type"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
+    print_table(console, columns, rows, f"Slowest {min(top, d['layers'])} layers", below=("type", "layer"))
+    rows = [[_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
+    print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")
     fired = ", ".join(f"{n} x{k}" for n, k in d["passes_fired"].items() if k)
     console.print(f"[bold cyan]Passes that fired[/] {fired or 'none'}", highlight=False)
     _skips(console, d["skips"], top)
@@ -100,10 +91,14 @@ def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
     if not skips:
         return
     console.print("[bold cyan]Passes that saw their pattern and did not fire[/]")
-    for s in skips[:top]:
-        console.print(f"  {s['pass']} at {s['layer'] or 'the network'}: {s['reason']}", highlight=False)
-    if len(skips) > top:
-        console.print(f"  and {len(skips) - top} more (--top, or --json for all)", highlight=False)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for s in skips:
+        alike.setdefault((s["pass"], s["reason"]), []).append(s["layer"] or "the network")
+    for (name, reason), places in list(alike.items())[:top]:
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        print_indented(console, f"{name}: {reason}; at {places[0]}{more}")
+    if len(alike) > top:
+        print_indented(console, f"and {len(alike) - top} more (--top, or --json for all)")
 
 
 def _layer(console: Any, d: dict[str, Any], top: int) -> None:
@@ -119,17 +114,23 @@ def _layer(console: Any, d: dict[str, Any], top: int) -> None:
     )
     console.print(d["why"], highlight=False)
     if d["candidates"]:
-        table = _table([">ms", ">spread", "tactic", "kernel", "formats", "why not"], f"Timed ({len(d['candidates'])})")
-        for c in d["candidates"][:top]:
-            table.add_row(_ms(c["ms"]), _ms(c["spread_ms"]), c["tactic"], c["implementation"], c["signature"], c["reason"])
-        console.print(table)
-    if d["refused"]:
-        table = _table(["tactic", "formats", "reason"], f"Refused ({len(d['refused'])})")
-        for c in d["refused"][:top]:
-            table.add_row(c["tactic"], c["signature"], c["reason"])
-        console.print(table)
-        if len(d["refused"]) > top:
-            console.print(f"and {len(d['refused']) - top} more (--top, or --json for all)", highlight=False)
+        columns = [">ms", ">spread", "tactic", "kernel", "formats", "why not"]
+        rows = [[_ms(c["ms"]), _ms(c["spread_ms"]), c["tactic"], c["implementation"], c["signature"], c["reason"]] for c in d["candidates"][:top]]
+        print_table(console, columns, rows, f"Timed ({len(d['candidates'])})", below=("formats", "why not"))
+    _refused(console, d, top)
     for p in d["passes_fired"]:
         console.print(f"pass {p['pass']}: {p['what']}", highlight=False)
     _skips(console, d["skips"], top)
+
+
+def _refused(console: Any, d: dict[str, Any], top: int) -> None:
+    """What could have computed the layer and does not; tactics of other operators are only counted."""
+    others = tuple(f", not {op}" for op in {d["op"], d["hint"]} if op)
+    mine = [c for c in d["refused"] if not (c["reason"].startswith("computes ") and c["reason"].endswith(others))]
+    if mine:
+        rows = [[c["tactic"], c["signature"], c["reason"]] for c in mine[:top]]
+        print_table(console, ["tactic", "formats", "reason"], rows, f"Refused ({len(mine)})", below=("formats", "reason"))
+    if len(mine) > top:
+        console.print(f"and {len(mine) - top} more (--top, or --json for all)", highlight=False)
+    if len(mine) < len(d["refused"]):
+        console.print(f"{len(d['refused']) - len(mine)} tactics here are for other operators (--json names them)", highlight=False)

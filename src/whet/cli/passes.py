@@ -26,13 +26,7 @@ def command(level: int, switches: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    from rich.table import Table
+    from whet.cli._console import console, print_table
 
-    from whet.cli._console import console
-
-    table = Table(box=None, header_style="bold")
-    for column in ("", "pass", "phase", "from level", "what it does"):
-        table.add_column(column)
-    for r in rows:
-        table.add_row("on" if r["on"] else "-", str(r["name"]), str(r["phase"]), str(r["level"]), str(r["what"]))
-    console().print(table)
+    cells = [["on" if r["on"] else "-", r["name"], r["phase"], str(r["level"]), r["what"]] for r in rows]
+    print_table(console(), ["", "pass", "phase", "from level", "what it does"], cells, below=("what it does",))

@@ -151,20 +151,19 @@ def _plain(found: Any) -> dict[str, Any]:
 
 
 def _print(found: Any, against: str, show_all: bool, small: str) -> None:
-    from rich.table import Table
+    from rich.text import Text
 
     from whet.cli._console import console as make_console
+    from whet.cli._console import print_table
 
     console = make_console()
-    title = f"whet ({small}) against {against}"
-    table = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left", title_style="bold cyan")
-    for name in ("value", "op", "type", ">max rel", ">mean rel", ">SNR dB", ""):
-        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
-    shown = [r for r in found.rows if show_all or r.differs or r.output]
-    for r in shown:
+    rows = []
+    for r in (r for r in found.rows if show_all or r.differs or r.output):
         mark = "[red]differs, its inputs do not[/]" if r.enters else "[red]differs[/]" if r.differs else "output" if r.output else ""
-        table.add_row(r.tensor, r.op, r.type, f"{r.max_error:.2e}", f"{r.mean_error:.2e}", f"{r.snr_db:.1f}", f"{mark} {r.note}".strip())
-    console.print(table)
+        said = Text.from_markup(mark).append(f" {r.note}" if r.note else "")
+        rows.append([r.tensor, r.op, r.type, f"{r.max_error:.2e}", f"{r.mean_error:.2e}", f"{r.snr_db:.1f}", said])
+    columns = ["value", "op", "type", ">max rel", ">mean rel", ">SNR dB", ""]
+    print_table(console, columns, rows, f"whet ({small}) against {against}", below=("value",))
     apart = sum(r.differs for r in found.rows)
     console.print(
         f"{len(found.rows)} values compared, {apart} of them beyond {found.tolerance:g}; {len(found.missing)} are not in both runs", highlight=False

@@ -38,17 +38,10 @@ def _list(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([{**dataclasses.asdict(r), "gflops": r.gflops} for r in rows], indent=1))
         return
-    from rich.table import Table
+    from whet.cli._console import console, print_table
 
-    from whet.cli._console import console
-
-    table = Table(box=None, header_style="bold")
-    table.add_column("name")
-    table.add_column("parameters", justify="right")
-    table.add_column("GFLOPs", justify="right")
-    table.add_column("inputs")
-    table.add_column("what")
+    cells = []
     for r in rows:
         inputs = ", ".join(f"{n}:{'x'.join(map(str, shape))}" for n, (_, shape) in r.inputs.items())
-        table.add_row(r.name, f"{r.parameters:,}", f"{r.gflops:.2f}", inputs, r.about)
-    console().print(table)
+        cells.append([r.name, f"{r.parameters:,}", f"{r.gflops:.2f}", inputs, r.about])
+    print_table(console(), ["name", ">parameters", ">GFLOPs", "inputs", "what"], cells, below=("what", "inputs"))

@@ -12,6 +12,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from whet.errors import FrontendError, UnsupportedError
+from whet.files import replacing
 from whet.frontends._onnx_attrs import kind_of
 from whet.frontends._onnx_tensors import ONNX_OF_DTYPE
 from whet.network import Dim, DType, Expr, Layer, Network, Tensor, TensorType, dtype_of
@@ -48,9 +49,10 @@ def save_onnx(net: Network, path: str | os.PathLike, opset: int = OPSET) -> Path
             data.unlink(missing_ok=True)  # onnx appends to a file that is there
             onnx.save(model, path, save_as_external_data=True, location=data.name)
         else:
-            path.write_bytes(model.SerializeToString())
+            with replacing(path) as part:
+                part.write_bytes(model.SerializeToString())
     except OSError as e:
-        raise FrontendError(f"cannot write {path}: {e.strerror}. Check that the folder exists and can be written.") from e
+        raise FrontendError(f"cannot write {path}: {e.strerror}. Make room, or check that the folder exists and can be written.") from e
     return path
 
 

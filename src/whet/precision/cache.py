@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from whet.errors import CalibrationError, UsageError
+from whet.files import replacing
 from whet.network import Network
 from whet.precision.places import find_places, never_negative
 from whet.precision.ranges import Range, Ranges
@@ -27,11 +28,9 @@ def write_cache(path: str | os.PathLike[str], ranges: Ranges) -> None:
     if ranges.scalings and not str(path).endswith(".json"):
         raise UsageError(f"{path} is TensorRT's cache format, which cannot hold equalized scales: name a .json cache, or switch the steps off")
     text = _json(ranges) if str(path).endswith(".json") else _text(ranges)
-    target = Path(path)
     try:
-        partial = target.with_name(f"{target.name}.{os.getpid()}.part")
-        partial.write_text(text)
-        os.replace(partial, target)
+        with replacing(path) as part:
+            part.write_text(text)
     except OSError as e:
         raise UsageError(f"the calibration cache {path} cannot be written: {e.strerror}; choose another path") from e
 

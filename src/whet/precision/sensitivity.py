@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from whet.errors import CacheError, CalibrationError, NetworkError
+from whet.files import replacing
 from whet.network import Network, network_text
 from whet.precision.calibrate import Feeds, Run, content_digest
 from whet.precision.emulate import candidates, emulated
@@ -166,11 +166,10 @@ class _Memory:
         self.known[self._name(names)] = value
         if self.path is None:
             return
-        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"key": self.key, "snr_db": self.known}))
-            os.replace(partial, self.path)
+            with replacing(self.path) as part:
+                part.write_text(json.dumps({"key": self.key, "snr_db": self.known}))
         except OSError as e:
             raise CacheError(f"what was measured of the layers' precision cannot be kept in {self.path}: {e.strerror}; name another file") from e
 

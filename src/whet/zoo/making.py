@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.errors import UsageError
+from whet.files import replacing
 from whet.zoo.counting import count
 from whet.zoo.registry import Entry, entry
 from whet.zoo.writer import GraphWriter
@@ -57,12 +58,16 @@ def save(name: str, path: str | os.PathLike[str], *, external_above: int = EXTER
     if not path.parent.is_dir():
         raise UsageError(f"Cannot write {path}: there is no folder {path.parent}. Create it or choose another path.")
     model = build(name, **how)
-    if sum(len(w.raw_data) for w in model.graph.initializer) > external_above:
-        data = path.with_name(path.name + ".data")
-        data.unlink(missing_ok=True)                    # onnx appends to a file that is there
-        onnx.save(model, path, save_as_external_data=True, location=data.name)
-    else:
-        onnx.save(model, path)
+    try:
+        if sum(len(w.raw_data) for w in model.graph.initializer) > external_above:
+            data = path.with_name(path.name + ".data")
+            data.unlink(missing_ok=True)                # onnx appends to a file that is there
+            onnx.save(model, path, save_as_external_data=True, location=data.name)
+        else:
+            with replacing(path) as part:
+                part.write_bytes(model.SerializeToString())
+    except OSError as e:
+        raise UsageError(f"Cannot write {path}: {e.strerror}. Make room or choose another path.") from e
     return path
 
 

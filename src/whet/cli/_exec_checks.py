@@ -1,0 +1,70 @@
+"""What `whet exec` refuses before any work is done: values that cannot be read, files that are not there, inputs the model does not have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whet.cli import _exec_values as values
+from whet.cli._exec_config import Options
+from whet.cli._exec_flags import NUMBERS
+from whet.errors import ShapeError, UsageError
+from whet.registry import nearest
+
+_WRITTEN = ("saveEngine", "saveLock", "exportTimes", "exportOutput", "exportProfile", "exportLayerInfo", "timingCacheFile")
+
+
+def check_values(o: Options) -> None:
+    """Reads every number, shape and list of percentiles. Raises UsageError for the first that cannot be read."""
+    for name in NUMBERS:
+        if name in o and o.get(name) != "auto":
+            o.number(name)
+    if "shapes" in o:
+        values.shapes(o.get("shapes"), "shapes")
+    if "percentile" in o:
+        values.percentiles(o.get("percentile"))
+
+
+def check_files(o: Options) -> None:
+    """Refuses files that cannot be written or read. Raises UsageError."""
+    for name in _WRITTEN:
+        if name in o:
+            folder = Path(o.get(name)).resolve().parent
+            if not folder.is_dir() or not os.access(folder, os.W_OK):
+                why = "there is no folder" if not folder.is_dir() else "it may not be written in"
+                raise UsageError(f"--{name}={o.get(name)} cannot be written: {why} {folder}")
+    target = Path(o.get("saveEngine"))
+    if "saveEngine" in o and target.exists() and not target.is_file():
+        raise UsageError(
+            f"--saveEngine={target} is no plain file, and an engine takes the place of what has its name; leave the flag out to keep no engine"
+        )
+    for name, path in values.split_names(o.get("loadInputs")) if "loadInputs" in o else []:
+        if not Path(path).is_file():
+            raise UsageError(f"--loadInputs: there is no file {path} for '{name}'")
+
+
+def check_against(o: Options, inputs: Mapping[str, tuple[Any, ...]]) -> None:
+    """Compares --shapes and --loadInputs with the inputs: names, number of dimensions, dimensions that are fixed.
+
+    `inputs` are shapes by name, symbols where they are open. Raises UsageError for a name, ShapeError for a shape.
+    """
+    given = values.shapes(o.get("shapes"), "shapes") if "shapes" in o else {}
+    named = [(n, "shapes") for n in given]
+    named += [(n, "loadInputs") for n, _ in values.split_names(o.get("loadInputs"))] if "loadInputs" in o else []
+    for name, flag in named:
+        if name not in inputs:
+            known = ", ".join(f"{n}:{_text(s)}" for n, s in inputs.items())
+            raise UsageError(f"--{flag}: the model has no input {name!r}.{nearest(name, inputs)} It has {known}.")
+    for name, shape in given.items():
+        want = inputs[name]
+        if len(shape) != len(want):
+            raise ShapeError(f"--shapes={name}:{_text(shape)} has {len(shape)} dimensions, input '{name}' has {len(want)}: {_text(want)}")
+        for axis, (d, w) in enumerate(zip(shape, want, strict=True)):
+            if isinstance(w, int) and d != w:
+                raise ShapeError(f"--shapes={name}:{_text(shape)}: axis {axis} is {d}, and the model fixes it to {w}: {_text(want)}")
+
+
+def _text(shape: tuple[Any, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"

@@ -1,0 +1,137 @@
+"""The BuildConfig that the flags of `whet exec` ask for: shapes, precisions, tactics, memory, thread counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from whet.cli import _exec_values as values
+from whet.cli._exec_flags import NUMBERS
+from whet.cli._summary import Log
+from whet.errors import UsageError
+from whet.registry import nearest
+
+
+@dataclass
+class Options:
+    """The parsed command line: values by name, order kept for the shape flags."""
+
+    pairs: list[tuple[str, str]]
+    unavailable: list[str]
+
+    def __contains__(self, name: str) -> bool:
+        return any(n == name for n, _ in self.pairs)
+
+    def get(self, name: str, default: str = "") -> str:
+        return next((v for n, v in self.pairs if n == name), default)
+
+    def number(self, name: str) -> Any:
+        """The value of a flag of `NUMBERS`, or its default. Raises UsageError for what is no such number."""
+        default, kind, low = NUMBERS[name]
+        return values.number(self.get(name), name, kind, low) if name in self else default
+
+
+def threads(o: Options) -> int:
+    """--numThreads: 0 for all usable CPUs, AUTO_THREADS for `auto`."""
+    from whet.builder.config import AUTO_THREADS
+
+    return AUTO_THREADS if o.get("numThreads") == "auto" else o.number("numThreads")
+
+
+def build_config(o: Options, log: Log, net) -> Any:
+    """The BuildConfig that the flags ask for. Raises UsageError."""
+    from whet.builder.config import BuildConfig
+
+    profiles, warnings = values.profiles(o.pairs)
+    for w in warnings:
+        log.warn(w)
+    profiles = _default_profile(o, log, net, profiles)
+    precisions = tuple(p for p in ("fp16", "bf16", "int8", "fp8", "best") if p in o)
+    if "stronglyTyped" in o and precisions:
+        raise UsageError(f"--stronglyTyped keeps the model's own types; it cannot stand beside --{precisions[0]}")
+    constraints = values.one_of(o.get("precisionConstraints", "none"), "precisionConstraints", ("none", "prefer", "obey"))
+    pools = {"workspace": values.size(o.get("workspace"), "workspace")} if "workspace" in o else {}
+    for name, text in values.split_names(o.get("memPoolSize")) if "memPoolSize" in o else []:
+        if name not in ("workspace", "arena"):
+            log.warn(f"--memPoolSize: the pool '{name}' is none of this backend's (workspace, arena). It is ignored.")
+        else:
+            pools[name] = values.size(text, "memPoolSize")
+    cache = "" if "noBuilderCache" in o else (o.get("timingCacheFile") or None)
+    return BuildConfig(
+        backend=values.one_of(o.get("backend", "cpu"), "backend", ("cpu", "cuda", "null")),
+        threads=threads(o),
+        precisions=precisions,
+        strict="strict" in o,
+        precision_constraints=constraints,
+        layer_precisions=_layer_types(o, log, net, "layerPrecisions"),
+        layer_output_types=_layer_types(o, log, net, "layerOutputTypes"),
+        sparsity=values.one_of(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force")),
+        profiles=tuple(profiles),
+        optimization_level=min(o.number("builderOptimizationLevel"), 5),
+        passes=tuple(p for p in o.get("passes").split(",") if p),
+        no_fuse=tuple(p for p in o.get("noFuse").split(",") if p),
+        avg_timing=o.number("avgTiming"),
+        max_tactics=o.number("maxTactics"),
+        timing_cache=cache,
+        error_on_cache_miss="errorOnTimingCacheMiss" in o,
+        memory_limit=pools,
+        tactic_sources=_sources(o),
+        verify="noVerify" not in o,
+        deterministic="deterministic" in o,
+        lock=o.get("lock") or None,
+        profiling_verbosity=values.one_of(
+            o.get("profilingVerbosity", "layer_names_only"), "profilingVerbosity", ("layer_names_only", "detailed", "none")
+        ),
+    )
+
+
+def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str], ...]:
+    """(name, precision) pairs of a flag; a name that matches no layer is an error under obey, else a warning."""
+    from fnmatch import fnmatchcase
+
+    pairs = values.split_names(o.get(flag)) if flag in o else []
+    known = {n for layer in net.layers for n in (layer.name, *layer.sources)}
+    for name, _ in pairs:
+        if not any(fnmatchcase(k, name) for k in known):
+            text = f"--{flag}: no layer or node of the model is called {name!r}.{nearest(name, known)} `*` stands for anything."
+            if o.get("precisionConstraints") == "obey":
+                raise UsageError(text)
+            log.warn(text)
+    return tuple(pairs)
+
+
+def _sources(o: Options) -> tuple[str, ...]:
+    """--tacticSources, and what --pure and --noTF32 switch off on a GPU."""
+    given = tuple(p for p in o.get("tacticSources").split(",") if p)
+    if o.get("backend", "cpu") != "cuda":
+        return given
+    means = {"pure": ("-CUBLASLT", "-CUDNN"), "noTF32": ("-cublaslt_tf32", "-cudnn_tf32", "-own_tf32"), "allowFallback": ("+host_reference",)}
+    return (*given, *(switch for flag, switches in means.items() if flag in o for switch in switches))
+
+
+def _default_profile(o: Options, log: Log, net, profiles):
+    """Profiles, made up when the model is dynamic and none was given: --shapes, or every symbol 1, as trtexec does."""
+    dynamic = [t for t in net.inputs if not t.type.static]
+    if not dynamic:
+        if profiles:
+            given = {t.name: tuple(t.shape) for t in net.inputs}
+            if any(s != given.get(n, s) for p in profiles for shapes in p for n, s in shapes.items()):
+                raise UsageError("the model has static shapes; --minShapes, --optShapes and --maxShapes cannot change them")
+        return []
+    unknown = {n for p in profiles for n in p[1]} - {t.name for t in net.inputs}
+    if unknown:
+        inputs = ", ".join(f"{t.name} {t.type}" for t in net.inputs)
+        raise UsageError(f"the model has no input {sorted(unknown)[0]!r}; its inputs: {inputs}")
+    if profiles:
+        fill = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
+        return [tuple({n: s.get(n, fill[n]) for n in fill} for s in p) for p in profiles]
+    if "shapes" in o:
+        got = values.shapes(o.get("shapes"), "shapes")
+        made = {t.name: got.get(t.name, tuple(d if isinstance(d, int) else 1 for d in t.shape)) for t in net.inputs}
+    else:
+        made = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
+        for t in dynamic:
+            text = "x".join(map(str, made[t.name]))
+            log.warn(f"Dynamic dimensions required for input: {t.name}, but no shapes were provided.")
+            log.warn(f"Automatically overriding shape to: {text}")
+    return [(made, made, made)]

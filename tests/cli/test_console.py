@@ -1,0 +1,36 @@
+"""Tables on narrow terminals: nothing is folded in the middle of a word that somebody must read or copy."""
+
+import io
+
+from rich.console import Console
+from rich.text import Text
+
+from whet.cli._console import print_table
+
+COLUMNS = [">ms", "layer", "tactic"]
+ROWS = [["0.5", "/layer1/conv1/Conv + /layer1/bn1/BatchNormalization", "cpu/onednn_conv"], ["10.25", "/fc[/b]/Gemm", Text("cpu/x")]]
+
+
+def printed(width: int) -> list[str]:
+    out = io.StringIO()
+    print_table(Console(file=out, width=width), COLUMNS, ROWS, "Slowest", below=("layer",))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_a_table_that_fits_has_a_row_a_line():
+    lines = printed(100)
+    assert lines[0] == "Slowest"
+    assert lines[2].split() == ["0.5", *ROWS[0][1].split(), "cpu/onednn_conv"]
+    assert "/fc[/b]/Gemm" in lines[3]  # brackets of a name are no markup
+
+
+def test_long_names_go_below_their_row_where_it_does_not_fit():
+    lines = printed(60)
+    assert lines == [
+        "Slowest",
+        "   ms  tactic",
+        "  0.5  cpu/onednn_conv",
+        "    /layer1/conv1/Conv + /layer1/bn1/BatchNormalization",
+        "10.25  cpu/x",
+        "    /fc[/b]/Gemm",
+    ]
