@@ -10,9 +10,14 @@ from whet.files import replacing
 def test_the_old_file_stays_when_the_new_one_cannot_be_written(tmp_path):
     target = tmp_path / "a.txt"
     target.write_text("old")
-    with pytest.raises(OSError, match="full"), replacing(target) as part:
-        part.write_text("new, half")
-        raise OSError(28, "full")
+
+    def write() -> None:
+        with replacing(target) as part:
+            part.write_text("new, half")
+            raise OSError(28, "full")
+
+    with pytest.raises(OSError, match="full"):
+        write()
     assert target.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
 

@@ -128,6 +128,11 @@ def test_a_full_disk_is_named_as_such(tmp_path):
         assert cache._db is not None
         pages = cache._db.execute("PRAGMA page_count").fetchone()[0]
         cache._db.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(CacheError, match="disk is full"), cache.together():
-            for i in range(2000):
-                cache.put(f"key-{i}" * 20, Timed(1.0, 0.1, 8), {})
+
+        def fill() -> None:
+            with cache.together():
+                for i in range(2000):
+                    cache.put(f"key-{i}" * 20, Timed(1.0, 0.1, 8), {})
+
+        with pytest.raises(CacheError, match="disk is full"):
+            fill()
