@@ -55,4 +55,4 @@ def test_a_profile_on_a_gpu(tmp_path):
     assert len(rows) == len(profile) - 1 >= 5, done.stdout[-3000:]
     assert all(0 <= float(share) <= 110 for *_, share in rows)
     assert any(float(share) > 0.1 for *_, share in rows)
-    assert sum(float(gflop) for _, gflop, *_ in rows) == pytest.approx(64 * 852370 / 1e9, rel=0.1)
+    assert 0.95 <= sum(float(gflop) for _, gflop, *_ in rows) / (64 * 852370 / 1e9) <= 1.5, "channels may be filled up"
