@@ -180,7 +180,7 @@ def macs(layer: Layer) -> int:
         if layer.op == "Gemm"
         else w.shape[max(0, w.type.rank - 2)]
     )
-    return _count(out.shape) * int(inner)  # type: ignore[arg-type]
+    return _count(out.shape) * int(inner)
 
 
 def _count(shape) -> int:

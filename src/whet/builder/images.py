@@ -134,7 +134,7 @@ def network_on_images(
     for layer in net.layers:
         bound = bind_layer(layer, env)
         twins = {b: t for t, b in zip((*layer.inputs, *layer.outputs), (*bound.inputs, *bound.outputs), strict=True) if b is not None}
-        here: Axes = {b: axes[t] for b, t in twins.items() if t in axes}  # type: ignore[index]
+        here: Axes = {b: axes[t] for b, t in twins.items() if t in axes}
         arrays = [
             None if t is None else read(layer, t, values[t]) if t in values else prepared(read(layer, t, t.array())) for t in layer.inputs
         ]
@@ -171,7 +171,7 @@ def image_places(net: Network, shapes: Mapping[str, tuple[int, ...]], batch: int
     for layer in net.layers:
         bound = bind_layer(layer, env)
         twins = {b: t for t, b in zip((*layer.inputs, *layer.outputs), (*bound.inputs, *bound.outputs), strict=True) if b is not None}
-        found = follow(bound, {b: axes[t] for b, t in twins.items() if t in axes}, batch)  # type: ignore[index]
+        found = follow(bound, {b: axes[t] for b, t in twins.items() if t in axes}, batch)
         axes |= {twins[b]: i for b, i in found.items() if twins[b] in layer.outputs}  # type: ignore[misc]
         parts[layer.name] = {b.name: i for b, i in found.items() if b in bound.inputs}
         if any(b.is_constant for b in found):

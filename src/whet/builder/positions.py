@@ -54,7 +54,7 @@ def _turn(bound: Bound, other: Bound, t: Tensor, axis: int | None, shift: int, b
         for start, to, n in pieces:
             _copy(bound, other, start, to, n)
         return
-    other.put(t.name, np.roll(bound.value(t.name), -shift, axis))  # type: ignore[arg-type]
+    other.put(t.name, np.roll(bound.value(t.name), -shift, axis))
 
 
 def _copy(bound: Bound, other: Bound, start: int, to: int, nbytes: int) -> None:

@@ -84,5 +84,5 @@ def _value(t: Tensor) -> np.ndarray | None:
     if t.weight is not None:
         return t.array()
     if t.shape_value is not None and all(isinstance(v, int) for v in t.shape_value) and t.type.static:
-        return np.array(t.shape_value, t.dtype.numpy).reshape(t.shape)  # type: ignore[arg-type]
+        return np.array(t.shape_value, t.dtype.numpy).reshape(t.shape)
     return None

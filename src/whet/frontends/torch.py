@@ -80,7 +80,7 @@ def _exported(
         made = torch.onnx.export(
             program, opset_version=OPSET, input_names=inputs, output_names=outputs, dynamo=True, optimize=False, verbose=False,
         )  # fmt: skip
-    return made.model_proto.SerializeToString()  # type: ignore[union-attr]
+    return made.model_proto.SerializeToString()
 
 
 def _doubled(a: Any) -> Any:

@@ -114,10 +114,10 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
     assert w is not None
     r = w.type.rank - 2
     flat = int(r == 1)  # TensorRT runs, and shows, convolutions of one axis as those of two
-    kernel = [int(d) for d in w.shape[2:]]  # type: ignore[arg-type]
+    kernel = [int(d) for d in w.shape[2:]]
     pads = [int(p) for p in a.get("pads") or (0,) * 2 * r]
     out = head.op == "ConvTranspose"
-    maps = int(w.shape[1]) * a["group"] if out else int(w.shape[0])  # type: ignore[arg-type]
+    maps = int(w.shape[1]) * a["group"] if out else int(w.shape[0])
     weight = _outer_constant(layer, w)
     bias = head.input(2)
     activation, residual, dynamic = _epilogue_facts(layer)

@@ -77,7 +77,7 @@ class Couple:
 
     def indexes(self) -> tuple[np.ndarray, np.ndarray]:
         """Indexes of each unit along `a_axis` and along `b_axis`: int64 [count, places], for an `a` of static size."""
-        n = self.count if self.count is not None else (int(self.a.shape[self.a_axis]) - self.a_at) // (self.a_block * self.a_repeat)  # type: ignore[arg-type]
+        n = self.count if self.count is not None else (int(self.a.shape[self.a_axis]) - self.a_at) // (self.a_block * self.a_repeat)
         return _units(self.a_at, n, self.a_block, self.a_repeat), _units(self.b_at, n, self.b_block, self.b_repeat)
 
 

@@ -15,9 +15,9 @@ from whet.ops._types import broadcast
 
 def infer_binary(layer: Layer) -> TensorType:
     a, b = layer.inputs[0], layer.inputs[1]
-    if a.dtype != b.dtype:  # type: ignore[union-attr]
-        raise NetworkError(f"{layer.op} '{layer.name}' takes two tensors of one type, not {a.type} and {b.type}")  # type: ignore[union-attr]
-    return TensorType(a.dtype, broadcast(a.shape, b.shape))  # type: ignore[union-attr]
+    if a.dtype != b.dtype:
+        raise NetworkError(f"{layer.op} '{layer.name}' takes two tensors of one type, not {a.type} and {b.type}")
+    return TensorType(a.dtype, broadcast(a.shape, b.shape))
 
 
 def infer_compare(layer: Layer) -> TensorType:
@@ -33,11 +33,11 @@ def infer_integers(layer: Layer) -> TensorType:
 
 def infer_variadic(layer: Layer) -> TensorType:
     """Any number of tensors of one type, broadcast together."""
-    dtype, shape = layer.inputs[0].dtype, layer.inputs[0].shape  # type: ignore[union-attr]
+    dtype, shape = layer.inputs[0].dtype, layer.inputs[0].shape
     for t in layer.inputs:
-        if t.dtype != dtype:  # type: ignore[union-attr]
-            raise NetworkError(f"takes tensors of one type, not {[str(t.type) for t in layer.inputs]}")  # type: ignore[union-attr]
-        shape = broadcast(shape, t.shape)  # type: ignore[union-attr]
+        if t.dtype != dtype:
+            raise NetworkError(f"takes tensors of one type, not {[str(t.type) for t in layer.inputs]}")
+        shape = broadcast(shape, t.shape)
     return TensorType(dtype, shape)
 
 

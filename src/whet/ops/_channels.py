@@ -14,18 +14,18 @@ def infer_channels(layer: Layer, least: int = 2) -> TensorType:
     """x's type; inputs from 1 on must hold one number per channel of it."""
     x = layer.inputs[0]
     one_float_type(layer, *range(1, len(layer.inputs)))
-    if x.type.rank < least:  # type: ignore[union-attr]
-        raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, ...] of rank {least} or more, not {x.type}")  # type: ignore[union-attr]
+    if x.type.rank < least:
+        raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, ...] of rank {least} or more, not {x.type}")
     for t in layer.inputs[1:]:
-        if not may_equal(t.shape, (x.shape[1],)):  # type: ignore[union-attr]
-            raise NetworkError(f"{layer.op} '{layer.name}': {t} is not one number per channel of {x.type}")  # type: ignore[union-attr]
-    return x.type  # type: ignore[union-attr]
+        if not may_equal(t.shape, (x.shape[1],)):
+            raise NetworkError(f"{layer.op} '{layer.name}': {t} is not one number per channel of {x.type}")
+    return x.type
 
 
 def channel_couples(layer: Layer) -> list[Couple]:
     """Samples stay apart; a channel is cut from x, all per-channel inputs and y."""
     x, y = layer.inputs[0], layer.output
-    return [Couple(x, 0, y, 0), Couple(x, 1, y, 1), *(Couple(t, 0, y, 1) for t in layer.inputs[1:])]  # type: ignore[arg-type]
+    return [Couple(x, 0, y, 0), Couple(x, 1, y, 1), *(Couple(t, 0, y, 1) for t in layer.inputs[1:])]
 
 
 def per_channel(v: np.ndarray, rank: int) -> np.ndarray:

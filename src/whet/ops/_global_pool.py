@@ -17,9 +17,9 @@ def infer(layer: Layer) -> TensorType:
     float_input(layer)
     if layer.attrs.get("p", 1) < 1:
         raise NetworkError(f"{layer.op} '{layer.name}': p is {layer.attrs['p']}; it starts at 1")
-    if x.type.rank < 3:  # type: ignore[union-attr]
-        raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")  # type: ignore[union-attr]
-    return x.type.with_shape((*x.shape[:2], *(1,) * (x.type.rank - 2)))  # type: ignore[union-attr]
+    if x.type.rank < 3:
+        raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")
+    return x.type.with_shape((*x.shape[:2], *(1,) * (x.type.rank - 2)))
 
 
 def global_pool(name: str, f: Callable[..., Any], attrs: dict[str, Any] | None = None):

@@ -13,7 +13,7 @@ def check_operands(layer: Layer) -> tuple[Tensor, Tensor]:
     """The two operands: 8-bit integers, with zero points of their types. Raises NetworkError."""
     a, b = layer.inputs[0], layer.inputs[1]
     for t, zero in ((a, layer.input(2)), (b, layer.input(3))):
-        if t.dtype not in (I8, U8) or (zero is not None and zero.dtype != t.dtype):  # type: ignore[union-attr]
+        if t.dtype not in (I8, U8) or (zero is not None and zero.dtype != t.dtype):
             raise NetworkError(f"{layer.op} '{layer.name}' takes i8 or u8 with zero points of the same type, not {t} and {zero}")
     return a, b  # type: ignore[return-value]
 

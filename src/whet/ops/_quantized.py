@@ -15,16 +15,16 @@ def check_scale(layer: Layer) -> None:
     x, scale, zero = layer.inputs[0], layer.inputs[1], layer.input(2)
     axis, block = layer.attrs["axis"], layer.attrs["block_size"]
     where = f"{layer.op} '{layer.name}'"
-    if zero is not None and not may_equal(zero.shape, scale.shape) and {zero.shape, scale.shape} != {(), (1,)}:  # type: ignore[union-attr]
+    if zero is not None and not may_equal(zero.shape, scale.shape) and {zero.shape, scale.shape} != {(), (1,)}:
         raise NetworkError(f"{where}: scale {scale} and zero point {zero} differ in shape")
     if block:
-        axis = axis_of(axis, x.type.rank)  # type: ignore[union-attr]
-        want = tuple(ceildiv(d, block) if i == axis else d for i, d in enumerate(x.shape))  # type: ignore[union-attr]
-        if not may_equal(scale.shape, want):  # type: ignore[union-attr]
+        axis = axis_of(axis, x.type.rank)
+        want = tuple(ceildiv(d, block) if i == axis else d for i, d in enumerate(x.shape))
+        if not may_equal(scale.shape, want):
             raise NetworkError(f"{where}: blocks of {block} along axis {axis} of {x} need scales {want}, not {scale}")
-    elif scale.shape not in ((), (1,)):  # type: ignore[union-attr]
-        axis = axis_of(axis, x.type.rank)  # type: ignore[union-attr]
-        if not may_equal(scale.shape, (x.shape[axis],)):  # type: ignore[union-attr]
+    elif scale.shape not in ((), (1,)):
+        axis = axis_of(axis, x.type.rank)
+        if not may_equal(scale.shape, (x.shape[axis],)):
             raise NetworkError(f"{where}: {scale} is not one number per entry of axis {axis} of {x}")
 
 
@@ -42,8 +42,8 @@ def spread(v: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.n
 def scale_couples(layer: Layer) -> list[Couple]:
     """All axes of x and y, with the scales of the axis that has some; not the axis along which blocks lie."""
     x, y, block = layer.inputs[0], layer.output, layer.attrs["block_size"]
-    axis = layer.attrs["axis"] % max(x.type.rank, 1)  # type: ignore[union-attr]
-    made = [Couple(x, i, y, i) for i in range(y.type.rank) if not (block and i == axis)]  # type: ignore[arg-type]
+    axis = layer.attrs["axis"] % max(x.type.rank, 1)
+    made = [Couple(x, i, y, i) for i in range(y.type.rank) if not (block and i == axis)]
     for t in layer.inputs[1:]:
         if t is None:
             continue

@@ -62,12 +62,12 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
     where = f"{layer.op} '{layer.name}'"
     if layer.attrs["direction"] not in DIRECTIONS:
         raise NetworkError(f"{where}: direction is one of {', '.join(DIRECTIONS)}, not {layer.attrs['direction']!r}")
-    d, h = len(DIRECTIONS[layer.attrs["direction"]]), r.shape[-1]  # type: ignore[union-attr]
+    d, h = len(DIRECTIONS[layer.attrs["direction"]]), r.shape[-1]
     if layer.attrs.get("hidden_size") not in (None, h):
         raise NetworkError(f"{where}: hidden_size is {layer.attrs['hidden_size']}, R is {r}")
-    if x.type.rank != 3 or not may_equal(w.shape, (d, gates * h, x.shape[2])) or not may_equal(r.shape, (d, gates * h, h)):  # type: ignore[union-attr]
+    if x.type.rank != 3 or not may_equal(w.shape, (d, gates * h, x.shape[2])) or not may_equal(r.shape, (d, gates * h, h)):
         raise NetworkError(f"{where}: W {w} and R {r} do not fit X {x}, {d} direction(s) and {h} units")
-    if layer.input(3) is not None and not may_equal(layer.inputs[3].shape, (d, 2 * gates * h)):  # type: ignore[union-attr]
+    if layer.input(3) is not None and not may_equal(layer.inputs[3].shape, (d, 2 * gates * h)):
         raise NetworkError(f"{where}: B is {layer.inputs[3]}, it needs shape [{d},{2 * gates * h}]")
     lengths = layer.input(4)
     if lengths is not None and lengths.dtype != I32:
@@ -78,7 +78,7 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
         raise NetworkError(f"{where}: peepholes are {more}, they need shape [{d},{3 * h}]")
     batch_first = bool(layer.attrs["layout"])
     activations(layer, defaults)
-    n, t = x.shape[:2] if batch_first else x.shape[1::-1]  # type: ignore[union-attr]
+    n, t = x.shape[:2] if batch_first else x.shape[1::-1]
     if lengths is not None and not may_equal(lengths.shape, (n,)):
         raise NetworkError(f"{where}: sequence lengths {lengths} are not one for each of {n} sequences")
     for s in (layer.input(5 + i) for i in range(states)):
@@ -86,7 +86,7 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
             raise NetworkError(f"{where}: a first state is {s.type}, it needs {(n, d, h) if batch_first else (d, n, h)}")
     y = (n, t, d, h) if batch_first else (t, d, n, h)
     state = (n, d, h) if batch_first else (d, n, h)
-    return [x.type.with_shape(y), *[x.type.with_shape(state)] * states]  # type: ignore[union-attr]
+    return [x.type.with_shape(y), *[x.type.with_shape(state)] * states]
 
 
 def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaults: tuple[str, ...]) -> list[np.ndarray]:

@@ -15,7 +15,7 @@ from whet.ops._types import numeric_input
 
 def reduced(layer: Layer) -> tuple[int, ...]:
     """The axes that are reduced, from the front."""
-    rank = layer.inputs[0].type.rank  # type: ignore[union-attr]
+    rank = layer.inputs[0].type.rank
     axes = axes_given(layer, rank)
     if axes:
         return axes
@@ -24,7 +24,7 @@ def reduced(layer: Layer) -> tuple[int, ...]:
 
 def infer(layer: Layer, logical: bool = False) -> TensorType:
     """x's type without the reduced axes; truth values where `logical`."""
-    x, axes = layer.inputs[0].type if logical else numeric_input(layer), reduced(layer)  # type: ignore[union-attr]
+    x, axes = layer.inputs[0].type if logical else numeric_input(layer), reduced(layer)
     kept = layer.attrs["keepdims"]
     return x.with_shape(1 if i in axes else d for i, d in enumerate(x.shape) if kept or i not in axes)
 
@@ -32,8 +32,8 @@ def infer(layer: Layer, logical: bool = False) -> TensorType:
 def kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
     """Axes that are not reduced."""
     x, y = layer.inputs[0], layer.output
-    rest = [i for i in range(x.type.rank) if i not in axes]  # type: ignore[union-attr]
-    return mapped(x, y, {a: a if layer.attrs["keepdims"] else b for b, a in enumerate(rest)})  # type: ignore[arg-type]
+    rest = [i for i in range(x.type.rank) if i not in axes]
+    return mapped(x, y, {a: a if layer.attrs["keepdims"] else b for b, a in enumerate(rest)})
 
 
 def read(node, g):

@@ -22,7 +22,7 @@ def couples(layer: Layer) -> list[Couple]:
     """The normalized axis stays whole."""
     x, y = layer.inputs[0], layer.output
     axis = axis_of(layer.attrs["axis"], y.type.rank)
-    return [Couple(x, i, y, i) for i in range(y.type.rank) if i != axis]  # type: ignore[arg-type]
+    return [Couple(x, i, y, i) for i in range(y.type.rank) if i != axis]
 
 
 def read(node, g):

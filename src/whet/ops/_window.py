@@ -96,7 +96,7 @@ class Pool:
     def extra(self, spatial: Sequence[int]) -> list[int]:
         """Elements behind the trailing padding that windows of ceil mode reach into."""
         r, out = len(self.kernel), self.out(spatial)
-        need = [(int(out[i]) - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1 for i in range(r)]  # type: ignore[call-overload]
+        need = [(int(out[i]) - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1 for i in range(r)]
         return [max(need[i] - n - self.pads[i] - self.pads[r + i], 0) for i, n in enumerate(spatial)]
 
     def slices(self, x: np.ndarray, fill) -> Iterator[np.ndarray]:
@@ -110,10 +110,10 @@ class Pool:
 def pool_of(layer: Layer) -> Pool:
     """The geometry of a pooling layer. Raises NetworkError."""
     x, a = layer.inputs[0], layer.attrs
-    r = x.type.rank - 2  # type: ignore[union-attr]
+    r = x.type.rank - 2
     kernel = a.get("kernel_shape")
     if kernel is None or len(kernel) != r:
-        raise NetworkError(f"{layer.op} '{layer.name}' needs a kernel_shape of {r} numbers for {x.type}, not {kernel}")  # type: ignore[union-attr]
+        raise NetworkError(f"{layer.op} '{layer.name}' needs a kernel_shape of {r} numbers for {x.type}, not {kernel}")
     one = (1,) * r
     strides, dilations, pads = tuple(a.get("strides") or one), tuple(a.get("dilations") or one), tuple(a.get("pads") or (0,) * 2 * r)
     if len(strides) != r or len(dilations) != r or len(pads) != 2 * r or min(pads) < 0:
@@ -124,15 +124,15 @@ def pool_of(layer: Layer) -> Pool:
 def infer_pool(layer: Layer) -> TensorType:
     x = layer.inputs[0]
     numeric_input(layer)
-    if not 3 <= x.type.rank <= 5:  # type: ignore[union-attr]
-        raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")  # type: ignore[union-attr]
-    return x.type.with_shape((*x.shape[:2], *pool_of(layer).out(x.shape[2:])))  # type: ignore[union-attr]
+    if not 3 <= x.type.rank <= 5:
+        raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")
+    return x.type.with_shape((*x.shape[:2], *pool_of(layer).out(x.shape[2:])))
 
 
 def pool_couples(layer: Layer) -> list[Couple]:
     """Samples and channels stay apart."""
     x, y = layer.inputs[0], layer.output
-    return [Couple(x, i, y, i) for i in range(2)]  # type: ignore[arg-type]
+    return [Couple(x, i, y, i) for i in range(2)]
 
 
 def read_pool(node, g):

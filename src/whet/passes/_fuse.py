@@ -117,7 +117,7 @@ def conv_read(layer: Layer, conv: Layer) -> Tensor | None:
     if layer is conv:
         return conv.inputs[0]
     body = layer.regions["body"]
-    return dict(zip(body.inputs, layer.inputs, strict=True)).get(conv.inputs[0])  # type: ignore[arg-type]
+    return dict(zip(body.inputs, layer.inputs, strict=True)).get(conv.inputs[0])
 
 
 def plain_product(conv: Layer) -> bool:

@@ -199,7 +199,7 @@ class Ties:
 
 def size(n: Node) -> int:
     """Entries of an axis of static size."""
-    return int(n[0].shape[n[1]])  # type: ignore[arg-type]
+    return int(n[0].shape[n[1]])
 
 
 def is_weight(t: Tensor) -> bool:

@@ -81,7 +81,7 @@ def _scales(conv: Layer) -> list[Tensor]:
     if conv.op == "Conv":
         return []
     outer = dict(zip(conv.regions["body"].inputs, conv.inputs, strict=True))
-    found = [outer.get(x.inputs[1]) for x in conv.regions["body"].layers if x.op == "DequantizeLinear"]  # type: ignore[arg-type]
+    found = [outer.get(x.inputs[1]) for x in conv.regions["body"].layers if x.op == "DequantizeLinear"]
     return [t for t in found if t is not None]
 
 
@@ -122,7 +122,7 @@ def _reading(g: Graph, layer: Layer, wider: dict[Tensor, Tensor]) -> Tensor:
     zero, one = (body.constant(np.array([v], np.int64), f"slice_{v}") for v in (0, 1))
     for t, fed in zip(old.inputs, layer.inputs, strict=True):
         if fed in wider:
-            end = body.constant(np.array([fed.shape[1]], np.int64), f"{t.name}_end")  # type: ignore[union-attr]
+            end = body.constant(np.array([fed.shape[1]], np.int64), f"{t.name}_end")
             inside[t] = body.add_layer("Slice", [inside[t], zero, end, one], {}, name=f"{t.name}_own", outputs=[f"{t.name}_own"]).outputs[0]
     _copy(body, old, inside)
     body.outputs = [inside[t] for t in old.outputs]

@@ -56,7 +56,7 @@ def skip_sums(net: Network, skip: Iterable[str] = ()) -> frozenset[str]:
     """The sums of `net` (Add layers) whose numbers FP8 would round where it leaves out the layers `skip`: they may stay in 16 bits or more."""
     names = set(skip)
     sums = {x.name for x in net.layers if x.op == "Add" and x.inputs[0] is not None and x.inputs[1] is not None and x.name not in names}
-    sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.inputs)}  # type: ignore[union-attr]
+    sums = {x.name for x in net.layers if x.name in sums and not any(t.is_constant for t in x.inputs)}
     rounded, left = (find_places(net, names, s).roots for s in ((), sums))
     return frozenset(sums) if rounded != left else frozenset()
 

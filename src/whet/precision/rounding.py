@@ -29,7 +29,7 @@ def fits(layer: Layer) -> bool:
     assert w is not None
     if layer.op == "Conv":
         return layer.attrs["group"] == 1 and int(np.prod(w.shape[1:])) <= WIDEST
-    return w.type.rank == 2 and max(w.shape) <= WIDEST  # type: ignore[type-var]
+    return w.type.rank == 2 and max(w.shape) <= WIDEST
 
 
 def windows(layer: Layer, x: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:

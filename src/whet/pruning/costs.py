@@ -96,7 +96,7 @@ def _shapes(found: Sequence[Group]):
     parts, overlaps = source_parts(found), Overlaps.of(found)
 
     def shape(t: Tensor, w: Widths) -> tuple:
-        return tuple(overlaps.size(d, parts[t, i], w) if (t, i) in parts else d for i, d in enumerate(t.shape))  # type: ignore[arg-type]
+        return tuple(overlaps.size(d, parts[t, i], w) if (t, i) in parts else d for i, d in enumerate(t.shape))
 
     def touching(tensors: Iterable[Tensor]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(p.group for t in tensors for i in range(t.type.rank) for p in parts.get((t, i), ())))

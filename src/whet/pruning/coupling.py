@@ -88,7 +88,7 @@ def _groups(net: Network, level: int | None) -> Iterator[tuple[tuple[int, int], 
     n = 0
     for t, axis in axes:
         base[t, axis] = n
-        n += t.shape[axis]  # type: ignore[operator]
+        n += t.shape[axis]
     locked = np.zeros(n, bool)
     edges: list[tuple[np.ndarray, np.ndarray]] = []
     for layer in net.layers:
@@ -169,7 +169,7 @@ def _collect(
     places: dict[int, dict[int, list[int]]] = {}  # unit -> number of an axis -> indexes along it
     for number, (t, i) in enumerate(axes):
         start = base[t, i]
-        for k in range(t.shape[i]):  # type: ignore[arg-type]
+        for k in range(t.shape[i]):
             if not fixed[start + k]:
                 places.setdefault(int(root[start + k]), {}).setdefault(number, []).append(k)
     alike: dict[tuple[tuple[int, int], ...], list[int]] = {}

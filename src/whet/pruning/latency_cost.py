@@ -75,13 +75,13 @@ def latency_costs(
     def price(name: str, widths: Widths) -> float:
         layer = base[name]
         full = {(side, k, axis): (layer.inputs if side == "in" else layer.outputs)[k].shape[axis] for side, k, axis in parts[name]}  # type: ignore[union-attr]
-        sizes = {slot: overlaps.size(d, parts[name][slot], widths) for slot, d in full.items()}  # type: ignore[arg-type]
+        sizes = {slot: overlaps.size(d, parts[name][slot], widths) for slot, d in full.items()}
         changed = {slot: n for slot, n in sizes.items() if n != full[slot]}
         if not changed:
             return meter.ms(layer)
         for step in dict.fromkeys((meter.step, 1)):
             with suppress(NetworkError):  # parts of a Concat that are filled make more than the whole filled
-                return meter.ms(shrunk(layer, {slot: min(-(-n // step) * step, full[slot]) for slot, n in changed.items()}))  # type: ignore[type-var]
+                return meter.ms(shrunk(layer, {slot: min(-(-n // step) * step, full[slot]) for slot, n in changed.items()}))
         return meter.ms(layer)  # it counts on sizes in a way that only a whole cut resolves: no gain is credited
 
     groups_of = {name: tuple(dict.fromkeys(p.group for ps in parts[name].values() for p in ps)) for name in base}

@@ -250,7 +250,7 @@ def unquantized(layer: Layer) -> Unquantized | str:
                 return "an integer is stored before the end"
             last, seen[x.output] = x, seen[x.inputs[0]]  # type: ignore[index]
         elif x.op == "DequantizeLinear":
-            i = place.get(x.inputs[0])  # type: ignore[arg-type]
+            i = place.get(x.inputs[0])
             if i is None or i in found:
                 return "one value is dequantized twice"
             t = outer[i]
@@ -313,9 +313,9 @@ def epilogue(layer: Layer) -> list[Post] | None:
             steps.append(Post(x.op, dict(x.attrs)))
         else:
             # Clip's bounds and the like: constants of the fused layer
-            if any(t not in place or layer.inputs[place[t]].weight is None for _, t in others):  # type: ignore[union-attr]
+            if any(t not in place or layer.inputs[place[t]].weight is None for _, t in others):
                 return None
-            bounds = {f"input{i}": layer.inputs[place[t]].array() for i, t in others}  # type: ignore[union-attr]
+            bounds = {f"input{i}": layer.inputs[place[t]].array() for i, t in others}
             steps.append(Post(x.op, {**x.attrs, **bounds}))
         running = x.outputs[0]
     return steps if body.outputs == [running] else None

@@ -141,11 +141,11 @@ def _from_folder(path: Path, net: Network, preprocessing: Preprocessing | None) 
     sizes, channels = (t.shape[2:4], t.shape[1]) if nchw else (t.shape[1:3], t.shape[3])
     if not all(isinstance(d, int) for d in sizes):
         raise TrainingError(f"images need an input of fixed height and width; '{t.name}' is {t.type}")
-    pixels = np.empty((len(files), int(sizes[0]), int(sizes[1]), 1 if channels == 1 else 3), np.uint8)  # type: ignore[call-overload]
+    pixels = np.empty((len(files), int(sizes[0]), int(sizes[1]), 1 if channels == 1 else 3), np.uint8)
     for i, (f, _) in enumerate(files):
         try:
             with Image.open(f) as opened:
-                image = opened.convert("L" if channels == 1 else "RGB").resize((int(sizes[1]), int(sizes[0])), Image.Resampling.BILINEAR)  # type: ignore[call-overload]
+                image = opened.convert("L" if channels == 1 else "RGB").resize((int(sizes[1]), int(sizes[0])), Image.Resampling.BILINEAR)
         except OSError as e:
             raise TrainingError(f"{f} cannot be decoded: {e}") from e
         pixels[i] = np.asarray(image, np.uint8).reshape(pixels.shape[1:])

@@ -164,7 +164,7 @@ def _batch_size(net: Network, data: TrainingData | Batches, wanted: int) -> int:
     if isinstance(data, Batches):
         return wanted
     if fixed:
-        only = int(min(fixed))  # type: ignore[type-var, arg-type]
+        only = int(min(fixed))
         if only == wanted or only == len(data):
             return only
         raise TrainingError(

@@ -111,7 +111,7 @@ class _Run:
         self.history: list[dict[str, float]] = []
         self._began = time.perf_counter()
         self._sum, self._count = torch.zeros((), device=device), 0
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")  # type: ignore[attr-defined]
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._moved = GraphedStep(self._move) if can_be_graphed(config, device) else self._move
 
     def elapsed(self) -> float:

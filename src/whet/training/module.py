@@ -157,7 +157,7 @@ class _Binder:
         bound = bind_layer(layer, self.env)
         if all(_known(t) for t in bound.outputs):  # shape arithmetic: its numbers stand in the layers that read them
             for t, twin in zip(layer.outputs, bound.outputs, strict=True):
-                values = np.array(twin.shape_value, t.dtype.numpy).reshape(tuple(twin.shape))  # type: ignore[arg-type]
+                values = np.array(twin.shape_value, t.dtype.numpy).reshape(tuple(twin.shape))
                 self.slot_of[t] = self._constant(_kept(values))
             return
         inputs = [-1 if x is None else self._read(layer, i, x) for i, x in enumerate(layer.inputs)]
@@ -230,19 +230,19 @@ def _register(root: nn.Module, path: str, value: torch.Tensor, *, buffer: bool =
     for part in parents:
         if part not in root._modules:
             root.add_module(part, nn.Module())
-        root = root._modules[part]  # type: ignore[assignment]
+        root = root._modules[part]
     if buffer:
         root.register_buffer(name, value)
     else:
-        root.register_parameter(name, value)  # type: ignore[arg-type]
+        root.register_parameter(name, value)
 
 
 def _find(root: nn.Module, path: str) -> torch.Tensor:
     *parents, name = path.split(".")
     for part in parents:
-        root = root._modules[part]  # type: ignore[assignment]
+        root = root._modules[part]
     found = root._parameters.get(name)
-    return found if found is not None else root._buffers[name]  # type: ignore[return-value]
+    return found if found is not None else root._buffers[name]
 
 
 def to_torch(net: Network, *, freeze: Iterable[str] = (), train: Iterable[str] = ()) -> NetworkModule:

@@ -77,12 +77,12 @@ class _Tempered(torch.autograd.Function):
     than the learning rate."""
 
     @staticmethod
-    def forward(ctx, p, factor):  # type: ignore[no-untyped-def]
+    def forward(ctx, p, factor):
         ctx.factor = factor
         return p.clone()
 
     @staticmethod
-    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
+    def backward(ctx, *grads):
         return torch.clamp(grads[0] * ctx.factor, -1, 1), None
 
 

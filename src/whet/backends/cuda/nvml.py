@@ -33,7 +33,7 @@ def state(bus_id: str) -> State:
     try:
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
 
-        def ask(function, *args):  # type: ignore[no-untyped-def]
+        def ask(function, *args):
             try:
                 return function(handle, *args)
             except pynvml.NVMLError:  # a virtual machine may hide single readings

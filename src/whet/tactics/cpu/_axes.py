@@ -7,7 +7,7 @@ from whet.network import Layer
 
 def reduced_axes(head: Layer) -> tuple[int, ...] | None:
     """The axes a Reduce op reduces, sorted and counted from the front; None when they are known only at run time."""
-    rank = head.inputs[0].type.rank  # type: ignore[union-attr]
+    rank = head.inputs[0].type.rank
     axes = head.attrs.get("axes")
     given = head.input(1)
     if axes is None and given is not None:

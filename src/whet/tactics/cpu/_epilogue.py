@@ -113,8 +113,8 @@ def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Sha
                 return f"oneDNN has no post-op for {post.op}"
             made.post_ops.append(unary)
             continue
-        if post.op == "Pow" and not post.swapped and layer.inputs[post.other].is_constant:  # type: ignore[union-attr]
-            power = activation("Pow", {"input1": layer.inputs[post.other].array()})  # type: ignore[union-attr]
+        if post.op == "Pow" and not post.swapped and layer.inputs[post.other].is_constant:
+            power = activation("Pow", {"input1": layer.inputs[post.other].array()})
             if power is None:
                 return "oneDNN raises to one constant power, not to many"
             made.post_ops.append(power)
@@ -229,4 +229,4 @@ def residuals(posts: Sequence[Post], layer: Layer) -> list[int]:
     """Inputs that an Add of the full shape brings in: each could be summed in place."""
     out = layer.outputs[0]
     found = [p.other for p in posts if p.op == "Add" and p.other is not None]
-    return [i for i in found if not layer.inputs[i].is_constant and layer.inputs[i].shape == out.shape]  # type: ignore[union-attr]
+    return [i for i in found if not layer.inputs[i].is_constant and layer.inputs[i].shape == out.shape]

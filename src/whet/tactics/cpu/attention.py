@@ -33,7 +33,7 @@ class _Product:
 
     def call(self, args: Args, offsets: dict[str, int]) -> OneDnnCall:
         self.offsets = offsets
-        return OneDnnCall(self, args)  # type: ignore[arg-type]
+        return OneDnnCall(self, args)
 
 
 class AttentionKernel:
@@ -104,7 +104,7 @@ class Attention(Tactic):
         found = taken_apart(layer)
         assert isinstance(found, Heads)
         read = {v.place for v in (found.q, found.k, found.v, found.mask) if v is not None}
-        inputs = tuple(Operand("linear", F32) if i in read and not t.is_constant else None for i, t in enumerate(layer.inputs))  # type: ignore[union-attr]
+        inputs = tuple(Operand("linear", F32) if i in read and not t.is_constant else None for i, t in enumerate(layer.inputs))
         return [Signature(inputs, (Operand("linear", F32),))]
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
@@ -136,14 +136,14 @@ class Attention(Tactic):
 
 
 def _why_not(layer: Layer, found: Heads) -> str | None:
-    if any(layer.inputs[v.place].dtype != F32 for v in (found.q, found.k, found.v)) or layer.outputs[0].dtype != F32:  # type: ignore[union-attr]
+    if any(layer.inputs[v.place].dtype != F32 for v in (found.q, found.k, found.v)) or layer.outputs[0].dtype != F32:
         return "computes in f32"
-    if any(layer.inputs[v.place].is_constant for v in (found.q, found.k, found.v)):  # type: ignore[union-attr]
+    if any(layer.inputs[v.place].is_constant for v in (found.q, found.k, found.v)):
         return "an operand of its products is constant"
     if found.keys % WIDE:
         return f"takes a multiple of {WIDE} keys, not {found.keys}"
     mask = found.mask
-    if mask is not None and (layer.inputs[mask.place].dtype != F32 or mask.strides[-1] != 1):  # type: ignore[union-attr]
+    if mask is not None and (layer.inputs[mask.place].dtype != F32 or mask.strides[-1] != 1):
         return "the mask is f32, one number for each key"
     return None
 

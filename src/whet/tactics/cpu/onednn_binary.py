@@ -26,12 +26,12 @@ class OneDnnBinary(OneDnnTactic):
             return said
         head = anchor(layer)
         if head.op == "BatchNormalization":
-            if len(layer.outputs) != 1 or any(not layer.inputs[i].is_constant for i in _outer(layer, head)[1:]):  # type: ignore[union-attr]
+            if len(layer.outputs) != 1 or any(not layer.inputs[i].is_constant for i in _outer(layer, head)[1:]):
                 return "its statistics are computed at run time"
         elif len(head.inputs) != 2:
             return f"takes two operands, not {len(head.inputs)}"
         elif any(t.dtype.name not in ("f32", "bf16") for t in head.inputs if t is not None):
-            return f"computes floats, not {head.inputs[0].dtype}"  # type: ignore[union-attr]
+            return f"computes floats, not {head.inputs[0].dtype}"
         return "what is fused to it is not a chain" if epilogue(layer) is None else None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
@@ -63,7 +63,7 @@ class OneDnnBinary(OneDnnTactic):
             return fused
         outer = _outer(layer, head)
         shape, target = static_shape(head.outputs[0].shape), signature.outputs[0]
-        if head.op != "Div" and static_shape(layer.inputs[outer[0]].shape) != shape:  # type: ignore[union-attr]
+        if head.op != "Div" and static_shape(layer.inputs[outer[0]].shape) != shape:
             outer = outer[::-1]  # only the second operand broadcasts in fast kernels
             if head.op == "Sub":
                 fused = _negated(fused)
@@ -131,7 +131,7 @@ def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str
     first = dnn.binary("mul", layout, vector, layout, dnn.Attributes((dnn.Binary("add", vector), *fused.post_ops)))
     recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)})
     tensors = [layer.inputs[i] for i in (scale, bias, mean, variance)]
-    key = "|".join(t.weight.digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"  # type: ignore[union-attr]
+    key = "|".join(t.weight.digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"
     recipe.constant("src1", key + "|factor", _folded(head, tensors, 0))
     recipe.constant("post0", key + "|shift", _folded(head, tensors, 1))
     return recipe

@@ -23,7 +23,7 @@ class OneDnnConv(OneDnnTactic):
         if said:
             return said
         head = anchor(layer)
-        if any(i is None or not layer.inputs[i].is_constant for i in _weights(layer, head)):  # type: ignore[union-attr]
+        if any(i is None or not layer.inputs[i].is_constant for i in _weights(layer, head)):
             return "the weights are computed at run time; oneDNN's fast kernels want them packed before"
         if epilogue(layer) is None:
             return "what is fused to it is not a chain"
@@ -36,9 +36,9 @@ class OneDnnConv(OneDnnTactic):
         head = anchor(layer)
         x = outer_input(layer, head.inputs[0])
         assert x is not None
-        formats = [f for f in image_formats(head.inputs[0].type.rank) if f != "linear"]  # type: ignore[union-attr]
+        formats = [f for f in image_formats(head.inputs[0].type.rank) if f != "linear"]
         pairs = [(f, f) for f in formats]
-        if head.inputs[0].shape[1] in (1, 2, 3, 4) and head.op == "Conv":  # type: ignore[union-attr]
+        if head.inputs[0].shape[1] in (1, 2, 3, 4) and head.op == "Conv":
             pairs = [("linear", f) for f in formats] + pairs  # images as they come: the kernels of first layers read them
         found = []
         for dtype in storage_types(activations(layer), machine):
@@ -67,7 +67,7 @@ class OneDnnConv(OneDnnTactic):
         first = dnn.convolution(
             describe(source, stored),
             dnn.describe(shape, stored.dtype.name, "any"),
-            None if b is None else dnn.describe(static_shape(layer.inputs[b].shape), "f32"),  # type: ignore[union-attr]
+            None if b is None else dnn.describe(static_shape(layer.inputs[b].shape), "f32"),
             describe(layer.outputs[0], target),
             strides,
             dilations,
@@ -77,7 +77,7 @@ class OneDnnConv(OneDnnTactic):
         )
         work = prod(static_shape((source if transposed else layer.outputs[0]).shape)) * prod(static_shape(weights.shape)[1:])
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, work=work)
-        recipe.narrow = any(d % 16 for d in (source.shape[1], layer.outputs[0].shape[1]))  # type: ignore[operator]
+        recipe.narrow = any(d % 16 for d in (source.shape[1], layer.outputs[0].shape[1]))
         fused.fill(recipe)
         key = f"{_digest(weights)}|{head.op} {head.attrs['group']}"
         recipe.constant("weights", key, lambda: _plain(f32_of(weights), shape, transposed), dnn.describe(shape, "f32"))

@@ -51,7 +51,7 @@ class OneDnnPad(OneDnnTactic):
         assert x is not None
         pads, shape = amounts(layer), static_shape(x.shape)
         axis = next(i for i, p in enumerate(pads) if p != (0, 0))
-        value = 0.0 if layer.input(2) is None else float(layer.inputs[2].array().reshape(-1)[0])  # type: ignore[union-attr]
+        value = 0.0 if layer.input(2) is None else float(layer.inputs[2].array().reshape(-1)[0])
         ends = {i: int(p) for i, p in zip((0, 2), pads[axis], strict=True) if p}
         parts = {1: describe(x, stored)}
         parts |= {i: dnn.describe((*shape[:axis], n, *shape[axis + 1 :]), stored.dtype.name, stored.format) for i, n in ends.items()}

@@ -27,7 +27,7 @@ class OneDnnQAdd(OneDnnTactic):
             return parts
         if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
             return "adds integers and stores integers"
-        if any(parts.view.inputs[i].is_constant for i in parts.reads):  # type: ignore[union-attr]
+        if any(parts.view.inputs[i].is_constant for i in parts.reads):
             return "one of its summands is constant"
         return None
 
@@ -56,7 +56,7 @@ class OneDnnQAdd(OneDnnTactic):
             return fused
         steps.extend(fused)
         steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.stores.number, float(parts.stores.zero)))
-        sides = [describe(parts.view.inputs[i], signature.inputs[i]) for i in places]  # type: ignore[arg-type]
+        sides = [describe(parts.view.inputs[i], signature.inputs[i]) for i in places]
         made = dnn.Attributes(tuple(steps.post_ops), scales=(("src", 0, 1), ("src1", 0, 1)))
         first = dnn.binary("add", sides[0], sides[1], describe(parts.view.outputs[0], signature.outputs[0]), made)
         recipe = Recipe(first, {"dst": ("output", 0)}, 0.0)

@@ -55,7 +55,7 @@ class OneDnnQConv(OneDnnQuantized):
         assert source is not None
         assert weights is not None
         assert stored is not None
-        group, count = head.attrs["group"], int(weights.shape[0])  # type: ignore[arg-type]
+        group, count = head.attrs["group"], int(weights.shape[0])
         channels = (1 if group == 1 else 3, count)
         fused = attributes(parts, signature)
         if isinstance(fused, str):
@@ -74,7 +74,7 @@ class OneDnnQConv(OneDnnQuantized):
         )
         work = prod(static_shape(view.outputs[0].shape)) * prod(static_shape(weights.shape)[1:])
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0 if parts.stores else None, work)
-        recipe.narrow = any(d % 16 for d in (source.shape[1], view.outputs[0].shape[1]))  # type: ignore[operator]
+        recipe.narrow = any(d % 16 for d in (source.shape[1], view.outputs[0].shape[1]))
         fused.fill(recipe)
         add_scales(recipe, parts, x, w)
         key = f"{weight_key(parts, x, w)}|Conv {group}"
@@ -93,7 +93,7 @@ def _why_not(parts: Parts) -> str | None:
         return "its input or its weights are not quantized"
     weights = parts.view.inputs[w]
     assert weights is not None
-    if not weights.is_constant or (b is not None and not parts.view.inputs[b].is_constant):  # type: ignore[union-attr]
+    if not weights.is_constant or (b is not None and not parts.view.inputs[b].is_constant):
         return "the weights are computed at run time"
     if parts.reads[w].zero or parts.reads[w].dtype.name != "i8":
         return "oneDNN takes symmetric i8 weights"

@@ -63,8 +63,8 @@ class OneDnnQMul(OneDnnTactic):
         fused = chain(needed(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
-        whole, gate = (describe(parts.view.inputs[i], signature.inputs[i]) for i in places)  # type: ignore[arg-type]
-        if any(a not in (1, b) for a, b in zip(static_shape(parts.view.inputs[factor].shape), static_shape(layer.outputs[0].shape), strict=True)):  # type: ignore[union-attr]
+        whole, gate = (describe(parts.view.inputs[i], signature.inputs[i]) for i in places)
+        if any(a not in (1, b) for a, b in zip(static_shape(parts.view.inputs[factor].shape), static_shape(layer.outputs[0].shape), strict=True)):
             return "the factor broadcasts the integer"
         reads, steps, names = parts.reads[x], Chain(), {"src": x, "src1": factor}
         if reads.zero:  # (q - zero) * scale first: max(q, q) is q, and the factor a step of its own

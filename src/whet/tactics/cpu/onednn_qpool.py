@@ -32,7 +32,7 @@ class OneDnnQPool(OneDnnTactic):
         return None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.inputs[0].type.rank):  # type: ignore[union-attr]
+        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.inputs[0].type.rank):
             return []
         parts = take_apart(layer)
         assert isinstance(parts, Parts)
@@ -50,7 +50,7 @@ class OneDnnQPool(OneDnnTactic):
         assert parts.stores is not None
         x, head = parts.place(parts.head.inputs[0]), parts.head
         assert x is not None
-        source, target = static_shape(parts.view.inputs[x].shape), static_shape(parts.view.outputs[0].shape)  # type: ignore[union-attr]
+        source, target = static_shape(parts.view.inputs[x].shape), static_shape(parts.view.outputs[0].shape)
         reads, stores, dtype = parts.reads[x], parts.stores, parts.stores.dtype.name
         alg, r = "avg_exclude_padding", len(source) - 2
         if head.op == "GlobalAveragePool":

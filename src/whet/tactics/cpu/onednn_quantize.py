@@ -29,7 +29,7 @@ class OneDnnQuantize(OneDnnTactic):
         real = layer.inputs[0] if layer.op == "QuantizeLinear" else layer.outputs[0]
         assert integer is not None
         assert real is not None
-        if layer.op == "Fused" or layer.inputs[0].is_constant:  # type: ignore[union-attr]
+        if layer.op == "Fused" or layer.inputs[0].is_constant:
             return "its input is constant, or it is fused to something"
         if integer.dtype.name not in _STORED or real.dtype != F32:
             return f"converts between f32 and {', '.join(_STORED)}, not {real.dtype} and {integer.dtype}"
@@ -52,7 +52,7 @@ class OneDnnQuantize(OneDnnTactic):
         for real in reals:
             for f in formats:
                 for g in formats:
-                    source, target = (real, layer.outputs[0].dtype) if layer.op == "QuantizeLinear" else (layer.inputs[0].dtype, real)  # type: ignore[union-attr]
+                    source, target = (real, layer.outputs[0].dtype) if layer.op == "QuantizeLinear" else (layer.inputs[0].dtype, real)
                     found.append(Signature((Operand(f, source), *(None,) * (len(layer.inputs) - 1)), (Operand(g, target),)))
         return found
 

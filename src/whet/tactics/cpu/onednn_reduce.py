@@ -41,7 +41,7 @@ class OneDnnReduce(OneDnnTactic):
             return []
         head = anchor(layer)
         x = outer_input(layer, head.inputs[0])
-        rank = head.inputs[0].type.rank  # type: ignore[union-attr]
+        rank = head.inputs[0].type.rank
         same = layer.outputs[0].type.rank == rank
         formats = image_formats(rank) if same else ("linear",)
         return [
@@ -57,7 +57,7 @@ class OneDnnReduce(OneDnnTactic):
         assert axes
         stored = signature.inputs[x]
         assert stored is not None
-        source = static_shape(layer.inputs[x].shape)  # type: ignore[union-attr]
+        source = static_shape(layer.inputs[x].shape)
         target = tuple(1 if i in axes else d for i, d in enumerate(source))
         if source == target:
             return "every reduced axis has one element"

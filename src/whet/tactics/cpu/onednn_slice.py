@@ -71,5 +71,5 @@ def _cuts(layer: Layer, shape: tuple[int, ...]) -> dict[int, tuple[Any, Any, int
     if layer.op == "Slice":
         return ranges(layer)
     axis = layer.attrs["axis"] % len(shape)
-    index = int(layer.inputs[1].shape_value[0])  # type: ignore[union-attr, index, arg-type]
+    index = int(layer.inputs[1].shape_value[0])  # type: ignore[index]
     return {axis: (index % shape[axis], 1, 1)}

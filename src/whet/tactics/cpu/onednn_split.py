@@ -58,7 +58,7 @@ class OneDnnSplit(OneDnnTactic):
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         return None if all(isinstance(n, int) for n in sizes(layer)) else "the parts' sizes are known only at run time"
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> SplitKernel:  # type: ignore[override]
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> SplitKernel:
         x, stored = layer.inputs[0], signature.outputs[0]
         assert x is not None
         own = static_shape(x.shape)

@@ -76,7 +76,7 @@ class OneDnnView(OneDnnTactic):
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         return "strings have no place in an arena" if signature.outputs[0].dtype.name == "string" else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel | NothingToDo:  # type: ignore[override]
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel | NothingToDo:
         if signature.inplace:
             return NothingToDo(layer, signature)
         return self._plan(lambda: self.recipe(layer, signature, machine), layer, signature, (), machine)

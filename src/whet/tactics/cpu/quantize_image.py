@@ -34,7 +34,7 @@ class ImageKernel:
         assert x is not None
         shape = static_shape(x.shape)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
-        self.inputs = tuple(0 if o is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))  # type: ignore[arg-type]
+        self.inputs = tuple(0 if o is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
         self.outputs = (operand_bytes(y, signature.outputs[0]),)
         _, values, shift = scales_of_layer(layer)
         low, high = (-128, 127) if y.dtype.name == "i8" else (0, 255)

@@ -216,13 +216,13 @@ def work_of(layer: Layer, stored: Operand, made: Ending, form: str) -> Convoluti
     pad = tuple(a.get("pads") or (0, 0, 0, 0))
     kind, low, high = activation = made.finish.activation
     nothing = (kind, low, high) == ("clip", -np.inf, np.inf)
-    plain = Convolution(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed)  # type: ignore[arg-type]
+    plain = Convolution(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed)
     if form == "apart" or not _follows(layer, made):
         return plain
     if not nothing and not fusible(activation):
         return None
     return Convolution(
-        *(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed),  # type: ignore[arg-type]
+        *(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed),
         bias=True,  # zeros where there is none: the precompiled engines want one
         residual=made.finish.residual,
         activation=None if nothing else activation,

@@ -36,11 +36,11 @@ def why_not_weighted(parts: Parts) -> str | None:
     x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
     if x not in parts.reads or w not in parts.reads:
         return "its input or its weights are not quantized"
-    if not parts.view.inputs[w].is_constant or (b is not None and not parts.view.inputs[b].is_constant):  # type: ignore[union-attr]
+    if not parts.view.inputs[w].is_constant or (b is not None and not parts.view.inputs[b].is_constant):
         return "weights or bias are computed at run time; the kernel wants them packed before"
-    kind = FLOAT8 if parts.reads[x].dtype.name == FLOAT8 else "i8"  # type: ignore[index]
+    kind = FLOAT8 if parts.reads[x].dtype.name == FLOAT8 else "i8"
     if parts.reads[w].zero or parts.reads[w].dtype.name != kind:
-        return f"takes symmetric {kind} weights for an input of {parts.reads[x].dtype}"  # type: ignore[index]
+        return f"takes symmetric {kind} weights for an input of {parts.reads[x].dtype}"
     return None if parts.reads[x].scale.size == 1 else "its input has more than one scale"
 
 
@@ -209,14 +209,14 @@ def key_of(parts: Parts, made: Ending) -> str:
     """What of scales and biases makes packed constants differ."""
     x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
     t, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]  # type: ignore[index]
-    return f"{t.weight.digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.weight.digest if bias is not None else ''}|{made.key}"  # type: ignore[index,union-attr]
+    return f"{t.weight.digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.weight.digest if bias is not None else ''}|{made.key}"  # type: ignore[index]
 
 
 def conv_shape_of(parts: Parts) -> ConvShape:
     """The sizes of a quantized Conv of two spatial axes."""
     a = parts.head.attrs
-    n, c, h, w = static_shape(parts.head.inputs[0].shape)  # type: ignore[union-attr]
-    k, _, r, s = static_shape(parts.head.inputs[1].shape)  # type: ignore[union-attr]
+    n, c, h, w = static_shape(parts.head.inputs[0].shape)
+    k, _, r, s = static_shape(parts.head.inputs[1].shape)
     return ConvShape(
         n, h, w, c, k, r, s, tuple(a.get("strides") or (1, 1)), tuple(a.get("pads") or (0, 0, 0, 0)), tuple(a.get("dilations") or (1, 1))
     )

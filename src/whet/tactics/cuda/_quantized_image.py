@@ -42,7 +42,7 @@ def image_parts(layer: Layer, hint: str) -> Image | str:
     made = ending_of(parts)
     if isinstance(made, str):
         return made
-    if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+    if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
         return "takes a convolution of one group, two spatial axes and no residual"
     if parts.stores is None or parts.stores.dtype.name not in EIGHT:
         return "stores integers"
@@ -52,8 +52,8 @@ def image_parts(layer: Layer, hint: str) -> Image | str:
     step: float | None = None
     read = conv.inputs[x]  # type: ignore[index]
     if first.op == "QuantizeLinear":
-        scale = outer.get(first.inputs[1])  # type: ignore[arg-type]
-        if scale is None or scale.weight is None or first.output is not fused.inputs[x] or outer[first.inputs[0]].dtype != F32:  # type: ignore[index,union-attr]
+        scale = outer.get(first.inputs[1])
+        if scale is None or scale.weight is None or first.output is not fused.inputs[x] or outer[first.inputs[0]].dtype != F32:  # type: ignore[index]
             return "the image is no f32 tensor that becomes the convolution's input"
         step, read = float(np.asarray(scale.array(), np.float32).reshape(-1)[0]), outer[first.inputs[0]]  # type: ignore[index]
     image = next((i for i, t in enumerate(layer.inputs) if t is read), None)

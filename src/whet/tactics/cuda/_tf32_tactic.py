@@ -97,8 +97,8 @@ class F32Product(Tactic):
             return []
         conv, rank = head.op == "Conv", layer.outputs[0].type.rank
         form = Operand("nhwc" if conv else "linear", F32)
-        others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]  # type: ignore[union-attr]
-        if any(layer.inputs[i].type.rank != rank for i in others):  # type: ignore[union-attr]
+        others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
+        if any(layer.inputs[i].type.rank != rank for i in others):
             return []
         sources = [form] if not conv or not Work.of(layer).row else [Operand("linear", F32), form]
         return [same(layer, {**dict.fromkeys(others, form), x: source}, form) for source in sources]  # type: ignore[dict-item]
@@ -136,7 +136,7 @@ class F32Product(Tactic):
         rows = shape.steps(tile.bk) * tile.bk
         packed = (
             packed_array(
-                f"{weights.weight.digest}|tf32 {self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}",  # type: ignore[union-attr]
+                f"{weights.weight.digest}|tf32 {self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}",
                 tile.parts * shape.k * rows * 4,
                 lambda: _tf32.pack(_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
             ),

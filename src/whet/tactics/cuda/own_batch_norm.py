@@ -25,7 +25,7 @@ class OwnBatchNorm(Tactic):
         if said:
             return said
         where = [outer_input(layer, t) for t in anchor(layer).inputs[1:5]]
-        if any(i is None or not layer.inputs[i].is_constant for i in where):  # type: ignore[union-attr]
+        if any(i is None or not layer.inputs[i].is_constant for i in where):
             return "its statistics are computed at run time"
         made = _activation(layer)
         return made if isinstance(made, str) else None
@@ -55,12 +55,12 @@ class OwnBatchNorm(Tactic):
         epsilon = float(head.attrs["epsilon"])
 
         def numbers(which: int) -> np.ndarray:
-            s, b, m, v = (np.asarray(t.array(), np.float64) for t in (scale, bias, mean, variance))  # type: ignore[union-attr]
+            s, b, m, v = (np.asarray(t.array(), np.float64) for t in (scale, bias, mean, variance))
             factor = s / np.sqrt(v + epsilon)
             return (factor, b - m * factor)[which].astype(np.float32)
 
         channels, count = shape[1], prod(shape)
-        key = "+".join(t.weight.digest for t in (scale, bias, mean, variance)) + f"|affine {epsilon}"  # type: ignore[union-attr]
+        key = "+".join(t.weight.digest for t in (scale, bias, mean, variance)) + f"|affine {epsilon}"
         packed = tuple(packed_array(f"{key} {i}", channels * 4, lambda i=i: numbers(i)) for i in (0, 1))  # type: ignore[misc]
         last, plane = stored.format == "nhwc", prod(shape[2:])
         vec = 8 if last or plane % 8 == 0 else 1

@@ -73,9 +73,9 @@ class OwnConv(Tactic):
         rows = shape.steps(tile.bk) * tile.bk
         packed = (
             packed_array(
-                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",  # type: ignore[union-attr]
+                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",
                 shape.k * rows * 2,
-                lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),  # type: ignore[union-attr]
+                lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),
             packed_bias(made, own, shape.k),
         )
@@ -104,14 +104,14 @@ class OwnConv(Tactic):
 def constant_weights(layer: Layer, head: Layer) -> str | None:
     """Why weights or bias cannot be packed at build time, or None."""
     places = [outer_input(layer, t) for t in head.inputs[1:3] if t is not None]
-    if any(i is None or not layer.inputs[i].is_constant for i in places):  # type: ignore[union-attr]
+    if any(i is None or not layer.inputs[i].is_constant for i in places):
         return "the weights are computed at run time; the kernel wants them packed before"
     return None
 
 
 def conv_reason(layer: Layer, head: Layer) -> str | None:
     """Why a convolution is none of images with packed weights and a chain behind it, or None: what all these kernels ask of it."""
-    if head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+    if head.inputs[0].type.rank != 4:
         return "the kernel takes images of two spatial axes"
     return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
 
@@ -122,8 +122,8 @@ def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = HALF) ->
     x = outer_input(layer, head.inputs[0])
     found = []
     for dtype in float_types([head.inputs[0], layer.outputs[0]], types):
-        stored = {p.other: Operand("nhwc", dtype) for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant}  # type: ignore[union-attr]
-        if any(layer.inputs[i].type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):  # type: ignore[union-attr,index]
+        stored = {p.other: Operand("nhwc", dtype) for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant}
+        if any(layer.inputs[i].type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):
             continue
         found.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))  # type: ignore[dict-item]
     return found
@@ -132,8 +132,8 @@ def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = HALF) ->
 def conv_shape(layer: Layer) -> ConvShape:
     """The sizes of a Conv of two spatial axes."""
     head = anchor(layer)
-    n, c, h, w = static_shape(head.inputs[0].shape)  # type: ignore[union-attr]
-    k, _, r, s = static_shape(head.inputs[1].shape)  # type: ignore[union-attr]
+    n, c, h, w = static_shape(head.inputs[0].shape)
+    k, _, r, s = static_shape(head.inputs[1].shape)
     a = head.attrs
     return ConvShape(
         n, h, w, c, k, r, s, tuple(a.get("strides") or (1, 1)), tuple(a.get("pads") or (0, 0, 0, 0)), tuple(a.get("dilations") or (1, 1))

@@ -54,7 +54,7 @@ class OwnConvProduct(ConvAndProduct):
         (filters, own_inner), (weights, own) = constants_of(both.first), constants_of(both.product)
 
         def packed_weights(t: Tensor, nbytes: int) -> Any:
-            digest = t.weight.digest  # type: ignore[union-attr]
+            digest = t.weight.digest
             key = f"{digest}|conv krsc 16 {dtype}"
             return packed_array(key, nbytes, lambda: pack_weights(np.asarray(t.array(), np.float32), 16, dtype.numpy))
 

@@ -48,7 +48,7 @@ class OwnConvTranspose(TransposedTactic):
         assert weights is not None
         packed = (
             packed_array(
-                f"{weights.weight.digest}|transposed {tile.bk} {dtype}",  # type: ignore[union-attr]
+                f"{weights.weight.digest}|transposed {tile.bk} {dtype}",
                 shape.k * shape.steps(tile.bk) * tile.bk * 2,
                 lambda: pack_weights(tap_rows(np.asarray(weights.array(), np.float32))[:, :, None, None], tile.bk, dtype.numpy),
             ),

@@ -32,7 +32,7 @@ class OwnDepthwise(Tactic):
         if said:
             return said
         w = head.inputs[1]
-        return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "is for depthwise convolutions"  # type: ignore[union-attr]
+        return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "is for depthwise convolutions"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
@@ -80,7 +80,7 @@ class OwnDepthwise(Tactic):
         }
         packed = (
             packed_array(
-                f"{weights.weight.digest}|depthwise rsc f32",  # type: ignore[union-attr]
+                f"{weights.weight.digest}|depthwise rsc f32",
                 s.r * s.s * s.c * 4,
                 lambda: np.asarray(weights.array(), np.float32).reshape(s.c, s.r * s.s).T,
             ),

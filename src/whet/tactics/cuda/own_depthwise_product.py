@@ -58,7 +58,7 @@ class OwnDepthwiseProduct(ConvAndProduct):
         taps, own_inner = constants_of(both.first)
         weights, own = constants_of(both.product)
         steps = -(-s.c // tile.bk)
-        inner_key = f"{taps.weight.digest} {own_inner.weight.digest if own_inner else ''} {both.inner.key}"  # type: ignore[union-attr]
+        inner_key = f"{taps.weight.digest} {own_inner.weight.digest if own_inner else ''} {both.inner.key}"
         packed = (
             packed_array(
                 f"{inner_key}|depthwise steps {tile.bk}",
@@ -66,7 +66,7 @@ class OwnDepthwiseProduct(ConvAndProduct):
                 lambda: pack_depthwise(np.asarray(taps.array(), np.float32), both.inner.bias(own_inner, s.c), tile.bk),
             ),
             packed_array(
-                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",  # type: ignore[union-attr]
+                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",
                 k * steps * tile.bk * 2,
                 lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),

@@ -53,8 +53,8 @@ class OwnDirect(Tactic):
         x, form = outer_input(layer, head.inputs[0]), "nhwc" if head.op == "Conv" else "linear"
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32)):
-            others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]  # type: ignore[union-attr]
-            if any(layer.inputs[i].type.rank != layer.outputs[0].type.rank for i in others):  # type: ignore[union-attr]
+            others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
+            if any(layer.inputs[i].type.rank != layer.outputs[0].type.rank for i in others):
                 continue
             found.append(same(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))  # type: ignore[misc]
         return found
@@ -91,7 +91,7 @@ class OwnDirect(Tactic):
 
         size = int(np.prod(static_shape(weights.shape))) * 4
         packed = (
-            packed_array(f"{weights.weight.digest}|direct {turned} f32", size, filters),  # type: ignore[union-attr]
+            packed_array(f"{weights.weight.digest}|direct {turned} f32", size, filters),
             packed_bias(made, own, s.k),
         )
         kind, low, high = made.finish.activation

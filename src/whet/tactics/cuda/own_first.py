@@ -97,7 +97,7 @@ def first_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
         out[:, : side[0].size] = side.reshape(s.k, -1)
         return out
 
-    return packed_array(f"{weights.weight.digest}|first {_taps(s)} {first_row(s)} {dtype}", s.k * first_row(s) * 2, filters)  # type: ignore[union-attr]
+    return packed_array(f"{weights.weight.digest}|first {_taps(s)} {first_row(s)} {dtype}", s.k * first_row(s) * 2, filters)
 
 
 def first_arguments(box: bytes, numbers: tuple, more: bytes = b"") -> bytes:

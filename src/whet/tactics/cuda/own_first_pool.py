@@ -42,11 +42,11 @@ class OwnFirstPool(FirstLayer):
             return []
         conv = _conv(layer)
         head, posts = anchor(conv), epilogue(conv)
-        if any(p.other is not None and not conv.inputs[p.other].is_constant for p in posts or ()):  # type: ignore[union-attr]
+        if any(p.other is not None and not conv.inputs[p.other].is_constant for p in posts or ()):
             return []
         x, found = _image(layer, conv), []
         for dtype in float_types([layer.inputs[x], layer.outputs[0]], HALF):
-            for source in dict.fromkeys((head.inputs[0].dtype, dtype)):  # type: ignore[union-attr]
+            for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
                 found += [same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)) for form in ("linear", "nhwc")]
         return found
 

@@ -26,18 +26,18 @@ class OwnGather(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        if layer.op == "Fused" or layer.inputs[0].type.rank > _RANK:  # type: ignore[union-attr]
+        if layer.op == "Fused" or layer.inputs[0].type.rank > _RANK:
             return f"at most {_RANK} axes, nothing fused"
-        if layer.inputs[0].dtype.bits % 8 or layer.inputs[0].dtype.bits > 64:  # type: ignore[union-attr]
+        if layer.inputs[0].dtype.bits % 8 or layer.inputs[0].dtype.bits > 64:
             return "elements of 1, 2, 4 or 8 bytes"
         return None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        own = layer.inputs[0].dtype  # type: ignore[union-attr]
+        own = layer.inputs[0].dtype
         form = "nhwc" if layer.op == "Resize" else "linear"
-        if form == "nhwc" and layer.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+        if form == "nhwc" and layer.inputs[0].type.rank != 4:
             return []
         kinds = [F16, BF16, own] if own.name == "f32" else [own]
         rest = (None,) * (len(layer.inputs) - 1)
@@ -84,7 +84,7 @@ def _in_runs(move: Move, run: int) -> Move:
 
 def _moves(layer: Layer) -> list[Move]:
     """What each output takes from the input, in stored order."""
-    shape = static_shape(layer.inputs[0].shape)  # type: ignore[union-attr]
+    shape = static_shape(layer.inputs[0].shape)
     strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     if layer.op == "Transpose":
         perm = layer.attrs["perm"]
@@ -102,7 +102,7 @@ def _moves(layer: Layer) -> list[Move]:
 
 def _whole_factors(layer: Layer) -> str | None:
     """Why a Resize is no repetition of pixels, or None."""
-    a, source, target = layer.attrs, static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)  # type: ignore[union-attr]
+    a, source, target = layer.attrs, static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
     if a.get("mode", "nearest") != "nearest":
         return "the kernel knows nearest neighbours only"
     if source[:2] != target[:2] or target[2] % source[2] or target[3] % source[3]:

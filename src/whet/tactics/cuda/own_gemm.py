@@ -38,10 +38,10 @@ class OwnGemm(Tactic):
         x = outer_input(layer, head.inputs[0])
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], HALF):
-            others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]  # type: ignore[union-attr]
+            others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
             stored = {i: Operand("linear", dtype) for i in (*others, x)}
             results = [dtype] if others or layer.outputs[0].dtype != F32 else [dtype, F32]
-            found += [same(layer, stored, Operand("linear", t)) for t in results]  # type: ignore[arg-type]
+            found += [same(layer, stored, Operand("linear", t)) for t in results]
         return found
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
@@ -57,7 +57,7 @@ class OwnGemm(Tactic):
             found = [c for c in found if c.sk > 1 or c.direct]
         found = varied(found, MAX_CONFIGS, each=5)
         made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
-        kind = signature.inputs[outer_input(layer, anchor(layer).inputs[0])].dtype.name  # type: ignore[index,union-attr]
+        kind = signature.inputs[outer_input(layer, anchor(layer).inputs[0])].dtype.name  # type: ignore[index]
         if not isinstance(made, str):
             f32 = signature.outputs[0].dtype == F32
             ahead(machine, [conv_source(c, False, made.finish.activation[0], kind == "bf16", f32) for c in found])
@@ -74,7 +74,7 @@ class OwnGemm(Tactic):
         x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
         weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
         assert weights is not None
-        dtype = signature.inputs[x].dtype  # type: ignore[index,union-attr]
+        dtype = signature.inputs[x].dtype  # type: ignore[index]
         turned = head.op == "MatMul" or not head.attrs.get("transB")
         rows = shape.steps(tile.bk) * tile.bk
 
@@ -83,7 +83,7 @@ class OwnGemm(Tactic):
             return pack_weights((given.T if turned else given)[:, :, None, None], tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|gemm {turned} {tile.bk} {dtype}", shape.k * rows * 2, filters),  # type: ignore[union-attr]
+            packed_array(f"{weights.weight.digest}|gemm {turned} {tile.bk} {dtype}", shape.k * rows * 2, filters),
             packed_bias(made, own, shape.k),
         )
 
@@ -114,16 +114,16 @@ def gemm_reason(layer: Layer) -> str | None:
     head = anchor(layer)
     x, w = head.inputs[0], head.inputs[1]
     i = outer_input(layer, w)
-    if i is None or not layer.inputs[i].is_constant or w.type.rank != 2:  # type: ignore[union-attr]
+    if i is None or not layer.inputs[i].is_constant or w.type.rank != 2:
         return "the second matrix is computed at run time, or is a stack of matrices"
-    if head.attrs.get("transA") or x.type.rank < 2:  # type: ignore[union-attr]
+    if head.attrs.get("transA") or x.type.rank < 2:
         return "the first matrix is transposed, or is a vector"
     if head.op == "Gemm" and head.attrs.get("alpha", 1.0) != 1.0:
         return "alpha is not 1"
     b = head.input(2)
     if b is not None:
         j = outer_input(layer, b)
-        if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.inputs[j].is_constant or prod(static_shape(b.shape)) != _columns(head):  # type: ignore[union-attr]
+        if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.inputs[j].is_constant or prod(static_shape(b.shape)) != _columns(head):
             return "C is no constant row, or beta is not 1"
     return None if epilogue(layer) is not None else "what is fused to it is not a chain"
 
@@ -136,5 +136,5 @@ def _columns(head: Layer) -> int:
 def gemm_shape(layer: Layer) -> ConvShape:
     """The product as a 1x1 convolution over a row of pixels."""
     head = anchor(layer)
-    *rows, inner = static_shape(head.inputs[0].shape)  # type: ignore[union-attr]
+    *rows, inner = static_shape(head.inputs[0].shape)
     return ConvShape(1, 1, prod(rows), inner, _columns(head))

@@ -78,9 +78,9 @@ class OwnGroupConv(Tactic):
         dtype = signature.outputs[0].dtype
         packed = (
             packed_array(
-                f"{weights.weight.digest}|groups {groups} {tile.bn} {tile.bk} {dtype}",  # type: ignore[union-attr]
+                f"{weights.weight.digest}|groups {groups} {tile.bn} {tile.bk} {dtype}",
                 shape.k * shape.steps(tile.bk) * tile.bk * 2,
-                lambda: pack_groups(np.asarray(weights.array(), np.float32), groups, tile.bn, tile.bk, dtype.numpy),  # type: ignore[union-attr]
+                lambda: pack_groups(np.asarray(weights.array(), np.float32), groups, tile.bn, tile.bk, dtype.numpy),
             ),
             packed_bias(made, own, shape.k),
         )
@@ -109,8 +109,8 @@ class OwnGroupConv(Tactic):
 def groups_of(layer: Layer) -> Groups:
     """The groups of a Conv."""
     head = anchor(layer)
-    group, channels = head.attrs["group"], static_shape(head.inputs[0].shape)[1]  # type: ignore[union-attr]
-    return Groups(static_shape(head.inputs[1].shape)[0] // group, channels // group, channels)  # type: ignore[union-attr]
+    group, channels = head.attrs["group"], static_shape(head.inputs[0].shape)[1]
+    return Groups(static_shape(head.inputs[1].shape)[0] // group, channels // group, channels)
 
 
 def tile_shape(shape: ConvShape, groups: Groups, bn: int) -> ConvShape:

@@ -98,7 +98,7 @@ class OwnJoinedConv(Tactic):
             kinds = float_types([layer.inputs[found.images[0]], layer.outputs[0]], HALF)
             return [_signature(layer, found, Operand("nhwc", t), Operand("nhwc", t)) for t in kinds]
         stores = found.parts.stores
-        image = layer.inputs[found.images[0]].dtype  # type: ignore[union-attr]
+        image = layer.inputs[found.images[0]].dtype
         results = [stores.dtype] if stores is not None else []
         return [_signature(layer, found, Operand("nhwc", image), Operand("nhwc", t)) for t in results]
 
@@ -138,7 +138,7 @@ class OwnJoinedConv(Tactic):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two images")
         (a, b), (first, last) = found.shapes(), found.images
         eight, out, finish, numbers = _ends(found, signature)
-        digest, k = found.weights.weight.digest, found.shape.k  # type: ignore[union-attr]
+        digest, k = found.weights.weight.digest, found.shape.k
         packed: tuple[Packed, ...]
         if numbers is None:
             values = lambda: pack_weights(found.matrix(np.asarray(found.weights.array(), np.float32)), tile.bk, dtype.numpy)  # noqa: E731
@@ -169,7 +169,7 @@ def _signature(layer: Layer, found: _Joined, image: Operand, result: Operand) ->
     """The images as `image`; a residual in its own integers, or as the result."""
     stored: dict[int, Operand] = dict.fromkeys(found.images, image)
     if found.residual is not None:
-        own = layer.inputs[found.residual].dtype  # type: ignore[union-attr]
+        own = layer.inputs[found.residual].dtype
         stored[found.residual] = Operand("nhwc", own if own.name in EIGHT else result.dtype)
     return Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (result,))
 
@@ -181,7 +181,7 @@ def _ends(found: _Joined, signature: Signature) -> tuple[Eight | None, Output, F
         return None, Output(), made.finish, None
     stored = signature.outputs[0].dtype.name
     x = parts.place(parts.head.inputs[0])
-    other = "" if found.residual is None else signature.inputs[found.residual].dtype.name  # type: ignore[union-attr]
+    other = "" if found.residual is None else signature.inputs[found.residual].dtype.name
     fold, out, per, shift, finish = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.finish
     if fold:
         per, shift, out, finish = folded(out, made, stored)
@@ -217,7 +217,7 @@ def _joined(layer: Layer) -> _Joined | str:
         reason = constant_weights(conv, head)
     if isinstance(made, str) or reason:
         return reason or str(made)
-    if head.op != "Conv" or head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+    if head.op != "Conv" or head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:
         return "the kernel convolves images of two spatial axes, one group"
     shape = conv_shape_of(parts) if parts is not None else conv_shape(conv)
     if not shape.plain:
@@ -226,7 +226,7 @@ def _joined(layer: Layer) -> _Joined | str:
     x, w, b = (place(t) for t in (*head.inputs, None)[:3])
     if conv.inputs[x] is not joined.outputs[0]:  # type: ignore[index]
         return "the convolution reads something else"
-    images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.inputs]  # type: ignore[arg-type]
+    images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.inputs]
     residual = None
     if made.residual is not None:
         residual = next((i for i, t in enumerate(layer.inputs) if t is conv.inputs[made.residual]), None)
@@ -234,6 +234,6 @@ def _joined(layer: Layer) -> _Joined | str:
             return "what is added is made within the layer"
     if None in images:
         return "an image is made within the layer"
-    channels = tuple(int(part.shape[1]) for part in joined.inputs)  # type: ignore[union-attr,arg-type]
+    channels = tuple(int(part.shape[1]) for part in joined.inputs)
     bias = None if b is None else view.inputs[b]
-    return _Joined(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)  # type: ignore[arg-type,index]
+    return _Joined(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)  # type: ignore[index]

@@ -35,7 +35,7 @@ class OwnPointwise(Tactic):
         if isinstance(chain, str):
             return []
         tensors = [layer.inputs[i] for i in chain.inputs]
-        if any(t.dtype != layer.outputs[0].dtype for t in tensors) or layer.outputs[0].dtype.name not in TYPE:  # type: ignore[union-attr]
+        if any(t.dtype != layer.outputs[0].dtype for t in tensors) or layer.outputs[0].dtype.name not in TYPE:
             return []
         kinds = (F16, BF16, F32) if layer.outputs[0].dtype == F32 else (layer.outputs[0].dtype,)
         rank = layer.outputs[0].type.rank
@@ -43,7 +43,7 @@ class OwnPointwise(Tactic):
         for kind in kinds:
             for form in ("nhwc", "linear") if rank == 4 else ("linear",):
                 ins = [None if t is None or t.is_constant else Operand(form, kind) for t in layer.inputs]
-                if any(o is not None and t.type.rank != rank for o, t in zip(ins, layer.inputs, strict=True) if t is not None):  # type: ignore[union-attr]
+                if any(o is not None and t.type.rank != rank for o, t in zip(ins, layer.inputs, strict=True) if t is not None):
                     continue
                 found.append(Signature(tuple(ins), (Operand(form, kind),)))
         return found
@@ -120,7 +120,7 @@ def chain_of(layer: Layer) -> _Chain | str:
     out, made = static_shape(layer.outputs[0].shape), _Chain()
 
     def kind(i: int) -> int | None:
-        shape = static_shape(layer.inputs[i].shape)  # type: ignore[union-attr]
+        shape = static_shape(layer.inputs[i].shape)
         full = (1,) * (len(out) - len(shape)) + shape
         if full == out:
             return 0
@@ -129,7 +129,7 @@ def chain_of(layer: Layer) -> _Chain | str:
         if len(out) >= 2 and len(full) == len(out) and full[1] == out[1] and all(d == 1 for d in full[2:]):
             return 1 if full[0] == 1 else 3 if full[0] == out[0] else None
         spread = len(full) == len(out) and all(f in (1, o) for f, o in zip(full, out, strict=True))
-        return 0 if spread and layer.inputs[i].is_constant else None  # type: ignore[union-attr]
+        return 0 if spread and layer.inputs[i].is_constant else None
 
     def step(op: str, attrs: Any, other: int | None, swapped: bool) -> str | None:
         if other is None:
@@ -143,7 +143,7 @@ def chain_of(layer: Layer) -> _Chain | str:
             return None
         how = kind(other)
         if op not in BINARY or how is None:
-            return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.inputs[other].shape))}"  # type: ignore[union-attr]
+            return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.inputs[other].shape))}"
         made.operands.append((other, how))
         made.binary(op, swapped)
         return None
@@ -152,17 +152,17 @@ def chain_of(layer: Layer) -> _Chain | str:
     if head.op in BINARY:
         if len(where) != 2:
             return f"the kernel's {head.op} takes two operands"
-        first = next((i for i in (0, 1) if kind(where[i]) == 0 and not layer.inputs[where[i]].is_constant), None)  # type: ignore[arg-type,index,union-attr]
+        first = next((i for i in (0, 1) if kind(where[i]) == 0 and not layer.inputs[where[i]].is_constant), None)  # type: ignore[index]
         if first is None:
             return "no operand has the result's shape"
-        made.operands.append((where[first], 0))  # type: ignore[arg-type]
+        made.operands.append((where[first], 0))
         said = step(head.op, head.attrs, where[1 - first], first == 1)
     else:
-        if any(i is not None and not layer.inputs[i].is_constant for i in where[1:]):  # type: ignore[union-attr]
+        if any(i is not None and not layer.inputs[i].is_constant for i in where[1:]):
             return f"{head.op}'s bounds are computed at run time"
-        made.operands.append((where[0], 0))  # type: ignore[arg-type]
+        made.operands.append((where[0], 0))
         at = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
-        bounds = {f"input{i}": layer.inputs[p].array() for i, p in at.items() if p is not None}  # type: ignore[union-attr]
+        bounds = {f"input{i}": layer.inputs[p].array() for i, p in at.items() if p is not None}
         said = step(head.op, {**head.attrs, **bounds}, None, False)
     for post in posts:
         said = said or step(post.op, post.attrs, post.other, post.swapped)

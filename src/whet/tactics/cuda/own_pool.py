@@ -24,7 +24,7 @@ class OwnPool(Tactic):
             return said
         if layer.op == "Fused":
             return "the kernel fuses nothing"
-        if len(layer.outputs) != 1 or layer.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+        if len(layer.outputs) != 1 or layer.inputs[0].type.rank != 4:
             return "takes images of two spatial axes and gives no indices"
         if layer.op == "ReduceMean" and _axes(layer) != (2, 3):
             return "means over height and width only"
@@ -42,15 +42,15 @@ class OwnPool(Tactic):
         return [same(layer, {0: Operand("nhwc", t)}, Operand(f, t)) for t in types for f in outs]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        channels = layer.inputs[0].shape[1]  # type: ignore[union-attr]
-        if channels % 8:  # type: ignore[operator]
+        channels = layer.inputs[0].shape[1]
+        if channels % 8:
             return f"{channels} channels are no multiple of 8"
         if prod(static_shape(layer.outputs[0].shape)) // 8 >= 2**31:
             return "more than 2**31 groups of eight values"
         return "ceil_mode's own padding is not counted as the window's" if not _whole(layer) and _grown(layer) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        n, c, h, w = static_shape(layer.inputs[0].shape)  # type: ignore[union-attr]
+        n, c, h, w = static_shape(layer.inputs[0].shape)
         stored = TYPES[signature.outputs[0].dtype.name]
         entry, constants, grid, sizes = pool_launch(layer, (n, c, h, w), static_shape(layer.outputs[0].shape), stored, stored)
 
@@ -85,8 +85,8 @@ def pool_launch(
 
 def _axes(layer: Layer) -> tuple[int, ...]:
     given = layer.attrs.get("axes")
-    if given is None and layer.input(1) is not None and layer.inputs[1].is_constant:  # type: ignore[union-attr]
-        given = layer.inputs[1].array().reshape(-1).tolist()  # type: ignore[union-attr]
+    if given is None and layer.input(1) is not None and layer.inputs[1].is_constant:
+        given = layer.inputs[1].array().reshape(-1).tolist()
     return tuple(sorted(int(a) % 4 for a in given or ()))
 
 

@@ -27,7 +27,7 @@ class OwnPoolAny(Tactic):
             return said
         if layer.op == "Fused" or len(layer.outputs) != 1:
             return "fuses nothing and gives no indices"
-        return None if 3 <= layer.inputs[0].type.rank <= 5 else "takes one to three spatial axes"  # type: ignore[union-attr]
+        return None if 3 <= layer.inputs[0].type.rank <= 5 else "takes one to three spatial axes"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
@@ -37,10 +37,10 @@ class OwnPoolAny(Tactic):
         return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        return "more than 2**31 elements" if prod(static_shape(layer.inputs[0].shape)) >= 2**31 else None  # type: ignore[union-attr]
+        return "more than 2**31 elements" if prod(static_shape(layer.inputs[0].shape)) >= 2**31 else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)  # type: ignore[union-attr]
+        x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
         stored, largest = signature.outputs[0], layer.op in ("MaxPool", "GlobalMaxPool")
         rows = axes_of(layer, x, y)
         constants = {

@@ -31,7 +31,7 @@ class OwnPoolChain(Tactic):
         return [same(layer, {0: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        n, c, h, w = static_shape(layer.inputs[0].shape)  # type: ignore[union-attr]
+        n, c, h, w = static_shape(layer.inputs[0].shape)
         if c % 8:
             return f"{c} channels are no multiple of 8"
         if n > 65535:
@@ -45,7 +45,7 @@ class OwnPoolChain(Tactic):
         return [()]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        n, c, h, w = static_shape(layer.inputs[0].shape)  # type: ignore[union-attr]
+        n, c, h, w = static_shape(layer.inputs[0].shape)
         made = _constants(layer, signature)
 
         def make(args: Args) -> list:
@@ -62,8 +62,8 @@ def _shared(h: int, w: int) -> int:
 
 
 def _constants(layer: Layer, signature: Signature) -> dict[str, int]:
-    h, w = static_shape(layer.inputs[0].shape)[2:]  # type: ignore[union-attr]
+    h, w = static_shape(layer.inputs[0].shape)[2:]
     pools = [x for x in layer.regions["body"].layers if x.op == "MaxPool"]
-    kind = signature.outputs[0].dtype.name  # type: ignore[union-attr]
+    kind = signature.outputs[0].dtype.name
     threads = min(_MOST_THREADS, -(-h * w // 32) * 32)
     return {"TYPE": TYPE[kind], "H": h, "W": w, "R": int(pools[0].attrs["kernel_shape"][0]), "POOLS": len(pools), "THREADS": threads}

@@ -71,7 +71,7 @@ class OwnPoolGemm(Tactic):
         s, i = _sizes(layer), int(dict(config)["i"])
         if i not in _ways(s):
             raise PlanRefused(f"{s.c} channels are not split into parts of {32 * i}")
-        ranks, tiles, dtype = -(-s.c // (32 * i)), -(-s.columns // _TILE), signature.inputs[0].dtype  # type: ignore[union-attr]
+        ranks, tiles, dtype = -(-s.c // (32 * i)), -(-s.columns // _TILE), signature.inputs[0].dtype
         constants = _constants(s, signature, i)
 
         def weights() -> np.ndarray:
@@ -87,8 +87,8 @@ class OwnPoolGemm(Tactic):
                 out[: s.columns] = np.asarray(s.bias.array(), np.float32).reshape(-1)
             return out
 
-        digest = s.weights.weight.digest  # type: ignore[union-attr]
-        own = "" if s.bias is None else s.bias.weight.digest  # type: ignore[union-attr]
+        digest = s.weights.weight.digest
+        own = "" if s.bias is None else s.bias.weight.digest
         packed = (
             packed_array(f"{digest}|pool gemm {s.turned} {i} {dtype}", tiles * _TILE * ranks * 64 * i, weights),
             packed_array(f"bias {own} of {tiles * _TILE}", tiles * _TILE * 4, bias),
@@ -105,7 +105,7 @@ class OwnPoolGemm(Tactic):
 
 def _constants(s: _Sizes, signature: Signature, i: int) -> dict[str, int]:
     """The macros of an instance."""
-    reads, stores = signature.inputs[0].dtype.name, signature.outputs[0].dtype.name  # type: ignore[union-attr]
+    reads, stores = signature.inputs[0].dtype.name, signature.outputs[0].dtype.name
     return {"TYPE": TYPES[reads], "TO": TYPES[stores], "I": i, "RANKS": -(-s.c // (32 * i)), "IMAGES": s.n, "PIXELS": s.pixels}
 
 
@@ -125,7 +125,7 @@ def _sizes(layer: Layer) -> _Sizes:
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     pool, product = body.layers[0], body.layers[-1]
-    n, c, h, w = static_shape(pool.inputs[0].shape)  # type: ignore[union-attr]
+    n, c, h, w = static_shape(pool.inputs[0].shape)
     weights, b = outer[product.inputs[1]], product.input(2)  # type: ignore[index]
     assert weights is not None
     turned = product.op == "MatMul" or not product.attrs.get("transB")

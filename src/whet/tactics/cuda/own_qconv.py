@@ -52,7 +52,7 @@ class OwnQConv(QuantizedTactic):
     float8 = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+        if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
             return "takes images of two spatial axes, one group"
         return why_not_weighted(parts) or unfit_float8(parts, conv_channels(parts))
 
@@ -76,12 +76,12 @@ class OwnQConv(QuantizedTactic):
         if isinstance(parts, str):
             raise PlanRefused(parts)
         w = parts.view.inputs[parts.place(parts.head.inputs[1])]  # type: ignore[index]
-        return product_plan(layer, parts, conv_shape_of(parts), signature, config, machine, lambda: weight_bytes(w), "conv")  # type: ignore[union-attr]
+        return product_plan(layer, parts, conv_shape_of(parts), signature, config, machine, lambda: weight_bytes(w), "conv")
 
 
 def conv_channels(parts: Parts) -> tuple[Any, Any]:
     """Input and output channels of a convolution."""
-    return parts.head.inputs[0].shape[1], parts.head.inputs[1].shape[0]  # type: ignore[union-attr]
+    return parts.head.inputs[0].shape[1], parts.head.inputs[1].shape[0]
 
 
 def unfit_float8(parts: Parts, channels: tuple[Any, Any]) -> str | None:
@@ -110,7 +110,7 @@ def refuses_product(parts: Parts, shape: ConvShape, machine: Any, axis: int = 1)
 def kinds_of(parts: Parts, made: Ending, signature: Signature, shape: ConvShape) -> Eight:
     """The types of an instance."""
     x = parts.place(parts.head.inputs[0])
-    other = "" if made.residual is None else signature.inputs[made.residual].dtype.name  # type: ignore[union-attr]
+    other = "" if made.residual is None else signature.inputs[made.residual].dtype.name
     stored = signature.outputs[0].dtype.name
     fold = folds(made, stored) or folds_float8(made, stored, Output.of(parts, made))
     return Eight(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)  # type: ignore[index]
@@ -164,7 +164,7 @@ def product_plan(
     x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
     bias = None if b is None else parts.view.inputs[b]
     classes, key = count_classes(shape) if eight.border else 1, key_of(parts, made)
-    digest = parts.view.inputs[w].weight.digest  # type: ignore[index,union-attr]
+    digest = parts.view.inputs[w].weight.digest  # type: ignore[index]
     rows = shape.steps(tile.bk) * tile.bk
 
     def filters() -> np.ndarray:
@@ -172,7 +172,7 @@ def product_plan(
         return given if shape is single else np.kron(np.eye(2, dtype=np.int8), given[:, :, 0, 0])[:, :, None, None]
 
     def numbers() -> Factors:
-        found = factors(parts, made, array(), single, bias)  # type: ignore[arg-type]
+        found = factors(parts, made, array(), single, bias)
         found = found if shape is single else Factors(np.tile(found.factor, 2), np.tile(found.bias, (1, 2)), found.classes)
         return found.times(per, shift)
 

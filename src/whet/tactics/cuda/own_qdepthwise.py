@@ -28,7 +28,7 @@ class OwnQDepthwise(QuantizedTactic):
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         x, w = parts.head.inputs[:2]
-        if x.type.rank != 4 or w.shape[1] != 1 or parts.head.attrs["group"] != w.shape[0] or w.shape[0] != x.shape[1]:  # type: ignore[union-attr]
+        if x.type.rank != 4 or w.shape[1] != 1 or parts.head.attrs["group"] != w.shape[0] or w.shape[0] != x.shape[1]:
             return "is for depthwise convolutions of two spatial axes"
         return why_not_weighted(parts)
 
@@ -54,8 +54,8 @@ class OwnQDepthwise(QuantizedTactic):
         found: list[Config] = []
         if _can_tile(parts, s, signature) and machine_has(machine, "tma") and s.m * s.c >= 8192 * machine.multiprocessors:
             tiles, (reads, stores) = tiles_for(s, 1, machine.multiprocessors), _types(parts, signature)
-            fold = folds(made, signature.outputs[0].dtype.name)  # type: ignore[arg-type]
-            ahead(machine, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.finish.activation[0], fold)) for t in tiles])  # type: ignore[union-attr]
+            fold = folds(made, signature.outputs[0].dtype.name)
+            ahead(machine, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.finish.activation[0], fold)) for t in tiles])
             found = [tile_config(t) for t in tiles]
         for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
@@ -128,7 +128,7 @@ def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
 def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
     """Weights [k, taps] as real numbers a step of the input."""
     x, w = (parts.place(t) for t in parts.head.inputs[:2])
-    integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)  # type: ignore[index,union-attr]
+    integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)  # type: ignore[index]
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))  # type: ignore[index]
     return integers * factor[:, None]
 

@@ -74,7 +74,7 @@ class OwnQDepthwiseDot(OwnQDepthwise):
         w = parts.view.inputs[parts.place(parts.head.inputs[1])]  # type: ignore[index]
         key = f"{key_of(parts, made)}|depthwise dot"
         packed = (
-            packed_array(f"{key} {kinds} {taken}", s.r * kinds * taken * s.c * 4, lambda: pack_taps(weight_bytes(w), kinds, taken)),  # type: ignore[arg-type]
+            packed_array(f"{key} {kinds} {taken}", s.r * kinds * taken * s.c * 4, lambda: pack_taps(weight_bytes(w), kinds, taken)),
             packed_array(f"{key} {per} {shift}", 2 * pitch * 4, lambda: _factors(parts, made, s, per, shift)),
         )
         rows, columns = tile.input(s)
@@ -112,7 +112,7 @@ def pack_taps(weights: np.ndarray, kinds: int, taken: int) -> np.ndarray:
 def _factors(parts: Parts, made: Ending, s: ConvShape, per: float, shift: float) -> np.ndarray:
     """[2][pitch]: biases that take the zero point back, and the real value of a step, both in parts of the range where that is folded."""
     x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
-    reads, weights = parts.reads[x], weight_bytes(parts.view.inputs[w]).astype(np.float64)  # type: ignore[index,arg-type]
+    reads, weights = parts.reads[x], weight_bytes(parts.view.inputs[w]).astype(np.float64)  # type: ignore[index]
     factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (s.c,))  # type: ignore[index]
     own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
     out = np.zeros((2, bias_count(s.c)), np.float32)

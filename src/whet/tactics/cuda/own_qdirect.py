@@ -38,7 +38,7 @@ class OwnQDirect(QuantizedTactic):
     fallback = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        if parts.head.op == "Conv" and parts.head.inputs[0].type.rank != 4:  # type: ignore[union-attr]
+        if parts.head.op == "Conv" and parts.head.inputs[0].type.rank != 4:
             return "the kernel takes images of two spatial axes"
         return why_not_weighted(parts) or (None if parts.head.op == "Conv" else why_not_rows(parts))
 
@@ -88,7 +88,7 @@ class OwnQDirect(QuantizedTactic):
         )
         kind, low, high = made.finish.activation
         stored, reads, out = signature.outputs[0].dtype.name, parts.reads[x], Output.of(parts, made)  # type: ignore[index]
-        added = stored if made.residual is None else signature.inputs[made.residual].dtype.name  # type: ignore[union-attr]
+        added = stored if made.residual is None else signature.inputs[made.residual].dtype.name
         constants = {"FROM": TYPES[reads.dtype.name], "TO": TYPES[stored], "ADD": TYPES[added], "FACTOR": 1, "ACT": ACTIVATIONS[kind]}
         count = s.m * s.k
 

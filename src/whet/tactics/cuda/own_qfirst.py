@@ -40,7 +40,7 @@ class OwnQFirst(QuantizedTactic):
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
         head = parts.head
-        if head.inputs[0].type.rank != 4 or head.attrs["group"] != 1 or head.inputs[0].shape[1] not in (1, 2, 3, 4):  # type: ignore[union-attr]
+        if head.inputs[0].type.rank != 4 or head.attrs["group"] != 1 or head.inputs[0].shape[1] not in (1, 2, 3, 4):
             return "is for first layers: at most 4 input channels, one group"
         if parts.stores is None or parts.stores.dtype.name not in EIGHT:
             return "stores integers"
@@ -81,7 +81,7 @@ class OwnQFirst(QuantizedTactic):
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
         x = parts.place(parts.head.inputs[0])
-        return first_kernel(layer, parts, made, signature, config, machine, x)  # type: ignore[arg-type]
+        return first_kernel(layer, parts, made, signature, config, machine, x)
 
 
 def first_configs(s: ConvShape) -> list[Config]:
@@ -165,7 +165,7 @@ def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tupl
     if folds(made, stored):
         per, shift, out, finish = folded(out, made, stored)
     packed = (
-        packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted),  # type: ignore[union-attr]
+        packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted),
         packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0],
     )
     return packed, out, finish
@@ -196,7 +196,7 @@ def first_constants8(
     kind = TYPES[parts.reads[parts.place(parts.head.inputs[0])].dtype.name]  # type: ignore[index]
     fixed = {"BN": _columns(s), "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
     if floats:
-        fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}  # type: ignore[union-attr]
+        fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}
     return {**first_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
 
 

@@ -32,7 +32,7 @@ class OwnQFirstImage(Tactic):
         found = image_parts(layer, _HINT)
         if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
             return []
-        dtype = layer.inputs[found.image].dtype  # type: ignore[union-attr]
+        dtype = layer.inputs[found.image].dtype
         return [same(layer, {found.image: Operand(form, dtype)}, Operand("nhwc", found.parts.stores.dtype)) for form in ("linear", "nhwc")]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:

@@ -37,14 +37,14 @@ class OwnQMul(QuantizedTactic):
         if parts.stores is None or x is None:
             return []
         found = []
-        for real in (*HALF, layer.inputs[gate].dtype):  # type: ignore[index,union-attr]
+        for real in (*HALF, layer.inputs[gate].dtype):  # type: ignore[index]
             stored = {x: Operand("nhwc", parts.reads[x].dtype), gate: Operand("nhwc", real)}
             found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.stores.dtype),)))
         return found
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         channels = layer.outputs[0].shape[1]
-        if channels % 8:  # type: ignore[operator]
+        if channels % 8:
             return f"{channels} channels are no multiple of 8"
         return "more than 2**34 values" if prod(static_shape(layer.outputs[0].shape)) >= 2**34 else None
 

@@ -39,8 +39,8 @@ class OwnQPool(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
-        channels = parts.head.inputs[0].shape[1]  # type: ignore[union-attr]
-        if channels % 8:  # type: ignore[operator]
+        channels = parts.head.inputs[0].shape[1]
+        if channels % 8:
             return f"{channels} channels are no multiple of 8"
         return "ceil_mode's own padding is not counted as the window's" if _grown(parts.head) else None
 
@@ -50,7 +50,7 @@ class OwnQPool(QuantizedTactic):
             raise PlanRefused(str(parts))
         x = parts.place(parts.head.inputs[0])
         reads, stores = parts.reads[x], parts.stores  # type: ignore[index]
-        shapes = static_shape(parts.head.inputs[0].shape), static_shape(layer.outputs[0].shape)  # type: ignore[union-attr]
+        shapes = static_shape(parts.head.inputs[0].shape), static_shape(layer.outputs[0].shape)
         entry, constants, grid, sizes = pool_launch(parts.head, *shapes, TYPES[reads.dtype.name], TYPES[stores.dtype.name])
         numbers = (float(reads.zero), reads.number / stores.number, float(stores.zero))
 

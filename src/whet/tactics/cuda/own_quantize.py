@@ -30,13 +30,13 @@ class OwnQuantize(Tactic):
         integer, real = (y, x) if layer.op == "QuantizeLinear" else (x, y)
         if layer.op == "Fused" or x is None or x.is_constant:
             return "its input is constant, or it is fused to something"
-        if integer.dtype.name not in BYTES or real.dtype != F32 or not layer.attrs.get("saturate", 1):  # type: ignore[union-attr]
-            return f"converts between f32 and 8-bit integers or e4m3 that saturate, not {real.dtype} and {integer.dtype}"  # type: ignore[union-attr]
+        if integer.dtype.name not in BYTES or real.dtype != F32 or not layer.attrs.get("saturate", 1):
+            return f"converts between f32 and 8-bit integers or e4m3 that saturate, not {real.dtype} and {integer.dtype}"
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
             return "its scale is computed at run time"
         if any(t is not None and np.size(t.array()) != 1 for t in layer.inputs[1:]):
             return "has more than one scale"
-        if integer.dtype.name == FLOAT8 and layer.input(2) is not None and np.any(np.asarray(layer.input(2).array(), np.float32)):  # type: ignore[union-attr]
+        if integer.dtype.name == FLOAT8 and layer.input(2) is not None and np.any(np.asarray(layer.input(2).array(), np.float32)):
             return "e4m3 has no zero point"
         return None
 
@@ -49,7 +49,7 @@ class OwnQuantize(Tactic):
             for f in forms:
                 for g in forms:
                     quantizes = layer.op == "QuantizeLinear"
-                    source = Operand(f, real if quantizes else layer.inputs[0].dtype)  # type: ignore[union-attr]
+                    source = Operand(f, real if quantizes else layer.inputs[0].dtype)
                     found.append(Signature((source, *rest), (Operand(g, layer.outputs[0].dtype if quantizes else real),)))
         return found
 
@@ -60,7 +60,7 @@ class OwnQuantize(Tactic):
         entry, constants, grid, rows, columns = moving(shape, source, target)
         quantizes = target.dtype.name not in RTOL
         constants |= {"AFFINE": 1 if quantizes else 2, "FROM": TYPES[source.dtype.name]}
-        step = float(np.asarray(layer.inputs[1].array(), np.float32).reshape(-1)[0])  # type: ignore[union-attr]
+        step = float(np.asarray(layer.inputs[1].array(), np.float32).reshape(-1)[0])
         zero = layer.input(2)
         shift = 0.0 if zero is None else float(np.asarray(zero.array(), np.float32).reshape(-1)[0])
 

@@ -44,12 +44,12 @@ class OwnResize(Tactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        forms = ("nhwc", "linear") if layer.inputs[0].type.rank == 4 else ("linear",)  # type: ignore[union-attr]
+        forms = ("nhwc", "linear") if layer.inputs[0].type.rank == 4 else ("linear",)
         kinds = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
         return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31:  # type: ignore[union-attr]
+        if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31:
             return "more than 2**31 elements"
         made = resampled(layer)
         at = [a.axis for a in made]
@@ -63,7 +63,7 @@ class OwnResize(Tactic):
         reason = self.refuses(layer, signature, machine)
         if reason:
             raise PlanRefused(reason)
-        x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)  # type: ignore[union-attr]
+        x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
         made, last = resampled(layer), signature.outputs[0].format == "nhwc"
         if last:
             x, y = tuple(x[i] for i in (0, 2, 3, 1)), tuple(y[i] for i in (0, 2, 3, 1))
@@ -96,7 +96,7 @@ class OwnResize(Tactic):
 
 def resampled(layer: Layer) -> list[Axis]:
     """The axes that change, with their tables; in order of the axes."""
-    how, x = resampling(layer), static_shape(layer.inputs[0].shape)  # type: ignore[union-attr]
+    how, x = resampling(layer), static_shape(layer.inputs[0].shape)
     axes = [int(i) % len(x) for i in layer.attrs.get("axes") or range(len(x))]
     t = layer.input(1)
     roi = np.asarray(t.array(), np.float64) if t is not None and t.is_constant and t.array().size else None

@@ -71,7 +71,7 @@ class FirstLayer(Tactic):
             return said
         if head.attrs["group"] != 1:
             return "the kernel has no groups"
-        if not isinstance(head.inputs[0].shape[1], int) or head.inputs[0].shape[1] > 8:  # type: ignore[union-attr,operator]
+        if not isinstance(head.inputs[0].shape[1], int) or head.inputs[0].shape[1] > 8:
             return "is for first layers: at most 8 input channels"
         return None
 
@@ -80,11 +80,11 @@ class FirstLayer(Tactic):
             return []
         head, posts = anchor(layer), epilogue(layer)
         x = outer_input(layer, head.inputs[0])
-        if any(p.other is not None and not layer.inputs[p.other].is_constant for p in posts or ()):  # type: ignore[union-attr]
+        if any(p.other is not None and not layer.inputs[p.other].is_constant for p in posts or ()):
             return []
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], HALF):
-            for source in dict.fromkeys((head.inputs[0].dtype, dtype)):  # type: ignore[union-attr]
+            for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
                 for form in ("linear", "nhwc"):
                     found.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))  # type: ignore[dict-item]
         return found
@@ -130,7 +130,7 @@ class OwnStem(FirstLayer):
             return pack_weights(side.reshape(shape.k, shape.s * wide.channels, shape.r, 1), tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.weight.digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),  # type: ignore[union-attr]
+            packed_array(f"{weights.weight.digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
             packed_bias(made, own, shape.k),
         )
         constants = {"FROM": TYPE[source.dtype.name], "TO": TYPE[dtype.name], "CP": wide.channels, "NHWC": int(source.format == "nhwc")}

@@ -65,7 +65,7 @@ def product_macs(layer: Layer) -> int:
     """Multiply-adds of the Conv, Gemm or MatMul that a layer is or is fused around."""
     head = anchor(layer)
     out, w = head.outputs[0], head.inputs[1]
-    shape = static_shape(w.shape)  # type: ignore[union-attr]
+    shape = static_shape(w.shape)
     per = {
         "Conv": prod(shape[1:]),
         "Gemm": shape[0 if not head.attrs.get("transB") else -1],

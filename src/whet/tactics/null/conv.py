@@ -33,7 +33,7 @@ class NullConv(Tactic):
         if epilogue(layer) is None:
             return "what follows the convolution is no chain"
         channels = anchor(layer).outputs[0].shape[1]
-        if signature.outputs[0].format == "nChw16c" and int(channels) % 16:  # type: ignore[arg-type]
+        if signature.outputs[0].format == "nChw16c" and int(channels) % 16:
             return f"{channels} channels do not come in sixteens"
         return None
 
@@ -42,6 +42,6 @@ class NullConv(Tactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> NullKernel:
         fmt, tile = signature.outputs[0].format, int(dict(config)["tile"])
-        wide = int(anchor(layer).outputs[0].shape[-1]) >= 28  # type: ignore[arg-type]
+        wide = int(anchor(layer).outputs[0].shape[-1]) >= 28
         slow = _SLOW[fmt] * (1.0 if wide == (tile == 8) else 1.05) * (0.98 if signature.inplace else 1.0)
         return NullKernel(layer, signature, f"null_conv_{fmt}_{tile}", product_macs(layer), slow, scratch=4096 * tile)

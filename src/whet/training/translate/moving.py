@@ -55,7 +55,7 @@ def _slices(layer: Layer) -> Compute:
         if step > 0:
             where[axis] = slice(start, start + (length - 1) * step + 1 if length else start, step)
         else:
-            first = layer.inputs[0].shape[axis] - 1 if start is None else start  # type: ignore[union-attr]
+            first = layer.inputs[0].shape[axis] - 1 if start is None else start
             backward[axis] = Fixed(np.arange(length, dtype=np.int64) * step + first)
 
     def compute(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
@@ -75,12 +75,12 @@ def _padding(layer: Layer) -> Compute:
         fill = 0 if value is None else value.array().reshape(-1)[0].item()
         return lambda x, *_: F.pad(x, around, value=fill)
     numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
-    shape = layer.inputs[0].shape  # type: ignore[union-attr]
+    shape = layer.inputs[0].shape
     taken: dict[int, Fixed] = {}
     for axis, (a, b) in enumerate(both):  # torch pads few ranks this way; which element goes where is the same for all
         if (a, b) != (0, 0):
             at = np.arange(shape[axis])[max(-a, 0) : shape[axis] - max(-b, 0)]
-            taken[axis] = Fixed(np.pad(at, (max(a, 0), max(b, 0)), mode=numpy_mode))  # type: ignore[call-overload]
+            taken[axis] = Fixed(np.pad(at, (max(a, 0), max(b, 0)), mode=numpy_mode))
 
     def compute(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         for axis, at in taken.items():
@@ -93,8 +93,8 @@ def _padding(layer: Layer) -> Compute:
 @torch_op("Gather")
 def _gather(layer: Layer) -> Compute:
     x = layer.inputs[0]
-    axis = layer.attrs["axis"] % x.type.rank  # type: ignore[union-attr]
-    n, shape = x.shape[axis], tuple(layer.output.shape)  # type: ignore[union-attr]
+    axis = layer.attrs["axis"] % x.type.rank
+    n, shape = x.shape[axis], tuple(layer.output.shape)
 
     def compute(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         at = torch.where(at < 0, at + n, at).to(torch.int64)
@@ -150,9 +150,9 @@ def _trilu(layer: Layer) -> Compute:
 @torch_op("TopK")
 def _top_k(layer: Layer) -> Compute:
     axis, largest, k = layer.attrs["axis"], bool(layer.attrs["largest"]), given(layer, "k", 1)
-    count = int(k[0])  # type: ignore[index, call-overload]
+    count = int(k[0])  # type: ignore[index]
 
-    def compute(x: torch.Tensor, *_: torch.Tensor):  # type: ignore[no-untyped-def]
+    def compute(x: torch.Tensor, *_: torch.Tensor):
         values, places = torch.sort(x, dim=axis, descending=largest, stable=True)
         return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
 
@@ -162,7 +162,7 @@ def _top_k(layer: Layer) -> Compute:
 @torch_op("OneHot")
 def _one_hot(layer: Layer) -> Compute:
     axis = layer.attrs["axis"] % layer.output.type.rank
-    depth = int(layer.output.shape[axis])  # type: ignore[arg-type]
+    depth = int(layer.output.shape[axis])
     column = [1] * layer.output.type.rank
     column[axis] = depth
 
@@ -177,7 +177,7 @@ def _one_hot(layer: Layer) -> Compute:
 @torch_op("DepthToSpace")
 def _depth_to_space(layer: Layer) -> Compute:
     s, mode = layer.attrs["blocksize"], layer.attrs["mode"]
-    n, c, h, w = layer.inputs[0].shape  # type: ignore[union-attr]
+    n, c, h, w = layer.inputs[0].shape
     if mode == "CRD":
         return lambda x: F.pixel_shuffle(x, s)
     small = c // (s * s)
@@ -187,7 +187,7 @@ def _depth_to_space(layer: Layer) -> Compute:
 @torch_op("SpaceToDepth")
 def _space_to_depth(layer: Layer) -> Compute:
     s = layer.attrs["blocksize"]
-    n, c, h, w = layer.inputs[0].shape  # type: ignore[union-attr]
+    n, c, h, w = layer.inputs[0].shape
     order = (0, 3, 5, 1, 2, 4) if layer.attrs["mode"] == "DCR" else (0, 1, 3, 5, 2, 4)
     return lambda x: x.reshape(n, c, h // s, s, w // s, s).permute(order).reshape(n, c * s * s, h // s, w // s)
 

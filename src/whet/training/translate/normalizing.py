@@ -14,7 +14,7 @@ def _batch_norm(layer: Layer) -> Compute:
     """ONNX's momentum is the share that stays, torch's the share that is new."""
     epsilon, new = layer.attrs["epsilon"], 1 - layer.attrs["momentum"]
 
-    def compute(training: bool, x, scale, bias, mean, variance):  # type: ignore[no-untyped-def]
+    def compute(training: bool, x, scale, bias, mean, variance):
         return F.batch_norm(x, mean, variance, scale, bias, training, new, epsilon)
 
     return compute
@@ -23,7 +23,7 @@ def _batch_norm(layer: Layer) -> Compute:
 @torch_op("LayerNormalization")
 def _layer_norm(layer: Layer) -> Compute:
     x, epsilon = layer.inputs[0], layer.attrs["epsilon"]
-    over = tuple(x.shape[layer.attrs["axis"] % x.type.rank :])  # type: ignore[union-attr]
+    over = tuple(x.shape[layer.attrs["axis"] % x.type.rank :])
     if all(t is None or t.shape == over for t in layer.inputs[1:]):
         return lambda x, scale=None, bias=None: F.layer_norm(x, over, scale, bias, epsilon)
 
@@ -38,7 +38,7 @@ def _layer_norm(layer: Layer) -> Compute:
 @torch_op("RMSNormalization")
 def _rms_norm(layer: Layer) -> Compute:
     x, epsilon = layer.inputs[0], layer.attrs["epsilon"]
-    axes = tuple(range(layer.attrs["axis"] % x.type.rank, x.type.rank))  # type: ignore[union-attr]
+    axes = tuple(range(layer.attrs["axis"] % x.type.rank, x.type.rank))
     return lambda x, scale: x * torch.rsqrt(x.square().mean(axes, keepdim=True) + epsilon) * scale
 
 

@@ -19,12 +19,12 @@ _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 def _padded(layer: Layer, pool: Pool) -> list[int]:
     r = len(pool.kernel)
-    extra = pool.extra(layer.inputs[0].shape[2:])  # type: ignore[union-attr, arg-type]
+    extra = pool.extra(layer.inputs[0].shape[2:])
     return outward((*pool.pads[:r], *(pool.pads[r + i] + extra[i] for i in range(r))))
 
 
 def _cut(layer: Layer) -> tuple[slice, ...]:
-    return (slice(None), slice(None), *(slice(0, d) for d in layer.output.shape[2:]))  # type: ignore[misc]
+    return (slice(None), slice(None), *(slice(0, d) for d in layer.output.shape[2:]))
 
 
 @torch_op("MaxPool")
@@ -33,7 +33,7 @@ def _max_pool(layer: Layer) -> Compute:
     f, around = _MAX[len(pool.kernel)], _padded(layer, pool)
     r = len(pool.kernel)
     half = all(2 * p <= k for p, k in zip(pool.pads[:r], pool.kernel, strict=True))
-    if pool.pads[:r] == pool.pads[r:] and half and not any(pool.extra(layer.inputs[0].shape[2:])):  # type: ignore[union-attr, arg-type]
+    if pool.pads[:r] == pool.pads[r:] and half and not any(pool.extra(layer.inputs[0].shape[2:])):
         return lambda x: f(x, pool.kernel, pool.strides, pool.pads[:r], pool.dilations)[where]
 
     def compute(x: torch.Tensor) -> torch.Tensor:
@@ -72,14 +72,14 @@ def _total(around: list[int]) -> list[int]:
 def _counts(layer: Layer, pool: Pool) -> np.ndarray:
     """How many elements each window counts: [1, 1, *out]."""
     x = layer.inputs[0]
-    ones = np.ones((1, 1, *x.shape[2:]), np.float32)  # type: ignore[union-attr, arg-type]
+    ones = np.ones((1, 1, *x.shape[2:]), np.float32)
     if not layer.attrs["count_include_pad"]:
         return np.asarray(sum(pool.slices(ones, 0)), np.float32)
     r = len(pool.kernel)
     whole = Pool(pool.kernel, pool.strides, pool.dilations, (0,) * 2 * r, False)
-    ones = np.ones((1, 1, *(n + pool.pads[i] + pool.pads[r + i] for i, n in enumerate(x.shape[2:]))), np.float32)  # type: ignore[union-attr, operator, arg-type]
-    ones = np.pad(ones, [(0, 0), (0, 0), *((0, e) for e in pool.extra(x.shape[2:]))])  # type: ignore[union-attr, arg-type]
-    cut: Any = (..., *(slice(0, d) for d in layer.output.shape[2:]))  # type: ignore[misc]
+    ones = np.ones((1, 1, *(n + pool.pads[i] + pool.pads[r + i] for i, n in enumerate(x.shape[2:]))), np.float32)
+    ones = np.pad(ones, [(0, 0), (0, 0), *((0, e) for e in pool.extra(x.shape[2:]))])
+    cut: Any = (..., *(slice(0, d) for d in layer.output.shape[2:]))
     counts: Any = sum(part[cut] for part in whole.slices(ones, 0))
     return np.asarray(counts, np.float32)
 

@@ -17,13 +17,13 @@ class Rounded(torch.autograd.Function):
     """clamp(round(x / scale) + zero, low, top): the gradient is 1 / scale inside the range and 0 where it saturates."""
 
     @staticmethod
-    def forward(ctx, x, scale, zero, low, top):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, scale, zero, low, top):
         exact = torch.round(x / scale) + zero
         ctx.save_for_backward((exact >= low) & (exact <= top), scale)
         return torch.clamp(exact, low, top)
 
     @staticmethod
-    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
+    def backward(ctx, *grads):
         inside, scale = ctx.saved_tensors
         return grads[0] * inside / scale, None, None, None, None
 
@@ -44,10 +44,10 @@ def _column(layer: Layer, v: torch.Tensor) -> torch.Tensor:
     """Scales or zero points shaped to broadcast over the layer's input."""
     x, axis = layer.inputs[0], layer.attrs["axis"]
     if layer.attrs["block_size"]:
-        return v.repeat_interleave(layer.attrs["block_size"], axis).narrow(axis, 0, x.shape[axis])  # type: ignore[union-attr, arg-type]
+        return v.repeat_interleave(layer.attrs["block_size"], axis).narrow(axis, 0, x.shape[axis])
     if v.numel() == 1:
         return v.reshape(())
-    column = [1] * x.type.rank  # type: ignore[union-attr]
+    column = [1] * x.type.rank
     column[axis] = -1
     return v.reshape(column)
 

@@ -19,11 +19,11 @@ def _resize(layer: Layer) -> Compute:
     x = layer.inputs[0]
     steps: list[tuple[int, list[Fixed], list[Fixed] | None]] = []
     for axis, (out, scale) in enumerate(targets(layer)):
-        n = int(x.shape[axis])  # type: ignore[union-attr, arg-type]
+        n = int(x.shape[axis])
         if (out == n and scale in (1, None)) or not isinstance(out, int):
             continue
         index, weights, _ = how.taps(n, out, out / n if scale is None else scale, (0.0, 1.0))
-        column = [1] * x.type.rank  # type: ignore[union-attr]
+        column = [1] * x.type.rank
         column[axis] = out
         taps = [Fixed(np.ascontiguousarray(index[:, k], np.int64)) for k in range(index.shape[1])]
         shares = None if weights is None else [Fixed(weights[:, k].astype(np.float32).reshape(column)) for k in range(index.shape[1])]
