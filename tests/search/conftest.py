@@ -26,6 +26,7 @@ RECIPE = {
     "search": {"trials": 5, "seed": 3},
     "finetune": False,
     "threads": 1,
+    "baselines": ["fp32"],
 }
 
 

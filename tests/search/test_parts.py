@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import select
 import subprocess
@@ -13,12 +14,22 @@ import numpy as np
 import pytest
 
 from search.conftest import perceptron, recipe_with
+from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
 from whet.errors import CalibrationError, UsageError
 from whet.search import energy
 from whet.search.data import labelled
 from whet.search.locks import DeviceLock, physical_gpu
-from whet.search.space import Candidate, kept_channels, search_space
+from whet.search.recipe import Space, recipe_from
+from whet.search.space import Candidate, baseline_types, kept_channels, search_space
 from whet.search.study import Study
+from whet.search.summary import neighbours
+
+
+def network(case):
+    from whet.frontends import network_from_onnx
+
+    return network_from_onnx(case / "model.onnx")
+
 
 HOLD = r"""
 import os, sys, time
@@ -142,6 +153,12 @@ def test_other_processes_on_the_gpu_are_told_with_every_timing():
     assert rows[0]["ratio"] == 1
 
 
+    found = neighbours([load, {"gpu_processes": []}, {"gpu_processes": [4711, 12]}])
+    assert found is not None
+    assert "in 2 of 3 timings (process 12, 4711)" in found
+    assert neighbours([{"gpu_processes": []}, {"other_cpus": 0.1}]) is None
+
+
 def test_rapl_counters_are_read_across_their_wrap(tmp_path):
     package = tmp_path / "intel-rapl:0"
     package.mkdir()
@@ -205,6 +222,73 @@ def test_the_space_says_what_it_leaves_out_and_knows_equal_points(case, tmp_path
         assert point.keys() == {d.name for d in space.dimensions}
 
 
+@pytest.mark.parametrize("name", ["bert_base", "vit_b_16"])
+def test_heads_are_a_dimension_of_their_own_and_go_one_by_one(name, case, tmp_path):
+    """Of separate projections (BERT) and of a fused one (ViT)."""
+    from whet import zoo
+    from whet.frontends import network_from_onnx
+
+    small = {"bert_base": {"sequence": 8}, "vit_b_16": {"image": 64}}[name]
+    net = network_from_onnx(zoo.build(name, layers=2, hidden=192, heads=6, **small))
+    space = search_space(net, recipe_with(case, tmp_path, space={"width": {"multiple": 8}, "precision": ["fp32"]}))
+    members = space.classes["6 heads"]
+    assert len(members) == 2, "one a layer"
+    assert {space.steps[m] for m in members} == {1}
+    cut = space.candidate({n: 0.3 if n == "6 heads" else 0.0 for n in space.classes})
+    assert set(space.kept(cut).values()) == {4}  # 6 x 0.7, to the nearest whole head
+    assert any(space.steps[m] == 8 for n, ms in space.classes.items() if "heads" not in n for m in ms)
+
+
+def test_the_original_is_measured_in_every_type_that_the_device_has(case, tmp_path):
+    on_gpu = recipe_with(case, tmp_path, device="cuda", baselines=["fp32", "fp16", "int8"], space__precision=["int8"])
+    assert baseline_types(on_gpu, ("int8",)) == ("fp32", "fp16", "int8")
+    here = recipe_with(case, tmp_path, space__precision=["fp32"])
+    every = baseline_types(dataclasses.replace(here, baselines=()), ("fp32",))
+    assert every[0] == "fp32"
+    assert every[-1] == "int8"
+    assert "fp16" not in every, "no CPU kernel computes in it"
+    assert "no CPU kernel here" in dict(search_space(network(case), dataclasses.replace(here, space=Space())).left_out)["fp16"]
+
+
+def test_a_quantized_original_is_refused_before_anything_is_built(case, tmp_path):
+    from whet.frontends import save_onnx
+    from whet.pruning.order import note
+    from whet.search import dry_run
+
+    net = network(case)
+    note(net, "calibrate")
+    model = save_onnx(net, tmp_path / "q.onnx")
+    with pytest.raises(UsageError, match=r"is quantized already.*space\.width: false"):
+        dry_run(recipe_with(case, tmp_path / "w", model=str(model)))
+    facts = dry_run(recipe_with(case, tmp_path / "w", model=str(model), space={"width": False, "depth": False, "precision": ["fp32"]}))
+    assert facts["points"] == 1
+
+
+def test_fp8_is_searched_where_it_is_asked_for_and_its_lock_is_kept(standin_gpu, tmp_path):  # noqa: F811
+    from whet.builder.lock import plan_digest, save_lock
+    from whet.frontends import save_onnx
+    from whet.network import parse_network
+    from whet.search.build import again, build_config, engine_plan, quantized_source
+
+    layers = [f"%c{k + 1}: f32[N,64,32,32] = Conv(%{f'r{k}' if k else 'x'}, %w{k})\n%r{k + 1}: f32[N,64,32,32] = Relu(%c{k + 1})" for k in range(4)]
+    constants = [f"const %w{k}: f32[64,64,1,1] = seed({k + 1})" for k in range(4)]
+    net = parse_network("\n".join(["network n source", "in %x: f32[N,64,32,32]", *constants, *layers, "out %r4", ""]))
+    save_onnx(net, tmp_path / "m.onnx")
+    plain = {"model": "m.onnx", "device": "cuda", "metric": "python:a:b", "target": {"latency": "0.5x"}, "data": {"calibrate": "python:a:b"},
+             "space": {"precision": ["fp16", "fp8"]}, "timing_cache": "t.sqlite"}  # fmt: skip
+    recipe = recipe_from(plain, tmp_path)
+    space = search_space(net, recipe)
+    assert next(d.values for d in space.dimensions if d.name == "precision") == ("fp16", "fp8")
+    config = dataclasses.replace(build_config(net, recipe, Candidate(precision="fp8"), 1), verify=False)
+    assert config.precisions == ("fp8", "fp16")
+    data = {net.inputs[0].name: np.random.default_rng(0).standard_normal((4, 64, 32, 32)).astype(np.float32)}
+    plan = engine_plan(net, config, data, tmp_path)
+    assert [c["what"] for c in plan.report["precision_choice"]] == ["floating point", "fp8"], "both were built and timed"
+    assert quantized_source(net, config, plan, tmp_path) is None
+    save_lock(plan, tmp_path / "lock.json")
+    assert plan_digest(again(net, dataclasses.replace(config, lock=str(tmp_path / "lock.json")))) == plan_digest(plan)
+
+
 def test_on_a_gpu_integers_come_with_16_bits_for_what_stays_in_floats(case, tmp_path):
     import whet
     from whet.search.build import build_config
@@ -247,6 +331,9 @@ def test_the_knapsack_shares_a_budget_out(case, tmp_path, monkeypatch):
     assert kept
     assert all(0 < n < {"w0": 96, "w1": 64}[g] for g, n in kept.items())
     assert made.removed == ()
+    seen = {"x": perceptron()[1]["x"][:32]}
+    by_taylor = Candidate(budget=0.7, importance="taylor1")
+    assert within_budget(net, by_taylor, build_config(net, recipe, c, 1), recipe, seen, say=lambda what: None)[0]
     assert list((tmp_path / "cache").rglob("latency-table-null.json"))
 
 

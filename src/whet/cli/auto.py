@@ -91,6 +91,8 @@ def _tell(found: Any, data: dict[str, Any]) -> None:
                   style="bold" if i == data["chosen"] else None)  # fmt: skip
     out = console()
     out.print(t)
+    if all(r["energy"]["mj"] is None for r in data["rows"]):
+        out.print(f"Energy: {data['rows'][0]['energy']['about']}.", markup=False, highlight=False)
     for text in data["warnings"]:
         out.print(f"[yellow]{text}[/]")
     chosen = data["rows"][data["chosen"]]["name"]

@@ -46,7 +46,7 @@ class PruneConfig:
     build: BuildConfig = field(default_factory=BuildConfig)  # how engines are built that a latency is of
     table: str | None = None  # file of a latency table to use and extend
     engines: bool = True  # with a latency target: build both engines and time them
-    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    recovery: RecoveryConfig | None = field(default_factory=RecoveryConfig)  # None: data serve the importance alone
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def prune(
     small = cut(net, choice.kept, found, removed=choice.removed)
     note(small, "prune", **_about(config))
     made = small
-    if data is not None:
+    if data is not None and config.recovery is not None:
         made = recover(small, net, choice.kept, data, config.recovery, progress, insist=config.insist)
         note(made, "recover")
     gone = {g.name for g in found for b in blocks if b.name in choice.removed and set(g.layers) <= set(b.layers)}

@@ -10,7 +10,8 @@ import numpy as np
 
 from whet.builder import BuildConfig, build
 from whet.builder.assemble import model_digest
-from whet.builder.quantized import Calibration, build_int8, prepared, quantized_network
+from whet.builder.float8 import build_float8
+from whet.builder.quantized import Calibration, build_int8, is_explicit, prepared, quantized_network
 from whet.engine.plan import EnginePlan
 from whet.errors import UsageError
 from whet.network import Network
@@ -49,8 +50,9 @@ def input_shapes(net: Network, recipe: AutoRecipe, batch: int) -> dict[str, tupl
 
 
 def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: int) -> BuildConfig:
-    """The builder's options for a candidate. INT8 on a GPU permits FP16 beside it: there 16 bits cost no more than what stays in floats needs."""
-    permitted = {"fp32": (), "int8": ("int8", "fp16") if recipe.backend == "cuda" else ("int8",)}.get(candidate.precision, (candidate.precision,))
+    """The builder's options for a candidate. 8 bits on a GPU permit FP16 beside them: there 16 bits cost no more than what stays in floats needs."""
+    name = candidate.precision
+    permitted = () if name == "fp32" else (name, "fp16") if name in ("int8", "fp8") and recipe.backend == "cuda" else (name,)
     shapes = input_shapes(net, recipe, candidate.batch)
     static = all(t.type.static for t in net.inputs)
     return BuildConfig(
@@ -68,18 +70,28 @@ def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: 
 
 
 def engine_plan(net: Network, config: BuildConfig, calibration: Feeds, folder: Path, progress: Any = None) -> EnginePlan:
-    """The engine of a network; in INT8 with ranges from `calibration` (stacked samples), kept as calibration.json in `folder`."""
-    if "int8" not in config.precisions:
+    """The engine of a network; in INT8 and FP8 with ranges from `calibration` (stacked samples), kept as calibration.json in `folder`."""
+    if not {"int8", "fp8"} & set(config.precisions):
         return build(net, config, progress=progress)
     samples = [{n: a[i : i + 1] for n, a in calibration.items()} for i in range(len(next(iter(calibration.values()))))]
     fixed = {t.name: t.shape[0] for t in net.inputs if isinstance(t.shape[0], int)}
     if any(d != 1 for d in fixed.values()):
         samples = [dict(calibration)]
-    return build_int8(net, config, Calibration(samples=lambda: samples, cache=str(folder / "calibration.json")), progress=progress)
+    source = Calibration(samples=lambda: samples, cache=str(folder / "calibration.json"))
+    return (build_int8 if "int8" in config.precisions else build_float8)(net, config, source, progress=progress)
+
+
+def again(net: Network, config: BuildConfig) -> EnginePlan:
+    """The engine of `config.lock` from the network that it was built of (with Q/DQ, or in floating point). Raises LockError."""
+    if is_explicit(net) or not {"int8", "fp8"} & set(config.precisions):
+        return build(net, config)
+    return (build_int8 if "int8" in config.precisions else build_float8)(net, config, Calibration())  # the lock has the ranges, if there are any
 
 
 def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan, folder: Path) -> Network | None:
-    """The network with Q/DQ that a calibrated INT8 plan was built of; None where the plan computes in floating point."""
+    """The network with Q/DQ that a calibrated INT8 plan was built of; None where the plan is of floating point or FP8 (its lock has all)."""
+    if "int8" not in config.precisions:
+        return None
     kept = next((c for c in plan.report.get("precision_choice", ()) if c["kept"]), None)
     if kept is None or plan.model_digest == model_digest(net):
         return None

@@ -13,7 +13,7 @@ from whet.engine import read_engine
 from whet.errors import WhetError
 from whet.report import search_page
 from whet.search import job as j
-from whet.search.build import build_config
+from whet.search.build import again, build_config
 from whet.search.loop import SearchResult
 from whet.search.space import Candidate
 from whet.search.summary import summary
@@ -125,12 +125,11 @@ def rebuilt_digest(found: SearchResult, source: Path) -> str:
     """The digest of the engine that the model and the lock in `source` give. Raises LockError, FrontendError."""
     import dataclasses
 
-    from whet.builder import build
     from whet.frontends import network_from_onnx
 
     model = QUANTIZED if (source / QUANTIZED).is_file() else ONNX
     config = build_config(found.net, found.recipe, _candidate(source), found.recipe.survivor.level)
-    return plan_digest(build(network_from_onnx(source / model), dataclasses.replace(config, lock=str(source / CUTS))))
+    return plan_digest(again(network_from_onnx(source / model), dataclasses.replace(config, lock=str(source / CUTS))))
 
 
 def deploy_data(folder: Path) -> dict[str, Any]:

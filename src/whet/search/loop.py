@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.errors import BuildError
+from whet.errors import BuildError, PruneError, UsageError
 from whet.frontends import network_from_onnx
 from whet.network import Network
 from whet.pruning.depth import branches
+from whet.pruning.order import check_order
 from whet.registry import own_function
 from whet.search import job as j
 from whet.search.data import labelled, modules_of, unlabelled
@@ -23,7 +24,7 @@ from whet.search.judging import Judging, Trial
 from whet.search.recipe import AutoRecipe, Effort
 from whet.search.running import Running
 from whet.search.scouting import Scouting
-from whet.search.space import Candidate, SearchSpace, search_space
+from whet.search.space import Candidate, SearchSpace, baseline_types, search_space
 from whet.search.targets import Check, checks, choose, distance, met, pareto
 from whet.search.watching import Silent, Watcher
 from whet.search.workers import Workers, workers_for
@@ -60,9 +61,10 @@ class Loop:
         self.recipe, self.folder = recipe, folder
         self.jobs = Running(recipe, folder, workers, watcher)
         self.net: Network = network_from_onnx(recipe.model)
+        _must_be_floating(self.net, recipe)
         self.space = search_space(self.net, recipe, [b.name for b in branches(self.net)])  # a baseline will rank the branches
         self.batches: tuple[int, ...] = self._values("batch")
-        self.precisions: tuple[str, ...] = self._values("precision")
+        self.types = baseline_types(recipe, self._values("precision"))
 
     def run(self, resumed: bool) -> SearchResult:
         """From wherever the folder stands to the end. Raises BuildError when the original itself cannot be built, or all trials failed."""
@@ -98,7 +100,7 @@ class Loop:
 
     def baseline_rows(self) -> list[tuple[str, int]]:
         """The original in FP32 at each batch, then in the other types at the first one."""
-        return [("fp32", b) for b in self.batches] + [(p, self.batches[0]) for p in self.precisions if p != "fp32"]
+        return [("fp32", b) for b in self.batches] + [(p, self.batches[0]) for p in self.types if p != "fp32"]
 
     def baselines(self) -> dict[str, dict[str, Any]]:
         """Results of the original by `precision-bN`. Raises BuildError when it cannot be built in FP32."""
@@ -195,6 +197,18 @@ class Loop:
             results += [j.result_of(p) or {} for p in sorted((self.folder.path / folder).glob("*"))]
         results.append(j.result_of(self.folder.final) or {})
         return sum(r.get("seconds") or 0.0 for r in results)
+
+
+def _must_be_floating(net: Network, recipe: AutoRecipe) -> None:
+    """Raises UsageError where something is to be cut of a network that is quantized already."""
+    try:
+        check_order(net, "prune", insist=recipe.space.width is None and not recipe.space.depth)
+    except PruneError:
+        raise UsageError(
+            "'model' is quantized already (Q/DQ nodes or a calibration), and cutting it changes the activations that its ranges were measured on. "
+            "Give the floating-point model: the search calibrates what it cuts. To search without cutting: `space.width: false` and "
+            "`space.depth: false`."
+        ) from None
 
 
 def pick(trials: list[Trial], judging: Judging, count: int) -> list[Trial]:

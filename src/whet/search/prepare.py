@@ -30,6 +30,7 @@ from whet.pruning import (
     recover,
 )
 from whet.pruning.importance import NEED_DATA, Samples
+from whet.pruning.order import check_order, note
 from whet.search.recipe import AutoRecipe, Effort, Width
 from whet.search.space import Candidate
 
@@ -67,10 +68,12 @@ def prepared(
         say("cutting")
         found = groups(net)
         chosen = [g for g in found if g.name in kept]
+        check_order(net, "prune")
         samples = Samples(data) if candidate.importance in NEED_DATA else None
         scores = importance(chosen, candidate.importance, seed, net=net, samples=samples)
         at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.name]]) for g in chosen}
         made.network = cut(net, at, found, removed=candidate.removed)
+        note(made.network, "prune", by="whet auto", importance=candidate.importance)
         about = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
         made.recipe = recipe_of(net, at, about=about, found=found, removed=candidate.removed)
         words = ["channels cut"] if kept else []
@@ -82,6 +85,7 @@ def prepared(
             say(f"recovering {done}/{total}")
 
         made.network = recover(made.network, net, at, data, RecoveryConfig(rows=effort.rows, seed=seed), tell)
+        note(made.network, "recover")
         step("recovered without labels", start)
     if candidate.two_four:
         from whet.sparsity import force_two_four
@@ -106,9 +110,10 @@ def within_budget(
     table.parent.mkdir(parents=True, exist_ok=True)
     pruning = PruneConfig(
         target=Target("latency", ratio=candidate.budget), importance=candidate.importance, multiple=width.multiple, depth=recipe.space.depth,
-        seed=recipe.search.seed, build=config, table=str(table), engines=False,
+        seed=recipe.search.seed, build=config, table=str(table), engines=False, recovery=None,
     )  # fmt: skip
-    made = prune(net, pruning, progress=lambda done, total, what: say(f"sharing {done}/{total}"))
+    seen = data if candidate.importance in NEED_DATA else None
+    made = prune(net, pruning, seen, progress=lambda done, total, what: say(f"sharing {done}/{total}"))
     kept = {name: len(e.kept) for name, e in made.recipe.groups.items()}
     return kept, dataclasses.replace(candidate, removed=tuple(made.recipe.removed))
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from whet.errors import UsageError
 from whet.pruning.importance import KINDS
-from whet.registry import nearest
+from whet.registry import OWN, nearest
 from whet.search import _fields as f
 from whet.search._fields import Amount, key
 
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+PRECISIONS = ("fp32", "bf16", "fp16", "int8", "fp8")  # widest first
+GPU_ONLY = ("fp16", "fp8")
 _FINETUNE = {"epochs": 10.0, "distill": 0.5}
 #: sections and keys that say what is searched: a search goes on only under the same ones
 _IDENTITY = ("model", "data", "metric", "higher_is_better", "device", "threads", "shapes", "space", "scout")
@@ -56,6 +57,15 @@ class Width:
     multiple: int = key(f.whole(1), 8)  # kept channels are a multiple of this
 
 
+def criterion(value: Any, where: str) -> str:
+    """What channels are ranked by: a kind of importance, or python:MODULE:FUNCTION(net, group)."""
+    if isinstance(value, str) and value.startswith(OWN) and value.count(":") == 2:
+        return value
+    if value not in KINDS:
+        raise UsageError(f"'{where}' is one of {', '.join(KINDS)} or python:MODULE:FUNCTION, not {value!r}.{nearest(str(value), KINDS)}")
+    return str(value)
+
+
 @dataclass(frozen=True)
 class Space:
     """What may be changed. A list is what is tried; one value is not searched over."""
@@ -63,7 +73,7 @@ class Space:
     width: Width | None = key(f.section(Width, None), factory=Width)
     budget: bool = key(f.flag, False)  # also propose milliseconds, which the knapsack over measured layer times shares out (whet.pruning)
     depth: bool = key(f.flag, True)  # whole residual blocks, where the network has some that can go
-    importance: tuple[str, ...] = key(f.many(f.one_of(*KINDS)), ("l1",))
+    importance: tuple[str, ...] = key(f.many(criterion), ("l1",))
     precision: tuple[str, ...] = key(f.many(f.one_of(*PRECISIONS)), ())  # (): those that the device has
     two_four: tuple[bool, ...] = key(f.many(f.flag), (False,))
     fusion: tuple[str, ...] = key(f.many(f.text), ("all",))  # "all", or pass switches as --passes takes them: "-fuse_conv_add,-fuse_silu"
@@ -138,6 +148,7 @@ class AutoRecipe:
     shapes: dict[str, tuple[int, ...]] | None = key(f.shapes, None)  # input: 1x3x224x224, where the model leaves more than the batch open
     prefer: str = key(f.one_of("latency", "accuracy"), "latency")  # which of the engines that meet the target
     space: Space = key(f.section(Space), factory=Space)
+    baselines: tuple[str, ...] = key(f.many(f.one_of(*PRECISIONS)), ())  # types of the original to compare with; (): FP32, 16 bits and INT8
     scout: Effort = key(f.section(Effort), factory=Effort)
     survivor: Survivor = key(f.section(Survivor), factory=Survivor)
     finetune: dict[str, Any] | None = key(finetuning, factory=lambda: dict(_FINETUNE))  # of the survivors, with data.train and PyTorch
@@ -219,9 +230,10 @@ def _check(r: AutoRecipe) -> None:
             raise UsageError(f"'data.{n}': there is no file or folder {source}")
     if all(getattr(r.target, x.name) is None for x in dataclasses.fields(r.target)):
         raise UsageError(f"'target' is empty: give at least one of {', '.join(x.name for x in dataclasses.fields(r.target))}")
-    gpu_only = [p for p in r.space.precision if p == "fp16" and r.backend == "cpu"]
-    if gpu_only:
-        raise UsageError("'space.precision': fp16 is for device cuda; CPUs have bf16 (where the processor can) and int8")
+    for where, types in (("space.precision", r.space.precision), ("baselines", r.baselines)):
+        gpu_only = [p for p in types if p in GPU_ONLY and r.backend == "cpu"]
+        if gpu_only:
+            raise UsageError(f"'{where}': {gpu_only[0]} is for device cuda; CPUs have bf16 (where the processor can) and int8")
 
 
 def _plain(v: Any) -> Any:

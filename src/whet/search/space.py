@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.backends import get_backend
+from whet.builder import BuildConfig
+from whet.builder.precision import has_float8
 from whet.errors import BackendError
 from whet.network import Network
 from whet.pruning import Group, groups
-from whet.search.recipe import AutoRecipe, Width
+from whet.pruning.importance import step_of
+from whet.search.recipe import PRECISIONS, AutoRecipe
 
 _FLOAT = 1e-9
 _BUDGETS = (0.2, 0.9)  # shares of the layers' time that the knapsack is asked for
@@ -70,13 +73,13 @@ class Dimension:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """`classes`: names of the groups of each class; `sizes`: channels of each group; `left_out`: (what, why) for people."""
+    """`classes`: names of the groups of each class; `sizes`: units of each group; `left_out`: (what, why) for people."""
 
     dimensions: tuple[Dimension, ...]
     fixed: Mapping[str, Any]
     classes: Mapping[str, tuple[str, ...]]
     sizes: Mapping[str, int]
-    width: Width | None
+    steps: Mapping[str, int]  # units that go together, by group: a head is one, channels go in multiples
     branches: tuple[str, ...] = ()  # those that can be removed, the least needed first
     left_out: tuple[tuple[str, str], ...] = ()
 
@@ -95,7 +98,7 @@ class SearchSpace:
         found = {}
         for name, share in candidate.widths.items():
             for g in self.classes[name]:
-                n = kept_channels(self.sizes[g], share, granularity(g, self.sizes[g], self.width.multiple if self.width else 1))
+                n = kept_channels(self.sizes[g], share, self.steps[g])
                 if n < self.sizes[g]:
                     found[g] = n
         return found
@@ -135,6 +138,7 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     left: list[tuple[str, str]] = []
     found = groups(net) if s.width else []
     sizes = {g.name: g.size for g in found}
+    steps = {g.name: granularity(g, s.width.multiple) for g in found} if s.width else {}
     classes = group_classes(net, found, s.width.classes) if s.width else {}
     if s.width and not classes:
         left.append(("width", "the network has no channels that can be cut: each is tied to an input, an output or an op that needs it whole"))
@@ -145,6 +149,10 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
         left.append(("2:4", why))
     if s.depth and not branches:
         left.append(("depth", "no residual branch can go whole: a shortcut that changes its shape needs what is added to it"))
+    if s.fusion == ("all",):
+        left.append(("fusion", 'all passes are on: `space.fusion: [all, "-fuse_conv_add"]` tries others (`whet passes` lists them)'))
+    if len(s.batch) == 1:
+        left.append(("batch", f"{s.batch[0]} alone: `space.batch: [1, 8]` searches over it"))
     lists: dict[str, tuple] = {
         "depth": tuple(range(len(branches) + 1)) if s.depth else (0,),
         "importance": s.importance if classes else s.importance[:1],
@@ -157,13 +165,14 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     if fixed_batch is not None:
         lists["batch"] = (fixed_batch,)
         if s.batch not in ((1,), (fixed_batch,)):
+            left = [x for x in left if x[0] != "batch"]
             left.append(("batch", f"the model's batch is fixed at {fixed_batch}"))
     dimensions = [Dimension(name, most=s.width.most, step=s.width.step) for name in classes] if s.width else []
     if s.budget and dimensions:
         dimensions += [Dimension("width by", ("class", "budget")), Dimension("budget", most=_BUDGETS[1], least=_BUDGETS[0])]
     dimensions += [Dimension(name, values) for name, values in lists.items() if len(values) > 1]
     fixed = {name: values[0] for name, values in lists.items() if len(values) == 1}
-    return SearchSpace(tuple(dimensions), fixed, classes, sizes, s.width, tuple(branches), tuple(left))
+    return SearchSpace(tuple(dimensions), fixed, classes, sizes, steps, tuple(branches), tuple(left))
 
 
 def group_classes(net: Network, found: Sequence[Group], most: int) -> dict[str, tuple[str, ...]]:
@@ -173,6 +182,8 @@ def group_classes(net: Network, found: Sequence[Group], most: int) -> dict[str, 
     def role(g: Group) -> str:
         if "@" in g.name:
             return "heads" if g.name.endswith("@1") else "head width"
+        if g.block > 1:  # whole heads of separate projections, whole groups of a convolution
+            return "groups" if any(op.get(n) == "Conv" for n in g.layers) else "heads"
         return "joined" if any(op.get(n) in ("Add", "Sum", "Concat") for n in g.layers) else "inner"
 
     def gathered(names: list[str]) -> dict[str, tuple[str, ...]]:
@@ -194,32 +205,41 @@ def kept_channels(size: int, share: float, multiple: int) -> int:
     return size if share <= _FLOAT else min(size, max(multiple, round(size * (1 - share) / multiple) * multiple))
 
 
-def granularity(name: str, size: int, multiple: int) -> int:
-    """Heads go one by one; channels in multiples, smaller ones where a group is narrow."""
-    if "@" in name:
+def granularity(g: Group, multiple: int) -> int:
+    """Heads and factors of a product go one by one; channels in multiples, smaller ones where a group is narrow."""
+    if "@" in g.name:
         return 1
-    return max(1, min(multiple, size // 4))
+    return max(1, min(step_of(g, multiple), g.size // 4))
 
 
 def _precisions(recipe: AutoRecipe) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-    """Those of the recipe, else those that the device has, widest first; and why the others are not."""
-    left = []
-    if recipe.backend == "cuda":
-        possible = ["fp32", "bf16", "fp16", "int8"]
-    elif recipe.backend == "cpu":
-        possible = ["fp32"]
-        try:
-            can = get_backend("cpu", threads=recipe.threads).features & {"avx512_bf16", "amx_bf16"}
-        except BackendError:
-            can = frozenset()
-        if can:
-            possible.append("bf16")
-        else:
-            left.append(("bf16", "this processor has no BF16 instructions"))
-        possible.append("int8")
-    else:
-        possible = ["fp32"]
-    wanted = tuple(p for p in ("fp32", "bf16", "fp16", "int8") if p in recipe.space.precision) if recipe.space.precision else tuple(possible)
-    usable = tuple(p for p in wanted if p in possible)
-    left += [(p, "asked for, but this device has none") for p in wanted if p not in possible]
+    """Those of the recipe, else those that the device has (FP8 only where it is asked for), widest first; and why the others are not."""
+    missing = missing_types(recipe)
+    wanted = recipe.space.precision or tuple(p for p in PRECISIONS if p not in missing and p != "fp8")
+    usable = tuple(p for p in PRECISIONS if p in wanted and p not in missing)
+    told = wanted if recipe.space.precision else PRECISIONS
+    left = [(p, missing[p]) for p in told if p in missing]
+    if not recipe.space.precision and "fp8" not in missing:
+        left.append(("fp8", "only where it is asked for: `space.precision: [fp16, int8, fp8]`"))
     return usable or ("fp32",), left
+
+
+def baseline_types(recipe: AutoRecipe, searched: Sequence[str]) -> tuple[str, ...]:
+    """The types that the original is measured in: FP32 first, then those asked for, else 16 bits, INT8 and what is searched over."""
+    missing = missing_types(recipe)
+    wanted = recipe.baselines or (*(p for p in PRECISIONS if p != "fp8"), *searched)
+    return tuple(p for p in PRECISIONS if p == "fp32" or (p in wanted and p not in missing))
+
+
+def missing_types(recipe: AutoRecipe) -> dict[str, str]:
+    """The types that the device has not, with the reason."""
+    if recipe.backend == "cuda":
+        return {} if has_float8(BuildConfig(backend="cuda")) else {"fp8": "this GPU has no FP8 tensor cores: from compute capability 8.9 on"}
+    if recipe.backend != "cpu":
+        return {p: f"the backend '{recipe.backend}' computes nothing: its times are of shapes" for p in PRECISIONS if p != "fp32"}
+    missing = {"fp16": "for device cuda: no CPU kernel here computes in it, 16 bits are BF16 there", "fp8": "for device cuda"}
+    try:
+        can = get_backend("cpu", threads=recipe.threads).features & {"avx512_bf16", "amx_bf16"}
+    except BackendError:
+        can = frozenset()
+    return missing if can else missing | {"bf16": "this processor has no BF16 instructions"}

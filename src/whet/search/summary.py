@@ -180,6 +180,8 @@ def _warnings(found: SearchResult, trials: Sequence[Mapping[str, Any]]) -> list[
     busy = sum(t["load"]["disturbed"] for t in done)
     if busy:
         said.append(f"Other processes loaded the machine in {busy} of {len(done)} trials: times are too long there; ratios are taken in turns.")
+    if (beside := neighbours([found.final["load"], *(t["load"] for t in done)])) is not None:
+        said.append(beside)
     row, allowed = found.final["rows"][found.chosen], found.recipe.target.accuracy_drop
     drop = row["drop"]
     if drop.get("high") is not None and allowed is not None and drop["high"] > allowed:
@@ -188,6 +190,19 @@ def _warnings(found: SearchResult, trials: Sequence[Mapping[str, Any]]) -> list[
     if found.final["scored_on"] == "score":
         said.append("No data.judge was given: the chosen engine is judged on the data that it was chosen by, which flatters it.")
     return said
+
+
+def neighbours(loads: Sequence[Mapping[str, Any]]) -> str | None:
+    """Other processes that held the GPU while it was timed, in words; None where there were none (or no GPU)."""
+    beside = [load["gpu_processes"] for load in loads if load.get("gpu_processes")]
+    if not beside:
+        return None
+    pids = sorted({p for some in beside for p in some})
+    named = ", ".join(map(str, pids[:6])) + (", ..." if len(pids) > 6 else "")
+    return (
+        f"Other processes held the GPU in {len(beside)} of {len(loads)} timings (process {named}): if they computed meanwhile, times are too long "
+        "there. Ratios are taken in turns; end those processes, or give another device, for times to be trusted."
+    )
 
 
 def _versions() -> dict[str, str]:
