@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_accuracy.py prepare FOLDER                          models and their ranges, on the CPU; needs the shared data
     python benchmarks/gpu_accuracy.py run FOLDER LOSSLESS.npz JPEG.npz [PRECISION ...]   on a GPU: $OUT/accuracy.json
+    python benchmarks/gpu_accuracy.py add FILE ...                            runs beside the earlier ones in results/h200/accuracy.json
 
 Every layer that can computes in the low precision (time does not choose here), on real kernels, nothing is emulated. FP32 is whet's engine
 on the CPU that prepared FOLDER (NAME-fp32.npz), so that the GPU's seconds go to what is judged. Ranges come from 128 training images by
@@ -29,7 +30,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from _record import provenance
+from _record import alone, provenance
 from accuracy_precision import BARS, CALIBRATION, calibration_images, compare
 
 from support import datasets
@@ -48,6 +49,7 @@ from whet.tactics import is_quantized
 MODELS = ("resnet20_cifar10", "resnet56_cifar10", "resnet8_mlperftiny")
 PRECISIONS = ("int8", "fp8", "fp16", "bf16")
 BATCH = 200  # divides both sets
+RESULT = Path(__file__).parent / "results" / "h200" / "accuracy.json"
 
 
 def network(path: Path) -> Network:
@@ -163,9 +165,20 @@ def measure(folder: Path, lossless: Path, jpeg: Path, *precisions: str) -> list[
     return rows
 
 
+def add(files: list[Path]) -> None:
+    """Puts the runs of `files` beside those that RESULT holds, in the order of their dates; one that is there already stays as it is."""
+    with alone(RESULT):
+        runs = {run["date"]: run for run in json.loads(RESULT.read_text())}
+        for run in (json.loads(f.read_text()) for f in files):
+            runs.setdefault(run["date"], run)
+        RESULT.write_text(json.dumps([runs[date] for date in sorted(runs)], indent=1) + "\n")
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1] == "prepare":
         prepare(Path(sys.argv[2]))
+    elif len(sys.argv) >= 3 and sys.argv[1] == "add":
+        add([Path(f) for f in sys.argv[2:]])
     elif len(sys.argv) >= 5 and sys.argv[1] == "run":
         sys.exit(0 if all(r["within_bar"] for r in measure(*map(Path, sys.argv[2:5]), *sys.argv[5:])) else 1)
     else:
