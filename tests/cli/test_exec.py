@@ -73,6 +73,7 @@ def test_save_load_and_export(folder):
     assert all(isinstance(x, str) for x in names["Layers"])
     assert "--profilingVerbosity=detailed" in said  # the way to the rest is told
     assert "Total" in said
+    assert "--coldL2 empties a GPU's cache" in whet("exec", "--loadEngine=a.engine", "--coldL2", cwd=folder, code=2)
 
 
 def test_dynamic_batch_through_profiles(folder):

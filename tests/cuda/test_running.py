@@ -233,15 +233,31 @@ def test_times_of_exec_are_the_gpus_own(dynamic):
 
     engine, _ = dynamic
     for streams, transfers, overlap, graph in ((1, True, True, True), (2, True, True, True), (1, False, True, True), (1, True, False, False)):
-        m = measure_gpu(
-            engine, 0, {"x": feed(4)}, streams=streams, transfers=transfers, overlap=overlap, graph=graph, warmup_ms=20, duration_s=0.1
-        )
+        m = measure_gpu(engine, 0, {"x": feed(4)}, streams=streams, transfers=transfers, overlap=overlap, graph=graph, warmup_ms=20, duration_s=0.1)
         assert len(m.traces) >= 10 * streams
         assert all(0 < t.compute < 50 for t in m.traces)
         assert all((t.h2d > 0) == transfers == (t.d2h > 0) for t in m.traces)
         busy = sum(t.compute for t in m.traces) / 1e3
         assert streams > 1 or busy < m.wall
         assert all(a.startComputeMs <= b.startComputeMs for a, b in zip(m.traces, m.traces[1:], strict=False))
+
+
+def test_an_emptied_cache_costs_time():
+    """16 MB of weights: out of memory they take 3 us at least, and several more in a launch that waits for them."""
+    from whet.cli._measure_gpu import measure_gpu
+
+    rng = np.random.default_rng(0)
+    net = Network("net")
+    x = net.add_input("x", parse_type("f16[8,2048]"))
+    for _ in range(2):
+        x = net.add("MatMul", x, net.constant((rng.standard_normal((2048, 2048)) / 45).astype(np.float16)))
+    net.mark_output(x, "y")
+    engine = Runtime("cuda").load(build(net, CONFIG))
+    data = {"x": rng.standard_normal((8, 2048)).astype(np.float16)}
+    runs = [measure_gpu(engine, 0, data, warmup_ms=20, duration_s=0.1, overlap=False, cold=cold) for cold in (False, True)]
+    warm, cold = (np.median([t.compute for t in run.traces]) for run in runs)
+    assert cold > warm + 0.002
+    assert cold < warm + 0.1, "what empties the cache is not timed"
 
 
 def test_no_memory_is_told_with_the_plans_sizes(dynamic):

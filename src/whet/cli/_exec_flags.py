@@ -135,6 +135,7 @@ def _flags() -> list[Flag]:
         ("noSpinWait", "", "sleep until the GPU is done (so without --useSpinWait)"),
         ("useCudaGraph", "", "replay the engine as one CUDA graph (so without any flag)"),
         ("noCudaGraph", "", "launch kernel by kernel (GPU)"),
+        ("coldL2", "", "empty the L2 cache before each query's compute: times as after other work (GPU)"),
     ])  # fmt: skip
     missing("Inference", "useManagedMemory", gpu)
     missing("Inference", "persistentCacheRatio", gpu, "R")

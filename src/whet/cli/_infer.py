@@ -33,6 +33,8 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         "transfers": "noDataTransfers" not in o,
         "idle_ms": o.number("idleTime"),
     }
+    if "coldL2" in o and engine.plan.backend != "cuda":
+        raise UsageError("--coldL2 empties a GPU's cache; this engine runs on the CPU. Leave the flag out.")
     if engine.plan.backend == "cuda":
         result = _on_gpu(o, log, engine, profile, feed, streams, limits)
     else:
@@ -67,6 +69,7 @@ def _on_gpu(o: Any, log: Log, engine: Any, profile: int, feed: dict[str, np.ndar
         overlap="exposeDMA" not in o,
         spin="useSpinWait" in o,
         graph="noCudaGraph" not in o,
+        cold="coldL2" in o,
         **limits,
     )
 

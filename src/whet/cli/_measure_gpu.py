@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends.cuda.memory import PinnedBuffer
+from whet.backends.cuda.memory import DeviceBuffer, PinnedBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.cli._measure import Measured, Trace
 from whet.errors import BackendError
@@ -49,8 +49,8 @@ class Slot:
             found.append((at, buffer))
         return found
 
-    def start(self, streams: tuple[Stream, Stream, Stream], transfers: bool) -> None:
-        """Puts a query on the streams."""
+    def start(self, streams: tuple[Stream, Stream, Stream], transfers: bool, other: DeviceBuffer | None) -> None:
+        """Puts a query on the streams; between its inputs and its compute `other` memory is written, which takes the L2 cache."""
         copying_in, computing, copying_out = streams
         memory = self.bound.arena.owner
         begin_in, end_in, begin, end, begin_out, end_out = self.events
@@ -60,6 +60,8 @@ class Slot:
                 memory.start_write(buffer, copying_in, at)
             end_in.record(copying_in)
             computing.wait(end_in)
+        if other is not None:
+            other.start_fill(computing)
         begin.record(computing)
         started = time.perf_counter()
         self.bound.executable.enqueue(computing)
@@ -97,13 +99,16 @@ def measure_gpu(
     idle_ms: float = 0,
     spin: bool = False,
     graph: bool = True,
+    cold: bool = False,
     tick: Callable[[float], None] | None = None,
 ) -> Measured:
     """Queries on `streams` streams at once for at least `duration_s` seconds and `iterations` rounds. One thread of the host starts all.
 
-    `overlap` False waits for each query before the next is started; `graph` False launches kernel by kernel.
+    `overlap` False waits for each query before the next is started; `graph` False launches kernel by kernel; with `cold` the compute of each
+    query finds nothing in the L2 cache, as after other work (and the wall clock has the time of emptying it).
     """
     depth = DEPTH if overlap else 1
+    other = DeviceBuffer(2 * engine.backend.device.l2_bytes) if cold else None
     lanes = []
     for _ in range(streams):
         slots = [Slot(engine.create_context(profile), feed, spin) for _ in range(depth)]
@@ -124,7 +129,7 @@ def measure_gpu(
                 trace = slot.finish(base, zero, transfers)
                 if kept is not None:
                     kept.append(trace)
-            slot.start(three, transfers)
+            slot.start(three, transfers, other)
             if not overlap:
                 trace = slot.finish(base, zero, transfers)
                 if kept is not None:

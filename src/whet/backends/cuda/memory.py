@@ -62,6 +62,10 @@ class DeviceBuffer:
         ok(cu().cuMemsetD8(self.address, byte, self.nbytes))
         ok(cu().cuStreamSynchronize(0))
 
+    def start_fill(self, stream: Any, byte: int = 0) -> None:
+        """Put the setting of every byte on the stream."""
+        ok(cu().cuMemsetD8Async(self.address, byte, self.nbytes, stream.handle))
+
     def start_write(self, source: PinnedBuffer, stream: Any, offset: int = 0) -> None:
         """Put a copy of all of `source` to `offset` on the stream."""
         self._check(offset, source.nbytes)
