@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from whet.cli.run import command
+from whet.errors import UsageError
 from whet.frontends.onnx_writer import save_onnx
 from whet.network import Network, parse_type
 
@@ -128,3 +129,16 @@ def test_refusals_say_why(name, folder):
     got = CliRunner().invoke(command, [str(folder / "a.onnx"), *flags])
     assert isinstance(got.exception, WhetError)
     assert words in str(got.exception)
+
+
+def test_nan_on_both_sides_is_said(folder, tmp_path):
+    np.save(tmp_path / "nan.npy", np.full((1, 3, 8, 8), np.nan, np.float32))
+    said = CliRunner().invoke(command, [str(folder / "a.onnx"), f"--inputs={tmp_path / 'nan.npy'}"])
+    assert said.exit_code == 0, said.output
+    assert "NaN or infinities in 100 % of both" in " ".join(said.output.split())
+
+
+def test_shapes_of_inputs_that_are_not_there_are_refused(folder):
+    done = CliRunner().invoke(command, [str(folder / "a.onnx"), "--shapes=xx:1x3x8x8"])
+    assert isinstance(done.exception, UsageError)
+    assert "Did you mean 'x'" in str(done.exception)

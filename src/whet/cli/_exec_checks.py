@@ -10,8 +10,7 @@ from typing import Any
 from whet.cli import _exec_values as values
 from whet.cli._exec_config import Options
 from whet.cli._exec_flags import NUMBERS
-from whet.errors import ShapeError, UsageError
-from whet.registry import nearest
+from whet.errors import UsageError
 
 _WRITTEN = ("saveEngine", "saveLock", "exportTimes", "exportOutput", "exportProfile", "exportLayerInfo", "timingCacheFile")
 
@@ -46,25 +45,8 @@ def check_files(o: Options) -> None:
 
 
 def check_against(o: Options, inputs: Mapping[str, tuple[Any, ...]]) -> None:
-    """Compares --shapes and --loadInputs with the inputs: names, number of dimensions, dimensions that are fixed.
-
-    `inputs` are shapes by name, symbols where they are open. Raises UsageError for a name, ShapeError for a shape.
-    """
-    given = values.shapes(o.get("shapes"), "shapes") if "shapes" in o else {}
-    named = [(n, "shapes") for n in given]
-    named += [(n, "loadInputs") for n, _ in values.split_names(o.get("loadInputs"))] if "loadInputs" in o else []
-    for name, flag in named:
-        if name not in inputs:
-            known = ", ".join(f"{n}:{_text(s)}" for n, s in inputs.items())
-            raise UsageError(f"--{flag}: the model has no input {name!r}.{nearest(name, inputs)} It has {known}.")
-    for name, shape in given.items():
-        want = inputs[name]
-        if len(shape) != len(want):
-            raise ShapeError(f"--shapes={name}:{_text(shape)} has {len(shape)} dimensions, input '{name}' has {len(want)}: {_text(want)}")
-        for axis, (d, w) in enumerate(zip(shape, want, strict=True)):
-            if isinstance(w, int) and d != w:
-                raise ShapeError(f"--shapes={name}:{_text(shape)}: axis {axis} is {d}, and the model fixes it to {w}: {_text(want)}")
-
-
-def _text(shape: tuple[Any, ...]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
+    """Compares --shapes and --loadInputs with the inputs: shapes by name, symbols where they are open. Raises UsageError or ShapeError."""
+    if "shapes" in o:
+        values.shapes_of(o.get("shapes"), "shapes", inputs)
+    for name, _ in values.split_names(o.get("loadInputs")) if "loadInputs" in o else []:
+        values.known_input(name, "loadInputs", inputs)

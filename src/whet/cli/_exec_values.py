@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from whet.errors import UsageError
+from whet.errors import ShapeError, UsageError
+from whet.registry import nearest
 
 Shapes = dict[str, tuple[int, ...]]
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -36,6 +38,34 @@ def shapes(text: str, flag: str) -> Shapes:
             raise UsageError(f"--{flag}: {dims!r} is no shape for '{name}'; write it as 1x3x224x224")
         got[name] = tuple(int(d) for d in dims.split("x"))
     return got
+
+
+def shapes_of(text: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> Shapes:
+    """`shapes`, compared with the model's `inputs` (shapes by name, symbols where they are open): names, ranks, dimensions that are fixed.
+
+    Raises UsageError for a name, ShapeError for a shape that the input cannot have.
+    """
+    got = shapes(text, flag)
+    for name, shape in got.items():
+        want = known_input(name, flag, inputs)
+        if len(shape) != len(want):
+            raise ShapeError(f"--{flag}={name}:{shape_text(shape)} has {len(shape)} dimensions, input '{name}' has {len(want)}: {shape_text(want)}")
+        for axis, (d, w) in enumerate(zip(shape, want, strict=True)):
+            if isinstance(w, int) and d != w:
+                raise ShapeError(f"--{flag}={name}:{shape_text(shape)}: axis {axis} is {d}, and the model fixes it to {w}: {shape_text(want)}")
+    return got
+
+
+def known_input(name: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The shape of an input. Raises UsageError, with the nearest name, where there is none of this name."""
+    if name not in inputs:
+        known = ", ".join(f"{n}:{shape_text(s)}" for n, s in inputs.items())
+        raise UsageError(f"--{flag}: the model has no input {name!r}.{nearest(name, inputs)} It has {known}.")
+    return inputs[name]
+
+
+def shape_text(shape: tuple[Any, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def size(text: str, flag: str, default_unit: str = "M") -> int:

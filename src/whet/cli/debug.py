@@ -71,7 +71,7 @@ def _config(net: Any, o: dict[str, Any]) -> Any:
     from whet.builder.config import BuildConfig
     from whet.cli import _exec_values as values
 
-    given = values.shapes(o["shapes"], "shapes") if o["shapes"] else {}
+    given = values.shapes_of(o["shapes"], "shapes", {t.name: t.shape for t in net.inputs}) if o["shapes"] else {}
     shapes = {t.name: given.get(t.name) or tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
     dynamic = any(not t.type.static for t in net.inputs)
     return BuildConfig(threads=o["threads"], optimization_level=o["level"], profiles=((shapes, shapes, shapes),) if dynamic else ())

@@ -119,7 +119,7 @@ def _samples(net: Any, o: dict[str, Any]) -> list[dict[str, np.ndarray]]:
         if not found:
             raise UsageError(f"--inputs={o['inputs']} holds no samples")
         return found
-    shapes = values.shapes(o["shapes"], "shapes") if o["shapes"] else {}
+    shapes = values.shapes_of(o["shapes"], "shapes", {t.name: t.shape for t in net.inputs}) if o["shapes"] else {}
     rng = np.random.default_rng(o["seed"])
     return [{t.name: _random(t, shapes, rng) for t in net.inputs} for _ in range(o["samples"])]
 

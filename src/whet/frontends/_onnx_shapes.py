@@ -15,6 +15,7 @@ import onnx
 from whet.errors import FrontendError, NetworkError, UnsupportedError
 from whet.frontends._onnx_tensors import dtype_of_onnx
 from whet.network import Dim, Expr, TensorType, parse_dim, substitute, symbol, symbols
+from whet.registry import nearest
 
 UserShapes = Mapping[str, Sequence[int | str | None]]
 
@@ -104,7 +105,7 @@ def apply_user_shapes(types: dict[str, TensorType], user: UserShapes | None, tab
     env: dict[str, Dim] = {}
     for name, shape in (user or {}).items():
         if name not in types:
-            raise FrontendError(f"there is no input {name!r} to give a shape to; the inputs are {', '.join(types) or 'none'}.")
+            raise FrontendError(f"there is no input {name!r} to give a shape to.{nearest(name, types)} The inputs are {', '.join(types) or 'none'}.")
         have = types[name].shape
         if len(shape) != len(have):
             raise FrontendError(

@@ -87,6 +87,8 @@ def _row(name: str, layer: str, op: str, a: list[np.ndarray], b: list[np.ndarray
         if not np.array_equal(finite, np.isfinite(p)) or not np.array_equal(p[~finite], q[~finite], equal_nan=True):
             worst, mean, noise, note = np.inf, np.inf, np.inf, "NaN or infinities on one side"
             continue
+        if not finite.all():
+            note = f"NaN or infinities in {100 * (1 - finite.mean()):.3g} % of both"
         e = np.abs(p[finite] - q[finite])
         if e.size:
             worst = max(worst, _share(float(e.max()), float(np.abs(q[finite]).max())))

@@ -90,7 +90,7 @@ def calibration_data(source: str, net: Network, preprocessing: Preprocessing | N
                 yield from _file(p, net)
         return
     if not path.is_file():
-        raise UsageError(f"--calibData={source}: there is no such file or folder; it is DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION")
+        raise UsageError(f"{source}: there is no such file or folder; data are given as DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION")
     yield from _file(path, net)
 
 
@@ -154,7 +154,7 @@ def _only_input(net: Network, where: str) -> Tensor:
 
 
 def _from_function(source: str, net: Network) -> Iterator[dict[str, np.ndarray]]:
-    made: Iterable[Any] = own_function(source, "--calibData")()
+    made: Iterable[Any] = own_function(source)()
     for k, sample in enumerate(made):
         arrays = sample if isinstance(sample, Mapping) else {_only_input(net, source).name: sample}
         yield from split({n: np.asarray(a) for n, a in arrays.items()}, net, f"{source}, sample {k}")
