@@ -40,24 +40,26 @@ struct Act { float a, b; };
 struct Args { const float* in[4]; const float* constants; };
 static float __int_as_float(u32 v) { float f; std::memcpy(&f, &v, 4); return f; }
 template <int KIND> float activate(float x, Act) { return KIND == 4 ? 1.f / (1.f + std::exp(-x)) : x > 0.f ? x : 0.f; }
-static float element(const Args& p, u32 at) {
+#define EACH 1
+#define EVERY(...) for (u32 i = 0; i < EACH; ++i) { __VA_ARGS__ }
+static float element(const Args& p, u32 at, u32 row, u32 column) {
     auto source = [&](int i, u32 place) { return p.in[i][place]; };
-    float value = 0.f;
+    float values[EACH];
     STEPS
-    return value;
+    return values[0];
 }
 extern "C" void run(const float** in, const float* constants, float* out, u32 count) {
     Args p;
     for (int i = 0; i < 4; ++i) p.in[i] = in[i];
     p.constants = constants;
-    for (u32 i = 0; i < count; ++i) out[i] = element(p, i);
+    for (u32 i = 0; i < count; ++i) out[i] = element(p, i, i / WIDE, i % WIDE);
 }
 """
 
 
 def on_host(made, arrays, count, folder):
     """All elements by the generated code."""
-    (folder / "m.cpp").write_text(HOST.replace("STEPS", made.text))
+    (folder / "m.cpp").write_text(HOST.replace("STEPS", made.text).replace("WIDE", str(made.row or 1)))
     subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", str(folder / "m.so"), str(folder / "m.cpp")], check=True)
     pointer = ctypes.POINTER(ctypes.c_float)
     held = [np.ascontiguousarray(a, np.float32).reshape(-1) for a in arrays]
@@ -68,14 +70,15 @@ def on_host(made, arrays, count, folder):
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no g++ to run the generated code with")
+@pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("form", ["nhwc", "linear"])
 @pytest.mark.parametrize("i", SAMPLES)
-def test_the_code_computes_what_the_reference_does(i, form, tmp_path):
+def test_the_code_computes_what_the_reference_does(i, form, rows, tmp_path):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     (want,) = run_regions(layer, arrays)
     places = [k for k, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
     out = form if want.ndim == 4 else "linear"
-    made = Moves(layer, dict.fromkeys(places, form), out)
+    made = Moves(layer, dict.fromkeys(places, form), out, rows)
     got = on_host(made, [to_stored(arrays[k], form) for k in places], want.size, tmp_path)
     np.testing.assert_allclose(got, np.asarray(to_stored(want, out)).reshape(-1), rtol=2e-6, atol=1e-6)
 
@@ -86,7 +89,8 @@ def test_the_code_compiles_for_gpus(i):
     tactic = next(t for t in tactics_of("cuda") if layer.hint in t.hints)
     for signature in tactic.signatures(layer, HOPPER)[::3]:
         assert tactic.refuses(layer, signature, HOPPER) is None
-        compile_cubin(source("moves.cu", _constants(_moves(layer, signature), signature)), name="moves.cu", arch="sm_90a")
+        for config in ((), (("rows", 1),)):
+            compile_cubin(source("moves.cu", _constants(_moves(layer, signature, config), signature)), name="moves.cu", arch="sm_90a")
 
 
 @pytest.mark.parametrize("stored", ["f32", "f16"])

@@ -62,4 +62,5 @@ SAMPLES = [
     head(3, 1, 1, (7, 5)),
     shuffle(2, 2, 8, 5, 3),
     shuffle(1, 3, 4, 1, 9),
+    shuffle(1, 2, 4, 2, 150),
 ]

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from whet.network import Layer, Tensor, static_shape
+from whet.network import Layer, Tensor, static_shape, stored_shape
 from whet.tactics._base import Post
 from whet.tactics.cuda._kernel import ACTIVATIONS, activation_of
 from whet.tactics.cuda.own_pointwise import BINARY, UNARY, number_text
@@ -32,9 +32,10 @@ class Moves:
     """The code of a fused layer, its constants, and the sources by their places among the inputs. Raises Refused.
 
     `formats` gives the format of each run-time input by its place, `out` that of the result: row-major, or channels last ("nhwc").
+    Elements are at `at`, or with `rows` at `column` of `row`, so that what depends on the row alone is asked and reckoned once.
     """
 
-    def __init__(self, layer: Layer, formats: dict[int, str], out: str) -> None:
+    def __init__(self, layer: Layer, formats: dict[int, str], out: str, rows: bool = False) -> None:
         self.layer, self.body, self.formats = layer, layer.regions["body"], formats
         self.sources = sorted(formats)
         self.outer = {t: i for i, t in enumerate(self.body.inputs)}
@@ -42,8 +43,9 @@ class Moves:
         self._length = 0
         self._nodes: dict[tuple[Tensor, tuple[Index, ...]], Node] = {}
         shape = static_shape(layer.outputs[0].shape)
-        root = self._node(self.body.outputs[0], _stored_place("at", shape, out))
-        self.text = f"{_Writer().block(root, {})}"
+        self.row = static_shape(stored_shape(out, shape))[-1] if rows else 0
+        root = self._node(self.body.outputs[0], _stored_place(shape, out, rows))
+        self.text = _Writer(rows).all(root, {})
         if len(self.text) > _LONGEST:
             raise Refused(f"{len(self.text)} characters of code for an element")
 
@@ -78,7 +80,7 @@ class Moves:
             before = sum(static_shape(o.shape)[axis] for o in layer.outputs[: [o is t for o in layer.outputs].index(True)])
             return self._node(x, _shifted(at, axis, before))
         if layer.op == "Slice":
-            starts, _, axes = (self._constant(i).reshape(-1) for i in layer.inputs[1:4])  # type: ignore[arg-type]
+            starts, _, axes = (self._constant(i).reshape(-1) for i in layer.inputs[1:4])
             if layer.input(4) is not None or starts.min() < 0:
                 raise Refused("a Slice with steps, or from the end")
             for axis, start in zip(axes.tolist(), starts.tolist(), strict=True):
@@ -97,12 +99,12 @@ class Moves:
 
     def _step(self, layer: Layer, at: tuple[Index, ...]) -> Node:
         if layer.op in BINARY:
-            a, b = (self._node(i, _spread(at, i)) for i in layer.inputs)  # type: ignore[arg-type]
+            a, b = (self._node(i, _spread(at, i)) for i in layer.inputs)
             if layer.op == "Pow" and b == ("number", number_text(2.0)):
                 return ("step", "a * a", a)
             return ("step", BINARY[layer.op], a, b)
         bounds = {f"input{i}": self._constant(t) for i, t in enumerate(layer.inputs) if i and t is not None}
-        x = self._node(layer.inputs[0], at)  # type: ignore[arg-type]
+        x = self._node(layer.inputs[0], at)
         if layer.op in UNARY:
             return ("step", UNARY[layer.op], x)
         act = activation_of(Post(layer.op, {**layer.attrs, **bounds}))
@@ -172,12 +174,15 @@ def _place(at: Sequence[Index], shape: Sequence[int], fmt: str) -> str:
     return text or "0u"
 
 
-def _stored_place(at: str, shape: Sequence[int], fmt: str) -> tuple[Index, ...]:
-    """The place along each axis of the element that lies at `at`."""
-    order = list(range(len(shape)))
-    if fmt == "nhwc":
-        order = [0, *order[2:], 1]
-    found = dict(zip(order, _cut(at, [shape[i] for i in order]), strict=True))
+def _order(rank: int, fmt: str) -> list[int]:
+    return [0, *range(2, rank), 1] if fmt == "nhwc" else list(range(rank))
+
+
+def _stored_place(shape: Sequence[int], fmt: str, rows: bool) -> tuple[Index, ...]:
+    """The place along each axis of the element that lies at `at`, or at `column` of `row`."""
+    sizes = static_shape(stored_shape(fmt, shape))
+    places = [*_cut("row", sizes[:-1]), ("column", 0)] if rows else _cut("at", sizes)
+    found = dict(zip(_order(len(shape), fmt), places, strict=True))
     return tuple(found[i] for i in range(len(shape)))
 
 
@@ -226,52 +231,76 @@ def _regrouped(at: tuple[Index, ...], after: Sequence[int], before: Sequence[int
 
 
 class _Writer:
-    """Nodes as statements: each is a variable of its own in the innermost block that holds all who read it."""
+    """Nodes as statements for EACH elements i at once: each node is a variable of its own in the innermost block that holds all who read it.
 
-    def __init__(self) -> None:
-        self.count = 0
+    A choice that all elements of a row make alike stands around them all, so that loads of several are on their way together; from another
+    one on, elements go one by one. EVERY(code) of moves.cu runs code for each.
+    """
+
+    def __init__(self, rows: bool) -> None:
+        self.rows, self.count = rows, 0
+
+    def all(self, root: Node, known: dict[Node, str]) -> str:
+        """Statements that set all `values[i]` to `root`; `known` are the variables of the blocks around."""
+        if root[0] != "choice":
+            text, name = self.value(root, known, many=True)
+            return f"{text}EVERY(values[i] = {name};) "
+        text, known = self._shared(root, known, many=True)
+        if self.rows and "column" not in root[1]:
+            return text + self._branches(root, lambda part: self.all(part, dict(known)))
+        return f"{text}EVERY(float value; {self.block(root, known)}values[i] = value;) "
 
     def block(self, root: Node, known: dict[Node, str]) -> str:
-        """Statements that set `value` to `root`; `known` are the variables of the blocks around."""
+        """Statements that set `value` to `root`, of one element."""
         if root[0] != "choice":
             text, name = self.value(root, known)
             return f"{text}value = {name}; "
-        _, where, limits, parts = root
-        shared = set.intersection(*(_inside(p) for p in parts))
+        text, known = self._shared(root, known)
+        return text + self._branches(root, lambda part: self.block(part, dict(known)))
+
+    def _shared(self, root: Node, known: dict[Node, str], many: bool = False) -> tuple[str, dict[Node, str]]:
+        """What all branches of a choice need, and the variables with it."""
+        shared = set.intersection(*(_inside(p) for p in root[3]))
         text, known = "", dict(known)
         for node in sorted((n for n in shared if n[0] != "choice"), key=_height):
-            more, _ = self.value(node, known)
-            text += more
+            text += self.value(node, known, many)[0]
+        return text, known
+
+    def _branches(self, root: Node, made: Callable[[Node], str]) -> str:
+        _, where, limits, parts = root
+        text = ""
         for k, (limit, part) in enumerate(zip(limits, parts, strict=True)):
             head = "" if k == 0 else "else "
             test = f"if ({where} < {limit}u) " if k + 1 < len(parts) else ""
-            text += f"{head}{test}{{ {self.block(part, dict(known))}}} "
+            text += f"{head}{test}{{ {made(part)}}} "
         return text
 
-    def value(self, node: Node, known: dict[Node, str]) -> tuple[str, str]:
-        """(statements, name of the variable); adds to `known`."""
+    def value(self, node: Node, known: dict[Node, str], many: bool = False) -> tuple[str, str]:
+        """(statements, the variable) of one element, or of `many`; adds to `known`."""
         if node[0] == "number":
             return "", node[1]
         if node in known:
             return "", known[node]
         self.count += 1
         name = f"v{self.count}"
+        target, text = f"{name}[i]" if many else name, ""
         if node[0] == "source":
-            text = f"const float {name} = source({node[1]}, {node[2]}); "
+            code = f"{target} = source({node[1]}, {node[2]});"
         elif node[0] == "constant":
-            text = f"const float {name} = p.constants[{node[1]}u + {node[2]}]; "
+            code = f"{target} = p.constants[{node[1]}u + {node[2]}];"
         elif node[0] == "choice":
-            text = f"float {name}; {{ float value; {self.block(node, dict(known))}{name} = value; }} "
+            code = f"float value; {self.block(node, dict(known))}{target} = value;"
         else:
-            text, names = "", []
+            names = []
             for part in node[2:]:
-                more, made = self.value(part, known)
+                more, made = self.value(part, known, many)
                 text += more
                 names.append(made)
             given = "".join(f"const float {letter} = {made}; " for letter, made in zip("ab", names, strict=False))
-            text += f"float {name}; {{ {given}{name} = {node[1]}; }} "
-        known[node] = name
-        return text, name
+            code = f"{given}{target} = {node[1]};"
+        text += f"float {name}[EACH]; EVERY({code}) " if many else f"float {name}; {{ {code} }} "
+        known[node] = target
+        return text, target
 
 
 def _inside(node: Node) -> set[Node]:

@@ -6,7 +6,7 @@ import functools
 import struct
 from typing import Any
 
-from whet.network import Layer, static_shape
+from whet.network import Layer, static_shape, stored_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._conv import TYPES
@@ -15,6 +15,9 @@ from whet.tactics.cuda._moves import Moves, described
 from whet.tactics.cuda._source import source
 
 _BLOCK = 1024  # elements of a block
+_WARPS = 8  # of a block
+_EACH = 4  # elements of a thread
+_LEAST = 32  # elements of a row that a warp takes
 _SOURCES = 4
 
 
@@ -37,7 +40,7 @@ class OwnMoves(Tactic):
         out, found = layer.outputs[0], []
         for dtype in float_types([*(layer.inputs[i] for i in places), out], (*HALF, F32)):
             for form in ("nhwc", "linear"):
-                ins = {i: Operand(form if layer.inputs[i].type.rank == 4 else "linear", dtype) for i in places}  # type: ignore[union-attr]
+                ins = {i: Operand(form if layer.inputs[i].type.rank == 4 else "linear", dtype) for i in places}
                 if form == "nhwc" and all(o.format == "linear" for o in ins.values()):
                     continue
                 for to in dict.fromkeys((dtype, F32) if out.dtype == F32 else (dtype,)):
@@ -45,33 +48,35 @@ class OwnMoves(Tactic):
         return found
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        sizes = [static_shape(t.shape) for t in (*(layer.inputs[i] for i in _sources(layer)), layer.outputs[0])]  # type: ignore[union-attr]
+        sizes = [static_shape(t.shape) for t in (*(layer.inputs[i] for i in _sources(layer)), layer.outputs[0])]
         if any(functools.reduce(int.__mul__, s, 1) >= 2**31 for s in sizes):
             return "more than 2**31 elements"
         made = _moves(layer, signature)
         return made if isinstance(made, str) else None
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        made = _moves(layer, signature)
-        if not isinstance(made, str):
-            ahead(machine, [source("moves.cu", _constants(made, signature))])
-        return [()]
+        row = static_shape(stored_shape(signature.outputs[0].format, layer.outputs[0].shape))[-1]
+        found: list[Config] = [(), (("rows", 1),)] if row >= _LEAST else [()]
+        made = [m for m in (_moves(layer, signature, c) for c in found) if not isinstance(m, str)]
+        ahead(machine, [source("moves.cu", _constants(m, signature)) for m in made])
+        return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        made = _moves(layer, signature)
+        made = _moves(layer, signature, config)
         if isinstance(made, str):
             raise PlanRefused(made)
         numbers, constants = made.numbers, _constants(made, signature)
         key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
         packed = (packed_array(f"{key}|moves", numbers.nbytes, lambda: numbers),)
         count = functools.reduce(int.__mul__, static_shape(layer.outputs[0].shape), 1)
+        blocks = blocks_of(count // made.row * _parts(made.row), _WARPS) if made.row else blocks_of(count, _BLOCK)
 
         def make(args: Args) -> list:
             given = [args.inputs[i] for i in made.sources]
             fields = struct.pack("<6QI4x", args.outputs[0], *given, *(0,) * (_SOURCES - len(given)), args.packed[0], count)
-            return [launch("moves.cu", "moves", constants, (blocks_of(count, _BLOCK), 1, 1), 256, f"<{len(fields)}s", fields)]
+            return [launch("moves.cu", "moves", constants, (blocks, 1, 1), 256, f"<{len(fields)}s", fields)]
 
-        return GpuKernel(layer, signature, make, implementation="own moves", packed=packed)
+        return GpuKernel(layer, signature, make, implementation="own moves by rows" if made.row else "own moves", packed=packed)
 
 
 def _sources(layer: Layer) -> list[int]:
@@ -79,12 +84,18 @@ def _sources(layer: Layer) -> list[int]:
     return [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
 
 
-def _moves(layer: Layer, signature: Signature) -> Moves | str:
-    formats = {i: signature.inputs[i].format for i in _sources(layer)}  # type: ignore[union-attr]
-    return described(lambda: Moves(layer, formats, signature.outputs[0].format))
+def _moves(layer: Layer, signature: Signature, config: Config = ()) -> Moves | str:
+    formats = {i: signature.inputs[i].format for i in _sources(layer)}
+    return described(lambda: Moves(layer, formats, signature.outputs[0].format, bool(config)))
+
+
+def _parts(row: int) -> int:
+    """Warps that a row takes."""
+    return -(-row // (32 * _EACH))
 
 
 def _constants(made: Moves, signature: Signature) -> dict[str, Any]:
     stored = signature.inputs[made.sources[0]]
     assert stored is not None
-    return {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name], "STEPS": made.text}
+    each = -(-made.row // (32 * _parts(made.row))) if made.row else _EACH
+    return {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name], "SPAN": made.row, "EACH": each, "STEPS": made.text}

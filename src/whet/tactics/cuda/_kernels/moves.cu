@@ -1,10 +1,10 @@
 // Moves and arithmetic between them in one pass: each element of the result is computed from the elements that it comes from, by generated code.
-// STEPS is that code: from `at`, the place of an element in memory, to `value`; source(i, place) reads a source, p.constants holds constants in f32.
-// Constants: FROM, TO (types as in vector.cuh), STEPS.
+// STEPS is that code: it sets values[i] of EACH elements, through EVERY(code of one); source(i, place) reads a source, p.constants holds
+// constants in f32. Where SPAN is 0 a thread has elements at `at`, a block apart. Else a warp has elements of one row of SPAN, at `column` of `row`:
+// what depends on the row alone is reckoned once.
+// Constants: FROM, TO (types as in vector.cuh), SPAN, EACH, STEPS.
 #include "common.cuh"
 #include "vector.cuh"
-
-constexpr int EACH = 4;  // elements of a thread, a block apart
 
 struct Args {
     u8* out;
@@ -13,21 +13,36 @@ struct Args {
     u32 count;
 };
 
-DEV float element(const Args& p, u32 at) {
+#if SPAN
+#define HERE const u32 column = min(first + i * 32u, SPAN - 1u);
+#else
+#define HERE const u32 at = min(first + i * 256u, p.count - 1);
+#endif
+#define EVERY(...) _Pragma("unroll") for (u32 i = 0; i < EACH; ++i) { HERE __VA_ARGS__ }
+
+DEV void elements(const Args& p, u32 row, u32 first, float (&values)[EACH]) {
     auto source = [&](int i, u32 place) { return load1<FROM>(p.in[i], place); };
-    float value = 0.f;
     STEPS
-    return value;
 }
 
 extern "C" __global__ void __launch_bounds__(256) moves(const __grid_constant__ Args p) {
     let_next_start();
     wait_for_previous();
+    float values[EACH];
+#if SPAN
+    constexpr u32 WIDE = 32 * EACH, PARTS = (SPAN + WIDE - 1) / WIDE;  // of a warp, of a row
+    const u32 warp = __shfl_sync(0xffffffff, (blockIdx.x * 256 + threadIdx.x) / 32, 0);
+    const u32 row = warp / PARTS, first = warp % PARTS * WIDE + threadIdx.x % 32;
+    if (row >= p.count / SPAN) return;
+    elements(p, row, first, values);
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i)
+        if (first + i * 32 < SPAN) store1<TO>(p.out, row * SPAN + first + i * 32, values[i]);
+#else
     const u32 first = blockIdx.x * (256 * EACH) + threadIdx.x;
-    float v[EACH];
+    elements(p, 0, first, values);
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) v[i] = first + i * 256 < p.count ? element(p, first + i * 256) : 0.f;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i)
-        if (first + i * 256 < p.count) store1<TO>(p.out, first + i * 256, v[i]);
+    for (u32 i = 0; i < EACH; ++i)
+        if (first + i * 256 < p.count) store1<TO>(p.out, first + i * 256, values[i]);
+#endif
 }
