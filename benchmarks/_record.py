@@ -36,13 +36,14 @@ def command(script: str) -> str:
 
 
 def neutral(word: str) -> str:
-    """One argument with its absolute path, if it is one (or one follows `--flag=`), said without this machine's folders."""
+    """One argument with its path, if it is one (or one follows `--flag=`), said without this machine's folders and the hidden ones here."""
     flag, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
     path, root = Path(value), Path(__file__).resolve().parents[1]
-    if not path.is_absolute():
-        return word
-    if path.is_relative_to(root):
-        said = str(path.relative_to(root))
+    if path.is_absolute() and path.is_relative_to(root):
+        path = path.relative_to(root)
+    hidden = "/" in value and any(part.startswith(".") and part != ".." for part in path.parts)
+    if not path.is_absolute() and not hidden:
+        said = str(path) if Path(value).is_absolute() else value
     elif path.is_dir() or not path.suffix:
         said = "FOLDER"
     else:

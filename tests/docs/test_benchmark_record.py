@@ -31,3 +31,20 @@ def test_provenance_names_what_a_reader_needs():
     found = RECORD["provenance"](["numpy"])
     assert set(found) == {"date", "commit", "command", "versions"}
     assert found["versions"]["numpy"] == np.__version__
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--out=.hidden/place", "--out=FOLDER"),
+        (".hidden/x.json", "FOLDER/x.json"),
+        (str(Path(__file__).parents[2] / ".hidden" / "x.json"), "FOLDER/x.json"),
+        (str(Path(__file__).parents[2] / "benchmarks" / "x.json"), "benchmarks/x.json"),
+        ("/somewhere/else", "FOLDER"),
+        ("../shared/data", "../shared/data"),
+        ("--rate=.5", "--rate=.5"),
+        ("resnet18", "resnet18"),
+    ],
+)
+def test_commands_name_no_folder_that_a_reader_does_not_have(word, said):
+    assert RECORD["neutral"](word) == said
