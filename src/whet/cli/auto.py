@@ -75,23 +75,27 @@ def _seconds(text: str) -> float:
 
 def _tell(found: Any, data: dict[str, Any]) -> None:
     """The compared engines as a table, the verdict, where things lie."""
-    from rich.table import Table
+    from rich.text import Text
 
-    from whet.cli._console import console
+    from whet.cli._console import console, print_table
     from whet.report._html import number
 
-    t = Table(title=f"{data['model']} on {data['device']}", title_justify="left")
-    for column in ("engine", "what", data["metric"], "lost", "median ms", "p99 ms", "x original", "samples/s", "MiB", "mJ", "target"):
-        t.add_column(column, justify="left" if column in ("engine", "what", "target") else "right", overflow="fold")
+    metered = any(r["energy"]["mj"] is not None for r in data["rows"])
+    columns = ["engine", "what", f">{data['metric']}", ">lost", ">median ms", ">p99 ms", ">x original", ">samples/s", ">MiB", "target"]
+    columns += [">mJ"] if metered else []
+    rows = []
     for i, r in enumerate(data["rows"]):
         ms = r["latency"]
         missed = "; ".join(c["text"] for c in r["checks"] if not c["met"])
-        t.add_row(r["name"], r["what"], number(r["metric"]["value"], 4), number(r["drop"]["value"]), number(ms["median_ms"]), number(ms["p99_ms"]),
-                  number(ms["ratio"]), number(r["throughput"]), number(r["memory_bytes"] / 2**20), number(r["energy"]["mj"]), missed or "met",
-                  style="bold" if i == data["chosen"] else None)  # fmt: skip
+        cells = [
+            r["name"], r["what"], number(r["metric"]["value"], 4), number(r["drop"]["value"]), number(ms["median_ms"]), number(ms["p99_ms"]),
+            number(ms["ratio"]), number(r["throughput"]), number(r["memory_bytes"] / 2**20), missed or "met",
+        ]  # fmt: skip
+        cells += [number(r["energy"]["mj"])] if metered else []
+        rows.append([Text(str(c), style="bold" if i == data["chosen"] else "") for c in cells])
     out = console()
-    out.print(t)
-    if all(r["energy"]["mj"] is None for r in data["rows"]):
+    print_table(out, columns, rows, f"{data['model']} on {data['device']}", below=("target", "what"))
+    if not metered:
         out.print(f"Energy: {data['rows'][0]['energy']['about']}.", markup=False, highlight=False)
     for text in data["warnings"]:
         out.print(f"[yellow]{text}[/]")
