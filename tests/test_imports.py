@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "runtime": "network ops engine backends tactics",
     "builder": "network ops passes precision sparsity backends tactics engine runtime",
     "inspector": "network ops engine tactics",
-    "pruning": "network ops builder backends runtime",  # latencies are those of the builder's timer and of built engines
+    "pruning": "network ops sparsity builder backends engine runtime",  # latencies are those of the builder's timer and of built engines
     "training": "network ops passes precision sparsity pruning",  # of pruning the order of steps
     "search": "network ops precision sparsity backends engine runtime builder inspector pruning frontends training report",
     "report": "inspector engine",

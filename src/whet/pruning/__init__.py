@@ -1,5 +1,6 @@
 """Pruning of source networks: coupled groups, branches, importance, choice by measured latency, cutting, recovery without labels, recipes."""
 
+from whet.pruning.compare import Comparison, Facts, compare
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, find_group, groups
 from whet.pruning.cut import cut, zeroed
@@ -12,7 +13,8 @@ from whet.pruning.target import Target
 from whet.pruning.unstructured import matrices, zero_smallest, zeros
 
 __all__ = [
-    "Branch", "Group", "PruneConfig", "Pruned", "Recipe", "RecoveryConfig", "Samples", "Target", "apply_recipe", "branches", "choose",
-    "count_flops", "count_params", "cut", "find_group", "groups", "importance", "load_recipe", "matrices", "prune", "recipe_of",
-    "recover", "reestimate_batch_norms", "remove_branches", "save_recipe", "silenced", "zero_smallest", "zeroed", "zeros",
+    "Branch", "Comparison", "Facts", "Group", "PruneConfig", "Pruned", "Recipe", "RecoveryConfig", "Samples", "Target", "apply_recipe",
+    "branches", "choose", "compare", "count_flops", "count_params", "cut", "find_group", "groups", "importance", "load_recipe", "matrices",
+    "prune", "recipe_of", "recover", "reestimate_batch_norms", "remove_branches", "save_recipe", "silenced", "zero_smallest", "zeroed",
+    "zeros",
 ]  # fmt: skip

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from whet.builder import build
 from whet.builder.config import BuildConfig
 from whet.builder.profiles import OPT, resolve_profiles
+from whet.engine.plan import EnginePlan
 from whet.network import Network
 from whet.runtime import Runtime
 
 Progress = Callable[[int, int, str], None]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """An engine: median milliseconds of a run, peak bytes (arena, scratch, weights), bytes of its weights as kernels read them, and how it runs."""
+
+    ms: float
+    peak_bytes: int
+    weight_bytes: int
+    plan: EnginePlan
+
+
 def measured_ms(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1.0, progress: Progress | None = None) -> list[float]:
-    """Median milliseconds of one run of each network's engine at the opt shapes, its input and output buffers bound.
+    """The times of `measured`."""
+    return [m.ms for m in measured(nets, config, seconds=seconds, progress=progress)]
+
+
+def measured(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1.0, progress: Progress | None = None) -> list[Measured]:
+    """Each network's engine at the opt shapes, its input and output buffers bound.
 
     All engines are built first and then run in turns for about `seconds` each, so that a busy moment hurts all alike. Verification is
     left to the build that makes the engine which is kept. Raises BuildError and its kinds.
@@ -28,12 +44,11 @@ def measured_ms(nets: Sequence[Network], config: BuildConfig, *, seconds: float 
             progress(n, len(nets), "building an engine")
         plans.append(build(net, replace(config, verify=False)))
     runtime = Runtime(config.backend if config.backend != "cpu" else None, threads=config.threads)
-    profiles, _ = resolve_profiles(nets[0], config)
     engines = [runtime.load(p) for p in plans]
     contexts = [e.create_context() for e in engines]
     try:
-        for c in contexts:
-            for name, shapes in profiles[0].shapes.items():
+        for net, c in zip(nets, contexts, strict=True):
+            for name, shapes in resolve_profiles(net, config)[0][0].shapes.items():
                 c.set_input_shape(name, shapes[OPT])
             for name in c.input_names:
                 a = c.input_array(name)
@@ -41,7 +56,9 @@ def measured_ms(nets: Sequence[Network], config: BuildConfig, *, seconds: float 
                 c.bind(name, a)
             for name in c.output_names:
                 c.bind(name, c.output_array(name))
-        return _in_turns(contexts, seconds)
+        times = _in_turns(contexts, seconds)
+        used = [e.memory(c) for e, c in zip(engines, contexts, strict=True)]
+        return [Measured(ms, m.peak, m.packed or m.weights, plan) for ms, m, plan in zip(times, used, plans, strict=True)]
     finally:
         for c in contexts:
             c.close()
@@ -50,19 +67,25 @@ def measured_ms(nets: Sequence[Network], config: BuildConfig, *, seconds: float 
 
 
 def _in_turns(contexts: Sequence, seconds: float) -> list[float]:
+    """Milliseconds of each: the first one's median, and for the others that times the median over rounds of their ratio to it, which a busy
+    neighbour moves less than their own medians."""
     for c in contexts:
         c.execute()
     start = time.perf_counter()
     for c in contexts:
         c.execute()
     once = max((time.perf_counter() - start) / len(contexts), 1e-6)
-    each, rounds = max(1, min(20, int(0.01 / once))), 3
+    each, rounds = max(1, min(20, int(0.01 / once))), 5
     rounds = max(rounds, int(seconds / (once * each)))
     times: list[list[float]] = [[] for _ in contexts]
-    for _ in range(rounds):
-        for c, found in zip(contexts, times, strict=True):
+    for n in range(rounds):
+        order = range(len(contexts)) if n % 2 == 0 else range(len(contexts) - 1, -1, -1)
+        for i in order:
+            turn = []
             for _ in range(each):
                 start = time.perf_counter()
-                c.execute()
-                found.append((time.perf_counter() - start) * 1e3)
-    return [median(t) for t in times]
+                contexts[i].execute()
+                turn.append((time.perf_counter() - start) * 1e3)
+            times[i].append(median(turn))
+    first = times[0]
+    return [median(first) * median(t / f for t, f in zip(own, first, strict=True)) for own in times]

@@ -1,0 +1,119 @@
+"""Two models side by side: what pruning, by whet or by anything else, has changed in numbers, and what of that this machine sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whet.builder.config import BuildConfig
+from whet.errors import NetworkError
+from whet.network import Network
+from whet.pruning.counting import count_flops, count_params
+from whet.pruning.truth import Measured, measured
+from whet.sparsity import eligible_layers
+from whet.sparsity.report import picked_layers, said_of_zeros, scattered_zeros, why_dense
+
+Progress = Callable[[int, int, str], None]
+
+@dataclass(frozen=True)
+class Facts:
+    """One model: `flops` of one run (None where a symbol's size is needed), share of `zeros` in no pattern, layers whose weights are `two_four`."""
+
+    params: int
+    flops: int | None
+    weight_bytes: int
+    zeros: float
+    two_four: int
+    weighted: int
+    ms: float | None = None
+    peak_bytes: int | None = None
+    engine_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The first model is what the others are compared with; `said` is what a reader must know about their zeros."""
+
+    names: tuple[str, ...]
+    facts: tuple[Facts, ...]
+    said: tuple[str, ...]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A table: what, and a column a model; from the second on with the change against the first."""
+        shown: list[tuple[str, Callable[[Facts], float | None], Callable[[float], str]]] = [
+            ("parameters", lambda x: x.params, lambda v: f"{v:,.0f}"),
+            ("FLOPs of a run", lambda x: x.flops, lambda v: f"{v:,.0f}"),
+            ("weights MiB", lambda x: x.weight_bytes / 2**20, lambda v: f"{v:.2f}"),
+            ("scattered zeros", lambda x: x.zeros, lambda v: f"{v:.0%}"),
+            ("2:4 layers", lambda x: x.two_four, lambda v: f"{v:.0f}"),
+            ("median ms", lambda x: x.ms, lambda v: f"{v:.3f}"),
+            ("peak memory MiB", lambda x: None if x.peak_bytes is None else x.peak_bytes / 2**20, lambda v: f"{v:.2f}"),
+            ("engine's weights MiB", lambda x: None if x.engine_bytes is None else x.engine_bytes / 2**20, lambda v: f"{v:.2f}"),
+        ]
+        made = []
+        for what, of, text in shown:
+            first, *_ = values = [of(x) for x in self.facts]
+            if all(v is None for v in values):
+                continue
+            changed = what not in ("scattered zeros", "2:4 layers")
+            cells = ["-" if v is None else text(v) + (_change(first, v) if k and changed else "") for k, v in enumerate(values)]
+            made.append((what, *cells))
+        return made
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"models": [{"name": n, **x.to_json()} for n, x in zip(self.names, self.facts, strict=True)], "said": list(self.said)}
+
+
+def compare(
+    models: Mapping[str, Network], config: BuildConfig | None = None, *, seconds: float = 1.0, progress: Progress | None = None
+) -> Comparison:
+    """Counts the models, the first being the original, and with `config` builds their engines alike and runs them in turns.
+
+    Raises BuildError and its kinds; ShapeError for shapes that a model does not take.
+    """
+    names, nets = tuple(models), list(models.values())
+    runs: Sequence[Measured | None] = [None] * len(nets) if config is None else measured(nets, config, seconds=seconds, progress=progress)
+    facts = tuple(_facts(net, run) for net, run in zip(nets, runs, strict=True))
+    said = [s for k, net in enumerate(nets) for s in _said(names[k], net, facts, runs, k)]
+    return Comparison(names, facts, tuple(said))
+
+
+def _facts(net: Network, run: Measured | None) -> Facts:
+    yes, no = eligible_layers(net)
+    try:
+        flops = count_flops(net)
+    except NetworkError:  # a symbol stands where 1 makes no sense
+        flops = None
+    arrays = {t.weight.digest: t.weight.array.nbytes for t in net.constants.values() if t.weight is not None}
+    counted = Facts(count_params(net), flops, sum(arrays.values()), scattered_zeros(net), len(yes), len(yes) + len(no))
+    return counted if run is None else replace(counted, ms=run.ms, peak_bytes=run.peak_bytes, engine_bytes=run.weight_bytes)
+
+
+def _said(name: str, net: Network, facts: Sequence[Facts], runs: Sequence[Measured | None], k: int) -> list[str]:
+    """What the zeros of model k are worth here, in words and, where engines ran, as measured."""
+    found = []
+    x, run, first = facts[k], runs[k], runs[0]
+    zeros = said_of_zeros(net)
+    if zeros is not None:
+        proof = ""
+        if k and run is not None and first is not None:
+            same = " Both engines have the same work to do, layer by layer: the difference is noise." if _work(run) == _work(first) else ""
+            proof = f" Measured here, in turns: {first.ms:.3f} -> {run.ms:.3f} ms.{same}"
+        found.append(f"{name}: {zeros}{proof}")
+    if x.two_four and run is not None and not picked_layers(run.plan):
+        found.append(f"{name}: {x.two_four} of {x.weighted} layers have 2:4 weights; {why_dense(run.plan)}.")
+    return found
+
+
+def _work(run: Measured) -> list[tuple]:
+    """What the layers of an engine compute, by op and types of their operands; values of weights aside."""
+    return [(x.op, x.hint, *(str(t.type) for t in (*x.inputs, *x.outputs) if t is not None)) for x in run.plan.network.layers if x.op != "Reformat"]
+
+
+def _change(before: float | None, after: float) -> str:
+    return f" ({100 * (after / before - 1):+.0f} %)" if before else ""
