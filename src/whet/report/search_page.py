@@ -32,7 +32,10 @@ def _head(d: Data) -> Html:
     chosen, original = rows[d["chosen"]], rows[0]
     verdict = "The target is met." if d["met"] else "The target is not met; this is the nearest that was found."
     seen = "on data that the search has not seen" if d["scored_on"] == "judge" else "on the data that the trials were scored on"
-    checks = [tag("span", c["text"], "; ", class_=None if c["met"] else "miss") for c in chosen["checks"]]
+    checks: list[Any] = []
+    for c in chosen["checks"]:
+        checks += ["; "] if checks else []
+        checks.append(tag("span", c["text"], class_=None if c["met"] else "miss"))
     return Html("".join([
         tag("h1", d["model"]),
         tag("p", d["device"], " · ", d["date"], " · ", f"{len(d['trials'])} trials · {_minutes(d['seconds'])}", class_="dim"),
@@ -86,8 +89,9 @@ def _lines(r: Data, d: Data) -> list[str]:
 
 
 def _compared(d: Data) -> Html:
-    head = ("engine", "what", d["metric"], "lost", "median ms", "p99 ms", "x original", "samples/s", "memory MiB", "engine MiB",
-            "mJ a sample", "build s", "parameters", "MFLOPs", "target")  # fmt: skip
+    metered = any(r["energy"]["mj"] is not None for r in d["rows"])
+    head = ("engine", "target", "what", d["metric"], "lost", "median ms", "p99 ms", "x original", "samples/s", "memory MiB", "engine MiB",
+            *(["mJ a sample"] if metered else []), "build s", "parameters", "MFLOPs")  # fmt: skip
     rows, classes = [], []
     for i, r in enumerate(d["rows"]):
         m, ms = r["metric"], r["latency"]
@@ -95,10 +99,11 @@ def _compared(d: Data) -> Html:
         drop = r["drop"]
         lost = number(drop["value"]) + (f" ({number(drop['low'])} to {number(drop['high'])})" if drop["low"] is not None else "")
         rows.append((
-            r["name"], r["what"], number(m["value"], 4) + within, lost, number(ms["median_ms"]), number(ms["p99_ms"]), number(ms["ratio"]),
-            number(r["throughput"]), number(r["memory_bytes"] / _MIB), number(r["engine_bytes"] / _MIB), number(r["energy"]["mj"]),
-            number(r["build_seconds"]), number(r["params"]), number(r["flops"] / 1e6) if r["flops"] else "-",
-            "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
+            r["name"], "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
+            r["what"], number(m["value"], 4) + within, lost, number(ms["median_ms"]), number(ms["p99_ms"]), number(ms["ratio"]),
+            number(r["throughput"]), number(r["memory_bytes"] / _MIB), number(r["engine_bytes"] / _MIB),
+            *([number(r["energy"]["mj"])] if metered else []), number(r["build_seconds"]), number(r["params"]),
+            number(r["flops"] / 1e6) if r["flops"] else "-",
         ))  # fmt: skip
         classes.append("chosen" if i == d["chosen"] else None)
     about = "All timed in turns in one process. Intervals are 95 %; what was lost is compared sample by sample. "
@@ -106,7 +111,7 @@ def _compared(d: Data) -> Html:
     load = d["load"]
     if load.get("other_cpus") is not None:
         about += f" Other processes took {load['other_cpus']:.2f} CPUs meanwhile{', so times are to be read with care' if load['disturbed'] else ''}."
-    shown = tag("div", table(head, rows, right=range(2, 14), classes=classes), id="compared")
+    shown = tag("div", table(head, rows, right=range(3, len(head)), classes=classes), id="compared")
     return Html(tag("h2", "The engines compared") + shown + tag("p", about, class_="dim"))
 
 
