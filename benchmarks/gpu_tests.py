@@ -1,6 +1,7 @@
 """The tests marked `gpu`, whole, and the growth of GPU memory over builds and loads, on a machine with a GPU: results/<device>/tests.json.
 
     python benchmarks/gpu_tests.py [--workers N] [--builds N] [--networks A,B:N] [--seconds S] [FILE OR FOLDER OF TESTS ...]
+    python benchmarks/gpu_tests.py --merge FILE...      runs of several files into results/h200/tests.json
 
 About two minutes of tests on 16 cores (--workers 0 leaves them out), and up to a second a build.
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from _record import provenance
 
 HERE = Path(__file__).parent
+RESULT = HERE / "results" / "h200" / "tests.json"
 
 
 def main() -> None:
@@ -32,8 +34,12 @@ def main() -> None:
     p.add_argument("--builds", type=int, default=200, help="builds and loads of the memory test; 0 leaves it out")
     p.add_argument("--networks", default="resnet18", help="networks of the memory test, each in a process of its own; NAME:N for N builds instead")
     p.add_argument("--seconds", type=float, default=1e9, help="the memory test of a network ends after this long, with the builds that it got to")
+    p.add_argument("--merge", action="store_true", help="the files named are results of this command, which become one")
     p.add_argument("tests", nargs="*", default=["tests"], help="all of them, if none are named")
     args = p.parse_args()
+    if args.merge:
+        RESULT.write_text(json.dumps([json.loads(Path(f).read_text()) for f in args.tests], indent=1) + "\n")
+        return
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     cases = [(n, int(b or args.builds)) for n, _, b in (w.partition(":") for w in args.networks.split(","))] if args.builds else []
     growing = start_memory(*cases[0], args.seconds, gpus[-1]) if cases and len(gpus) > 1 else None
