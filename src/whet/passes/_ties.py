@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from whet.network import Layer, Network, Tensor
+from whet.network import F32, Layer, Network, Tensor, TensorType
 from whet.ops import Couple, get_op
 
 Node = tuple[Tensor, int]
@@ -21,7 +21,7 @@ Node = tuple[Tensor, int]
 CALM = frozenset({
     "Abs", "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Conv", "ConvTranspose", "DequantizeLinear", "Elu", "Erf",
     "Flatten", "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "MatMul", "Max",
-    "MaxPool", "Min", "Mish", "Mul", "Neg", "PRelu", "QuantizeLinear", "Relu", "Reshape", "Resize", "Selu", "Sigmoid", "Slice", "Softplus",
+    "MaxPool", "Min", "Mish", "Mul", "Neg", "PRelu", "Pad", "QuantizeLinear", "Relu", "Reshape", "Resize", "Selu", "Sigmoid", "Slice", "Softplus",
     "Softsign", "Split", "Squeeze", "Sub", "Swish", "Tanh", "Transpose", "Unsqueeze",
 })  # fmt: skip
 """Ops that make small finite numbers of small finite numbers."""
@@ -79,15 +79,19 @@ class Ties:
         return [root] if parts is None else [leaf for p, _ in parts for leaf in self.leaves(p)]
 
     def layout(self, root: Node, sizes: Mapping[Node, int]) -> np.ndarray:
-        """For each entry of the filled axis the entry that it had, -1 for a filled one; `sizes` are the new ones of leaves."""
+        """For each entry of the filled axis the place that it had. One that is filled has ~place of the one that it stands behind.
+
+        `sizes` are the new ones of leaves.
+        """
         parts = self.made_of.get(root)
         if parts is None:
             n = size(root)
-            return np.concatenate([np.arange(n), np.full(sizes.get(root, n) - n, -1)])
+            return np.concatenate([np.arange(n), np.full(sizes.get(root, n) - n, ~(n - 1))])
         found, at = [], 0
         for part, block in parts:
             inner = self.layout(part, sizes)[:, None]
-            found.append(np.where(inner < 0, -1, at + inner * block + np.arange(block)).reshape(-1))
+            places = at + np.maximum(inner, ~inner) * block + np.arange(block)
+            found.append(np.where(inner < 0, ~places, places).reshape(-1))
             at += size(part) * block
         return np.concatenate(found)
 
@@ -104,7 +108,7 @@ class Ties:
     def _follow(self, layer: Layer) -> None:
         """Ties what the layer's couples tie, and locks what they do not name."""
         o, why = get_op(layer.op), f"'{layer.name}' ({layer.op}) counts on it"
-        if o.couples is None or layer.regions or layer.op not in CALM:
+        if o.couples is None or layer.regions or layer.op not in CALM or _infinite(layer):
             for t in (*_tensors(layer), *(c for r in layer.regions.values() for c in r.captures())):
                 self._lock(t, why)
             return
@@ -142,17 +146,20 @@ class Ties:
             self._lock_node(b, why)
 
     def _tie_parts(self, whole: Node, parts: list[tuple[int, Node, int]], why: str) -> None:
-        """An axis that other axes make up one after the other; locked where they leave something out."""
-        at, ordered = 0, sorted(parts, key=lambda p: p[0])
-        for start, part, block in ordered:
-            if start != at:
-                break
-            at += size(part) * block
-        if at == size(whole):
-            self._relations.append((whole, tuple((part, block) for _, part, block in ordered)))
-            return
-        for n in (whole, *(p for _, p, _ in parts)):
-            self._lock_node(n, why)
+        """An axis that others make up one after the other; what none of them is (Pad's padding) is a part of its own."""
+        found: list[tuple[Node, int]] = []
+        at, end = 0, size(whole)
+        for start, part, block in [*sorted(parts, key=lambda p: p[0]), (end, whole, 0)]:
+            if start > at:
+                found.append(((Tensor("between", TensorType(F32, (start - at,))), 0), 1))
+            if start < at:  # they overlap
+                for n in (whole, *(p for _, p, _ in parts)):
+                    self._lock_node(n, why)
+                return
+            if block:
+                found.append((part, block))
+            at = start + size(part) * block
+        self._relations.append((whole, tuple(found)))
 
     def _sum(self, layer: Layer, couples: list[Couple], why: str) -> None:
         """Notes what the layer sums over: with constant weights it may be filled, else not."""
@@ -210,6 +217,12 @@ def is_weight(t: Tensor) -> bool:
         return False
     zero = t.maker.input(2)
     return zero is None or not zero.array().astype(np.float32).any()
+
+
+def _infinite(layer: Layer) -> bool:
+    """Whether a Pad may pad with what is no finite number."""
+    value = layer.input(2) if layer.op == "Pad" else None
+    return value is not None and (value.weight is None or not np.isfinite(value.array().astype(np.float32)).all())
 
 
 def _size(n: Node) -> int | None:

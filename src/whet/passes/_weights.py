@@ -77,7 +77,7 @@ def assume_equal(kept: Tensor, gone: Tensor) -> None:
 
 
 def filled(w: Weight, axis: int, layout: np.ndarray, value: float = 0) -> Weight:
-    """`w` with the entries of `axis` in a new order: `layout` has the old place of each, or -1 for one that is filled with `value`."""
+    """`w` with the entries of `axis` in a new order: `layout` has the old place of each, less than 0 for one that is filled with `value`."""
     n = w.array.shape[axis]
     grown = len(layout) - n
     behind = bool((layout[:n] == np.arange(n)).all())

@@ -98,7 +98,7 @@ def _fill(g: Graph, ties: Ties, sizes: Mapping[Node, int]) -> None:
         if not here:
             continue
         recut = get_op(layer.op).recut
-        change = {} if recut is None else recut(layer, here)
+        change = {} if recut is None else recut(layer, {n: np.maximum(at, ~at) for n, at in here.items()})
         inputs: list[Tensor | None] = list(layer.inputs)
         for i, t in enumerate(inputs):
             axes = {axis: at for (x, axis), at in here.items() if x is t}
