@@ -1,11 +1,12 @@
-"""Cut detectors taught by the whole ones on photos without labels: makes the networks that pruned_detectors.py --tuned judges.
+"""Cut detectors taught by the whole ones on photos without labels: takes and makes networks of pruned_detectors.py's folder.
 
     python benchmarks/distill_detectors.py --pack photos.npz                      # where the shared data folder is: even photos, as JPEG
-    python benchmarks/distill_detectors.py --photos photos.npz --models DIR --out DIR [--seconds 60]      # where a GPU is (a CPU takes hours)
+    python benchmarks/distill_detectors.py --photos photos.npz --models DIR --cuts DIR --out DIR [--seconds 60]      # where a GPU is
 
-The photos that detectors are judged on (the odd ones of COCO and of the face photos) are not among them. Each step shows both networks the
-same views: crops of random place and size, mirrored or not, brighter or darker. What counts is the whole detector's opinion: its scores
-everywhere (the quality focal loss of Li et al. 2020, which looks at the places where they disagree), its boxes where it sees something.
+The photos that detectors are judged on (the odd ones of COCO and of the face photos) are not among them. A cut network starts from what
+whet's recovery made of it. Each step shows both networks the same views: crops of random place and size, mirrored or not, brighter or darker.
+What counts is the whole detector's opinion: its scores everywhere (the quality focal loss of Li et al. 2020, which looks at the places where
+they disagree), its boxes where it sees something; and, fading out, the kept channels of each convolution (hints, Romero et al. 2015).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from pathlib import Path
 import numpy as np
 from _smaller import rounded
 
-IMAGENET = 200  # photos of one object each, for variety
+IMAGENET = 300  # photos of one object each, for variety
 SIDE = 512  # photos are kept as squares of this side, as the detectors' own preprocessing squeezes them
 LR, DECAY, CLIP, WARMUP = 1e-3, 1e-4, 10.0, 0.05
+HINTS = 3.0  # weight of the convolutions' mean relative squared error at the beginning; 0 at the end
 
 
 @dataclass(frozen=True)
@@ -161,34 +163,73 @@ class Views:
         self.mean, self.std = (torch.tensor(v, device=device).reshape(1, 3, 1, 1) for v in (how.mean, how.std))
 
     def batch(self, n: int):
-        """float32 [n, 3, height, width]: half of them of the photos with many things on them, which are fewer."""
+        """float32 [n, 3, height, width]: three quarters single views, the others four views each as quarters of one picture."""
         import torch
-        from torch.nn import functional as F
 
-        def rand(count: int) -> torch.Tensor:
-            return torch.rand(count, generator=self.generator, device=self.device)
-
-        few = len(self.pixels) - self.imagenet
-        at = torch.where(rand(n) < 0.3, (rand(n) * self.imagenet).long(), self.imagenet + (rand(n) * few).long())
-        scale = torch.exp(rand(n) * (math.log(1.15) - math.log(0.45)) + math.log(0.45))  # share of the photo that a view shows
-        scale = torch.where(rand(n) < 0.2, torch.ones_like(scale), scale)
-        stretch = torch.exp((rand(n) - 0.5) * 0.4)
-        sx, sy = scale * stretch, scale / stretch
-        room_x, room_y = (1 - sx).clamp_min(0), (1 - sy).clamp_min(0)
-        theta = torch.zeros(n, 2, 3, device=self.device)
-        theta[:, 0, 0] = sx * torch.where(rand(n) < 0.5, -1.0, 1.0)
-        theta[:, 1, 1] = sy
-        theta[:, 0, 2], theta[:, 1, 2] = (2 * rand(n) - 1) * room_x, (2 * rand(n) - 1) * room_y
-        grid = F.affine_grid(theta, [n, 3, *self.how.size], align_corners=False)
-        x = F.grid_sample(self.pixels[at].float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+        height, width = self.how.size
+        fours = n // 4
+        x = self.views(n - fours, (height, width))
+        q = self.views(4 * fours, (height // 2, width // 2)).unflatten(0, (fours, 4))
+        rows = [torch.cat((q[:, i], q[:, i + 1]), 3) for i in (0, 2)]
+        x = torch.cat((x, torch.cat(rows, 2)))
         middle = x.mean((1, 2, 3), keepdim=True)
-        contrast, light = 0.7 + 0.6 * rand(n), 0.75 + 0.5 * rand(n)
+        contrast, light = 0.7 + 0.6 * self._rand(n), 0.75 + 0.5 * self._rand(n)
         x = (((x - middle) * contrast[:, None, None, None] + middle) * light[:, None, None, None]).clamp(0, 255).round()
         x = x.flip(1) if self.how.bgr else x
         return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
+    def views(self, n: int, size: tuple[int, int]):
+        """float32 [n, 3, *size], 0 to 255: most of them of the photos with many things on them, which are fewer."""
+        import torch
+        from torch.nn import functional as F
 
-def distil(whole, cut, how: Taught, views: Views, args: argparse.Namespace) -> dict:
+        few = len(self.pixels) - self.imagenet
+        at = torch.where(self._rand(n) < 0.3, (self._rand(n) * self.imagenet).long(), self.imagenet + (self._rand(n) * few).long())
+        scale = torch.exp(self._rand(n) * (math.log(1.15) - math.log(0.45)) + math.log(0.45))  # share of the photo that a view shows
+        scale = torch.where(self._rand(n) < 0.2, torch.ones_like(scale), scale)
+        stretch = torch.exp((self._rand(n) - 0.5) * 0.4)
+        sx, sy = scale * stretch, scale / stretch
+        room_x, room_y = (1 - sx).clamp_min(0), (1 - sy).clamp_min(0)
+        theta = torch.zeros(n, 2, 3, device=self.device)
+        theta[:, 0, 0] = sx * torch.where(self._rand(n) < 0.5, -1.0, 1.0)
+        theta[:, 1, 1] = sy
+        theta[:, 0, 2], theta[:, 1, 2] = (2 * self._rand(n) - 1) * room_x, (2 * self._rand(n) - 1) * room_y
+        grid = F.affine_grid(theta, [n, 3, *size], align_corners=False)
+        return F.grid_sample(self.pixels[at].float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+    def _rand(self, count: int):
+        import torch
+
+        return torch.rand(count, generator=self.generator, device=self.device)
+
+
+class Hints:
+    """The outputs of the convolutions inside, those channels that the cut network still has; both networks give them as further outputs."""
+
+    def __init__(self, original, whole, cut, kept: dict, device: str):
+        import torch
+
+        from whet.pruning.cut import kept_indexes
+
+        at = {t.name: torch.from_numpy(i).to(device) for (t, axis), i in kept_indexes(original, kept).items() if axis == 1}
+        outputs = {t.name for t in cut.outputs}
+        self.names = [y.name for layer in cut.layers if layer.op == "Conv" for y in layer.outputs if y.name not in outputs]
+        self.at = [at.get(n) for n in self.names]
+        for net in (whole, cut):
+            for name in self.names:
+                net.mark_output(net.tensor(name))
+        self.weight = torch.tensor(HINTS, device=device)
+
+    def loss(self, mine: list, theirs: list):
+        """Mean over convolutions of the squared error as a share of the variance."""
+        total = 0.0
+        for a, b, at in zip(mine, theirs, self.at, strict=True):
+            b = (b if at is None else b.index_select(1, at)).float()
+            total = total + (a.float() - b).square().mean() / b.var().clamp_min(1e-6)
+        return self.weight * total / len(self.at)
+
+
+def distil(whole, cut, how: Taught, views: Views, hints: Hints, args: argparse.Namespace) -> dict:
     """Teaches the module `cut` until the time is over; returns how it went."""
     import torch
 
@@ -196,17 +237,19 @@ def distil(whole, cut, how: Taught, views: Views, args: argparse.Namespace) -> d
 
     seconds, batch, device = args.seconds, args.batch, args.device
     names = [t.name for t in cut.network.outputs]
+    ends = len(names) - len(hints.names)
     rate = torch.tensor(0.0, device=device)
     graphed = device == "cuda" and args.graph
     more = {"fused": True, "capturable": True} if graphed else {}
-    optimizer = torch.optim.AdamW(cut.parameters(), lr=rate if graphed else LR, weight_decay=DECAY, **more)
+    optimizer = torch.optim.AdamW(cut.parameters(), lr=rate if graphed else args.lr, weight_decay=DECAY, **more)
 
     def step(feeds, labels):
         with torch.autocast(device, torch.bfloat16):
             with torch.no_grad():
-                want = dict(zip(names, whole(feeds["x"]), strict=True))
-            have = dict(zip(names, cut(feeds["x"]), strict=True))
-        loss = how.loss(have, want)
+                theirs = whole(feeds["x"])
+            mine = cut(feeds["x"])
+        have, want = (dict(zip(names[:ends], found, strict=False)) for found in (mine, theirs))
+        loss = how.loss(have, want) + hints.loss(mine[ends:], theirs[ends:])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(cut.parameters(), CLIP)
@@ -217,7 +260,8 @@ def distil(whole, cut, how: Taught, views: Views, args: argparse.Namespace) -> d
     cut.train()
     began, done, total, history = time.time(), 0, 0.0, []
     while (share := (time.time() - began) / seconds) < 1:
-        now = LR * min(share / WARMUP, (1 + math.cos(math.pi * share)) / 2)
+        now = args.lr * min(share / WARMUP, (1 + math.cos(math.pi * share)) / 2)
+        hints.weight.fill_(HINTS * (1 - share))
         if graphed:
             rate.fill_(now)
         else:
@@ -236,10 +280,12 @@ def main() -> int:
     p.add_argument("--pack", type=Path, help="write the photos to learn from into this file, and end")
     p.add_argument("--photos", type=Path)
     p.add_argument("--models", type=Path, help="folder with the detectors' ONNX files")
+    p.add_argument("--cuts", type=Path, help="folder that pruned_detectors.py --stages make --work wrote")
     p.add_argument("--detectors", nargs="+", choices=list(TAUGHT), default=list(TAUGHT))
     p.add_argument("--ratios", default="0.1,0.2,0.3")
     p.add_argument("--seconds", type=float, default=60.0, help="for each network")
     p.add_argument("--batch", type=int, default=32)
+    p.add_argument("--lr", type=float, default=LR, help=f"the highest learning rate (default: {LR})")
     p.add_argument("--device", default="cuda")
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not record a step as a CUDA graph")
     p.add_argument("--out", type=Path, default=Path(".detectors"))
@@ -248,7 +294,7 @@ def main() -> int:
         pack(args.pack)
         return 0
     from whet.frontends import network_from_onnx, save_onnx
-    from whet.pruning import PruneConfig, prune
+    from whet.pruning import load_recipe
     from whet.training.module import NetworkModule, from_module
 
     args.out.mkdir(parents=True, exist_ok=True)
@@ -256,16 +302,18 @@ def main() -> int:
     for name in args.detectors:
         how, told = TAUGHT[name], {}
         net = network_from_onnx(args.models / how.file)
-        whole = NetworkModule(any_batch(args.models / how.file)).to(args.device).eval().requires_grad_(False)
         views = Views(pixels, imagenet, how, args.device)
         for ratio in (float(r) for r in args.ratios.split(",")):
-            made = prune(net, PruneConfig(ratio=ratio, scope="group"))
-            file = args.out / f"{name}-{ratio:g}.onnx"
-            save_onnx(made.cut, file)
-            module = NetworkModule(any_batch(file)).to(args.device)
-            told[file.stem] = {"channels_cut": round(made.share, 4)} | distil(whole, module, how, views, args)
-            save_onnx(rounded(from_module(made.cut, module, about=json.dumps({"what": "distilled", **told[file.stem]}))), file)
-            print(file.stem, told[file.stem], flush=True)
+            stem = f"{name}-{ratio:g}"
+            start, recipe = args.cuts / f"{stem}.recovered.onnx", load_recipe(args.cuts / f"{stem}.recipe.json")
+            teacher, cut = any_batch(args.models / how.file), any_batch(start)
+            hints = Hints(net, teacher, cut, recipe.kept(), args.device)
+            whole = NetworkModule(teacher).to(args.device).eval().requires_grad_(False)
+            module = NetworkModule(cut).to(args.device)
+            told[stem] = distil(whole, module, how, views, hints, args)
+            taught = from_module(network_from_onnx(start), module, about=json.dumps({"what": "distilled", **told[stem]}))
+            save_onnx(rounded(taught), args.out / f"{stem}.onnx")
+            print(stem, told[stem], flush=True)
             (args.out / f"{name}.told.json").write_text(json.dumps(told, indent=1) + "\n")
     return 0
 

@@ -1,13 +1,14 @@
 """Trained detectors, cut and recovered without labels: what they still find, and what their engines gain.
 
-    python benchmarks/pruned_detectors.py [--ratios 0.1,0.2,0.3] [--tuned FOLDER] [--out FILE]
+    python benchmarks/pruned_detectors.py --stages make --work FOLDER [--ratios 0.1,0.2,0.3]      # cuts and recovers
+    python benchmarks/distill_detectors.py --cuts FOLDER --photos FILE --models DIR --out FOLDER      # on a GPU: taught by the whole ones
+    python benchmarks/pruned_detectors.py --stages judge,time --work FOLDER      # judges what lies in the folder, times it on a quiet machine
 
-Three steps a ratio: as cut; with weights fitted layer by layer (least squares on 24 photos); and, from --tuned, taught by the whole
-detector on photos without labels (distill_detectors.py makes those files on a GPU). NanoDet is judged by AP50 against COCO's labels, the
-face detector (whose photos have no labels) by the agreement of its boxes with those of the whole detector: mean average precision with the
-whole detector's sure boxes as the truth. All learn from the even photos and are judged on the odd ones. Cuts go by the L1 norms of coupled
-groups, the same share everywhere. Times: single images, all engines in turns, this CPU. Needs the shared data folder (../shared/data or
-WHET_DATA).
+Three steps a ratio: as cut; with weights fitted layer by layer (least squares on 24 photos); and, where it lies in the folder, taught by the
+whole detector on photos without labels. NanoDet is judged by AP50 against COCO's labels, the face detector (whose photos have no labels) by
+the agreement of its boxes with those of the whole detector: mean average precision with the whole detector's sure boxes as the truth. All
+learn from the even photos and are judged on the odd ones. Cuts go by the mean activations of coupled groups on those 24 photos, the same
+share everywhere. Times: single images, all engines in turns, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from _record import median_interval, provenance
 
 from support import datasets, detection, realdata
 from whet.builder import BuildConfig, build
-from whet.frontends import network_from_onnx
+from whet.frontends import network_from_onnx, save_onnx
 from whet.network import Network
-from whet.pruning import PruneConfig, count_flops, count_params, prune
+from whet.pruning import PruneConfig, count_flops, count_params, groups, load_recipe, prune, save_recipe
 from whet.runtime import Context, Runtime
 
 OUT = Path(__file__).parent / "results" / "cpu" / "pruned_detectors.json"
@@ -75,47 +76,77 @@ DETECTORS = (
 )
 
 
-def context_of(net: Network) -> Context:
-    return Runtime(backend="cpu").load(build(net, BuildConfig())).create_context()
-
-
-def measure(detector: Detector, ratios: list[float], tuned: Path | None) -> list[dict]:
-    """A row for the whole detector and two or three for each ratio: as cut, recovered, and taught by the whole one."""
+def samples(detector: Detector) -> tuple[Path, str, list[dict[str, np.ndarray]]]:
+    """The detector's file, the name of its input, and all photos as it wants them."""
     (model,) = realdata.models([detector.model])
     feeds = list(model.inputs(None))
-    name = next(iter(feeds[0]))
-    judged = list(range(1, len(feeds), 2))
+    return model.path, next(iter(feeds[0])), feeds
+
+
+def make(detector: Detector, ratios: list[float], work: Path) -> None:
+    """Writes each cut as it is and recovered, with its recipe."""
+    path, name, feeds = samples(detector)
     recovery = {name: np.concatenate([f[name] for f in feeds[::2]][:RECOVERY])}
-    whole = network_from_onnx(model.path)
-    nets = [("whole", 0.0, whole)]
+    whole = network_from_onnx(path)
     for ratio in ratios:
-        begun = time.perf_counter()
-        made = prune(whole, PruneConfig(ratio=ratio, scope="group"), recovery)
-        took = time.perf_counter() - begun
-        print(f"{detector.model}: {made.share:.1%} of {made.channels[0]} channels cut and recovered in {took:.0f} s", flush=True)
-        nets += [(f"{made.share:.0%} cut", made.share, made.cut), (f"{made.share:.0%} cut, recovered", made.share, made.network)]
-        if tuned is not None and (file := tuned / f"{detector.model}-{ratio:g}.onnx").exists():
-            nets.append((f"{made.share:.0%} cut, distilled", made.share, network_from_onnx(file)))
-    contexts = [context_of(net) for _, _, net in nets]
-    found = [[detector.boxes(c.run(feeds[i])) for i in judged] for c in contexts]
+        begun, stem = time.perf_counter(), f"{detector.model}-{ratio:g}"
+        made = prune(whole, PruneConfig(ratio=ratio, scope="group", importance="activation"), recovery)
+        save_onnx(made.cut, work / f"{stem}.cut.onnx")
+        save_onnx(made.network, work / f"{stem}.recovered.onnx")
+        save_recipe(made.recipe, work / f"{stem}.recipe.json")
+        print(f"{stem}: {made.share:.1%} of {made.channels[0]} channels cut and recovered in {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def networks(detector: Detector, ratios: list[float], work: Path) -> list[tuple[str, float, Network]]:
+    """(step, share of channels cut, network) of the whole detector and of all that was made of it."""
+    whole = network_from_onnx(samples(detector)[0])
+    made = [("whole", 0.0, whole)]
+    for ratio in ratios:
+        stem = f"{detector.model}-{ratio:g}"
+        cut = load_recipe(work / f"{stem}.recipe.json").groups
+        share = sum(e.size - len(e.kept) for e in cut.values()) / sum(g.size for g in groups(whole))
+        for step, file in (("", ".cut"), (", recovered", ".recovered"), (", distilled", "")):
+            if (path := work / f"{stem}{file}.onnx").exists():
+                made.append((f"{share:.0%} cut{step}", share, network_from_onnx(path)))
+    return made
+
+
+def contexts_of(nets: list[tuple[str, float, Network]]) -> list[Context]:
+    return [Runtime(backend="cpu").load(build(net, BuildConfig())).create_context() for _, _, net in nets]
+
+
+def judge(detector: Detector, ratios: list[float], work: Path) -> list[dict]:
+    """A row for the whole detector and two or three for each ratio: as cut, recovered, and taught by the whole one."""
+    _, _, feeds = samples(detector)
+    judged = list(range(1, len(feeds), 2))
+    nets = networks(detector, ratios, work)
+    found = [[detector.boxes(c.run(feeds[i])) for i in judged] for c in contexts_of(nets)]
     sure = [b[b[:, 1] >= detector.sure][:, [0, 2, 3, 4, 5]] for b in found[0]]
     truth = detector.labels(judged) if detector.labels else sure
-    times = in_turns(contexts, {name: feeds[0][name]})
     rows = []
-    for (step, share, net), boxes, ms in zip(nets, found, times, strict=True):
-        ratio, low, high = median_interval([w / t for w, t in zip(times[0], ms, strict=True)])
+    for (step, share, net), boxes in zip(nets, found, strict=True):
         rows.append(
             {
                 "case": detector.model, "step": step, "channels_cut": round(share, 4), "parameters": count_params(net),
                 "mflops": round(count_flops(net) / 1e6, 1), "judge": detector.judge, "photos": len(judged),
                 "score": round(detection.average_precision(boxes, truth), 4),
                 "agreement": round(detection.average_precision(boxes, sure), 4),
-                "whet_ms": round(median(ms), 4), "speed": round(ratio, 3), "speed_low": round(low, 3), "speed_high": round(high, 3),
             }
         )  # fmt: skip
-        print(f"  {step:22s} {rows[-1]['mflops']:8.1f} MFLOPs  {detector.judge} {rows[-1]['score']:.3f}  {rows[-1]['whet_ms']:.3f} ms "
-              f"({rows[-1]['speed']:.2f}x)", flush=True)  # fmt: skip
+        print(f"  {step:22s} {rows[-1]['mflops']:8.1f} MFLOPs  {detector.judge} {rows[-1]['score']:.3f}", flush=True)
     return rows
+
+
+def timed(detector: Detector, ratios: list[float], work: Path, rows: list[dict]) -> None:
+    """Adds the times to the detector's rows."""
+    _, name, feeds = samples(detector)
+    nets = networks(detector, ratios, work)
+    times = in_turns(contexts_of(nets), {name: feeds[0][name]})
+    for (step, _, _), ms in zip(nets, times, strict=True):
+        row = next(r for r in rows if (r["case"], r["step"]) == (detector.model, step))
+        ratio, low, high = median_interval([w / t for w, t in zip(times[0], ms, strict=True)])
+        row |= {"whet_ms": round(median(ms), 4), "speed": round(ratio, 3), "speed_low": round(low, 3), "speed_high": round(high, 3)}
+        print(f"  {step:22s} {row['whet_ms']:.3f} ms ({row['speed']:.2f}x)", flush=True)
 
 
 def in_turns(contexts: list[Context], feed: dict[str, np.ndarray]) -> list[list[float]]:
@@ -142,17 +173,29 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--ratios", default="0.1,0.2,0.3")
     p.add_argument("--detectors", nargs="+", choices=[d.model for d in DETECTORS], default=[d.model for d in DETECTORS])
-    p.add_argument("--tuned", type=Path, help="folder with what distill_detectors.py made of the same cuts")
+    p.add_argument("--stages", default="make,judge,time", help="of these, in this order (default: all)")
+    p.add_argument("--work", type=Path, default=Path(".detectors"), help="folder of the networks")
     p.add_argument("--out", type=Path, default=OUT)
     args = p.parse_args()
     if datasets.root() is None:
         p.error("there is no shared data folder: set WHET_DATA to it")
+    stages, ratios = args.stages.split(","), [float(r) for r in args.ratios.split(",")]
+    chosen = [d for d in DETECTORS if d.model in args.detectors]
+    args.work.mkdir(parents=True, exist_ok=True)
+    if "make" in stages:
+        for d in chosen:
+            make(d, ratios, args.work)
+    if not {"judge", "time"} & set(stages):
+        return 0
     about = provenance(("whet", "numpy", "onnxruntime", "onednn-cpu-gomp"))
-    ratios = [float(r) for r in args.ratios.split(",")]
-    rows = [row for d in DETECTORS if d.model in args.detectors for row in measure(d, ratios, args.tuned)]
-    files = sorted(args.tuned.glob("*.told.json")) if args.tuned else []
-    told = {"distillation": {k: v for f in files for k, v in json.loads(f.read_text()).items()}} if files else {}
-    args.out.write_text(json.dumps({**about, **told, "rows": rows}, indent=1) + "\n")
+    rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+    for d in chosen:
+        if "judge" in stages:
+            rows = [r for r in rows if r["case"] != d.model] + judge(d, ratios, args.work)
+        if "time" in stages:
+            timed(d, ratios, args.work, rows)
+    told = {k: v for f in sorted(args.work.glob("*.told.json")) for k, v in json.loads(f.read_text()).items()}
+    args.out.write_text(json.dumps({**about, **({"distillation": told} if told else {}), "rows": rows}, indent=1) + "\n")
     return 0
 
 
