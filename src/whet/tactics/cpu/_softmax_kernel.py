@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from whet.tactics.cpu import _jit
+
 WIDE = 16
 FLOATS = f"<{WIDE} x float>"
 _INTEGERS, _BITS = f"<{WIDE} x i32>", f"<{WIDE} x i1>"
@@ -47,17 +49,7 @@ def _fold(op: str, name: str, result: str) -> str:
     return "\n".join(lines)
 
 
-@cache
-def softmax_ir(masked: bool) -> str:
-    """`softmax(context)`: rows whose length is a multiple of 16, three times over a row that lies in the first cache."""
-    loads = "\n".join(f"  %{n}.p = getelementptr i64, i64* %context, i64 {k}\n  %{n} = load i64, i64* %{n}.p" for k, n in enumerate(WORDS))
-    constants = "\n".join(_constant(n, v) for n, v in _NUMBERS.items())
-    add_mask = f"""
-  %m.at = getelementptr float, float* %m.row, i64 %i
-  %m.v = bitcast float* %m.at to {FLOATS}*
-  %m = load {FLOATS}, {FLOATS}* %m.v, align 4
-  %s = fadd {FLOATS} %scaled, %m"""
-    find_mask = """
+_FIND_MASK = """
   %head = sdiv i64 %r, %rows
   %within = srem i64 %r, %rows
   %o.head = mul i64 %head, %head.step
@@ -65,23 +57,15 @@ def softmax_ir(masked: bool) -> str:
   %o = add i64 %o.head, %o.row
   %m.base = inttoptr i64 %mask to float*
   %m.row = getelementptr float, float* %m.base, i64 %o"""
+
+
+@cache
+def softmax_ir(masked: bool) -> str:
+    """`softmax(context)`: rows whose length is a multiple of 16, three times over a row that lies in the first cache."""
+    constants = "\n".join(_constant(n, v) for n, v in _NUMBERS.items())
     return f"""
 declare {FLOATS} @llvm.fma.v{WIDE}f32({FLOATS}, {FLOATS}, {FLOATS})
-
-define i32 @first() {{
-  ret i32 0
-}}
-
-define void @softmax(i64* %context) {{
-start:
-{loads}
-  %f = inttoptr i64 %ask to i32 ()*
-  %own = call i32 %f()
-  %k = sext i32 %own to i64
-  %from = mul i64 %k, %share
-  %upto = add i64 %from, %share
-  %over = icmp sgt i64 %upto, %count
-  %end = select i1 %over, i64 %count, i64 %upto
+{_jit.opening("softmax", WORDS, "count")}
   %line.f = inttoptr i64 %line to float*
   %scale.one = load float, float* %line.f
   %scale.in = insertelement {FLOATS} undef, float %scale.one, i32 0
@@ -98,8 +82,24 @@ rows.next:
 row:
   %at = mul i64 %r, %keys
   %x = getelementptr float, float* %base, i64 %at
-{find_mask if masked else ""}
-  br label %largest
+{_FIND_MASK if masked else ""}
+{_largest(masked)}{_powers()}{_divided()}row.done:
+  %r1 = add i64 %r, 1
+  br label %rows.next
+done:
+  ret void
+}}
+"""
+
+
+def _largest(masked: bool) -> str:
+    """The row scaled and masked, in its place, and the largest of each lane."""
+    add_mask = f"""
+  %m.at = getelementptr float, float* %m.row, i64 %i
+  %m.v = bitcast float* %m.at to {FLOATS}*
+  %m = load {FLOATS}, {FLOATS}* %m.v, align 4
+  %s = fadd {FLOATS} %scaled, %m"""
+    return f"""  br label %largest
 largest:
   %i = phi i64 [ 0, %row ], [ %i1, %largest ]
   %top = phi {FLOATS} [ %bottom, %row ], [ %top1, %largest ]
@@ -114,7 +114,12 @@ largest:
   %i1 = add i64 %i, {WIDE}
   %more = icmp slt i64 %i1, %keys
   br i1 %more, label %largest, label %found
-found:
+"""
+
+
+def _powers() -> str:
+    """exp of the row less its largest, in its place, and the sum of each lane."""
+    return f"""found:
 {_fold("max", "top1", "most")}
   br label %power
 power:
@@ -150,7 +155,12 @@ power:
   %j1 = add i64 %j, {WIDE}
   %again = icmp slt i64 %j1, %keys
   br i1 %again, label %power, label %summed
-summed:
+"""
+
+
+def _divided() -> str:
+    """The row by its sum."""
+    return f"""summed:
 {_fold("fadd", "sum1", "all")}
   %inverse = fdiv {FLOATS} %unit, %all
   br label %divide
@@ -164,10 +174,4 @@ divide:
   %l1 = add i64 %l, {WIDE}
   %yet = icmp slt i64 %l1, %keys
   br i1 %yet, label %divide, label %row.done
-row.done:
-  %r1 = add i64 %r, 1
-  br label %rows.next
-done:
-  ret void
-}}
 """
