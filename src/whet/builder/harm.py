@@ -11,12 +11,12 @@ import numpy as np
 
 from whet.builder.building import build
 from whet.builder.config import BuildConfig
-from whet.builder.engine_run import EngineRun
 from whet.builder.float8 import float8_network
 from whet.builder.payoff import known_as, layer_times
 from whet.builder.precision import has_float8
 from whet.builder.progress import Progress, Silent
 from whet.builder.quantized import Calibration, calibrated_ranges, prepared
+from whet.builder.segments import SegmentedRuns
 from whet.builder.within import memory_file
 from whet.engine.plan import EnginePlan
 from whet.network import Layer, Network
@@ -67,7 +67,7 @@ def find_harm(
     if not chosen:
         chosen = _drawn(net, samples)
         notes.append("There are no calibration data: the layers are judged on random numbers, which says little. Give --calibData.")
-    analysis = Analysis(made, precision, chosen, EngineRun, ranges, memory_file(made, precision, config))
+    analysis = Analysis(made, precision, chosen, SegmentedRuns(made), ranges, memory_file(made, precision, config))
     tell.stage(f"each layer alone in {precision}", len(analysis.layers))
     rows = analysis.alone(tell=tell.step)
     tell.stage("from the most harmful on", len(rows))

@@ -16,8 +16,8 @@ import numpy as np
 
 from whet.builder.assemble import model_digest
 from whet.builder.config import BuildConfig
-from whet.builder.engine_run import EngineRun
 from whet.builder.progress import Progress, Silent
+from whet.builder.segments import SegmentedRuns
 from whet.builder.timing_cache import default_path
 from whet.engine.plan import EnginePlan
 from whet.errors import ShapeError, UsageError
@@ -54,7 +54,7 @@ class Judge:
         progress: Progress | None = None,
     ):  # fmt: skip
         self.budget, self.tell = budget, progress or Silent()
-        self.analysis = Analysis(made, precision, samples, EngineRun, ranges, memory_file(made, precision, config))
+        self.analysis = Analysis(made, precision, samples, SegmentedRuns(made), ranges, memory_file(made, precision, config))
         self.judged = 0
 
     @property

@@ -1,0 +1,122 @@
+"""Derived networks run in segments: the same numbers as in one piece, less of them built and run, the same layers found harmful."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "precision"))
+from test_calibration import samples
+
+from support import datasets, realdata
+from whet.builder import BuildConfig, segments, within
+from whet.builder.engine_run import EngineRun
+from whet.builder.float8 import float8_ranges, harmful
+from whet.builder.quantized import Calibration, prepared
+from whet.builder.segments import SegmentedRuns
+from whet.frontends import network_from_onnx
+from whet.network import Network, parse_type
+from whet.precision import Analysis, calibrate, find_places
+from whet.precision.float8 import kept_out
+
+
+def deep_network(blocks=8):
+    """Residual blocks: between two of them one tensor crosses, inside of them two."""
+    rng, net = np.random.default_rng(2), Network("deep")
+
+    def w(*shape):
+        return net.constant((rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32), "w")
+
+    t = net.add("Conv", net.add_input("x", parse_type("f32[N,3,12,12]")), w(16, 3, 3, 3), pads=(1,) * 4, name="stem")
+    for i in range(blocks):
+        a = net.add("Relu", net.add("Conv", t, w(16, 16, 3, 3), w(16), pads=(1,) * 4, name=f"a{i}"))
+        t = net.add("Relu", net.add("Add", net.add("Conv", a, w(16, 16, 1, 1), name=f"b{i}"), t))
+    net.mark_output(net.add("Gemm", net.add("Flatten", net.add("GlobalAveragePool", t)), w(16, 5), name="fc"), "y")
+    return net
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """The number of layers of every engine that is built."""
+    sizes = []
+    make = EngineRun._context
+
+    def counted(self, shapes):
+        sizes.append(len(self.net.layers))
+        return make(self, shapes)
+
+    monkeypatch.setattr(EngineRun, "_context", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8", "bf16"])
+def test_the_same_as_in_one_piece(precision):
+    net = deep_network()
+    ranges = calibrate(net, samples(4), run=EngineRun(net, find_places(net).names()), method="minmax")
+    whole, parts = (Analysis(net, precision, samples(3, 9), run_of, ranges) for run_of in (EngineRun, SegmentedRuns(net)))
+    for names in (["stem"], ["a3"], ["b4"], ["a7"], ["b7"], ["a1", "b6"], ["b0", "b7"], None):
+        assert parts.snr(names) == pytest.approx(whole.snr(names), abs=0.02)
+
+
+def test_only_what_differs_is_built_and_run(built, monkeypatch):
+    net = deep_network()
+    data = samples(2)
+    ranges = calibrate(net, data, run=EngineRun(net, find_places(net).names()), method="minmax")
+    runs = SegmentedRuns(net)
+    found = Analysis(net, "int8", data, runs, ranges)
+    assert len(runs.cuts) >= 4
+    assert all(len(names) == 1 for names in runs.cuts), "between blocks one tensor crosses"
+    del built[:]
+    calls = []
+    run = EngineRun.__call__
+    monkeypatch.setattr(EngineRun, "__call__", lambda self, feeds: calls.append(self) or run(self, feeds))
+    found.snr(["b7"])
+    assert len(built) == 1
+    assert built[0] < len(net.layers) / 2
+    assert len(calls) <= 2 * len(data), "what lies before is known"
+
+
+def test_sets_share_what_they_have_alike(built):
+    net = deep_network()
+    ranges = calibrate(net, samples(2), run=EngineRun(net, find_places(net).names()), method="minmax")
+    found = Analysis(net, "int8", samples(2), SegmentedRuns(net), ranges)
+    names = [x.name for x in found.layers]
+    found.snr(names)
+    del built[:]
+    found.snr([n for n in names if n != "a3"])
+    assert len(built) <= 2  # the segment of a3, and the next where what a3 reads or gives is rounded there
+
+
+def test_little_memory_is_more_work_and_the_same_answer(monkeypatch):
+    net = deep_network()
+    ranges = calibrate(net, samples(2), run=EngineRun(net, find_places(net).names()), method="minmax")
+    expected = Analysis(net, "int8", samples(3), SegmentedRuns(net), ranges).snr(["b6"])
+    monkeypatch.setattr(segments, "_MOST_BYTES", 30000)  # three values of 9216 bytes
+    runs = SegmentedRuns(net)
+    assert Analysis(net, "int8", samples(3), runs, ranges).snr(["b6"]) == pytest.approx(expected, abs=1e-9)
+    assert sum(len(values) for _, values in runs._known.values()) == 3
+
+
+def test_short_networks_and_single_tensors_run_in_one_piece():
+    net = deep_network(0)
+    assert isinstance(SegmentedRuns(net)(net, ["y"]), EngineRun)
+    net = deep_network()
+    assert isinstance(SegmentedRuns(net)(net, ["a1"]), EngineRun)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "enough"), [("resnet8_mlperftiny", 32.0), ("resnet20_cifar10", 29.0)])
+def test_the_same_layers_are_harmful(name, enough, monkeypatch):
+    (model,) = realdata.models([name])
+    net = network_from_onnx(str(model.path))
+    x, _ = datasets.cifar10_train_lossless()
+    x = x[datasets.spread(len(x), 24)]
+    images = x.astype(np.float32).transpose(0, 3, 1, 2) if "mlperf" in name else datasets.imagenet_norm(x)
+    data = Calibration(samples=lambda: ({net.inputs[0].name: images[i : i + 1]} for i in range(len(images))))
+    config, made = BuildConfig(timing_cache=""), prepared(net, BuildConfig())
+    ranges = float8_ranges(net, made, data, config, [])
+    found = harmful(made, ranges, data, config, kept_out(made), enough_db=enough)
+    monkeypatch.setattr(within, "SegmentedRuns", lambda net: EngineRun)
+    assert found
+    assert found == harmful(made, ranges, data, config, kept_out(made), enough_db=enough)
