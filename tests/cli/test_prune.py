@@ -5,10 +5,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from click.testing import CliRunner
+from safetensors.numpy import load_file
 
+import whet
 from whet.cli.prune import command
+from whet.pruning import branches, groups
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
@@ -30,6 +34,16 @@ def test_an_importance_of_ones_own_lies_in_the_working_folder(tmp_path, monkeypa
     assert kept["kept"] == list(range(kept["size"] - len(kept["kept"]), kept["size"]))
 
 
+def test_what_can_be_cut_is_listed():
+    done = CliRunner().invoke(command, [str(DIGITS / "digits_resnet.onnx"), "--list"], catch_exceptions=False)
+    lines = done.output.splitlines()
+    assert lines[0].startswith("7 groups")
+    named = [line.split(":")[0].strip() for line in lines[1:8]]
+    net = whet.network_from_onnx(DIGITS / "digits_resnet.onnx")
+    assert named == [g.name for g in groups(net)]
+    assert [line.split(":")[0].strip() for line in lines[9:]] == [b.name for b in branches(net)]
+
+
 def test_cut_recover_and_recipe(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(DIGITS))
     data = __import__("data")
@@ -48,4 +62,14 @@ def test_cut_recover_and_recipe(tmp_path, monkeypatch):
     bare = CliRunner().invoke(command, [str(DIGITS / "digits_resnet.onnx"), "-o", str(tmp_path / "bare.onnx")], catch_exceptions=False)
     assert "nothing was recovered" in bare.output
     np.testing.assert_array_equal(run(tmp_path / "again.onnx", images[:8]), run(tmp_path / "bare.onnx", images[:8]))
+    recovered = ["--applyRecipe", str(recipe), "--weights", str(tmp_path / "w.safetensors"), *args[5:], "--samples", "128"]
+    done = CliRunner().invoke(command, [args[0], "-o", str(tmp_path / "third.onnx"), *recovered], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    np.testing.assert_array_equal(run(tmp_path / "third.onnx", images[:8]), run(small, images[:8]))
+    weights = load_file(tmp_path / "w.safetensors")
+    model = onnx.load(tmp_path / "third.onnx")
+    for t in model.graph.initializer:
+        if t.name in weights:
+            np.testing.assert_array_equal(weights[t.name], onnx.numpy_helper.to_array(t))
+    assert sum(t.name in weights for t in model.graph.initializer) == len(weights) > 10
     sys.modules.pop("data", None)

@@ -10,7 +10,7 @@ from whet import zoo
 from whet.cli import group
 from whet.cli.latency_table import command as latency_table
 from whet.cli.prune import command as prune
-from whet.errors import UsageError
+from whet.errors import CacheError, UsageError
 from whet.frontends import network_from_onnx, save_onnx
 from whet.pruning.order import history, note
 
@@ -28,6 +28,7 @@ def run(command, *args):
 
 def test_a_table_then_a_target(model, tmp_path):
     table = tmp_path / "t.json"
+    (tmp_path / "r.json").write_text('{"format": "else"}')
     null = ("--backend=null", "--timingCacheFile", tmp_path / "c.sqlite")
     out = run(latency_table, model, f"--export={table}", *null)
     assert re.search(r"t.json: (\d+) rows, \1 of them new", out)
@@ -35,6 +36,12 @@ def test_a_table_then_a_target(model, tmp_path):
     rows = len(json.loads(table.read_text())["rows"])
     again = run(latency_table, model, f"--export={table}", *null)
     assert f"{rows} rows, 0 of them new, {rows} known before" in again
+    shared = run(latency_table, model, f"--export={tmp_path / 'mine.json'}", f"--add={table}", *null)
+    assert f"{rows} rows that" in shared
+    assert "0 of them new" in shared
+    assert json.loads((tmp_path / "mine.json").read_text()) == json.loads(table.read_text())
+    with pytest.raises(CacheError, match="is no latency table"):
+        CliRunner().invoke(latency_table, [str(model), f"--add={tmp_path / 'r.json'}", *map(str, null)], catch_exceptions=False)
     out = run(prune, model, "--latency=0.7x", f"--latencyTable={table}", "--recipe", tmp_path / "r.json", *null)
     assert re.search(r"FLOPs -\d+ %, parameters -\d+ %, predicted -3\d %", out)
     small = network_from_onnx(tmp_path / "m.pruned.onnx")

@@ -12,8 +12,9 @@ import whet
 from whet.cli import group
 from whet.errors import PruneError, UsageError
 from whet.ops import run_network
-from whet.pruning import PruneConfig, prune, recover
+from whet.pruning import PruneConfig, apply_recipe, load_recipe, prune, recover, save_recipe
 from whet.pruning.order import check_order, history
+from whet.sparsity import eligible_layers
 
 
 @pytest.fixture
@@ -72,6 +73,24 @@ def test_the_order_of_steps_is_kept_in_the_files(files):
     assert isinstance(late.exception, PruneError)
     assert "--insist" in str(late.exception)
     assert run(files / "int8.onnx", *steps, "-o", files / "late.onnx", "--insist").exit_code == 0
+
+
+def test_held_masks_go_into_the_recipe_which_gives_them_again(files):
+    steps = ["--data", files / "train.npz", "--device", "cpu", "--batch", 300, "--epochs", 0.5]
+    whole = whet.network_from_onnx(files / "digits.onnx")
+    made = prune(whole, PruneConfig(ratio=0.4, multiple=4))
+    save_recipe(made.recipe, files / "r.json")
+    whet.save_onnx(made.network, files / "cut.onnx")
+    done = run(files / "cut.onnx", *steps, "--masks", "2:4", "--recipe", files / "r.json", "-o", files / "t.onnx")
+    assert done.exit_code == 0, done.output
+    recipe = load_recipe(files / "r.json")
+    assert recipe.groups.keys() == made.recipe.groups.keys()
+    again, tuned = apply_recipe(whole, recipe), whet.network_from_onnx(files / "t.onnx")
+    assert recipe.masks
+    for name in recipe.masks:
+        assert ((again.constants[name].array() == 0) == (tuned.constants[name].array() == 0)).all()
+    assert eligible_layers(again)[0] == eligible_layers(tuned)[0] != []
+    assert "--masks=2:4" in str(run(files / "cut.onnx", *steps, "--recipe", files / "r.json").exception)
 
 
 def test_mistakes_are_explained(files):

@@ -26,6 +26,7 @@ def _setting(flag: str, field: str, text: str, **how: Any) -> Any:
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.tuned.onnx).")
 @click.option("--teacher", type=click.Path(dir_okay=False), help="The original model, for --distill.")
 @click.option("--train", "own", help="Your own training function, python:MODULE:FUNCTION(module, data, config), instead of whet's loop.")
+@click.option("--recipe", type=click.Path(dir_okay=False), help="Pruning recipe that the held masks are written into (new if not there).")
 @click.option("--insist", is_flag=True, help="Train although the order of steps (prune, fine-tune, calibrate) forbids it.")
 @click.option("--qat", is_flag=True, help="Quantization-aware: round as INT8 engines do, and write Q/DQ. Do it last, on a fine-tuned model.")
 @_setting("epochs", "epochs", "Passes over the data.", type=float)
@@ -58,6 +59,7 @@ def command(
     teacher: str | None,
     own: str | None,
     qat: bool,
+    recipe: str | None,
     insist: bool,
     freeze: tuple[str, ...],
     **settings: Any,
@@ -73,6 +75,8 @@ def command(
 
     if qat and own:
         raise UsageError("--train is for floating point; with --qat whet's own loop trains")
+    if recipe and not settings["masks"]:
+        raise UsageError("--recipe keeps the zeros that --masks holds: give --masks=2:4 or --masks=zeros")
     net = network_from_onnx(model)
     original = network_from_onnx(teacher) if teacher else None
     how = Preprocessing.parse(preprocess) if preprocess else None
@@ -93,9 +97,21 @@ def command(
         click.echo(f"went on from step {done.resumed_at} of {config.checkpoint}")
     if done.held:
         click.echo(f"zeros of {done.held} weights were held ({config.masks})")
+    if recipe:
+        click.echo(f"recipe: {_with_masks(recipe, done.masks)}, {len(done.masks)} masks")
     target = save_onnx(made, output or str(Path(model).with_suffix(".tuned.onnx")))
     judged = f"; accuracy {done.accuracy:.2%} on {len(test)} samples" if done.accuracy is not None and test is not None else ""
     click.echo(f"{target}: {done.steps} steps in {done.seconds:.1f} s{judged}")
+
+
+def _with_masks(path: str, masks: Any) -> Path:
+    """The recipe in `path` (an empty one, if there is none) with these masks, written back."""
+    from dataclasses import replace
+
+    from whet.pruning import Recipe, load_recipe, save_recipe
+
+    known = load_recipe(path) if Path(path).exists() else Recipe({})
+    return save_recipe(replace(known, masks=masks), path)
 
 
 class _Bar:

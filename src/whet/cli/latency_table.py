@@ -13,10 +13,11 @@ from whet.cli._prune_flags import Bar, build_config, build_flags
 @click.command()
 @click.argument("model", type=click.Path(dir_okay=False))
 @click.option("--export", "table", type=click.Path(dir_okay=False), help="File to write or to extend (default: MODEL.latency.json).")
+@click.option("--add", multiple=True, type=click.Path(dir_okay=False), help="Table whose rows are taken over, repeatable.")
 @click.option("--multiple", type=click.IntRange(1), default=8, show_default=True, help="Widths are multiples of this.")
 @click.option("--most", type=click.IntRange(2), default=12, show_default=True, help="Widths a group, at most.")
 @build_flags
-def command(model: str, table: str | None, multiple: int, most: int, **build: Any) -> None:
+def command(model: str, table: str | None, add: tuple[str, ...], multiple: int, most: int, **build: Any) -> None:
     """Time every layer of MODEL over its widths with the engine's own tactics, and show where the steps are.
 
     The file holds one row a layer and shape, keyed by device, library versions, precision and tactics: `whet prune --latencyTable` reads
@@ -29,6 +30,8 @@ def command(model: str, table: str | None, multiple: int, most: int, **build: An
     net = network_from_onnx(model)
     target = table or str(Path(model).with_suffix(".latency.json"))
     rows = LatencyTable(target)
+    for path in add:
+        click.echo(f"{path}: {rows.take(path)} rows that {target} did not have")
     known = len(rows.rows)
     try:
         with Bar("timing") as bar:

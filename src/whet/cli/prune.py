@@ -30,7 +30,8 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
               help="l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION.")
 @click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Least important of all, or of each.")
 @click.option("--multiple", type=click.IntRange(1), default=8, show_default=True, help="Kept channels of a group are a multiple of this.")
-@click.option("--skip", multiple=True, help="Group or branch that stays whole (repeatable; the recipe names the groups).")
+@click.option("--skip", multiple=True, help="Group or branch that stays whole (repeatable; --list names them).")
+@click.option("--list", "list_only", is_flag=True, help="Name the groups and residual branches that can be cut, and do nothing.")
 @click.option("--latencyTable", "table", type=click.Path(dir_okay=False), help="Latency table to use and to extend.")
 @click.option("--noEngines", "no_engines", is_flag=True, help="With --latency: trust the table, build no engine to compare.")
 @click.option("--calibData", "data", help="Data to recover on, no labels: DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION.")
@@ -38,7 +39,8 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.option("--samples", type=click.IntRange(1), default=256, show_default=True, help="How many samples to recover on.")
 @click.option("--labels", type=click.Path(dir_okay=False), help="Classes of those samples (.npy), for Taylor importances.")
 @click.option("--recipe", "recipe_out", type=click.Path(dir_okay=False), help="Write what was cut (JSON).")
-@click.option("--applyRecipe", "recipe_in", type=click.Path(dir_okay=False), help="Cut what this recipe says; nothing is recovered.")
+@click.option("--applyRecipe", "recipe_in", type=click.Path(dir_okay=False), help="Cut what this recipe says, and with --calibData recover it.")
+@click.option("--weights", type=click.Path(dir_okay=False), help="Also write the weights as safetensors, by their names in the model.")
 @click.option("--insist", is_flag=True, help="Prune although the model is quantized already.")
 @build_flags
 def command(
@@ -50,6 +52,8 @@ def command(
     labels: str | None,
     recipe_out: str | None,
     recipe_in: str | None,
+    list_only: bool,
+    weights: str | None,
     **options: Any,
 ) -> None:
     """Cut whole channels, heads and residual branches (coupled through the network), so that every kernel has less to do.
@@ -58,14 +62,23 @@ def command(
     and timed beside the prediction. Without --calibData nothing is recovered: fine-tune the result, or expect to lose much.
     """
     from whet.frontends import network_from_onnx, save_onnx
-    from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, save_recipe
+    from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, recover, save_recipe, save_weights
+    from whet.pruning.order import note
 
     net = network_from_onnx(model)
+    if list_only:
+        click.echo("\n".join(_listed(net)))
+        return
     config = _config(options)
+    feeds = _stacked(net, data, preprocess, samples) if data else None
     if recipe_in:
-        made = apply_recipe(net, load_recipe(recipe_in), insist=config.insist, name=Path(recipe_in).name)
+        recipe = load_recipe(recipe_in)
+        made = apply_recipe(net, recipe, insist=config.insist, name=Path(recipe_in).name)
+        if feeds is not None:
+            with Bar("recovering") as bar:
+                made = recover(made, net, recipe.kept(), feeds, config.recovery, bar.tell, insist=config.insist)
+            note(made, "recover")
     else:
-        feeds = _stacked(net, data, preprocess, samples) if data else None
         with Bar("pruning") as bar:
             done = prune(net, config, feeds, bar.tell, labels=_labels(labels, samples))
         made = done.network
@@ -83,10 +96,26 @@ def command(
             click.echo(f"recipe: {save_recipe(done.recipe, recipe_out)}")
         if feeds is None:
             click.echo("nothing was recovered: give --calibData (no labels needed), or fine-tune")
+    if weights:
+        click.echo(f"weights: {save_weights(made, weights)}")
     target = save_onnx(made, output or str(Path(model).with_suffix(".pruned.onnx")))
     before, after = (count_params(n) for n in (net, made))
     flops = [_flops(count_flops, n) for n in (net, made)]
     click.echo(f"{target}: parameters {before:,} -> {after:,}" + (f", FLOPs {flops[0]:,} -> {flops[1]:,}" if all(flops) else ""))
+
+
+def _listed(net: Any) -> list[str]:
+    """Groups and branches in running order, a line each."""
+    from whet.pruning import branches, groups
+
+    found, blocks = groups(net), branches(net)
+    lines = [f"{len(found)} groups: name, units (channels that each takes), layers that lose some"]
+    for g in found:
+        each = f" x {g.block}" if g.block > 1 else ""
+        lines.append(f"  {g.name}: {g.size}{each}, {len(g.layers)} layers: {', '.join(g.layers[:3])}{', ...' if len(g.layers) > 3 else ''}")
+    lines.append(f"{len(blocks)} residual branches that can go whole: name, layers in it")
+    lines += [f"  {b.name}: {len(b.layers)} layers, {b.layers[0]} to {b.layers[-1]}" for b in blocks]
+    return lines
 
 
 def _config(o: dict[str, Any]) -> Any:

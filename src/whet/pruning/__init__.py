@@ -7,7 +7,7 @@ from whet.pruning.cut import cut, zeroed
 from whet.pruning.depth import Branch, branches, remove_branches, silenced
 from whet.pruning.importance import Samples, choose, importance
 from whet.pruning.prune import PruneConfig, Pruned, prune
-from whet.pruning.recipe import Recipe, apply_recipe, load_recipe, recipe_of, save_recipe
+from whet.pruning.recipe import Recipe, apply_recipe, load_recipe, recipe_of, save_recipe, save_weights
 from whet.pruning.recovery import RecoveryConfig, recover, reestimate_batch_norms
 from whet.pruning.target import Target
 from whet.pruning.unstructured import matrices, zero_smallest, zeros
@@ -15,6 +15,6 @@ from whet.pruning.unstructured import matrices, zero_smallest, zeros
 __all__ = [
     "Branch", "Comparison", "Facts", "Group", "PruneConfig", "Pruned", "Recipe", "RecoveryConfig", "Samples", "Target", "apply_recipe",
     "branches", "choose", "compare", "count_flops", "count_params", "cut", "find_group", "groups", "importance", "load_recipe", "matrices",
-    "prune", "recipe_of", "recover", "reestimate_batch_norms", "remove_branches", "save_recipe", "silenced", "zero_smallest", "zeroed",
-    "zeros",
+    "prune", "recipe_of", "recover", "reestimate_batch_norms", "remove_branches", "save_recipe", "save_weights", "silenced", "zero_smallest",
+    "zeroed", "zeros",
 ]  # fmt: skip

@@ -62,6 +62,13 @@ class LatencyTable:
         if self.path is not None and time.monotonic() - self._saved > _SAVE_SECONDS:
             self.save()
 
+    def take(self, path: str | os.PathLike) -> int:
+        """Takes over the rows of another table that this one lacks; returns how many. Raises CacheError."""
+        others = {k: r for k, r in _read(Path(path)).items() if k not in self.rows}
+        self.rows |= others
+        self._unsaved += len(others)
+        return len(others)
+
     def save(self) -> None:
         """Writes the file in one step, with what others have added to it meanwhile. Raises CacheError."""
         if self.path is None or (not self._unsaved and self.path.exists()):

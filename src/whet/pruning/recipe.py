@@ -152,15 +152,30 @@ def load_recipe(path: str | os.PathLike) -> Recipe:
     if not data.get("masks"):
         return recipe
     library = _safetensors()
-    from safetensors import SafetensorError
-
     try:
         masks = library.load_file(_beside(path))
-    except (OSError, ValueError, SafetensorError) as e:
+    except (OSError, ValueError, _safetensors_error()) as e:
         raise PruneError(f"the recipe's masks cannot be read from {_beside(path)}: {e}. Keep both files together.") from e
     if {n: list(m.shape) for n, m in masks.items()} != data["masks"]:
         raise PruneError(f"{_beside(path)} does not hold the masks that {path} names: keep both files together")
     return replace(recipe, masks=masks)
+
+
+def save_weights(net: Network, path: str | os.PathLike) -> Path:
+    """Writes the network's source weights as safetensors under the names that they have in the model: what a class with the smaller widths
+    loads as its state dict. Raises PruneError when the file cannot be written, or without the library."""
+    arrays = {n: np.ascontiguousarray(t.array()) for n, t in net.constants.items() if t.dtype.is_float and t.type.rank}
+    try:
+        _safetensors().save_file(arrays, Path(path))
+    except (OSError, _safetensors_error()) as e:
+        raise PruneError(f"cannot write {path}: {e}. Check that the folder exists and can be written.") from e
+    return Path(path)
+
+
+def _safetensors_error() -> type[Exception]:
+    from safetensors import SafetensorError
+
+    return SafetensorError
 
 
 def _beside(path: str | os.PathLike) -> Path:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from whet.errors import TrainingError, UsageError
@@ -34,7 +35,12 @@ class Finetuned:
     seconds: float = 0.0
     resumed_at: int = 0  # the step that a checkpoint was at; 0: it began anew
     accuracy: float | None = None  # on `test`, of the network that is returned
-    held: int = 0  # weights whose zeros were held
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)  # the zeros that were held: bool by weight name, False where one stays
+
+    @property
+    def held(self) -> int:
+        """How many weights had zeros to hold."""
+        return len(self.masks)
 
 
 def finetune(
@@ -97,7 +103,7 @@ def trained(
     about = {"what": what, "steps": steps, "settings": {k: v for k, v in config.settings().items() if v != getattr(FinetuneConfig(), k)}}
     made = from_module(net, module, about=json.dumps(about))
     judged = None if test is None else accuracy(module, test, batch=config.batch)
-    return Finetuned(made, history, steps, seconds, resumed, judged, len(masks))
+    return Finetuned(made, history, steps, seconds, resumed, judged, masks)
 
 
 def folded(net: Network) -> Network:
