@@ -96,7 +96,8 @@ class _Run:
                     break
             else:
                 raise NetworkError(f"passes of phase {phase.name} do not come to rest: {', '.join(p.name for p in group)}")
-        names = {layer.name for layer in self.graph.net.layers}
+        layers = self.graph.net.layers
+        names = {x.name for layer in layers for x in (layer, *(y for r in layer.regions.values() for y in r.layers))}
         for (name, where), reason in self.skips.items():
             if where in names or where == "":
                 self.log.skipped[name, where] = reason

@@ -26,6 +26,8 @@ CALM = frozenset({
 })  # fmt: skip
 """Ops that make small finite numbers of small finite numbers."""
 
+_UNKNOWN = 64  # entries of an axis that is sized at run time, for reckoning work; of the first, which counts samples: one
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -175,7 +177,8 @@ class Ties:
                 self._lock_node(b, why)
             if is_weight(w[0]):
                 made = next((n if n[0] in outs else m for n, m in pairs if {n[0], m[0]} == {w[0], layer.outputs[0]}), None)
-                rows = [d for i, d in enumerate(layer.outputs[0].shape) if isinstance(d, int) and (layer.outputs[0], i) != made]
+                sizes = [d if isinstance(d, int) else _UNKNOWN if i else 1 for i, d in enumerate(layer.outputs[0].shape)]
+                rows = [d for i, d in enumerate(sizes) if (layer.outputs[0], i) != made]
                 work = int(np.prod([d for d in w[0].shape if isinstance(d, int)], dtype=np.int64) * np.prod(rows, dtype=np.int64))
                 followed = made if made is not None and _size(made) is not None else None
                 self.dense.append(Dense(layer, x if _size(x) is not None else None, followed, work))
