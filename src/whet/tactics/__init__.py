@@ -13,24 +13,19 @@ from whet.tactics._base import (
     Operand,
     Packed,
     PlanRefused,
-    Post,
     Signature,
     Stream,
     Tactic,
-    anchor,
-    epilogue,
     get_tactic,
-    is_quantized,
     operand_bytes,
-    outer_input,
     tactic,
-    unquantized,
 )
+from whet.tactics._fused import Post, anchor, epilogue, is_quantized, outer_input, places, source_place, unquantized
 
 __all__ = [
     "TACTICS", "Args", "Call", "Config", "Kernel", "Machine", "Operand", "Packed", "PlanRefused", "Post", "Signature", "Stream", "Tactic",
-    "anchor", "epilogue", "get_tactic", "is_quantized", "load_tactics", "operand_bytes", "outer_input", "tactic", "tactics_of",
-    "unquantized",
+    "anchor", "epilogue", "get_tactic", "is_quantized", "load_tactics", "operand_bytes", "outer_input", "places", "source_place", "tactic",
+    "tactics_of", "unquantized",
 ]  # fmt: skip
 
 

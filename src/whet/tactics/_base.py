@@ -15,15 +15,16 @@ A tactic answers, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from whet.errors import BuildError
-from whet.network import DType, Layer, Network, Tensor, format_bytes
+from whet.network import DType, Layer, Tensor, format_bytes
 from whet.registry import nearest
+from whet.tactics._fused import anchor, is_quantized
 
 Config = tuple[tuple[str, int | str], ...]
 """One point of a tuning space: enumerated (name, value) pairs, never source text or addresses."""
@@ -205,129 +206,6 @@ def get_tactic(name: str) -> Tactic:
     if name not in TACTICS:
         raise BuildError(f"there is no tactic {name}.{nearest(name, TACTICS)} The engine may come from a newer whet, or its pack is not installed.")
     return TACTICS[name]
-
-
-# A fused layer taken apart.
-
-
-def anchor(layer: Layer) -> Layer:
-    """The layer that a fused layer is fused around (the first of its hint's op in the body); a plain layer is its own."""
-    if layer.op != "Fused":
-        return layer
-    for inner in layer.regions["body"].layers:
-        if inner.op == layer.attrs["hint"]:
-            return inner
-    return layer  # a hint that is no op ("GELU", "Attention"): the pattern is the whole body
-
-
-def is_quantized(layer: Layer) -> bool:
-    """Whether a fused layer dequantizes what it reads: its anchor computes on integers with scales."""
-    return layer.op == "Fused" and any(x.op == "DequantizeLinear" for x in layer.regions["body"].layers)
-
-
-@dataclass(frozen=True)
-class Unquantized:
-    """A quantized fused layer without its Q and DQ layers: `layer` has the same inputs at the same places, integers as floats of their
-    real type (constants keep their integers); `dequantize` has the DQ layer by input place, `quantize` the Q layer at the end."""
-
-    layer: Layer
-    dequantize: dict[int, Layer]
-    quantize: Layer | None
-
-
-def unquantized(layer: Layer) -> Unquantized | str:
-    """Takes a fused layer's Q and DQ away, or says why they are not where a quantized layer has them."""
-    body = layer.regions["body"]
-    inner, outer = list(body.inputs), list(layer.inputs)
-    place = {t: i for i, t in enumerate(inner)}
-    seen: dict[Tensor, Tensor] = {t: t for t in inner}
-    made = Network("body", "lowered")
-    found: dict[int, Layer] = {}
-    last: Layer | None = None
-    for x in body.layers:
-        if x.op == "QuantizeLinear":
-            if x is not body.layers[-1]:
-                return "an integer is stored before the end"
-            last, seen[x.output] = x, seen[x.inputs[0]]  # type: ignore[index]
-        elif x.op == "DequantizeLinear":
-            i = place.get(x.inputs[0])
-            if i is None or i in found:
-                return "one value is dequantized twice"
-            t = outer[i]
-            assert t is not None
-            found[i] = x
-            seen[x.output] = inner[i] = Tensor(t.name, x.output.type)
-            outer[i] = Tensor(t.name, t.type.with_dtype(x.output.dtype), weight=t.weight)
-        else:
-            copy = Layer(x.op, x.name, [None if t is None else seen[t] for t in x.inputs], x.attrs, x.regions, x.sources)
-            copy.outputs = tuple(Tensor(t.name, t.type, copy, t.index) for t in x.outputs)
-            seen.update(zip(x.outputs, copy.outputs, strict=True))
-            made.layers.append(copy)
-    made.inputs, made.outputs = inner, [seen[t] for t in body.outputs]
-    view = Layer("Fused", layer.name, outer, layer.attrs, {"body": made}, layer.sources)
-    view.outputs = tuple(Tensor(t.name, made.outputs[0].type, view) for t in layer.outputs)
-    return Unquantized(view, found, last)
-
-
-@dataclass(frozen=True)
-class Post:
-    """One step of an epilogue: an op applied to the running value; `other` is its second operand as an input index of the fused layer."""
-
-    op: str
-    attrs: Mapping[str, Any]
-    other: int | None = None
-    other_tensor: Tensor | None = None
-    swapped: bool = False  # the running value is the second operand
-
-
-def epilogue(layer: Layer) -> list[Post] | None:
-    """What follows the anchor, in order, when the body is a chain; None when it is not. SiLU stands as one "Silu" step.
-
-    An operand that is not the running value must be an input of the fused layer.
-    """
-    if layer.op != "Fused":
-        return []
-    body: Network = layer.regions["body"]
-    head = anchor(layer)
-    if head is layer:
-        return None
-    place = {t: i for i, t in enumerate(body.inputs)}
-    running = head.outputs[0]
-    steps: list[Post] = []
-    rest = [x for x in body.layers if x is not head]
-    while rest:
-        x = rest.pop(0)
-        if x.op == "Sigmoid" and rest and rest[0].op == "Mul" and x.inputs[0] is running and set(rest[0].inputs) == {running, x.output}:
-            running = rest.pop(0).output
-            steps.append(Post("Silu", {}))
-            continue
-        if running not in x.inputs or len(x.outputs) != 1:
-            return None
-        others = [(i, t) for i, t in enumerate(x.inputs) if t is not None and t is not running]
-        if len(others) > 1 and any(t not in place for _, t in others):
-            return None
-        if len(others) == 1 and others[0][1] in place and x.op != "Clip":  # a Clip with one bound: which one is what counts
-            t = others[0][1]
-            steps.append(Post(x.op, dict(x.attrs), place[t], layer.inputs[place[t]], swapped=x.inputs[0] is not running))
-        elif not others:
-            steps.append(Post(x.op, dict(x.attrs)))
-        else:
-            # Clip's bounds and the like: constants of the fused layer
-            if any(t not in place or layer.inputs[place[t]].weight is None for _, t in others):
-                return None
-            bounds = {f"input{i}": layer.inputs[place[t]].array() for i, t in others}
-            steps.append(Post(x.op, {**x.attrs, **bounds}))
-        running = x.outputs[0]
-    return steps if body.outputs == [running] else None
-
-
-def outer_input(layer: Layer, inner: Tensor | None) -> int | None:
-    """Index among `layer.inputs` of what the anchor calls `inner`; None when absent."""
-    if inner is None:
-        return None
-    if layer.op != "Fused":
-        return next(i for i, t in enumerate(layer.inputs) if t is inner)
-    return next(i for i, t in enumerate(layer.regions["body"].inputs) if t is inner)
 
 
 def operand_bytes(t: Tensor, o: Operand | None) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.network import DType, Layer, Tensor
-from whet.tactics._base import Post, anchor, epilogue, unquantized
+from whet.tactics._fused import Post, anchor, epilogue, outer_input, places, source_place, unquantized
 
 _EIGHT_BIT = ("i8", "u8")
 FLOAT8 = "f8e4m3"
@@ -48,7 +48,15 @@ class Parts:
 
     def place(self, inner: Tensor | None) -> int | None:
         """Input place of what the anchor reads as `inner`."""
-        return None if inner is None else next(i for i, t in enumerate(self.view.regions["body"].inputs) if t is inner)
+        return outer_input(self.view, inner)
+
+    def source_place(self) -> int:
+        """Input place of what the anchor reads first."""
+        return source_place(self.view)
+
+    def places(self) -> tuple[int, int, int | None]:
+        """Input places of what the anchor reads as data, weights and bias (None: it has none)."""
+        return places(self.view)
 
 
 def take_apart(layer: Layer, *, float8: bool = False) -> Parts | str:

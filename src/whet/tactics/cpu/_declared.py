@@ -23,7 +23,7 @@ from functools import reduce
 import numpy as np
 
 from whet.network import Layer
-from whet.tactics._base import anchor
+from whet.tactics._fused import anchor
 
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics._base import Operand, Post, Signature
+from whet.tactics._base import Operand, Signature
+from whet.tactics._fused import Post
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._kernel import Place, Recipe, describe
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from whet.network import BF16, F32, DType, static_shape
-from whet.tactics._base import Operand, Post, Signature
+from whet.tactics._base import Operand, Signature
+from whet.tactics._fused import Post
 from whet.tactics._quantized import Parts, Scale, take_apart
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, Shaper, chain, clip_bounds, same_places

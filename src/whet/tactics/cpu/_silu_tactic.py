@@ -6,7 +6,8 @@ from typing import Any
 
 from whet.backends.cpu import threads
 from whet.network import F32, Layer, Tensor
-from whet.tactics._base import Args, Operand, Packed, Signature, Stream, Tactic, anchor, epilogue, operand_bytes, outer_input
+from whet.tactics._base import Args, Operand, Packed, Signature, Stream, Tactic, operand_bytes
+from whet.tactics._fused import anchor, epilogue, outer_input, source_place
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._kernel import static
@@ -77,7 +78,7 @@ class SiluConv(Tactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        x = outer_input(layer, anchor(layer).inputs[0])
+        x = source_place(layer)
         return [Signature(tuple(STORED if i == x else None for i in range(len(layer.inputs))), (STORED,))]
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:

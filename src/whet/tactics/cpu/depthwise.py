@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics._base import Config, Packed, Signature, anchor, tactic
+from whet.tactics._base import Config, Packed, Signature, tactic
+from whet.tactics._fused import anchor
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._depthwise_kernel import TILES, depthwise_ir
 from whet.tactics.cpu._kernel import f32_of

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics._base import Operand, Signature, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics._fused import anchor, epilogue, outer_input
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, chain, constant_f32, same_places, second_operands
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types

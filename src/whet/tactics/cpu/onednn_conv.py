@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics._base import Operand, Post, Signature, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics._fused import Post, anchor, epilogue, outer_input, places, source_place
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import chain, residuals, second_operands
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
@@ -34,7 +35,7 @@ class OneDnnConv(OneDnnTactic):
         if posts is None or self.why_not(layer) or not static(layer):
             return []
         head = anchor(layer)
-        x = outer_input(layer, head.inputs[0])
+        x = source_place(layer)
         assert x is not None
         formats = [f for f in image_formats(head.inputs[0].type.rank) if f != "linear"]
         pairs = [(f, f) for f in formats]
@@ -50,7 +51,7 @@ class OneDnnConv(OneDnnTactic):
         posts = epilogue(layer)
         assert posts is not None
         head = anchor(layer)
-        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
+        x, w, b = places(layer)
         assert x is not None
         assert w is not None
         source, weights = layer.inputs[x], layer.inputs[w]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, static_shape
-from whet.tactics._base import Operand, Signature, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics._fused import anchor, epilogue, outer_input, source_place
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._declared import Reference, declared
 from whet.tactics.cpu._epilogue import Chain, activation, chain, clip_bounds, second_operands
@@ -47,7 +48,7 @@ class OneDnnEltwise(OneDnnTactic):
         posts = epilogue(layer)
         if posts is None or self.why_not(layer) or not static(layer):
             return []
-        x = outer_input(layer, anchor(layer).inputs[0])
+        x = source_place(layer)
         found = []
         for dtype in storage_types(activations(layer), machine):
             for f in image_formats(layer.outputs[0].type.rank):
@@ -59,7 +60,7 @@ class OneDnnEltwise(OneDnnTactic):
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
         posts, head = epilogue(layer), anchor(layer)
         assert posts is not None
-        x = outer_input(layer, head.inputs[0])
+        x = source_place(layer)
         assert x is not None
         bounds = _parameters(layer, head)
         if head.op == "PRelu":

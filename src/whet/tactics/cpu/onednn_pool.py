@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from whet.network import Layer, static_shape
-from whet.tactics._base import Operand, Signature, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics._fused import anchor, epilogue, source_place
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._axes import reduced_axes
 from whet.tactics.cpu._epilogue import chain, second_operands
@@ -40,7 +41,7 @@ class OneDnnPool(OneDnnTactic):
         if posts is None or self.why_not(layer) or not static(layer):
             return []
         head = anchor(layer)
-        x = outer_input(layer, head.inputs[0])
+        x = source_place(layer)
         shape = static_shape(head.inputs[0].shape)
         pairs = [(f, f) for f in image_formats(len(shape))]
         if head.op in _WHOLE:
@@ -63,7 +64,7 @@ class OneDnnPool(OneDnnTactic):
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
         posts, head = epilogue(layer), anchor(layer)
         assert posts is not None
-        x = outer_input(layer, head.inputs[0])
+        x = source_place(layer)
         assert x is not None
         stored = signature.inputs[x]
         assert stored is not None

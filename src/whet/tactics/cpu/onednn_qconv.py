@@ -48,7 +48,7 @@ class OneDnnQConv(OneDnnQuantized):
         parts = take_apart(layer)
         assert isinstance(parts, Parts)
         head, view = parts.head, parts.view
-        x, w, b = (parts.place(t) for t in (*head.inputs, None)[:3])
+        x, w, b = parts.places()
         assert x is not None
         assert w is not None
         source, weights, stored = view.inputs[x], view.inputs[w], signature.inputs[x]
@@ -88,7 +88,7 @@ class OneDnnQConv(OneDnnQuantized):
 
 
 def _why_not(parts: Parts) -> str | None:
-    x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
+    x, w, b = parts.places()
     if x not in parts.reads or w not in parts.reads:
         return "its input or its weights are not quantized"
     weights = parts.view.inputs[w]

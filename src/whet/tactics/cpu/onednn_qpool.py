@@ -24,7 +24,7 @@ class OneDnnQPool(OneDnnTactic):
         parts = take_apart(layer)
         if isinstance(parts, str):
             return parts
-        x = parts.place(parts.head.inputs[0])
+        x = parts.source_place()
         if x not in parts.reads or parts.stores is None or parts.posts:
             return "pools integers and stores integers"
         if parts.reads[x].dtype != parts.stores.dtype:
@@ -37,7 +37,7 @@ class OneDnnQPool(OneDnnTactic):
         parts = take_apart(layer)
         assert isinstance(parts, Parts)
         assert parts.stores is not None
-        x = parts.place(parts.head.inputs[0])
+        x = parts.source_place()
         own = Operand("nhwc", parts.stores.dtype)
         inputs = tuple(own if i == x else None for i in range(len(layer.inputs)))
         # One value a channel lies row-major too.
@@ -48,7 +48,7 @@ class OneDnnQPool(OneDnnTactic):
         parts = take_apart(layer)
         assert isinstance(parts, Parts)
         assert parts.stores is not None
-        x, head = parts.place(parts.head.inputs[0]), parts.head
+        x, head = parts.source_place(), parts.head
         assert x is not None
         source, target = static_shape(parts.view.inputs[x].shape), static_shape(parts.view.outputs[0].shape)
         reads, stores, dtype = parts.reads[x], parts.stores, parts.stores.dtype.name

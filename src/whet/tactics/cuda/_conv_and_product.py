@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.network import Layer, Tensor
-from whet.tactics._base import Operand, Signature, Tactic, anchor, epilogue, outer_input
+from whet.tactics._base import Operand, Signature, Tactic
+from whet.tactics._fused import anchor, epilogue, outer_input
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._kernel import HALF, Ending, all_static, ending, float_types, machine_has, same

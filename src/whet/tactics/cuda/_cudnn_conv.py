@@ -14,7 +14,8 @@ from whet.backends.cuda.cudnn.launch import CudnnLaunch
 from whet.errors import BackendError
 from whet.network import Layer, static_shape
 from whet.network.types import DType
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
+from whet.tactics._fused import anchor, epilogue, places
 from whet.tactics.cuda._kernel import (
     ACTIVATIONS,
     RTOL,
@@ -29,7 +30,7 @@ from whet.tactics.cuda._kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda._library_product import TF32_RTOL, places
+from whet.tactics.cuda._library_product import TF32_RTOL
 from whet.tactics.cuda.own_conv import conv_reason
 from whet.tactics.cuda.own_pointwise import number_text
 

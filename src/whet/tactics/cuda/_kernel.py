@@ -14,7 +14,8 @@ from whet.backends.cuda.executor import GpuCall
 from whet.backends.cuda.launch import Kernel, Launch, Module
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
-from whet.tactics._base import Args, Operand, Packed, Post, Signature, Stream, operand_bytes
+from whet.tactics._base import Args, Operand, Packed, Signature, Stream, operand_bytes
+from whet.tactics._fused import Post
 from whet.tactics.cuda._conv import NONE, Activation, Finish
 from whet.tactics.cuda._source import ACTIVATIONS, source
 

@@ -13,7 +13,8 @@ import numpy as np
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.network.types import DType
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
+from whet.tactics._fused import anchor, epilogue, places
 from whet.tactics.cuda import _cublaslt
 from whet.tactics.cuda._cublaslt import WORKSPACE, LtLaunch, Product
 from whet.tactics.cuda._kernel import (
@@ -157,14 +158,6 @@ class LibraryProduct(Tactic):
         rtol = TF32_RTOL if self.math == "tf32" else RTOL[dtype.name]
         name = f"cuBLASLt {self.math} algo {algo}" + ("" if work.plain else f", windows of {work.chunk} images")
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, scratch=256 + laid_out + WORKSPACE, rtol=rtol)
-
-
-def places(layer: Layer) -> tuple[int, int, int | None]:
-    """Which inputs of the layer are the anchor's x, weights and bias."""
-    x, w, b = (outer_input(layer, t) for t in (*anchor(layer).inputs, None)[:3])
-    assert x is not None
-    assert w is not None
-    return x, w, b
 
 
 def _ending(layer: Layer) -> Ending | str:

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape, stored_shape
-from whet.tactics._base import Post
+from whet.tactics._fused import Post
 from whet.tactics.cuda._kernel import ACTIVATIONS, activation_of
 from whet.tactics.cuda.own_pointwise import BINARY, UNARY, number_text
 

@@ -33,7 +33,7 @@ def ending_of(parts: Parts, axis: int = 1) -> Ending | str:
 
 def why_not_weighted(parts: Parts) -> str | None:
     """Why a Conv, Gemm or MatMul is not one of 8-bit inputs with constant symmetric i8 weights and constant biases, or None."""
-    x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
+    x, w, b = parts.places()
     if x not in parts.reads or w not in parts.reads:
         return "its input or its weights are not quantized"
     if not parts.view.inputs[w].is_constant or (b is not None and not parts.view.inputs[b].is_constant):
@@ -149,9 +149,9 @@ class Factors:
 
 def factors(parts: Parts, made: Ending, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
     """For integer `weights` [k, c, r, s]. Padding is the real 0, in memory the integer 0: where it is read, the zero point is not subtracted."""
-    x, w, _ = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
-    reads = parts.reads[x]  # type: ignore[index]
-    factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (shape.k,))  # type: ignore[index]
+    x, w, _ = parts.places()
+    reads = parts.reads[x]
+    factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (shape.k,))
     plain = made.bias(bias, shape.k).astype(np.float64)
     if not reads.zero:
         return Factors(factor.astype(np.float32), plain[None].astype(np.float32), np.zeros(0, np.uint16))
@@ -166,8 +166,8 @@ def factors(parts: Parts, made: Ending, weights: np.ndarray, shape: ConvShape, b
 
 def has_border(parts: Parts, shape: ConvShape) -> bool:
     """Whether biases depend on the pixel: a zero point, and padding that some windows read."""
-    x = parts.place(parts.head.inputs[0])
-    return bool(parts.reads[x].zero) and len({*_inside(shape, 0)}) * len({*_inside(shape, 1)}) > 1  # type: ignore[index]
+    x = parts.source_place()
+    return bool(parts.reads[x].zero) and len({*_inside(shape, 0)}) * len({*_inside(shape, 1)}) > 1
 
 
 def _inside(shape: ConvShape, axis: int) -> list[tuple[bool, ...]]:
@@ -207,9 +207,9 @@ def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int
 
 def key_of(parts: Parts, made: Ending) -> str:
     """What of scales and biases makes packed constants differ."""
-    x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
-    t, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]  # type: ignore[index]
-    return f"{t.weight.digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.weight.digest if bias is not None else ''}|{made.key}"  # type: ignore[index]
+    x, w, b = parts.places()
+    t, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
+    return f"{t.weight.digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.weight.digest if bias is not None else ''}|{made.key}"
 
 
 def conv_shape_of(parts: Parts) -> ConvShape:

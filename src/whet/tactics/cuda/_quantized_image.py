@@ -48,9 +48,9 @@ def image_parts(layer: Layer, hint: str) -> Image | str:
         return "stores integers"
     if reason := why_not_weighted(parts):
         return reason
-    x = parts.place(parts.head.inputs[0])
+    x = parts.source_place()
     step: float | None = None
-    read = conv.inputs[x]  # type: ignore[index]
+    read = conv.inputs[x]
     if first.op == "QuantizeLinear":
         scale = outer.get(first.inputs[1])
         if scale is None or scale.weight is None or first.output is not fused.inputs[x] or outer[first.inputs[0]].dtype != F32:  # type: ignore[index]

@@ -11,7 +11,8 @@ import numpy as np
 from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
+from whet.tactics._fused import anchor, epilogue, places, source_place
 from whet.tactics.cuda import _tf32
 from whet.tactics.cuda._conv import ConvShape, Groups, View
 from whet.tactics.cuda._kernel import (
@@ -92,7 +93,7 @@ class F32Product(Tactic):
         if self.why_not(layer) or not all_static(layer):
             return []
         head, posts = anchor(layer), epilogue(layer)
-        x = outer_input(layer, head.inputs[0])
+        x = source_place(layer)
         if F32 not in float_types([head.inputs[0], layer.outputs[0]], (F32,)):
             return []
         conv, rank = head.op == "Conv", layer.outputs[0].type.rank
@@ -101,7 +102,7 @@ class F32Product(Tactic):
         if any(layer.inputs[i].type.rank != rank for i in others):
             return []
         sources = [form] if not conv or not Work.of(layer).row else [Operand("linear", F32), form]
-        return [same(layer, {**dict.fromkeys(others, form), x: source}, form) for source in sources]  # type: ignore[dict-item]
+        return [same(layer, {**dict.fromkeys(others, form), x: source}, form) for source in sources]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         if not machine_has(machine, "wgmma"):
@@ -130,8 +131,8 @@ class F32Product(Tactic):
         if tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{shape.c} channels come in steps of {_tf32.step_channels(shape.c)}, not {tile.bk}")
         head = anchor(layer)
-        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         assert weights is not None
         rows = shape.steps(tile.bk) * tile.bk
         packed = (
@@ -142,16 +143,16 @@ class F32Product(Tactic):
             ),
             packed_bias(made, own, shape.k),
         )
-        source = signature.inputs[x]  # type: ignore[index]
+        source = signature.inputs[x]
         assert source is not None
         finish, residual_at = made.finish, made.residual
 
         def make(args: Args) -> list:
-            at, launches = View(args.inputs[x], work.given.c), []  # type: ignore[index]
+            at, launches = View(args.inputs[x], work.given.c), []
             windows = None
             if work.row:
                 start = -(-args.scratch // 16) * 16
-                launches.append(_widen(work, args.inputs[x], start, source.format == "nhwc", machine))  # type: ignore[index]
+                launches.append(_widen(work, args.inputs[x], start, source.format == "nhwc", machine))
                 windows = _row_windows(work, start, tile)
             launches.append(
                 _tf32.launch(

@@ -9,7 +9,8 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.ops.conv_transpose import attributes
-from whet.tactics._base import Signature, Tactic, anchor, epilogue
+from whet.tactics._base import Signature, Tactic
+from whet.tactics._fused import anchor, epilogue
 from whet.tactics.cuda._kernel import ACTIVATIONS, TYPE, Ending, all_static, blocks_of, ending, launch
 from whet.tactics.cuda.own_conv import conv_reason, conv_signatures
 

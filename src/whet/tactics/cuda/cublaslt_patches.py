@@ -4,7 +4,8 @@ from typing import Any
 
 from whet.network import Layer
 from whet.network.types import BF16, F16
-from whet.tactics._base import Signature, anchor, tactic
+from whet.tactics._base import Signature, tactic
+from whet.tactics._fused import anchor
 from whet.tactics.cuda._library_product import LibraryProduct
 from whet.tactics.cuda.own_conv import conv_shape
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, outer_input, source_place
 from whet.tactics.cuda._conv import NONE, Activation
 from whet.tactics.cuda._kernel import ACTIVATIONS, TYPE, GpuKernel, activation_of, all_static, blocks_of, float_types, launch, packed_array, same
 
@@ -34,12 +35,12 @@ class OwnBatchNorm(Tactic):
         if self.why_not(layer) or not all_static(layer):
             return []
         head = anchor(layer)
-        x = outer_input(layer, head.inputs[0])
+        x = source_place(layer)
         forms = ["linear"]
         if layer.outputs[0].type.rank == 4 and static_shape(layer.outputs[0].shape)[1] % 8 == 0:
             forms.insert(0, "nhwc")
         kinds = float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32))
-        return [same(layer, {x: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]  # type: ignore[dict-item]
+        return [same(layer, {x: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         return "more than 2**31 elements" if prod(static_shape(layer.outputs[0].shape)) >= 2**31 else None

@@ -9,7 +9,8 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, outer_input
 from whet.tactics.cuda._kernel import ACTIVATIONS, HALF, TYPE, GpuKernel, activation_of, all_static, blocks_of, float_types, launch, same
 
 

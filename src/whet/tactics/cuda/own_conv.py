@@ -10,7 +10,8 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.network.types import DType
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, outer_input, places, source_place
 from whet.tactics.cuda._conv import ConvShape, View, bias_count, conv_configs, conv_launch, conv_source, fits, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, varied
 from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
@@ -66,9 +67,8 @@ class OwnConv(Tactic):
         reason = made if isinstance(made, str) else refuses(shape, made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
-        head = anchor(layer)
-        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         dtype = signature.outputs[0].dtype
         rows = shape.steps(tile.bk) * tile.bk
         packed = (
@@ -86,7 +86,7 @@ class OwnConv(Tactic):
                 conv_launch(
                     tile,
                     shape,
-                    View(args.inputs[x], shape.c),  # type: ignore[index]
+                    View(args.inputs[x], shape.c),
                     args.packed[0],
                     args.packed[1],
                     View(args.outputs[0], shape.k),
@@ -119,13 +119,13 @@ def conv_reason(layer: Layer, head: Layer) -> str | None:
 def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = HALF) -> list[Signature]:
     """Channels last in `types` for the result and the residual; the input in format `source`."""
     posts, head = epilogue(layer), anchor(layer)
-    x = outer_input(layer, head.inputs[0])
+    x = source_place(layer)
     found = []
     for dtype in float_types([head.inputs[0], layer.outputs[0]], types):
         stored = {p.other: Operand("nhwc", dtype) for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant}
         if any(layer.inputs[i].type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):
             continue
-        found.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))  # type: ignore[dict-item]
+        found.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))
     return found
 
 

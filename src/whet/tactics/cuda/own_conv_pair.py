@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, places
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape, Finish, Second, View, conv_launch, conv_source, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, estimate_us, large_batch_configs, small_batch_configs, step_channels, varied
@@ -143,11 +144,11 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
         made = ending(view, epilogue(view))
         if isinstance(made, str):
             return made
-        x, w, b = (outer_input(view, t) for t in (*head.inputs, None)[:3])
-        fed = next((i for i, t in enumerate(layer.inputs) if t is view.inputs[x]), None)  # type: ignore[index]
+        x, w, b = places(view)
+        fed = next((i for i, t in enumerate(layer.inputs) if t is view.inputs[x]), None)
         if fed is None:
             return "one convolution reads the other"
-        parts.append(_Part(view, conv_shape(view), fed, view.inputs[w], None if b is None else view.inputs[b], made))  # type: ignore[index]
+        parts.append(_Part(view, conv_shape(view), fed, view.inputs[w], None if b is None else view.inputs[b], made))
     first, last = parts
     added = last.made.residual
     if first.made.residual is not None or first.made.finish != Finish() or added is None or last.layer.inputs[added] is not views[0].outputs[0]:

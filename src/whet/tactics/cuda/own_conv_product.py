@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor
-from whet.tactics._base import Args, Config, PlanRefused, Signature, anchor, tactic
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import anchor
 from whet.tactics.cuda._conv import pack_weights, refuses
 from whet.tactics.cuda._conv_and_product import Both, ConvAndProduct, constants_of
 from whet.tactics.cuda._conv_product import Tile, product_launch, product_source, tiles_of, unfit

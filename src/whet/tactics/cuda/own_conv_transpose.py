@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer
-from whet.tactics._base import Args, Config, PlanRefused, Signature, anchor, outer_input, tactic
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import places
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, machine_has, packed_array
@@ -42,9 +43,9 @@ class OwnConvTranspose(TransposedTactic):
         made, t, tile = end_of(layer), Transposed.of(layer), from_config(config)
         if isinstance(made, str):
             raise PlanRefused(made)
-        shape, dtype, head = product_of(t), signature.outputs[0].dtype, anchor(layer)
-        x, w, b = (outer_input(layer, v) for v in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        shape, dtype = product_of(t), signature.outputs[0].dtype
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         assert weights is not None
         packed = (
             packed_array(
@@ -61,7 +62,7 @@ class OwnConvTranspose(TransposedTactic):
             product = conv_launch(
                 tile,
                 shape,
-                View(args.inputs[x], t.c),  # type: ignore[index]
+                View(args.inputs[x], t.c),
                 args.packed[0],
                 args.packed[1],
                 View(columns, shape.k),

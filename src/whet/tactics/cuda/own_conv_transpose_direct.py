@@ -8,7 +8,8 @@ import numpy as np
 
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
-from whet.tactics._base import Args, Config, PlanRefused, Signature, anchor, outer_input, tactic
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import places
 from whet.tactics.cuda._kernel import GpuKernel, packed_array
 from whet.tactics.cuda._transposed import Transposed, TransposedTactic, end_of, transposed_launch
 from whet.tactics.cuda.own_conv import packed_bias
@@ -26,11 +27,11 @@ class OwnConvTransposeDirect(TransposedTactic):
         return made if isinstance(made, str) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        made, t, head = end_of(layer), Transposed.of(layer), anchor(layer)
+        made, t = end_of(layer), Transposed.of(layer)
         if isinstance(made, str):
             raise PlanRefused(made)
-        x, w, b = (outer_input(layer, v) for v in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         assert weights is not None
         kind = signature.outputs[0].dtype
         packed = (
@@ -45,7 +46,7 @@ class OwnConvTransposeDirect(TransposedTactic):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             weights_at, bias_at = args.packed
-            source: int = args.inputs[x]  # type: ignore[index]
+            source: int = args.inputs[x]
             return [transposed_launch("direct", t, source, weights_at, bias_at, residual, args.outputs[0], made, kind, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation="own direct transposed", packed=packed)

@@ -9,7 +9,8 @@ import numpy as np
 
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._base import Args, Config, PlanRefused, Signature, anchor, outer_input, tactic
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import places
 from whet.tactics.cuda import _tf32
 from whet.tactics.cuda._conv import View, pack_bias
 from whet.tactics.cuda._kernel import GpuKernel, ahead, machine_has, packed_array
@@ -47,11 +48,11 @@ class OwnConvTransposeF32(TransposedTactic):
         made, t, said = end_of(layer), Transposed.of(layer), dict(config)
         if isinstance(made, str) or said.pop("math", None) != _MATH:
             raise PlanRefused(made if isinstance(made, str) else f"this tactic computes in {_MATH}")
-        shape, tile, head = product_of(t), Tf32Config(**{k: int(v) for k, v in said.items()}, terms=3), anchor(layer)
+        shape, tile = product_of(t), Tf32Config(**{k: int(v) for k, v in said.items()}, terms=3)
         if not tile.valid() or tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{tile} does not fit a multiprocessor, or {shape.c} channels")
-        x, w, b = (outer_input(layer, v) for v in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         assert weights is not None
         inner = shape.steps(tile.bk) * tile.bk
 
@@ -67,7 +68,7 @@ class OwnConvTransposeF32(TransposedTactic):
 
         def make(args: Args) -> list:
             columns = -(-args.scratch // 128) * 128
-            source = View(args.inputs[x], t.c)  # type: ignore[index]
+            source = View(args.inputs[x], t.c)
             target = View(columns, shape.k)
             product = _tf32.launch(
                 tile, shape, source, args.packed[0], args.packed[1], target, multiprocessors=machine.multiprocessors, label=layer.name

@@ -10,7 +10,8 @@ import numpy as np
 from whet.backends.cuda.launch import MAX_SHARED
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
-from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, places
 from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._depthwise_tile import Tile, tile_launch, tiles_for
 from whet.tactics.cuda._depthwise_tile import constants as tile_constants
@@ -63,9 +64,9 @@ class OwnDepthwise(Tactic):
         made = ending(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
-        s, head, wide, tall = conv_shape(layer), anchor(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
-        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        s, wide, tall = conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         assert weights is not None
         kind, low, high = made.finish.activation
         constants = {
@@ -91,7 +92,7 @@ class OwnDepthwise(Tactic):
             text = tile_constants(s, tile, constants["FROM"], constants["TO"], kind)
 
             def through(args: Args) -> list:
-                addresses = (args.inputs[x], *args.packed, args.outputs[0])  # type: ignore[index]
+                addresses = (args.inputs[x], *args.packed, args.outputs[0])
                 return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), machine.multiprocessors, layer.name)]
 
             return GpuKernel(layer, signature, through, implementation=f"own depthwise tile {tile}", packed=packed)
@@ -99,7 +100,7 @@ class OwnDepthwise(Tactic):
 
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
-            addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])  # type: ignore[index]
+            addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
             sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, made.finish.residual)
             return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2fI2f4x", *addresses, *sizes, low, high, 0, 1.0, 0.0)]
 

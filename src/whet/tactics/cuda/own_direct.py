@@ -8,7 +8,8 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, places, source_place
 from whet.tactics.cuda._conv import refuses
 from whet.tactics.cuda._kernel import (
     ACTIVATIONS,
@@ -50,13 +51,13 @@ class OwnDirect(Tactic):
         if not all_static(layer) or self.why_not(layer):
             return []
         head, posts = anchor(layer), epilogue(layer)
-        x, form = outer_input(layer, head.inputs[0]), "nhwc" if head.op == "Conv" else "linear"
+        x, form = source_place(layer), "nhwc" if head.op == "Conv" else "linear"
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32)):
             others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
             if any(layer.inputs[i].type.rank != layer.outputs[0].type.rank for i in others):
                 continue
-            found.append(same(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))  # type: ignore[misc]
+            found.append(same(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))
         return found
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
@@ -78,8 +79,8 @@ class OwnDirect(Tactic):
             raise PlanRefused(made)
         s = conv_shape(layer) if conv else gemm_shape(layer)
         group = head.attrs["group"] if conv else 1
-        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         assert weights is not None
         turned = not conv and (head.op == "MatMul" or not head.attrs.get("transB"))
 
@@ -102,7 +103,7 @@ class OwnDirect(Tactic):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             sizes = (s.h, s.w, s.c, s.p, s.q, s.k, s.r, s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, s.c // group, s.k // group)
-            values = (args.inputs[x], *args.packed, residual, args.outputs[0], count, *sizes, made.finish.residual, low, high, *(0.0,) * 5, 0)  # type: ignore[index]
+            values = (args.inputs[x], *args.packed, residual, args.outputs[0], count, *sizes, made.finish.residual, low, high, *(0.0,) * 5, 0)
             return [launch("direct.cu", "direct", constants, (blocks_of(count, 256), 1, 1), 256, DIRECT_FIELDS, *values)]
 
         return GpuKernel(layer, signature, make, implementation="own direct", packed=packed)

@@ -11,7 +11,8 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor
 from whet.network.types import F32, DType
-from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
+from whet.tactics._fused import epilogue, places, source_place
 from whet.tactics.cuda._conv import TYPES, ConvShape
 from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, ending, loaded, machine_has, packed_array
 from whet.tactics.cuda._source import source as text
@@ -46,7 +47,7 @@ class OwnFirst(FirstLayer):
                 if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw) * blocks < 220 * 1024:
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
         made = ending(layer, epilogue(layer))
-        source = signature.inputs[outer_input(layer, anchor(layer).inputs[0])]  # type: ignore[index]
+        source = signature.inputs[source_place(layer)]
         if not isinstance(made, str):
             kind, dtype = made.finish.activation[0], signature.outputs[0].dtype.name
             ahead(machine, [text("first.cu", first_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
@@ -56,10 +57,10 @@ class OwnFirst(FirstLayer):
         made = ending(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
-        s, head, tile = conv_shape(layer), anchor(layer), {k: int(v) for k, v in config}
-        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
-        source, dtype = signature.inputs[x], signature.outputs[0].dtype  # type: ignore[index]
+        s, tile = conv_shape(layer), {k: int(v) for k, v in config}
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
+        source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None
         row = first_row(s)
@@ -72,7 +73,7 @@ class OwnFirst(FirstLayer):
             kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(s, tile["th"], tile["tw"]))
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            numbers = (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)  # type: ignore[index]
+            numbers = (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)
             grid = min(tiles, machine.multiprocessors * tile["blocks"])
             return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, first_arguments(box, numbers), label=layer.name)]
 

@@ -9,7 +9,8 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import F32
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, anchor, epilogue, is_quantized, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics._fused import anchor, epilogue, is_quantized, outer_input
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._kernel import HALF, RTOL, GpuKernel, ahead, all_static, ending, float_types, loaded, machine_has, same

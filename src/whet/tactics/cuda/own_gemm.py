@@ -10,7 +10,8 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.network.types import F32
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, outer_input, places, source_place
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
@@ -35,7 +36,7 @@ class OwnGemm(Tactic):
         if not all_static(layer) or self.why_not(layer):
             return []
         head, posts = anchor(layer), epilogue(layer)
-        x = outer_input(layer, head.inputs[0])
+        x = source_place(layer)
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], HALF):
             others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
@@ -57,7 +58,7 @@ class OwnGemm(Tactic):
             found = [c for c in found if c.sk > 1 or c.direct]
         found = varied(found, MAX_CONFIGS, each=5)
         made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
-        kind = signature.inputs[outer_input(layer, anchor(layer).inputs[0])].dtype.name  # type: ignore[index]
+        kind = signature.inputs[source_place(layer)].dtype.name
         if not isinstance(made, str):
             f32 = signature.outputs[0].dtype == F32
             ahead(machine, [conv_source(c, False, made.finish.activation[0], kind == "bf16", f32) for c in found])
@@ -71,10 +72,10 @@ class OwnGemm(Tactic):
         out_f32 = signature.outputs[0].dtype == F32
         if out_f32 and tile.sk == 1 and not tile.direct:
             raise PlanRefused("f32 results need a split or direct configuration")
-        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         assert weights is not None
-        dtype = signature.inputs[x].dtype  # type: ignore[index]
+        dtype = signature.inputs[x].dtype
         turned = head.op == "MatMul" or not head.attrs.get("transB")
         rows = shape.steps(tile.bk) * tile.bk
 
@@ -93,7 +94,7 @@ class OwnGemm(Tactic):
                 conv_launch(
                     tile,
                     shape,
-                    View(args.inputs[x], shape.c),  # type: ignore[index]
+                    View(args.inputs[x], shape.c),
                     args.packed[0],
                     args.packed[1],
                     View(args.outputs[0], shape.k),

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, static_shape
-from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, places
 from whet.tactics.cuda._conv import ConvShape, Groups, View, conv_configs, conv_launch, conv_source, fits, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, step_channels, varied
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, ending, machine_has, packed_array
@@ -72,9 +73,8 @@ class OwnGroupConv(Tactic):
         reason = made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
-        head = anchor(layer)
-        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         dtype = signature.outputs[0].dtype
         packed = (
             packed_array(
@@ -90,7 +90,7 @@ class OwnGroupConv(Tactic):
                 conv_launch(
                     tile,
                     shape,
-                    View(args.inputs[x], groups.channels),  # type: ignore[index]
+                    View(args.inputs[x], groups.channels),
                     args.packed[0],
                     args.packed[1],
                     View(args.outputs[0], shape.k),

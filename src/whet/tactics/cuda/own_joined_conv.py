@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, anchor, epilogue, is_quantized, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, is_quantized, places
 from whet.tactics._quantized import Parts, take_apart
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape, Eight, Finish, Second, View, conv_launch, conv_source, pack_weights, pack_weights8
@@ -180,12 +181,12 @@ def _ends(found: _Joined, signature: Signature) -> tuple[Eight | None, Output, F
     if parts is None:
         return None, Output(), made.finish, None
     stored = signature.outputs[0].dtype.name
-    x = parts.place(parts.head.inputs[0])
+    x = parts.source_place()
     other = "" if found.residual is None else signature.inputs[found.residual].dtype.name
     fold, out, per, shift, finish = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.finish
     if fold:
         per, shift, out, finish = folded(out, made, stored)
-    eight = Eight(parts.reads[x].dtype.name, stored, other, False, fold)  # type: ignore[index]
+    eight = Eight(parts.reads[x].dtype.name, stored, other, False, fold)
 
     def numbers() -> Factors:
         weights = weight_bytes(found.weights).reshape(found.shape.k, -1, 1, 1)
@@ -222,9 +223,8 @@ def _joined(layer: Layer) -> _Joined | str:
     shape = conv_shape_of(parts) if parts is not None else conv_shape(conv)
     if not shape.plain:
         return "the convolution is not 1x1 with stride 1"
-    place = parts.place if parts is not None else lambda t: outer_input(view, t)
-    x, w, b = (place(t) for t in (*head.inputs, None)[:3])
-    if conv.inputs[x] is not joined.outputs[0]:  # type: ignore[index]
+    x, w, b = parts.places() if parts is not None else places(view)
+    if conv.inputs[x] is not joined.outputs[0]:
         return "the convolution reads something else"
     images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.inputs]
     residual = None
@@ -236,4 +236,4 @@ def _joined(layer: Layer) -> _Joined | str:
         return "an image is made within the layer"
     channels = tuple(int(part.shape[1]) for part in joined.inputs)
     bias = None if b is None else view.inputs[b]
-    return _Joined(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)  # type: ignore[index]
+    return _Joined(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer
-from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, places
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, blocks_of, ending, launch, machine_has, packed_array
@@ -61,9 +62,9 @@ class OwnPatches(Tactic):
         made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), from_config(config)
         if isinstance(made, str):
             raise PlanRefused(made)
-        shape, head, dtype = product_of(s), anchor(layer), signature.outputs[0].dtype
-        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
+        shape, dtype = product_of(s), signature.outputs[0].dtype
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
         assert weights is not None
 
         def rows() -> np.ndarray:
@@ -80,7 +81,7 @@ class OwnPatches(Tactic):
 
         def make(args: Args) -> list:
             at = -(-args.scratch // 128) * 128
-            source: int = args.inputs[x]  # type: ignore[index]
+            source: int = args.inputs[x]
             sizes = (s.h, s.w, s.c * 2 // unit, s.p, s.q, s.s, s.r * s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, width)
             product = conv_launch(
                 tile,

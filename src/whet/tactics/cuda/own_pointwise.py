@@ -9,7 +9,8 @@ import numpy as np
 
 from whet.network import Layer, Tensor, static_shape, to_stored
 from whet.network.types import BF16, F16, F32
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Post, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import Post, anchor, epilogue, outer_input
 from whet.tactics.cuda._kernel import ACTIVATIONS, TYPE, GpuKernel, activation_of, all_static, blocks_of, launch, packed_array
 
 BINARY = {"Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)"}

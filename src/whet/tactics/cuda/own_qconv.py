@@ -75,7 +75,7 @@ class OwnQConv(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str):
             raise PlanRefused(parts)
-        w = parts.view.inputs[parts.place(parts.head.inputs[1])]  # type: ignore[index]
+        w = parts.view.inputs[parts.places()[1]]
         return product_plan(layer, parts, conv_shape_of(parts), signature, config, machine, lambda: weight_bytes(w), "conv")
 
 
@@ -109,11 +109,11 @@ def refuses_product(parts: Parts, shape: ConvShape, machine: Any, axis: int = 1)
 
 def kinds_of(parts: Parts, made: Ending, signature: Signature, shape: ConvShape) -> Eight:
     """The types of an instance."""
-    x = parts.place(parts.head.inputs[0])
+    x = parts.source_place()
     other = "" if made.residual is None else signature.inputs[made.residual].dtype.name
     stored = signature.outputs[0].dtype.name
     fold = folds(made, stored) or folds_float8(made, stored, Output.of(parts, made))
-    return Eight(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)  # type: ignore[index]
+    return Eight(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)
 
 
 def storable(tile: ConvConfig, eight: Eight, shape: ConvShape) -> bool:
@@ -161,10 +161,10 @@ def product_plan(
     eight = kinds_of(parts, made, signature, shape)
     if not storable(tile, eight, shape):
         raise PlanRefused(f"{tile} cannot store {eight.result} with {shape.k} channels and this residual")
-    x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
+    x, w, b = parts.places()
     bias = None if b is None else parts.view.inputs[b]
     classes, key = count_classes(shape) if eight.border else 1, key_of(parts, made)
-    digest = parts.view.inputs[w].weight.digest  # type: ignore[index]
+    digest = parts.view.inputs[w].weight.digest
     rows = shape.steps(tile.bk) * tile.bk
 
     def filters() -> np.ndarray:
@@ -190,7 +190,7 @@ def product_plan(
     def make(args: Args) -> list:
         residual = None if made.residual is None else View(args.inputs[made.residual], shape.k)
         biases, numbers = steps_of(out, args.packed[1], args.packed[2], classes, shape.k)
-        source = View(args.inputs[x], shape.c)  # type: ignore[index]
+        source = View(args.inputs[x], shape.c)
         return [
             conv_launch(
                 tile, shape, source, args.packed[0], biases, View(args.outputs[0], shape.k), residual=residual, finish=finish,

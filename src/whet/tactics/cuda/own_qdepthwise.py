@@ -70,8 +70,8 @@ class OwnQDepthwise(QuantizedTactic):
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
         s, (reads, stores), given = conv_shape_of(parts), _types(parts, signature), dict(config)
-        x = parts.place(parts.head.inputs[0])
-        zero = parts.reads[x].zero  # type: ignore[index]
+        x = parts.source_place()
+        zero = parts.reads[x].zero
         out, per, shift, stored = Output.of(parts, made), 1.0, 0.0, signature.outputs[0].dtype.name
         fold = not int(given.get("tall", 0)) and folds(made, stored)
         finish = made.finish
@@ -90,7 +90,7 @@ class OwnQDepthwise(QuantizedTactic):
             text = tile_constants(s, tile, reads, stores, kind, fold)
 
             def through(args: Args) -> list:
-                addresses = (args.inputs[x], *args.packed, args.outputs[0])  # type: ignore[index]
+                addresses = (args.inputs[x], *args.packed, args.outputs[0])
                 return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), machine.multiprocessors, layer.name)]
 
             return _kernel(layer, signature, through, f"own depthwise tile {tile}", packed)
@@ -100,7 +100,7 @@ class OwnQDepthwise(QuantizedTactic):
         fill = (zero & 0xFF) * 0x01010101
 
         def make(args: Args) -> list:
-            addresses = (args.inputs[x], *args.packed, 0, args.outputs[0])  # type: ignore[index]
+            addresses = (args.inputs[x], *args.packed, 0, args.outputs[0])
             sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, 0)
             values = (*addresses, *sizes, low, high, fill, out.per_step, out.zero)
             return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2fI2f4x", *values)]
@@ -114,29 +114,29 @@ def _kernel(layer: Layer, signature: Signature, make: Any, name: str, packed: An
 
 
 def _types(parts: Parts, signature: Signature) -> tuple[int, int]:
-    x = parts.place(parts.head.inputs[0])
-    return TYPES[parts.reads[x].dtype.name], TYPES[signature.outputs[0].dtype.name]  # type: ignore[index]
+    x = parts.source_place()
+    return TYPES[parts.reads[x].dtype.name], TYPES[signature.outputs[0].dtype.name]
 
 
 def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
     """Copies fill what lies outside of the image with the integer 0."""
-    x = parts.place(parts.head.inputs[0])
+    x = parts.source_place()
     whole = not any(s.pad)
-    return (parts.reads[x].zero == 0 or whole) and not no_tile(s) and signature.outputs[0].dtype.name != "f32"  # type: ignore[index]
+    return (parts.reads[x].zero == 0 or whole) and not no_tile(s) and signature.outputs[0].dtype.name != "f32"
 
 
 def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
     """Weights [k, taps] as real numbers a step of the input."""
-    x, w = (parts.place(t) for t in parts.head.inputs[:2])
-    integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)  # type: ignore[index]
-    factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))  # type: ignore[index]
+    x, w, _ = parts.places()
+    integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)
+    factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))
     return integers * factor[:, None]
 
 
 def _bias(parts: Parts, made: Ending, s: ConvShape) -> np.ndarray:
     """Biases that take the zero point back: pixels outside of the image are read as the zero point."""
-    x, _, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
+    x, _, b = parts.places()
     out = np.zeros(bias_count(s.c), np.float32)
     own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
-    out[: s.c] = own - parts.reads[x].zero * _scaled(parts, s).sum(axis=1)  # type: ignore[index]
+    out[: s.c] = own - parts.reads[x].zero * _scaled(parts, s).sum(axis=1)
     return out

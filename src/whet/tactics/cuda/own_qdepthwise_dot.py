@@ -34,9 +34,9 @@ class OwnQDepthwiseDot(OwnQDepthwise):
         said = super().unfit(layer, parts)
         if said or parts.stores is None or parts.stores.dtype.name not in EIGHT:
             return said or "stores integers"
-        x = parts.place(parts.head.inputs[0])
+        x = parts.source_place()
         padded = any(parts.head.attrs.get("pads") or ())
-        return "copies fill padding with the integer 0, which is not this input's zero point" if parts.reads[x].zero and padded else None  # type: ignore[index]
+        return "copies fill padding with the integer 0, which is not this input's zero point" if parts.reads[x].zero and padded else None
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         said = super().refuses(layer, signature, machine)
@@ -65,13 +65,13 @@ class OwnQDepthwiseDot(OwnQDepthwise):
         if isinstance(parts, str) or isinstance(made, str) or self.refuses(layer, signature, machine):
             raise PlanRefused(str(made if isinstance(made, str) else self.refuses(layer, signature, machine)))
         s, stored = conv_shape_of(parts), signature.outputs[0].dtype.name
-        tile, x = tile_from(config, s, 1), parts.place(parts.head.inputs[0])
+        tile, x = tile_from(config, s, 1), parts.source_place()
         out, per, shift, finish = Output.of(parts, made), 1.0, 0.0, made.finish
         if folds(made, stored):
             per, shift, out, finish = folded(out, made, stored)
         constants, pitch = _constants(parts, made, s, tile, signature), bias_count(s.c)
         kinds, taken = words_of(s, tile)
-        w = parts.view.inputs[parts.place(parts.head.inputs[1])]  # type: ignore[index]
+        w = parts.view.inputs[parts.places()[1]]
         key = f"{key_of(parts, made)}|depthwise dot"
         packed = (
             packed_array(f"{key} {kinds} {taken}", s.r * kinds * taken * s.c * 4, lambda: pack_taps(weight_bytes(w), kinds, taken)),
@@ -83,7 +83,7 @@ class OwnQDepthwiseDot(OwnQDepthwise):
         each = -(-tiles // max(1, min(tiles, machine.multiprocessors * tile.blocks // groups)))
 
         def make(args: Args) -> list:
-            image, lines = args.inputs[x], (s.c, s.c * s.w, s.c * s.w * s.h)  # type: ignore[index]
+            image, lines = args.inputs[x], (s.c, s.c * s.w, s.c * s.w * s.h)
             box = tensormap.tiled(image, "u8", (s.c, s.w, s.h, s.n), lines, (tile.cg, columns, rows, 1), plain=True)
             sizes = (s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles)
             ends = (*finish.activation[1:], out.per_step, out.zero, pitch)
@@ -111,9 +111,9 @@ def pack_taps(weights: np.ndarray, kinds: int, taken: int) -> np.ndarray:
 
 def _factors(parts: Parts, made: Ending, s: ConvShape, per: float, shift: float) -> np.ndarray:
     """[2][pitch]: biases that take the zero point back, and the real value of a step, both in parts of the range where that is folded."""
-    x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
-    reads, weights = parts.reads[x], weight_bytes(parts.view.inputs[w]).astype(np.float64)  # type: ignore[index]
-    factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (s.c,))  # type: ignore[index]
+    x, w, b = parts.places()
+    reads, weights = parts.reads[x], weight_bytes(parts.view.inputs[w]).astype(np.float64)
+    factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (s.c,))
     own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
     out = np.zeros((2, bias_count(s.c)), np.float32)
     out[0, : s.c] = (own - reads.zero * factor * weights.sum(axis=(1, 2, 3))) * per + shift
@@ -123,8 +123,8 @@ def _factors(parts: Parts, made: Ending, s: ConvShape, per: float, shift: float)
 
 def _constants(parts: Parts, made: Ending, s: ConvShape, tile: Tile, signature: Signature) -> dict[str, int]:
     """The macros of an instance."""
-    x, stored = parts.place(parts.head.inputs[0]), signature.outputs[0].dtype.name
-    reads = TYPES[parts.reads[x].dtype.name]  # type: ignore[index]
+    x, stored = parts.source_place(), signature.outputs[0].dtype.name
+    reads = TYPES[parts.reads[x].dtype.name]
     return tile_constants(s, tile, reads, TYPES[stored], made.finish.activation[0], folds(made, stored))
 
 

@@ -69,8 +69,8 @@ class OwnQDirect(QuantizedTactic):
             raise PlanRefused(made)
         s: ConvShape = conv_shape_of(parts) if conv else rows_of(parts)
         group = int(parts.head.attrs["group"]) if conv else 1
-        x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
-        weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]  # type: ignore[index]
+        x, w, b = parts.places()
+        weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
         assert weights is not None
 
         def filters() -> np.ndarray:
@@ -78,7 +78,7 @@ class OwnQDirect(QuantizedTactic):
             return given.transpose(2, 3, 1, 0)  # [r, s, c of a group, k]
 
         def numbers() -> Factors:
-            factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))  # type: ignore[index]
+            factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))
             return Factors(factor.astype(np.float32), made.bias(bias, s.k)[None], np.zeros(0, np.uint16))
 
         key = f"{key_of(parts, made)}|direct {conv} {s}"
@@ -87,7 +87,7 @@ class OwnQDirect(QuantizedTactic):
             packed_factors(key, s, 1, False, numbers)[0],
         )
         kind, low, high = made.finish.activation
-        stored, reads, out = signature.outputs[0].dtype.name, parts.reads[x], Output.of(parts, made)  # type: ignore[index]
+        stored, reads, out = signature.outputs[0].dtype.name, parts.reads[x], Output.of(parts, made)
         added = stored if made.residual is None else signature.inputs[made.residual].dtype.name
         constants = {"FROM": TYPES[reads.dtype.name], "TO": TYPES[stored], "ADD": TYPES[added], "FACTOR": 1, "ACT": ACTIVATIONS[kind]}
         count = s.m * s.k
@@ -96,7 +96,7 @@ class OwnQDirect(QuantizedTactic):
             residual = 0 if made.residual is None else args.inputs[made.residual]
             sizes = (s.h, s.w, s.c, s.p, s.q, s.k, s.r, s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, s.c // group, s.k // group)
             steps = (float(reads.zero), out.per_step, out.zero, out.add_step, out.add_shift, args.packed[1] + bias_count(s.k) * 4)
-            values = (args.inputs[x], *args.packed, residual, args.outputs[0], count, *sizes, made.finish.residual, low, high, *steps)  # type: ignore[index]
+            values = (args.inputs[x], *args.packed, residual, args.outputs[0], count, *sizes, made.finish.residual, low, high, *steps)
             return [launch("direct.cu", "direct", constants, (blocks_of(count, 256), 1, 1), 256, DIRECT_FIELDS, *values)]
 
         return GpuKernel(layer, signature, make, implementation="own direct", packed=packed, rtol=0.0 if stored in EIGHT else RTOL[stored])

@@ -49,7 +49,7 @@ class OwnQFirst(QuantizedTactic):
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:
             return []
-        x, made = parts.place(parts.head.inputs[0]), ending_of(parts)
+        x, made = parts.source_place(), ending_of(parts)
         if isinstance(made, str) or made.residual is not None:
             return []
         found = []
@@ -70,7 +70,7 @@ class OwnQFirst(QuantizedTactic):
         assert isinstance(parts, Parts)
         assert not isinstance(made, str)
         found, stores = first_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
-        source = signature.inputs[parts.place(parts.head.inputs[0])]  # type: ignore[index]
+        source = signature.inputs[parts.source_place()]
         tiles = ({k: int(v) for k, v in c} for c in found)
         ahead(machine, [text("first.cu", first_constants8(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
         return found
@@ -80,7 +80,7 @@ class OwnQFirst(QuantizedTactic):
         made = parts if isinstance(parts, str) else ending_of(parts)
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
-        x = parts.place(parts.head.inputs[0])
+        x = parts.source_place()
         return first_kernel(layer, parts, made, signature, config, machine, x)
 
 
@@ -142,10 +142,10 @@ def first_shared8(s: ConvShape, th: int, tw: int) -> int:
 
 def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, Finish]:
     """Filters and factors as first.cu reads them, the numbers of the output, and the activation."""
-    x, w, b = (parts.place(t) for t in (*parts.head.inputs, None)[:3])
-    weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]  # type: ignore[index]
+    x, w, b = parts.places()
+    weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
     assert weights is not None
-    row, filters, zero = first_row8(s), _columns(s), parts.reads[x].zero  # type: ignore[index]
+    row, filters, zero = first_row8(s), _columns(s), parts.reads[x].zero
 
     def permuted() -> np.ndarray:
         given = np.asarray(weights.array(), np.int8)  # [k, c, r, s]
@@ -156,7 +156,7 @@ def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tupl
         return pack_weights8(out[:, :, None, None], row)
 
     def numbers() -> Factors:  # pixels outside are the zero point: all taps count, for every pixel
-        factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))  # type: ignore[index]
+        factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))
         taken = zero * factor * np.asarray(weights.array(), np.float64).sum(axis=(1, 2, 3))
         found = Factors(factor.astype(np.float32), (made.bias(bias, s.k) - taken)[None], np.zeros(0, np.uint16))
         return found.times(per, shift)
@@ -175,7 +175,7 @@ def first_end(
     parts: Parts, finish: Finish, s: ConvShape, out: Output, args: Args, image: int, sizes: tuple[int, ...], box: bytes, more: bytes = b""
 ) -> bytes:
     """The kernel's arguments."""
-    zero = parts.reads[parts.place(parts.head.inputs[0])].zero  # type: ignore[index]
+    zero = parts.reads[parts.source_place()].zero
     ends = (*finish.activation[1:], out.per_step, out.zero, zero, args.packed[1] + bias_count(s.k) * 4)
     return first_arguments(box, (args.packed[1], image, args.outputs[0], *sizes, *ends), more)
 
@@ -193,7 +193,7 @@ def first_constants8(
     parts: Parts, made: Ending, s: ConvShape, tile: dict[str, int], source: Operand | None, stores: str, *, floats: bool = False
 ) -> dict[str, int]:
     """The macros of an instance; `floats`: of an image that becomes integers on its way."""
-    kind = TYPES[parts.reads[parts.place(parts.head.inputs[0])].dtype.name]  # type: ignore[index]
+    kind = TYPES[parts.reads[parts.source_place()].dtype.name]
     fixed = {"BN": _columns(s), "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
     if floats:
         fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}

@@ -22,7 +22,7 @@ class OwnQPool(QuantizedTactic):
     float8 = True
 
     def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        x = parts.place(parts.head.inputs[0])
+        x = parts.source_place()
         if x not in parts.reads or parts.stores is None or parts.posts or layer.outputs[0].type.rank != 4:
             return "pools integer images and stores integers"
         return None
@@ -30,7 +30,7 @@ class OwnQPool(QuantizedTactic):
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:
             return []
-        x = parts.place(parts.head.inputs[0])
+        x = parts.source_place()
         ins = tuple(Operand("nhwc", parts.reads[i].dtype) if i == x else None for i in range(len(layer.inputs)))
         forms = ("nhwc", "linear") if parts.head.op == "GlobalAveragePool" else ("nhwc",)  # one value a channel lies row-major too
         return [Signature(ins, (Operand(f, parts.stores.dtype),)) for f in forms]
@@ -48,13 +48,13 @@ class OwnQPool(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str) or parts.stores is None:
             raise PlanRefused(str(parts))
-        x = parts.place(parts.head.inputs[0])
-        reads, stores = parts.reads[x], parts.stores  # type: ignore[index]
+        x = parts.source_place()
+        reads, stores = parts.reads[x], parts.stores
         shapes = static_shape(parts.head.inputs[0].shape), static_shape(layer.outputs[0].shape)
         entry, constants, grid, sizes = pool_launch(parts.head, *shapes, TYPES[reads.dtype.name], TYPES[stores.dtype.name])
         numbers = (float(reads.zero), reads.number / stores.number, float(stores.zero))
 
         def make(args: Args) -> list:
-            return [launch("pool.cu", entry, constants, grid, 256, FIELDS, args.inputs[x], args.outputs[0], *sizes, *numbers)]  # type: ignore[index]
+            return [launch("pool.cu", entry, constants, grid, 256, FIELDS, args.inputs[x], args.outputs[0], *sizes, *numbers)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {entry} of integers", rtol=0.0)

@@ -15,7 +15,8 @@ import numpy as np
 from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, places, source_place
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for
 from whet.tactics.cuda._kernel import (
@@ -79,14 +80,14 @@ class FirstLayer(Tactic):
         if self.why_not(layer) or not all_static(layer):
             return []
         head, posts = anchor(layer), epilogue(layer)
-        x = outer_input(layer, head.inputs[0])
+        x = source_place(layer)
         if any(p.other is not None and not layer.inputs[p.other].is_constant for p in posts or ()):
             return []
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], HALF):
             for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
                 for form in ("linear", "nhwc"):
-                    found.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))  # type: ignore[dict-item]
+                    found.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))
         return found
 
 
@@ -114,11 +115,11 @@ class OwnStem(FirstLayer):
         made = ending(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
-        shape, tile, head = conv_shape(layer), from_config(config), anchor(layer)
+        shape, tile = conv_shape(layer), from_config(config)
         wide = Wide.of(shape)
-        x, w, b = (outer_input(layer, t) for t in (*head.inputs, None)[:3])
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]  # type: ignore[index]
-        source, dtype = signature.inputs[x], signature.outputs[0].dtype  # type: ignore[index]
+        x, w, b = places(layer)
+        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
+        source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None
         rows = wide.shape.steps(tile.bk) * tile.bk
@@ -151,7 +152,7 @@ class OwnStem(FirstLayer):
                 pixels=tile.bm,
             )
             grid = (min(blocks_of(pixels, 256), 16 * machine.multiprocessors), 1, 1)
-            image = (args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide.row, shape.pad[1])  # type: ignore[index]
+            image = (args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide.row, shape.pad[1])
             return [
                 launch("stem.cu", "widen", constants, grid, 256, "<QQ6i", *image),
                 conv_launch(

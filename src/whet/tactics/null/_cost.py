@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import prod
 
 from whet.network import Layer, Tensor, evaluate, format_fits, static_shape
-from whet.tactics._base import Args, Operand, Packed, Signature, Stream, anchor, operand_bytes
+from whet.tactics._base import Args, Operand, Packed, Signature, Stream, operand_bytes
+from whet.tactics._fused import anchor
 
 LAUNCH_SECONDS, BYTES_PER_SECOND, MACS_PER_SECOND = 2e-6, 10e9, 100e9
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from whet.network import Layer
-from whet.tactics._base import Config, Signature, Tactic, anchor, epilogue, tactic
+from whet.tactics._base import Config, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue
 from whet.tactics.null._cost import NullKernel, product_macs, signature
 
 _SLOW = {"nChw16c": 1.0, "nhwc": 1.15, "linear": 2.0}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from whet.network import Layer
-from whet.tactics._base import Config, Signature, Tactic, epilogue, tactic
+from whet.tactics._base import Config, Signature, Tactic, tactic
+from whet.tactics._fused import epilogue
 from whet.tactics.null._cost import NullKernel, product_macs, signature
 
 
