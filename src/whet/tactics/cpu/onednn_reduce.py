@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from whet.network import Layer, static_shape
-from whet.tactics._base import Operand, Signature, anchor, epilogue, outer_input, tactic
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics._fused import anchor, epilogue, source_place
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._axes import reduced_axes
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, image_formats, static, storage_types
@@ -40,7 +41,7 @@ class OneDnnReduce(OneDnnTactic):
         if self.why_not(layer) or not static(layer):
             return []
         head = anchor(layer)
-        x = outer_input(layer, head.inputs[0])
+        x = source_place(layer)
         rank = head.inputs[0].type.rank
         same = layer.outputs[0].type.rank == rank
         formats = image_formats(rank) if same else ("linear",)
@@ -52,7 +53,7 @@ class OneDnnReduce(OneDnnTactic):
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
         head = anchor(layer)
-        x, axes = outer_input(layer, head.inputs[0]), reduced_axes(head)
+        x, axes = source_place(layer), reduced_axes(head)
         assert x is not None
         assert axes
         stored = signature.inputs[x]
