@@ -96,3 +96,14 @@ class Resampling:
         for k in range(1, index.shape[1]):
             y += np.take(x, index[:, k], axis=axis) * weights[:, k].reshape(column)
         return y, outside
+
+    def transposed(self, g: np.ndarray, axis: int, n: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
+        """The transpose of `apply`: each output of `g` along `axis` added to the `n` inputs that it reads, with their weights."""
+        index, weights, outside = self.taps(n, g.shape[axis], scale, roi)
+        last = np.moveaxis(g, axis, 0)
+        if outside is not None:
+            last = np.where(outside.reshape(-1, *(1,) * (g.ndim - 1)), 0, last)
+        made = np.zeros((n, *last.shape[1:]), g.dtype)
+        for k in range(index.shape[1]):
+            np.add.at(made, index[:, k], last if weights is None else last * weights[:, k].astype(g.dtype).reshape(-1, *(1,) * (g.ndim - 1)))
+        return np.moveaxis(made, 0, axis)

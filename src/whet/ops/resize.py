@@ -110,8 +110,9 @@ def resampling(layer) -> Resampling:
     )
 
 
-def reference(layer, x, roi=None, scales=None, sizes=None):
-    how, rank = resampling(layer), x.ndim
+def steps(layer, shape, roi=None, scales=None, sizes=None):
+    """(axis, outputs, scale, region) of each axis that is resampled, one after the other; arguments as arrays, like the reference's."""
+    how, rank = resampling(layer), len(shape)
     axes = [int(i) % rank for i in layer.attrs.get("axes") or range(rank)]
     scales = layer.attrs.get("scales", scales if scales is not None and scales.size else None)
     sizes = layer.attrs.get("sizes", sizes)
@@ -119,20 +120,26 @@ def reference(layer, x, roi=None, scales=None, sizes=None):
     scales = None if scales is None else [float(s) for s in np.reshape(scales, -1)]
     if sizes is not None and layer.attrs["keep_aspect_ratio_policy"] != "stretch":
         pick = min if layer.attrs["keep_aspect_ratio_policy"] == "not_larger" else max
-        scales = [pick(int(s) / x.shape[a] for s, a in zip(sizes, axes, strict=True))] * len(axes)
-        sizes = [int(np.floor(scales[0] * x.shape[a] + 0.5)) for a in axes]
-    n, y, outside = len(axes), x, []
+        scales = [pick(int(s) / shape[a] for s, a in zip(sizes, axes, strict=True))] * len(axes)
+        sizes = [int(np.floor(scales[0] * shape[a] + 0.5)) for a in axes]
+    found = []
     for i, axis in enumerate(axes):
-        size = x.shape[axis]
+        size = shape[axis]
         scale = float(scales[i]) if scales is not None else int(sizes[i]) / size
         out = int(sizes[i]) if sizes is not None else int(np.floor(size * scale))
-        part = (float(roi[i]), float(roi[i + n])) if roi is not None and roi.size else (0.0, 1.0)
-        if out == size and scale == 1 and how.coordinates != "tf_crop_and_resize":
-            continue
+        part = (float(roi[i]), float(roi[i + len(axes)])) if roi is not None and roi.size else (0.0, 1.0)
+        if out != size or scale != 1 or how.coordinates == "tf_crop_and_resize":
+            found.append((axis, out, scale, part))
+    return found
+
+
+def reference(layer, x, roi=None, scales=None, sizes=None):
+    how, y, outside = resampling(layer), x, []
+    for axis, out, scale, part in steps(layer, x.shape, roi, scales, sizes):
         y, off = how.apply(y, axis, out, scale, part)
         outside += [] if off is None else [(axis, off)]
     for axis, off in outside:
-        where = [slice(None)] * rank
+        where = [slice(None)] * x.ndim
         where[axis] = off
         y = np.ascontiguousarray(y)
         y[tuple(where)] = how.extrapolation

@@ -34,7 +34,7 @@ def backward(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents
     rule = _RULES.get(layer.op)
     if rule is not None:
         return rule(layer, inputs, outputs, cotangents)
-    if layer.op in _MOVES or (layer.op == "Resize" and layer.attrs.get("mode", "nearest") == "nearest"):
+    if layer.op in _MOVES:
         return _moved(layer, inputs, cotangents)
     if get_op(layer.op).pointwise and not layer.regions:
         return _pointwise(layer, inputs, cotangents[0])
@@ -71,7 +71,7 @@ def _moved(layer: Layer, inputs: Arrays, cotangents: list[np.ndarray]) -> Arrays
     """Runs the op on the elements' numbers (0: a filling), then adds each cotangent where its element came from."""
     numbers, starts, n = list(inputs), [0] * len(inputs), 1
     for i, a in enumerate(inputs):
-        if a is not None and a.dtype.kind == "f" and layer.inputs[i].dtype.is_float and not (i and layer.op in ("Pad", "Resize")):  # type: ignore[union-attr]
+        if a is not None and a.dtype.kind == "f" and layer.inputs[i].dtype.is_float and not (i and layer.op == "Pad"):  # type: ignore[union-attr]
             numbers[i], starts[i] = np.arange(n, n + a.size, dtype=np.float64).reshape(a.shape), n
             n += a.size
         elif a is not None and layer.op == "Pad" and i == 2:
@@ -199,6 +199,15 @@ def _global_average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndar
     return np.broadcast_to(g / np.prod(inputs[0].shape[2:]), inputs[0].shape).astype(g.dtype)  # type: ignore[union-attr]
 
 
+def _resize(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    from whet.ops.resize import resampling, steps
+
+    shape = inputs[0].shape  # type: ignore[union-attr]
+    for axis, _, scale, part in reversed(steps(layer, shape, *inputs[1:])):
+        g = resampling(layer).transposed(g, axis, shape[axis], scale, part)
+    return g
+
+
 def _reduce(mean: bool) -> Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.ndarray]:
     def rule(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
         from whet.ops._axes import axes_given
@@ -228,4 +237,5 @@ _RULES: dict[str, Rule] = {
     "GlobalAveragePool": _first(_global_average_pool),
     "ReduceMean": _first(_reduce(True)),
     "ReduceSum": _first(_reduce(False)),
+    "Resize": _first(_resize),
 }
