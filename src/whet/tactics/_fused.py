@@ -145,3 +145,11 @@ def places(layer: Layer) -> tuple[int, int, int | None]:
     assert x is not None
     assert w is not None
     return x, w, b
+
+
+def constants_of(layer: Layer) -> tuple[Tensor, Tensor | None]:
+    """The tensors that the anchor reads as weights and as bias, as the layer has them."""
+    _, w, b = places(layer)
+    weights = layer.inputs[w]
+    assert weights is not None
+    return weights, None if b is None else layer.inputs[b]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from whet.network import Layer, Tensor
+from whet.network import Layer
 from whet.tactics._base import Operand, Signature, Tactic
-from whet.tactics._fused import anchor, epilogue, outer_input
+from whet.tactics._fused import anchor, epilogue, source_place
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._kernel import HALF, Ending, all_static, ending, float_types, machine_has, same
@@ -69,13 +69,6 @@ class ConvAndProduct(Tactic):
         return both if isinstance(both, str) else self.unfit_sizes(both, machine)
 
 
-def constants_of(conv: Layer) -> tuple[Tensor, Tensor | None]:
-    """Weights and bias of a convolution that stands alone or is fused."""
-    head = anchor(conv)
-    w, b = (outer_input(conv, t) for t in (*head.inputs, None)[1:3])
-    return conv.inputs[w], None if b is None else conv.inputs[b]  # type: ignore[index,return-value]
-
-
 def _both(layer: Layer) -> Both | str:
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
@@ -97,9 +90,9 @@ def _both(layer: Layer) -> Both | str:
     if inner.residual is not None or not behind.plain or anchor(product).attrs["group"] != 1:
         return "the second is not 1x1 of one group without stride and padding, or the first adds something"
     fed = {t: i for i, t in enumerate(layer.inputs)}
-    x = first.inputs[outer_input(first, anchor(first).inputs[0])]  # type: ignore[index]
+    x = first.inputs[source_place(first)]
     added = None if made.residual is None else product.inputs[made.residual]
-    read = product.inputs[outer_input(product, anchor(product).inputs[0])]  # type: ignore[index]
+    read = product.inputs[source_place(product)]
     if read is not first.outputs[0] or x not in fed or (added and added not in fed):
         return "the second convolution does not read the first alone"
     return Both(first, product, conv_shape(first), behind.k, inner, made, fed[x], None if added is None else fed[added])

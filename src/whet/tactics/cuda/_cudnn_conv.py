@@ -15,7 +15,7 @@ from whet.errors import BackendError
 from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import anchor, epilogue, places
+from whet.tactics._fused import anchor, constants_of, epilogue, places, source_place
 from whet.tactics.cuda._kernel import (
     ACTIVATIONS,
     RTOL,
@@ -149,8 +149,8 @@ class LibraryConvolution(Tactic):
             raise PlanRefused(said)
         if plan.workspace > MOST_WORKSPACE:
             raise PlanRefused(f"engine {engine} asks for {plan.workspace >> 20} MiB of workspace")
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         dtype, channels = out.dtype, work.y[1]
         bias_type = dtype.numpy if form == "fused" else np.dtype(np.float32)
         follows = form == "apart"

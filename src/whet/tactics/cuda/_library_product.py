@@ -14,7 +14,7 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import anchor, epilogue, places
+from whet.tactics._fused import anchor, constants_of, epilogue, places, source_place
 from whet.tactics.cuda import _cublaslt
 from whet.tactics.cuda._cublaslt import WORKSPACE, LtLaunch, Product
 from whet.tactics.cuda._kernel import (
@@ -113,8 +113,8 @@ class LibraryProduct(Tactic):
             raise PlanRefused(f"this tactic computes in {self.math} by one of the library's first 16 proposals, not {said}")
         head, dtype = anchor(layer), signature.outputs[0].dtype
         size, work = dtype.bits // 8, _work(layer, dtype)
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         turned = head.op == "MatMul" or (head.op == "Gemm" and not head.attrs.get("transB"))
 
         def rows() -> np.ndarray:

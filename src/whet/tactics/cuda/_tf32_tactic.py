@@ -12,7 +12,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import anchor, epilogue, places, source_place
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda import _tf32
 from whet.tactics.cuda._conv import ConvShape, Groups, View
 from whet.tactics.cuda._kernel import (
@@ -131,9 +131,8 @@ class F32Product(Tactic):
         if tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{shape.c} channels come in steps of {_tf32.step_channels(shape.c)}, not {tile.bk}")
         head = anchor(layer)
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
-        assert weights is not None
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         rows = shape.steps(tile.bk) * tile.bk
         packed = (
             packed_array(

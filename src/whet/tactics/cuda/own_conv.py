@@ -11,7 +11,7 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input, places, source_place
+from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
 from whet.tactics.cuda._conv import ConvShape, View, bias_count, conv_configs, conv_launch, conv_source, fits, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, varied
 from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
@@ -67,8 +67,8 @@ class OwnConv(Tactic):
         reason = made if isinstance(made, str) else refuses(shape, made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         dtype = signature.outputs[0].dtype
         rows = shape.steps(tile.bk) * tile.bk
         packed = (

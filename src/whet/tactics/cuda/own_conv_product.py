@@ -9,9 +9,9 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import anchor
+from whet.tactics._fused import anchor, constants_of
 from whet.tactics.cuda._conv import pack_weights, refuses
-from whet.tactics.cuda._conv_and_product import Both, ConvAndProduct, constants_of
+from whet.tactics.cuda._conv_and_product import Both, ConvAndProduct
 from whet.tactics.cuda._conv_product import Tile, product_launch, product_source, tiles_of, unfit
 from whet.tactics.cuda._kernel import GpuKernel, ahead, packed_array
 from whet.tactics.cuda.own_conv import packed_bias

@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import places
+from whet.tactics._fused import constants_of, source_place
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, machine_has, packed_array
@@ -44,9 +44,8 @@ class OwnConvTranspose(TransposedTactic):
         if isinstance(made, str):
             raise PlanRefused(made)
         shape, dtype = product_of(t), signature.outputs[0].dtype
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
-        assert weights is not None
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         packed = (
             packed_array(
                 f"{weights.weight.digest}|transposed {tile.bk} {dtype}",

@@ -9,7 +9,7 @@ import numpy as np
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import places
+from whet.tactics._fused import constants_of, source_place
 from whet.tactics.cuda._kernel import GpuKernel, packed_array
 from whet.tactics.cuda._transposed import Transposed, TransposedTactic, end_of, transposed_launch
 from whet.tactics.cuda.own_conv import packed_bias
@@ -30,9 +30,8 @@ class OwnConvTransposeDirect(TransposedTactic):
         made, t = end_of(layer), Transposed.of(layer)
         if isinstance(made, str):
             raise PlanRefused(made)
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
-        assert weights is not None
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         kind = signature.outputs[0].dtype
         packed = (
             packed_array(

@@ -10,7 +10,7 @@ import numpy as np
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import places
+from whet.tactics._fused import constants_of, source_place
 from whet.tactics.cuda import _tf32
 from whet.tactics.cuda._conv import View, pack_bias
 from whet.tactics.cuda._kernel import GpuKernel, ahead, machine_has, packed_array
@@ -51,9 +51,8 @@ class OwnConvTransposeF32(TransposedTactic):
         shape, tile = product_of(t), Tf32Config(**{k: int(v) for k, v in said.items()}, terms=3)
         if not tile.valid() or tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{tile} does not fit a multiprocessor, or {shape.c} channels")
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
-        assert weights is not None
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         inner = shape.steps(tile.bk) * tile.bk
 
         def rows() -> np.ndarray:

@@ -11,7 +11,7 @@ from whet.backends.cuda.launch import MAX_SHARED
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, places
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._depthwise_tile import Tile, tile_launch, tiles_for
 from whet.tactics.cuda._depthwise_tile import constants as tile_constants
@@ -65,9 +65,8 @@ class OwnDepthwise(Tactic):
         if isinstance(made, str):
             raise PlanRefused(made)
         s, wide, tall = conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
-        assert weights is not None
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         kind, low, high = made.finish.activation
         constants = {
             "FROM": TYPE[signature.outputs[0].dtype.name],

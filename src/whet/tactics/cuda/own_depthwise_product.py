@@ -9,9 +9,9 @@ import numpy as np
 
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import anchor
+from whet.tactics._fused import anchor, constants_of
 from whet.tactics.cuda._conv import pack_weights
-from whet.tactics.cuda._conv_and_product import Both, ConvAndProduct, constants_of
+from whet.tactics.cuda._conv_and_product import Both, ConvAndProduct
 from whet.tactics.cuda._depthwise_product import configs_of, depthwise_launch, pack_depthwise, source_of, unfit
 from whet.tactics.cuda._kernel import GpuKernel, ahead, packed_array
 from whet.tactics.cuda.own_conv import as_config, from_config, packed_bias

@@ -9,7 +9,7 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, places, source_place
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._conv import refuses
 from whet.tactics.cuda._kernel import (
     ACTIVATIONS,
@@ -79,9 +79,8 @@ class OwnDirect(Tactic):
             raise PlanRefused(made)
         s = conv_shape(layer) if conv else gemm_shape(layer)
         group = head.attrs["group"] if conv else 1
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
-        assert weights is not None
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         turned = not conv and (head.op == "MatMul" or not head.attrs.get("transB"))
 
         def filters() -> np.ndarray:

@@ -12,7 +12,7 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import epilogue, places, source_place
+from whet.tactics._fused import constants_of, epilogue, source_place
 from whet.tactics.cuda._conv import TYPES, ConvShape
 from whet.tactics.cuda._kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, ending, loaded, machine_has, packed_array
 from whet.tactics.cuda._source import source as text
@@ -58,8 +58,8 @@ class OwnFirst(FirstLayer):
         if isinstance(made, str):
             raise PlanRefused(made)
         s, tile = conv_shape(layer), {k: int(v) for k, v in config}
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None

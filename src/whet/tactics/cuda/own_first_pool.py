@@ -10,7 +10,7 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, is_quantized, outer_input
+from whet.tactics._fused import anchor, constants_of, epilogue, is_quantized, source_place
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._kernel import HALF, RTOL, GpuKernel, ahead, all_static, ending, float_types, loaded, machine_has, same
@@ -86,10 +86,8 @@ class OwnFirstPool(FirstLayer):
             raise PlanRefused(made)
         if reason := _window_reason(layer):
             raise PlanRefused(reason)
-        s, head, (ph, pw, blocks) = conv_shape(conv), anchor(conv), (int(v) for _, v in config)
-        w, b = (outer_input(conv, t) for t in (*head.inputs, None)[1:3])
-        weights, own = conv.inputs[w], None if b is None else conv.inputs[b]  # type: ignore[index]
-        assert weights is not None
+        s, (ph, pw, blocks) = conv_shape(conv), (int(v) for _, v in config)
+        weights, own = constants_of(conv)
         place = _image(layer, conv)
         source, dtype = signature.inputs[place], signature.outputs[0].dtype
         assert source is not None
@@ -120,7 +118,7 @@ def _conv(layer: Layer) -> Layer:
 
 def _image(layer: Layer, conv: Layer) -> int:
     """Which input of the whole the convolution reads."""
-    x = conv.inputs[outer_input(conv, anchor(conv).inputs[0])]  # type: ignore[index]
+    x = conv.inputs[source_place(conv)]
     return next(i for i, t in enumerate(layer.inputs) if t is x)
 
 

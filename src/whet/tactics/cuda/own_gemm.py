@@ -11,7 +11,7 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input, places, source_place
+from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
@@ -72,9 +72,8 @@ class OwnGemm(Tactic):
         out_f32 = signature.outputs[0].dtype == F32
         if out_f32 and tile.sk == 1 and not tile.direct:
             raise PlanRefused("f32 results need a split or direct configuration")
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
-        assert weights is not None
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         dtype = signature.inputs[x].dtype
         turned = head.op == "MatMul" or not head.attrs.get("transB")
         rows = shape.steps(tile.bk) * tile.bk

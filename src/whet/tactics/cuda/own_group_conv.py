@@ -13,7 +13,7 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, places
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._conv import ConvShape, Groups, View, conv_configs, conv_launch, conv_source, fits, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, step_channels, varied
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, ending, machine_has, packed_array
@@ -73,8 +73,8 @@ class OwnGroupConv(Tactic):
         reason = made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         dtype = signature.outputs[0].dtype
         packed = (
             packed_array(

@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, places
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, blocks_of, ending, launch, machine_has, packed_array
@@ -63,9 +63,8 @@ class OwnPatches(Tactic):
         if isinstance(made, str):
             raise PlanRefused(made)
         shape, dtype = product_of(s), signature.outputs[0].dtype
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
-        assert weights is not None
+        x = source_place(layer)
+        weights, own = constants_of(layer)
 
         def rows() -> np.ndarray:
             flat = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)

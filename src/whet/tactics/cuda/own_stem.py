@@ -16,7 +16,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, epilogue, places, source_place
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for
 from whet.tactics.cuda._kernel import (
@@ -117,8 +117,8 @@ class OwnStem(FirstLayer):
             raise PlanRefused(made)
         shape, tile = conv_shape(layer), from_config(config)
         wide = Wide.of(shape)
-        x, w, b = places(layer)
-        weights, own = layer.inputs[w], None if b is None else layer.inputs[b]
+        x = source_place(layer)
+        weights, own = constants_of(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None
