@@ -1,4 +1,5 @@
-"""--best: engines of mixed types are tried without 16-bit floats too where sums of times come near, and what is kept can be locked."""
+"""--best: engines of mixed types are tried without 16-bit floats too where sums of times come near, and what is kept can be locked.
+Builds of several engines say which one they are at."""
 
 import dataclasses
 import sys
@@ -13,6 +14,7 @@ from test_relock import CONFIG, DATA, VNNI, keep, no_calibration
 from whet.backends import get_backend
 from whet.builder import plan_digest, save_lock, whole
 from whet.builder.floats import small_type
+from whet.builder.progress import Silent
 from whet.builder.quantized import Calibration, build_int8
 from whet.builder.search import Search
 from whet.builder.worth import is_narrow
@@ -71,3 +73,26 @@ def test_only_sums_that_come_near_are_tried(narrow_seems_faster, monkeypatch):
 @VNNI
 def test_without_permission_there_is_nothing_to_try():
     assert whole.WIDE not in engines(build_int8(small_network(), dataclasses.replace(BEST, precisions=("int8",)), DATA))
+
+
+@VNNI
+def test_progress_names_the_engine_that_is_made():
+    class Watch(Silent):
+        def __init__(self):
+            super().__init__()
+            self.stages, self.steps = [], []
+
+        def stage(self, name, total):
+            self.stages.append(name)
+            self.steps.append(0)
+
+        def step(self, what, done=1):
+            self.steps[-1] += done
+
+    watch = Watch()
+    plan = build_int8(small_network(), CONFIG, DATA, progress=watch)
+    assert watch.stages[0] == "calibration"
+    assert watch.steps[0] == 4  # samples
+    for name in ("int8: timing", "floating point: timing", "floating point: whole engines", "engines in turns"):
+        assert name in watch.stages
+    assert {"calibration", "timing", "whole engines", "engines in turns"} <= set(plan.report["phase_seconds"])

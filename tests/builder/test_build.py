@@ -134,7 +134,7 @@ def test_progress_is_told_stages_and_steps():
     watch = Watch()
     build(residual(), QUICK, progress=watch)
     names = list(dict.fromkeys(n for n, _ in watch.stages))  # the parts of a fused layer that lost to them are timed in a stage of their own
-    assert names == ["passes", "candidates", "timing", "whole engines", "verification"]
+    assert names == ["passes", "candidates", "timing", "fused or apart", "choice", "whole engines", "verification"]
     assert all(count <= total for (_, total), count in zip(watch.stages, watch.counts, strict=True))
 
 

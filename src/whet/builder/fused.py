@@ -30,9 +30,9 @@ def time_apart(search: Search) -> None:
     if not _looks(search):
         return
     assert search.timer is not None
-    search.tell.phase("fused or apart")
     timer = dataclasses.replace(search.timer, rounds=min(_ROUNDS, search.timer.rounds))
     chains: dict[str, tuple[Option, list[Option]]] = {}
+    search.tell.phase("fused or apart")
     for kind in dict.fromkeys(k for n, k in search.kind_of.items() if search.layers[n].op == "Fused"):
         found = search.kinds[kind]
         if kind in search.apart or not found.options:
@@ -53,7 +53,9 @@ def time_apart(search: Search) -> None:
             continue
         start_compiling(listed, search.machine)
         chains[kind] = best, listed
+    search.tell.stage("fused or apart", len(chains))
     for kind, (best, listed) in chains.items():
+        search.tell.step(search.kinds[kind].layer.name)
         search.apart[kind] = timed_apart(search.kinds[kind].layer, search.kinds[kind].text, best, listed, timer)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Protocol
 
@@ -13,7 +15,8 @@ class Progress(Protocol):
     """
 
     def stage(self, name: str, total: int) -> None:
-        """A stage begins ("passes", "candidates", "timing", "choice", "whole engines", "verification"); it has `total` steps."""
+        """A stage begins ("passes", "candidates", "timing", "fused or apart", "choice", "whole engines", "verification"; "int8: timing" where
+        one of several engines is made); it has `total` steps, 0 where nobody knows how many."""
 
     def step(self, what: str, done: int = 1) -> None:
         """`done` steps were finished; `what` is worked on now."""
@@ -47,12 +50,22 @@ class Noting:
     def __init__(self, to: Progress | None):
         self.to: Progress = to or Silent()
         self.notes: list[str] = []
+        self._engine = ""  # which of several is made now
         self._spent: dict[str, float] = {}
         self._phase, self._since = "start", perf_counter()
 
     def stage(self, name: str, total: int) -> None:
         self.phase(name)
-        self.to.stage(name, total)
+        self.to.stage(f"{self._engine}: {name}" if self._engine else name, total)
+
+    @contextmanager
+    def making(self, engine: str) -> Iterator[None]:
+        """What is told inside is about this one of several engines."""
+        self._engine = engine
+        try:
+            yield
+        finally:
+            self._engine = ""
 
     def phase(self, name: str) -> None:
         """What is done from now on counts as `name` in `seconds`; every stage begins a phase of its name."""

@@ -81,7 +81,7 @@ class _Making:
     layers: list[Layer]
     must: frozenset[str]  # demanded in INT8
     judge: Judge | None = None
-    progress: Progress | None = None
+    progress: Noting = field(default_factory=lambda: Noting(None))
     inputs: Mapping[str, np.ndarray] | None = None
     notes: list[str] = field(default_factory=list)
     info: list[str] = field(default_factory=list)
@@ -89,21 +89,24 @@ class _Making:
 
     def floats(self, rival_ms: float | None = None) -> _Tried:
         """The engine in floating point, within the budget where 16 bits are permitted; `rival_ms` as `build` has it."""
-        plain = without_int8(self.config)
-        if self.judge is None or not plain.precisions:
-            plan = build(self.net, plain, progress=self.progress, inputs=self.inputs, rival_ms=rival_ms)
-            return _Tried("floating point", plan, frozenset())
-        plan, verdict = build_floats_within(
-            self.net, self.made, plain, self.judge.budget, self.judge.analysis.samples, progress=self.progress, inputs=self.inputs
-        )  # fmt: skip
-        return _Tried("floating point", plan, frozenset(), verdict, "engine")
+        plain, what = without_int8(self.config), "floating point"
+        with self.progress.making(what):
+            if self.judge is None or not plain.precisions:
+                plan = build(self.net, plain, progress=self.progress, inputs=self.inputs, rival_ms=rival_ms)
+                return _Tried(what, plan, frozenset())
+            plan, verdict = build_floats_within(
+                self.net, self.made, plain, self.judge.budget, self.judge.analysis.samples, progress=self.progress, inputs=self.inputs
+            )  # fmt: skip
+        return _Tried(what, plan, frozenset(), verdict, "engine")
 
     def integers(self, what: str, skip: frozenset[str]) -> _Tried:
         """The engine with every quantizable layer in INT8 but those of `skip` and those that the user keeps in floating point."""
         chosen = quantized_network(self.made, self.ranges, skip, demanded_floats(self.config), tables=self.tables)
-        plan = build(chosen, self.config, progress=self.progress, inputs=self.inputs)
+        name = f"{what}{_LOOKED_UP}" if self.tables else what
+        with self.progress.making(name):
+            plan = build(chosen, self.config, progress=self.progress, inputs=self.inputs)
         plan.report["quantized"] = recipe(self.ranges, skip, self.tables)
-        return _Tried(f"{what}{_LOOKED_UP}" if self.tables else what, plan, skip, tables=self.tables)
+        return _Tried(name, plan, skip, tables=self.tables)
 
     def tuned(self, t: _Tried) -> _Tried:
         """The same engine once more, with what `config` now says of choosing in the network; judged where there is a budget."""
@@ -196,8 +199,8 @@ def _built_int8(
         plan.report["notes"].append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
         return plan
     extra: dict[str, Any] = {}
-    progress.phase("calibration")
-    ranges = calibrated_ranges(net, made, calibration, config, notes.append, extra, info.append)
+    progress.stage("calibration", 0)
+    ranges = calibrated_ranges(net, made, _counted(calibration, progress), config, notes.append, extra, info.append)
     machine = get_backend(config.backend, threads=max(config.threads, 0))
     later = getattr(machine, "overlaps", False) and config.in_network
     first = dataclasses.replace(config, in_network=config.in_network and not later)
@@ -211,19 +214,39 @@ def _built_int8(
         return plan
     tried = _candidates(making)
     fit = _fitted(making, tried) if making.judge is not None else Fit()
-    progress.phase("engines in turns")
-    times = in_turns([t.plan for t in tried], machine, config)
+    times = _in_turns(making, tried, machine)
     if later:
         making.config = config
         tried = _tuned(making, tried, times)
-        progress.phase("engines in turns")
-        times = in_turns([t.plan for t in tried], machine, config)
+        times = _in_turns(making, tried, machine)
     plan = _kept(making, tried, times)
     plan.report.update(extra)
     if making.judge is not None and budget is not None:
         kept = next(t for t in tried if t.plan is plan)
         plan.report["accuracy"] = report_of(budget, fit, kept.judged_on, kept.verdict)
     return plan
+
+
+def _counted(calibration: Calibration, progress: Progress) -> Calibration:
+    """The same, telling of every sample that is run."""
+    samples = calibration.samples
+    if samples is None:
+        return calibration
+
+    def told() -> Iterator[Mapping[str, np.ndarray]]:
+        for feeds in samples():
+            yield feeds
+            progress.step("samples")
+
+    return dataclasses.replace(calibration, samples=told)
+
+
+def _in_turns(m: _Making, tried: list[_Tried], machine: Any) -> list[list[float]]:
+    """Seconds of the engines, run in turns."""
+    m.progress.stage("engines in turns", 1)
+    times = in_turns([t.plan for t in tried], machine, m.config)
+    m.progress.step("done")
+    return times
 
 
 def without_int8(config: BuildConfig) -> BuildConfig:

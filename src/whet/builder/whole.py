@@ -61,7 +61,7 @@ class Best:
 
 def best_engine(search: Search, make: Make) -> Best:
     """Chooses, builds the different engines worth a try, times them in turns, keeps the fastest (the first where they do not differ)."""
-    search.tell.phase("choice")
+    search.tell.stage("choice", 1)
     entries = _settled_entries(search, make)
     timed = search.timer is not None and getattr(search.machine, "runs", True) and search.config.whole_engines > 0
     if not timed:

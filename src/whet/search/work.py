@@ -11,7 +11,6 @@ import numpy as np
 
 from whet.backends import get_backend
 from whet.builder import save_lock
-from whet.builder.quantized import without_int8
 from whet.engine import write_engine
 from whet.engine.plan import EnginePlan
 from whet.frontends import network_from_onnx, save_onnx
@@ -92,7 +91,7 @@ def _candidate(w: Worker) -> dict[str, Any]:
     if c.budget is not None and not kept and not c.removed:
         with w.lock.timing():
             w.say("sharing out")
-            config = without_int8(build_config(net, recipe, c, w.effort.level))
+            config = build_config(net, recipe, c, w.effort.level)
             kept, c = within_budget(net, c, config, recipe, data, say=w.say)
     with w.lock.working():
         rate = None
@@ -260,7 +259,7 @@ class _Stages:
         self.done += done
         if perf_counter() - self.last > 0.2:
             self.last = perf_counter()
-            self.w.say(f"building {self.name} {self.done}/{self.total}")
+            self.w.say(f"building {self.name} {self.done}{f'/{self.total}' if self.total else ''}")
 
     def note(self, text: str) -> None:
         """Notes stand in the plan's report."""

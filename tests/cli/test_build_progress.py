@@ -1,0 +1,60 @@
+"""A build's progress on the command line: what the bar is told, and that no Ctrl-C is lost."""
+
+import signal
+
+import pytest
+
+from whet.cli._build_progress import BuildProgress
+
+
+class Dropped:
+    """Is interrupted while it is cleared away: Python prints that KeyboardInterrupt and goes on."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def usual(monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the handler is put back"
+    signal.signal(signal.SIGINT, before)
+
+
+def a_build(interrupted, *steps):
+    """A build that `interrupted` interrupts; how many of the steps behind that were done."""
+    done = 0
+    with BuildProgress(enabled=False) as progress:
+        progress.stage("timing", 2)
+        interrupted()
+        for step in steps:
+            progress.step(step)
+            done += 1
+    return done
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("steps", [("a kernel", "another"), ()])
+def test_an_interrupt_that_python_drops_is_heard_at_the_next_step_or_at_the_end(usual, steps):
+    with pytest.raises(KeyboardInterrupt):
+        a_build(Dropped, *steps)
+
+
+def test_an_interrupt_ends_a_build_at_once(usual):
+    with pytest.raises(KeyboardInterrupt):
+        a_build(lambda: signal.raise_signal(signal.SIGINT), "a kernel")
+
+
+def test_a_build_that_nobody_interrupts(usual):
+    assert a_build(lambda: None, "a kernel", "another") == 2
+
+
+def test_a_stage_of_unknown_length_has_no_total(usual):
+    with BuildProgress() as progress:
+        progress.stage("calibration", 0)
+        progress.step("samples")
+        task = progress._bar.tasks[0]
+        assert (task.total, task.completed) == (None, 1)
+        progress.stage("int8: timing", 5)
+        assert [(t.description, t.total) for t in progress._bar.tasks] == [("int8: timing", 5)]
