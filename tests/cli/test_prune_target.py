@@ -56,6 +56,17 @@ def test_on_this_machine_the_engine_is_timed_beside_the_prediction(model, tmp_pa
     assert re.search(r"latency [+-]\d+ % \([\d.]+ -> [\d.]+ ms\), predicted -\d+ %", out)
 
 
+def test_an_int8_engine_has_a_staircase_of_its_own(model, tmp_path):
+    null = ("--backend=null", "--timingCacheFile", tmp_path / "c.sqlite", f"--export={tmp_path / 't.json'}")
+    first = int(re.search(r"(\d+) rows", run(latency_table, model, *null))[1])
+    assert re.search(rf"{first} known before", run(latency_table, model, *null, "--int8"))
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"].values()
+    assert {r["precisions"] for r in rows} == {"fp32", "int8"}
+    assert any("i8[" in r["layer"] for r in rows)
+    out = run(prune, model, "--int8", "--latency=0.9x", *null[:3], f"--latencyTable={tmp_path / 't.json'}", "-o", tmp_path / "s.onnx")
+    assert re.search(r"predicted -1\d %", out)
+
+
 def test_two_targets_and_a_quantized_model(model, tmp_path):
     with pytest.raises(UsageError, match="one target at a time: --latency and --flops"):
         CliRunner().invoke(prune, [str(model), "--latency=0.5x", "--flops=0.5x"], catch_exceptions=False)

@@ -31,6 +31,7 @@ SMALL = {
     "convnext_tiny": {"image": 64, "blocks": (1, 1, 2, 1)},
 }
 NULL = BuildConfig(backend="null", timing_cache="")
+INT8 = replace(NULL, precisions=("int8",))
 
 
 def net_of(name, **more):
@@ -64,19 +65,23 @@ def test_channels_of_a_removed_branch_are_gone():
     assert costs.total({"conv1.weight": 10}, ["/layer2/layer2.1/Add"]) == costs.total({}) - 54 - 128
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large", "vit_b_16", "bert_base", "yolov5s", "densenet121", "swin_t"])
-def test_latency_of_widths_is_that_of_the_cut_network(name, tmp_path):
+@pytest.mark.parametrize(("name", "config"), [
+    *(pytest.param(n, NULL, id=n) for n in ("resnet18", "mobilenet_v3_large", "vit_b_16", "bert_base", "yolov5s", "densenet121", "swin_t")),
+    *(pytest.param(n, INT8, id=f"{n}-int8") for n in ("resnet18", "mobilenet_v3_large", "bert_base", "yolov5s", "densenet121")),
+])  # fmt: skip
+def test_latency_of_widths_is_that_of_the_cut_network(name, config, tmp_path):
     """On the null machine times are a function of shapes: predicting from shrunk layers must give what the cut network's layers give."""
     net = net_of(name)
     found, blocks, widths, _ = some_choice(net, seed=5)
     widths = {g.name: max(widths[g.name], g.size // 2) for g in found}
-    base = static_layers(net, NULL)
-    with Meter(NULL, LatencyTable(), base) as meter:
+    base = static_layers(net, config)
+    assert any(t.dtype.bits == 8 for x in base.values() for t in x.inputs if t is not None) == (config is INT8)
+    with Meter(config, LatencyTable(), base) as meter:
         costs = latency_costs(net, found, [], meter, base)
         small = cut(net, {k: range(v) for k, v in widths.items()}, found)
         assert costs.total({}) == pytest.approx(measured_sum(net, meter))
         assert costs.total(widths) == pytest.approx(measured_sum(small, meter), rel=0.01)
-        texts = {layer_text(x) for x in static_layers(small, NULL).values()}
+        texts = {layer_text(x) for x in static_layers(small, config).values()}
         known = {r.layer for r in meter.table.rows.values()}
         assert len(texts & known) == len(texts), "the very layers of the cut network were timed"
         assert blocks or name == "densenet121"

@@ -16,6 +16,7 @@ _FLAGS = (
     click.option("--shapes", "shapes", help="Input shapes to be fast at: input0:8x3x224x224,... (default: 1 for each symbol)."),
     click.option("--fp16", is_flag=True, help="The engine may store and compute in FP16."),
     click.option("--bf16", is_flag=True, help="The engine may store and compute in BF16."),
+    click.option("--int8", is_flag=True, help="The engine computes in INT8 where it can (timed with invented ranges; calibrate what comes out)."),
     click.option("--timingCacheFile", "timing_cache", type=click.Path(dir_okay=False), help="Timing cache (default: the user's)."),
 )
 
@@ -27,7 +28,7 @@ def build_flags(command: Callable) -> Callable:
     return command
 
 
-def build_config(*, backend: str, threads: int, shapes: str | None, fp16: bool, bf16: bool, timing_cache: str | None) -> Any:
+def build_config(*, backend: str, threads: int, shapes: str | None, fp16: bool, bf16: bool, int8: bool, timing_cache: str | None) -> Any:
     """The BuildConfig of the flags. Raises UsageError for shapes that cannot be read."""
     from whet.builder import BuildConfig
 
@@ -35,7 +36,7 @@ def build_config(*, backend: str, threads: int, shapes: str | None, fp16: bool, 
     return BuildConfig(
         backend=backend,
         threads=threads,
-        precisions=tuple(name for name, on in (("fp16", fp16), ("bf16", bf16)) if on),
+        precisions=tuple(name for name, on in (("fp16", fp16), ("bf16", bf16), ("int8", int8)) if on),
         profiles=((at, at, at),) if at else (),
         timing_cache=timing_cache,
     )

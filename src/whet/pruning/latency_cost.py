@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from whet.builder.calibrating import invented_ranges, is_explicit, prepared
 from whet.builder.config import BuildConfig
 from whet.builder.lowering import lowered_network
 from whet.builder.profiles import OPT, bound_layers, environment, resolve_profiles
+from whet.builder.quantized import quantized_network
 from whet.errors import NetworkError, PruneError, WhetError
 from whet.network import Layer, Network
 from whet.pruning.costs import Costs
@@ -29,7 +31,11 @@ Progress = Callable[[int, int, str], None]
 
 def static_layers(net: Network, config: BuildConfig, *, filled: bool = False) -> dict[str, Layer]:
     """The lowered layers of a network by name, at the opt shapes of the config's first profile. Unless `filled`, odd channels stay as they
-    are: filled up, a network that lacks one unit would look like the whole one."""
+    are: filled up, a network that lacks one unit would look like the whole one. Where INT8 is permitted they are those with Q/DQ of
+    invented ranges, which time as any ranges do."""
+    if "int8" in config.precisions and not is_explicit(net):
+        made = prepared(net, config)
+        net = quantized_network(made, invented_ranges(made), frozenset())
     lowered, _ = lowered_network(net, config if filled else replace(config, passes=(*config.passes, "-pad_channels")))
     profiles, _ = resolve_profiles(lowered, config)
     return bound_layers(lowered, environment(lowered, profiles[0], OPT))
