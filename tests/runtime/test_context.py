@@ -86,6 +86,8 @@ def test_shape_errors_teach(engine):
         context.run({"z": image()})
     with pytest.raises(ShapeError, match=r"'x' is missing; the engine takes x: f32\[N,3,8,8\]"):
         context.run({})
+    with pytest.raises(ShapeError, match="inputs are given by name"):
+        context.run(np.zeros((1, 3, 8, 8), np.float32))
     with pytest.raises(ShapeError, match="'x' is a list; give a NumPy array"):
         context.run({"x": [1.0]})
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from whet.errors import UsageError
+from whet.registry import nearest
+
 AUTO_THREADS = -1
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8", "best")
 Shapes = dict[str, tuple[int, ...]]
+
+_ONE_OF = {
+    "precision_constraints": ("none", "prefer", "obey"),
+    "sparsity": ("disable", "enable", "force"),
+    "profiling_verbosity": ("layer_names_only", "detailed", "none"),
+}
+_LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig:
-    """Options of a build; the defaults are what most users want."""
+    """Options of a build; the defaults are what most users want. Raises UsageError for a value that an option does not take."""
 
     backend: str = "cpu"  # cpu | cuda | null
     threads: int = 0  # CPU threads; 0: all usable ones (from level 4 on: fewer where whole engines run faster so); -1: measured at any level
@@ -37,3 +48,17 @@ class BuildConfig:
     whole_engines: int = 4  # how many different whole engines are timed at the end
     in_network: bool = True  # from level 3 on: kernels that were nearly as fast alone are tried in the whole network
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("precisions", "passes", "no_fuse", "tactic_sources"):
+            if isinstance(text := getattr(self, name), str):
+                raise UsageError(f"BuildConfig.{name} is a tuple of names: ({text!r},), not {text!r}")
+        for p in self.precisions:
+            if p not in PRECISIONS:
+                raise UsageError(f"BuildConfig.precisions: {p!r} is none of {', '.join(PRECISIONS)}.{nearest(p, PRECISIONS)}")
+        for name, choices in _ONE_OF.items():
+            if (value := getattr(self, name)) not in choices:
+                raise UsageError(f"BuildConfig.{name}: {value!r} is none of {', '.join(choices)}.{nearest(str(value), choices)}")
+        for name, least in _LEAST.items():
+            if (value := getattr(self, name)) < least:
+                raise UsageError(f"BuildConfig.{name}: {value} is too small; the least is {least}")

@@ -315,6 +315,8 @@ class Context:
         self._pointed[id(bound)] = dict(wanted)
 
     def _arrays(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        if not isinstance(inputs, Mapping):
+            raise ShapeError(f"inputs are given by name, {{name: array}}, not as {type(inputs).__name__}; the engine takes {self._takes()}")
         for name in inputs:
             self._known(name, self.engine.inputs, "input")
         found = {}
