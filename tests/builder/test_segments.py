@@ -54,7 +54,8 @@ def built(monkeypatch):
 def test_the_same_as_in_one_piece(precision):
     net = deep_network()
     ranges = calibrate(net, samples(4), run=EngineRun(net, find_places(net).names()), method="minmax")
-    whole, parts = (Analysis(net, precision, samples(3, 9), run_of, ranges) for run_of in (EngineRun, SegmentedRuns(net)))
+    data = samples(3, 9)
+    whole, parts = (Analysis(net, precision, data, run_of, ranges) for run_of in (EngineRun, SegmentedRuns(net, data)))
     for names in (["stem"], ["a3"], ["b4"], ["a7"], ["b7"], ["a1", "b6"], ["b0", "b7"], None):
         assert parts.snr(names) == pytest.approx(whole.snr(names), abs=0.02)
 
@@ -63,7 +64,7 @@ def test_only_what_differs_is_built_and_run(built, monkeypatch):
     net = deep_network()
     data = samples(2)
     ranges = calibrate(net, data, run=EngineRun(net, find_places(net).names()), method="minmax")
-    runs = SegmentedRuns(net)
+    runs = SegmentedRuns(net, data)
     found = Analysis(net, "int8", data, runs, ranges)
     assert len(runs.cuts) >= 4
     assert all(len(names) == 1 for names in runs.cuts), "between blocks one tensor crosses"
@@ -91,11 +92,22 @@ def test_sets_share_what_they_have_alike(built):
 def test_little_memory_is_more_work_and_the_same_answer(monkeypatch):
     net = deep_network()
     ranges = calibrate(net, samples(2), run=EngineRun(net, find_places(net).names()), method="minmax")
-    expected = Analysis(net, "int8", samples(3), SegmentedRuns(net), ranges).snr(["b6"])
+    data = samples(3)
+    expected = Analysis(net, "int8", data, SegmentedRuns(net, data), ranges).snr(["b6"])
     monkeypatch.setattr(segments, "_MOST_BYTES", 30000)  # three values of 9216 bytes
-    runs = SegmentedRuns(net)
-    assert Analysis(net, "int8", samples(3), runs, ranges).snr(["b6"]) == pytest.approx(expected, abs=1e-9)
-    assert sum(len(values) for _, values in runs._known.values()) == 3
+    runs = SegmentedRuns(net, data)
+    assert Analysis(net, "int8", data, runs, ranges).snr(["b6"]) == pytest.approx(expected, abs=1e-9)
+    assert sum(map(len, runs._known.values())) == 3
+
+
+def test_inputs_that_are_no_samples_may_be_used_again_with_other_numbers():
+    net, data = deep_network(), samples(3)
+    run = SegmentedRuns(net, data[:1])(net, ["y"])
+    feeds = {}
+    for sample in data:
+        feeds["x"] = sample["x"]
+        assert np.array_equal(run(feeds)["y"], run(sample)["y"])
+    assert not np.array_equal(run(data[1])["y"], run(data[2])["y"])
 
 
 def test_short_networks_and_single_tensors_run_in_one_piece():
@@ -117,6 +129,6 @@ def test_the_same_layers_are_harmful(name, enough, monkeypatch):
     config, made = BuildConfig(timing_cache=""), prepared(net, BuildConfig())
     ranges = float8_ranges(net, made, data, config, [])
     found = harmful(made, ranges, data, config, kept_out(made), enough_db=enough)
-    monkeypatch.setattr(within, "SegmentedRuns", lambda net: EngineRun)
+    monkeypatch.setattr(within, "SegmentedRuns", lambda net, samples: EngineRun)
     assert found
     assert found == harmful(made, ranges, data, config, kept_out(made), enough_db=enough)

@@ -67,7 +67,7 @@ def find_harm(
     if not chosen:
         chosen = _drawn(net, samples)
         notes.append("There are no calibration data: the layers are judged on random numbers, which says little. Give --calibData.")
-    analysis = Analysis(made, precision, chosen, SegmentedRuns(made), ranges, memory_file(made, precision, config))
+    analysis = Analysis(made, precision, chosen, SegmentedRuns(made, chosen), ranges, memory_file(made, precision, config))
     tell.stage(f"each layer alone in {precision}", len(analysis.layers))
     rows = analysis.alone(tell=tell.step)
     tell.stage("from the most harmful on", len(rows))

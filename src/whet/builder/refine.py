@@ -16,7 +16,7 @@ _CLOSE = 1.3  # a runner-up this much slower alone may still win in the network
 _RUNNERS_UP = 9  # how many take turns where launches overlap
 _IN_CHAIN_S, _KIND_S = 6.0, 1.0  # seconds spent on that, and on one kind of layer at most: slow networks compare fewer
 _REPLAYS = 11  # of each option at least
-_TURNS, _TURNS_S = (3, 7), 3.0  # of two engines, layer against layer; seconds for all of them
+_TURNS, _TURNS_S = (3, 7), 1.5  # of two engines, layer against layer; seconds for all of them
 
 
 def refined_entry(search: Search, base: Entry, make: Make, stand: Stand) -> Entry | None:

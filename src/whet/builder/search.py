@@ -29,7 +29,7 @@ from whet.tactics import Tactic
 #: options timed per kind of layer at each builderOptimizationLevel; None: all
 _TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
 _SPARING = 3  # the level up to which implementations that always lost are left out
-_REFORMAT_ROUNDS = 3
+_REFORMAT_ROUNDS = 2
 _ENOUGH = 4  # configurations of a tactic that may fail for a layer before the rest is not tried: each failure builds and verifies again
 
 

@@ -34,15 +34,16 @@ class SegmentedRuns:
     """`run_of` (see precision.sensitivity) for `net` and networks derived from it that keep its tensors' names.
 
     Of others, of single tensors, and of networks that no cut divides it makes an EngineRun, which gives the same numbers up to roundings
-    in the order of sums.
+    in the order of sums. Values between segments are remembered for `samples` alone, which must not change; other inputs run from the beginning.
     """
 
-    def __init__(self, net: Network):
+    def __init__(self, net: Network, samples: Iterable[Values] = ()):
         self.outputs = [t.name for t in net.outputs]
         self.cuts = _cuts(net)
         self.own = _segments(net, self.cuts, self.outputs) or []
         self._engines: dict[_Segment, EngineRun] = {}
-        self._known: dict[int, tuple[Values, list[dict[str, np.ndarray]]]] = {}  # by the identity of a sample: it, and what crosses each cut
+        self._samples = list(samples)  # they stay alive, so that nothing else is taken for one of them
+        self._known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # of each: what crosses each cut
         self._bytes = 0
 
     def __call__(self, net: Network, names: list[str]) -> EngineRun | _SegmentedRun:
@@ -62,13 +63,13 @@ class SegmentedRuns:
 
     def known(self, feeds: Values, most: int) -> tuple[int, dict[str, np.ndarray]]:
         """How many segments, at most `most`, of the network itself were run for a sample, and what they left."""
-        before = self._known.get(id(feeds), (feeds, []))[1][:most]
+        before = self._known.get(id(feeds), [])[:most]
         return len(before), dict(before[-1]) if before else dict(feeds)
 
     def keep(self, feeds: Values, cut: int, values: Mapping[str, np.ndarray]) -> None:
         """Remembers what crosses a cut for a sample, where those before it are known and there is room."""
-        size, before = sum(a.nbytes for a in values.values()), self._known.setdefault(id(feeds), (feeds, []))[1]
-        if len(before) == cut and self._bytes + size <= _MOST_BYTES:
+        size, before = sum(a.nbytes for a in values.values()), self._known.get(id(feeds))
+        if before is not None and len(before) == cut and self._bytes + size <= _MOST_BYTES:
             self._bytes += size
             before.append(dict(values))
 

@@ -54,7 +54,7 @@ class Judge:
         progress: Progress | None = None,
     ):  # fmt: skip
         self.budget, self.tell = budget, progress or Silent()
-        self.analysis = Analysis(made, precision, samples, SegmentedRuns(made), ranges, memory_file(made, precision, config))
+        self.analysis = Analysis(made, precision, samples, SegmentedRuns(made, samples), ranges, memory_file(made, precision, config))
         self.judged = 0
 
     @property
