@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whet.errors import ShapeError, UsageError
@@ -65,6 +65,7 @@ def known_input(name: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> 
 
 
 def shape_text(shape: tuple[Any, ...]) -> str:
+    """A shape as flags write it: 1x3x224x224, or `scalar`."""
     return "x".join(map(str, shape)) or "scalar"
 
 
@@ -87,13 +88,15 @@ def number(text: str, flag: str, kind=int, low: float | None = None):
     return value
 
 
-def one_of(text: str, flag: str, choices: Iterable[str]) -> str:
+def one_of(text: str, flag: str, choices: Sequence[str]) -> str:
+    """`text`, which must be among `choices`. Raises UsageError with the nearest of them."""
     if text not in choices:
-        raise UsageError(f"--{flag}: {text!r} is none of {', '.join(choices)}")
+        raise UsageError(f"--{flag}: {text!r} is none of {', '.join(choices)}.{nearest(text, choices)}")
     return text
 
 
 def percentiles(text: str) -> list[float]:
+    """`90,95,99` as numbers from 0 to 100. Raises UsageError."""
     got = [number(p, "percentile", float, 0) for p in text.split(",") if p]
     if any(p > 100 for p in got):
         raise UsageError(f"--percentile: {text!r} has a value above 100")

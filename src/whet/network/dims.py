@@ -7,7 +7,7 @@ maximum of expressions. Polynomials are kept in one canonical form, so `N*3*4 ==
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from whet.errors import NetworkError
 
@@ -95,6 +95,7 @@ def symbol(name: str) -> Expr:
 
 
 def lift(d: Dim) -> Expr:
+    """A dim as an expression; a number is a constant one."""
     return d if isinstance(d, Expr) else Expr({(): int(d)})
 
 
@@ -138,18 +139,22 @@ def floordiv(a: Dim, b: Dim) -> Dim:
 
 
 def ceildiv(a: Dim, b: Dim) -> Dim:
+    """a / b, rounded up."""
     return -floordiv(-a, b)
 
 
 def minimum(a: Dim, b: Dim) -> Dim:
+    """The smaller of two dims, symbolic where that is not known."""
     return _extreme("min", a, b)
 
 
 def maximum(a: Dim, b: Dim) -> Dim:
+    """The larger of two dims, symbolic where that is not known."""
     return _extreme("max", a, b)
 
 
-def product(dims) -> Dim:
+def product(dims: Iterable[Dim]) -> Dim:
+    """All dims multiplied; 1 for none."""
     out: Dim = 1
     for d in dims:
         out = out * d

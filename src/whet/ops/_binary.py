@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import BOOL, DType, Layer, TensorType
-from whet.ops._base import Couple, op
+from whet.network import BOOL, Dim, DType, Layer, TensorType
+from whet.ops._base import Couple, known_values, op
 from whet.ops._types import broadcast
 
 
@@ -39,6 +40,21 @@ def infer_variadic(layer: Layer) -> TensorType:
             raise NetworkError(f"takes tensors of one type, not {[str(t.type) for t in layer.inputs]}")
         shape = broadcast(shape, t.shape)
     return TensorType(dtype, shape)
+
+
+def shape_value_by(pick: Callable[[Dim, Dim], Dim]) -> Callable[[Layer], list[tuple[Dim, ...] | None]]:
+    """The shape values of an op of any number of inputs that takes `pick` of each two dims; None where an input's are not known."""
+
+    def shape_value(layer: Layer) -> list[tuple[Dim, ...] | None]:
+        values = [v for t in layer.inputs if (v := known_values(t)) is not None]
+        if len(values) < len(layer.inputs):
+            return [None]
+        n = max(len(v) for v in values)
+        if any(len(v) not in (1, n) for v in values):
+            return [None]
+        return [tuple(reduce(pick, row) for row in zip(*(v * (n // len(v)) for v in values), strict=True))]
+
+    return shape_value
 
 
 def binary_couples(layer: Layer) -> list[Couple]:

@@ -76,6 +76,7 @@ def _row(found: SearchResult, i: int) -> dict[str, Any]:
 
 
 def plain_checks(checked: Sequence[Check]) -> list[dict[str, Any]]:
+    """Checks of the target as JSON holds them."""
     return [{"text": c.text, "met": c.met, "value": c.value, "limit": c.limit} for c in checked]
 
 
