@@ -122,28 +122,25 @@ def profiles(pairs: list[tuple[str, str]]) -> tuple[list[tuple[Shapes, Shapes, S
             if name in groups[current]:
                 raise UsageError(f"--{name} is given twice; put --profile=N before the second one to describe another profile")
             groups[current][name] = shapes(value, name)
-    made, warnings = [], []
-    for g in groups:
-        if not g:
-            continue
-        names = dict.fromkeys(n for s in g.values() for n in s)
-        lo: Shapes = {}
-        opt: Shapes = {}
-        hi: Shapes = {}
-        for n in names:
-            a, b, c = (g.get(k, {}).get(n) for k in ("minShapes", "optShapes", "maxShapes"))
-            for kind, have, source, other in (("minShapes", a, "optShapes", b or c), ("maxShapes", c, "optShapes", b or a)):
-                if have is None:
-                    warnings.append(f"{source if (b is not None) else 'the other shape'} is being broadcasted to {kind} for tensor {n}")
-                    if kind == "minShapes":
-                        a = other
-                    else:
-                        c = other
-            if b is None:
-                b = c
-                warnings.append(f"maxShapes is being broadcasted to optShapes for tensor {n}")
-            lo[n], opt[n], hi[n] = a, b, c  # type: ignore[assignment]
-            if len({len(a), len(b), len(c)}) != 1 or any(not x <= y <= z for x, y, z in zip(a, b, c, strict=True)):  # type: ignore[arg-type]
-                raise UsageError(f"tensor {n}: min {a}, opt {b}, max {c} are not in order, dimension by dimension")
+    made: list[tuple[Shapes, Shapes, Shapes]] = []
+    warnings: list[str] = []
+    for g in filter(None, groups):
+        filled = {n: _filled(n, g, warnings) for n in dict.fromkeys(n for s in g.values() for n in s)}
+        lo, opt, hi = ({n: three[k] for n, three in filled.items()} for k in range(3))
         made.append((lo, opt, hi))
     return made, warnings
+
+
+def _filled(name: str, given: Mapping[str, Shapes], warnings: list[str]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Smallest, optimal and largest shape of one input; what is missing is taken from the others, which `warnings` then say. Raises UsageError."""
+    made = {kind: s[name] for kind, s in given.items() if name in s}
+    for kind, others in (("minShapes", ("optShapes", "maxShapes")), ("maxShapes", ("optShapes", "minShapes")), ("optShapes", ("maxShapes",))):
+        if kind not in made:
+            source = next(o for o in others if o in made)
+            made[kind] = made[source]
+            warnings.append(f"{source} is being broadcasted to {kind} for tensor {name}")
+    a, b, c = made["minShapes"], made["optShapes"], made["maxShapes"]
+    if len({len(a), len(b), len(c)}) != 1 or any(not x <= y <= z for x, y, z in zip(a, b, c, strict=True)):
+        said = ", ".join(f"{k} {shape_text(s)}" for k, s in (("min", a), ("opt", b), ("max", c)))
+        raise UsageError(f"tensor {name}: {said} are not in order, dimension by dimension")
+    return a, b, c
