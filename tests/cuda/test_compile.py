@@ -101,7 +101,9 @@ OTHERS = [
     ("moves.cu", {"FROM": 1, "TO": 0, "STEPS": "value = source(0, at);"}),
     ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 32, "ITEMS": 1, "WIDE": 1}),
     ("qmul.cu", {"FROM": 3, "GATE": 1, "TO": 3}),
-    ("reduce.cu", {"TYPE": 2, "OP": 7, "T": 32}),
+    ("reduce.cu", {"TYPE": 2, "OP": 7, "T": 32, "WIDE": 0}),
+    ("reduce.cu", {"TYPE": 1, "OP": 1, "T": 256, "WIDE": 1}),
+    ("reduce.cu", {"TYPE": 1, "OP": 9, "T": 32, "WIDE": 2}),
     ("take.cu", {"UNIT": 16, "WIDE_INDEX": 1}),
 ]  # fmt: skip
 #: whose machine code is looked at by tests of their own

@@ -51,17 +51,28 @@ class OwnReduce(Tactic):
         found = _walks(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
-        kept, over = found
+        kept, over, wide = _by_eights(*found)
         results, count = prod(kept[0]), prod(over[0])
         threads = 1 if count <= 8 or (over[1][-1] != 1 and results >= 4096) else 32 if count <= 2048 or results >= 2048 else 256
-        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": _OPS[layer.op], "T": threads}
+        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": _OPS[layer.op], "T": threads, "WIDE": wide}
         fields = "<2Qq4q4q4I4II4x"
 
         def make(args: Args) -> list:
             values = (args.inputs[0], args.outputs[0], results, *kept[1], *over[1], *kept[0], *over[0], count)
             return [launch("reduce.cu", "reduce", constants, (blocks_of(results, 256 // threads), 1, 1), 256, fields, *values)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own reduce x{threads}")
+        return GpuKernel(layer, signature, make, implementation=f"own reduce x{threads}" + (" by eights" if wide else ""))
+
+
+def _by_eights(kept: Walk, over: Walk) -> tuple[Walk, Walk, int]:
+    """The walks in steps of eight neighbouring elements, where they lie in whole sixteens of bytes: of one result (1) or eight results (2)."""
+    for wide, walk, other in ((1, over, kept), (2, kept, over)):
+        (*sizes, last), (*steps, step) = walk
+        apart = [s for n, s in zip((*sizes, *other[0]), (*steps, *other[1]), strict=True) if n > 1]
+        if step == 1 and last % 8 == 0 and not any(s % 8 for s in apart):
+            eights: Walk = ((*sizes, last // 8), (*steps, 8))
+            return (kept, eights, 1) if wide == 1 else (eights, over, 2)
+    return kept, over, 0
 
 
 def _walks(layer: Layer) -> tuple[Walk, Walk] | str:

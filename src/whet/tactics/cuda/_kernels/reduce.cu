@@ -1,6 +1,7 @@
 // Reductions over any axes of a row-major tensor: a warp makes one value where many are added, a thread where few are.
 // Constants: TYPE, OP (0 sum, 1 mean, 2 max, 3 min, 4 product, 5 sum of squares, 6 L2, 7 L1, 8 log of the sum, 9 log of the sum of exponentials),
-// T (threads of a result: 1, 32, 256).
+// T (threads of a result: 1, 32, 256), WIDE (eight neighbouring elements are read at once: 1 all of one result, 2 of eight neighbouring results; the
+// last size and stride count eights there).
 #include "common.cuh"
 #include "vector.cuh"
 #define INF __int_as_float(0x7f800000)
@@ -11,8 +12,9 @@ struct Args {
     long long results;
     long long kept_stride[4], over_stride[4];   // elements; outermost first
     u32 kept[4], over[4];
-    u32 count;                                  // elements of one result
+    u32 count;                                  // elements of one result, or eights of them
 };
+constexpr int EACH = WIDE ? 8 : 1, RESULTS = WIDE == 2 ? 8 : 1;
 
 DEV float join(float a, float b) {
     if (OP == 2 || OP == 9) return max_nan(a, b);
@@ -35,6 +37,13 @@ DEV long long place(u32 i, const u32 (&size)[4], const long long (&stride)[4]) {
         i = next;
     }
     return at;
+}
+DEV void read(float (&x)[EACH], const Args& p, long long at) {
+    if (WIDE) {
+        const Vec8 y = load8<TYPE>(p.in, at);
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) x[e] = y.v[e];
+    } else x[0] = load1<TYPE>(p.in, at);
 }
 template <int SUM> DEV float together(float v) {
     if (T >= 32) {
@@ -59,17 +68,39 @@ extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__
     const long long i = (long long)blockIdx.x * (256 / T) + threadIdx.x / T;
     if (i >= p.results) return;
     const long long from = place((u32)i, p.kept, p.kept_stride);
-    float v = nothing();
-    for (u32 k = lane; k < p.count; k += T) v = join(v, seen(load1<TYPE>(p.in, from + place(k, p.over, p.over_stride)), 0.f));
-    v = together<0>(v);
-    if (OP == 9) {
-        const float top = isinf(v) ? 0.f : v;   // infinite values count as they are
-        v = 0.f;
-        for (u32 k = lane; k < p.count; k += T) v += expf(load1<TYPE>(p.in, from + place(k, p.over, p.over_stride)) - top);
-        v = logf(together<1>(v)) + top;
+    float v[RESULTS], x[EACH];
+#pragma unroll
+    for (int r = 0; r < RESULTS; ++r) v[r] = nothing();
+    for (u32 k = lane; k < p.count; k += T) {
+        read(x, p, from + place(k, p.over, p.over_stride));
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) v[e % RESULTS] = join(v[e % RESULTS], seen(x[e], 0.f));
     }
-    if (OP == 1) v /= p.count;
-    if (OP == 6) v = sqrtf(v);
-    if (OP == 8) v = logf(v);
-    if (lane == 0) store1<TYPE>(p.out, i, v);
+#pragma unroll
+    for (int r = 0; r < RESULTS; ++r) v[r] = together<0>(v[r]);
+    if (OP == 9) {
+        float top[RESULTS];
+#pragma unroll
+        for (int r = 0; r < RESULTS; ++r) { top[r] = isinf(v[r]) ? 0.f : v[r]; v[r] = 0.f; }   // infinite values count as they are
+        for (u32 k = lane; k < p.count; k += T) {
+            read(x, p, from + place(k, p.over, p.over_stride));
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) v[e % RESULTS] += expf(x[e] - top[e % RESULTS]);
+        }
+#pragma unroll
+        for (int r = 0; r < RESULTS; ++r) v[r] = logf(together<1>(v[r])) + top[r];
+    }
+#pragma unroll
+    for (int r = 0; r < RESULTS; ++r) {
+        if (OP == 1) v[r] /= p.count * (EACH / RESULTS);
+        if (OP == 6) v[r] = sqrtf(v[r]);
+        if (OP == 8) v[r] = logf(v[r]);
+    }
+    if (lane) return;
+    if (WIDE == 2) {
+        Vec8 y;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) y.v[e] = v[e % RESULTS];
+        store8<TYPE>(p.out, i * 8, y);
+    } else store1<TYPE>(p.out, i, v[0]);
 }
