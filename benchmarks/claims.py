@@ -360,13 +360,13 @@ def latency_or_flops(b: Bench) -> Row:
 
     net = network_from_onnx(zoo.build("mobilenet_v2"))
     found, base = groups(net), static_layers(net, b.config)
-    scores = per_layer(found, [], importance(found))
+    scores, most = per_layer(found, [], importance(found)), 5 if b.quick else 12  # widths of each group that are timed
     with Meter(b.config, LatencyTable(), base) as meter:
         ms, flops = latency_costs(net, found, [], meter, base), flop_costs(net, found, [])
-        by_flops = choose_within(found, [], scores, flops, 0.5 * flops.total({}))
+        by_flops = choose_within(found, [], scores, flops, 0.5 * flops.total({}), most=most)
         reached = ms.total({g: len(k) for g, k in by_flops.kept.items()})
         for _ in range(3):
-            by_ms = choose_within(found, [], scores, ms, reached)
+            by_ms = choose_within(found, [], scores, ms, reached, most=most)
             nets = [net, *(cut(net, c.kept, found) for c in (by_flops, by_ms))]
             whole, f, t = b.ms(nets)
             if t <= 1.03 * f:
