@@ -7,6 +7,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from whet.cli._console import progress_bar
+
 
 class BuildProgress:
     """A builder's Progress on a rich bar; a context manager. Disabled, it only collects notes, and sees to it that Ctrl-C is heard.
@@ -27,18 +29,7 @@ class BuildProgress:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._interrupt)
         if self.enabled:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("{task.description:<14}"),
-                BarColumn(bar_width=30),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("[dim]{task.fields[what]}"),
-                console=Console(stderr=True),
-                transient=True,
-            )
+            self._bar = progress_bar()
             self._bar.start()
         return self
 

@@ -1,4 +1,4 @@
-"""The console that tables are printed on: as wide as the terminal; 140 columns into a file or a pipe, where nothing tells."""
+"""What is printed for people: tables, as wide as the terminal (140 columns into a file or a pipe, where nothing tells), and progress bars."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 PIPED_WIDTH = 140
 _GAP = "  "
@@ -20,6 +21,16 @@ def console() -> Console:
 
     made = Console(soft_wrap=False)
     return made if made.is_terminal or "COLUMNS" in os.environ else Console(soft_wrap=False, width=PIPED_WIDTH)
+
+
+def progress_bar() -> Progress:
+    """A bar on standard error that is gone when it ends: name of the stage, how far, time left, and the field `what` as it stands."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    what = TextColumn("{task.fields[what]}", style="dim", markup=False)  # names of layers may look like markup
+    columns = (TextColumn("{task.description:<14}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn(), what)
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def print_table(where: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", below: Sequence[str] = ()) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from whet.cli import _exec_values as values
+from whet.errors import UsageError
+from whet.cli._console import progress_bar
 
 _FLAGS = (
     click.option("--backend", default="cpu", show_default=True, help="Machine that the engine is for: cpu, cuda, null."),
@@ -42,6 +46,17 @@ def build_config(*, backend: str, threads: int, shapes: str | None, fp16: bool, 
     )
 
 
+def must_be_writable(**files: str | None) -> None:
+    """Refuses files (by flag; None: not asked for) that could not be written, before the work is done that they are to hold. Raises UsageError."""
+    for flag, path in files.items():
+        if path is None:
+            continue
+        folder = Path(path).resolve().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            why = "there is no folder" if not folder.is_dir() else "it may not be written in"
+            raise UsageError(f"--{flag}={path} cannot be written: {why} {folder}. Make it first, or name another file.")
+
+
 class Bar:
     """A progress bar on standard error with the time left; `tell(done, total, what)` moves it. Disabled off a terminal."""
 
@@ -53,13 +68,9 @@ class Bar:
 
     def __enter__(self) -> Bar:
         if self.enabled:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("{task.description:<14}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, TextColumn("[dim]{task.fields[note]}"), console=Console(stderr=True), transient=True)
+            self._bar = progress_bar()
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=None, note="")
+            self._task = self._bar.add_task(self.what, total=None, what="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,4 +80,4 @@ class Bar:
     def tell(self, done: int, total: int, note: str) -> None:
         """`done` of `total`; `note` says at what."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, note=note[:60])
+            self._bar.update(self._task, completed=done, total=total, what=note[:60])
