@@ -48,6 +48,8 @@ class Ties:
     locked: dict[Node, str] = field(default_factory=dict)  # root -> why nothing may be filled
     made_of: dict[Node, tuple[tuple[Node, int], ...]] = field(default_factory=dict)
     """Root -> (root of a part, entries of this axis for each of the part's), one part after the other."""
+    between: set[Node] = field(default_factory=set)
+    """Parts that are nothing else: what Pad puts before and behind, what Slice leaves out."""
     _up: dict[Node, Node] = field(default_factory=dict)
     _relations: list[tuple[Node, tuple[tuple[Node, int], ...]]] = field(default_factory=list)
 
@@ -153,7 +155,9 @@ class Ties:
         at, end = 0, size(whole)
         for start, part, block in [*sorted(parts, key=lambda p: p[0]), (end, whole, 0)]:
             if start > at:
-                found.append(((Tensor("between", TensorType(F32, (start - at,))), 0), 1))
+                gap = (Tensor("between", TensorType(F32, (start - at,))), 0)
+                self.between.add(gap)
+                found.append((gap, 1))
             if start < at:  # they overlap
                 for n in (whole, *(p for _, p, _ in parts)):
                     self._lock_node(n, why)

@@ -38,24 +38,44 @@ def _sizes(g: Graph, ties: Ties) -> tuple[dict[Node, int], list[Did | Skip]]:
     steps = _steps(g, ties)
     sizes: dict[Node, int] = {}
     reasons: dict[Node, str] = {}
-    for d in ties.dense:
-        for node, read in ((d.read, True), (d.made, False)):
-            if node is None or d.work < _LEAST:
-                continue
-            root = ties.root(node)
+    asked = [(ties.root(n), read) for d in ties.dense if d.work >= _LEAST for n, read in ((d.read, True), (d.made, False)) if n is not None]
+    waiting = True
+    while waiting:  # what is filled for one reader may put another one's channels out of step
+        waiting = False
+        for root, read in asked:
             step = steps.get(root, g.line // 2)
-            if size(root) % step == 0:
+            if len(ties.layout(root, sizes)) % step == 0 or (root in reasons and not read):
                 continue
-            fuller = {leaf: -(-size(leaf) // step) * step for leaf in ties.leaves(root) if size(leaf) % step}
-            fixed = next((ties.locked[leaf] for leaf in fuller if leaf in ties.locked), None)
-            grown = len(ties.layout(root, fuller))
-            if fixed is None and grown > _MOST * size(root) and not (read and root in fuller):
-                fixed = f"{grown} would be more than {_MOST} times as many"
-            if fixed is not None:
-                reasons.setdefault(root, fixed)
-                continue
-            sizes.update({leaf: max(n, sizes.get(leaf, 0)) for leaf, n in fuller.items()})
-    return sizes, _notes(g, ties, sizes, reasons)
+            fuller = _fuller(ties, root, step, sizes)
+            reason = _against(ties, root, step, {**sizes, **fuller}, fuller, read)
+            if reason is None:
+                sizes.update(fuller)
+                waiting = True
+                reasons.pop(root, None)
+            else:
+                reasons.setdefault(root, reason)
+    grown = {root: n for root, _ in asked if (n := len(ties.layout(root, sizes))) != size(root)}
+    return sizes, _notes(g, ties, {**sizes, **grown}, reasons)
+
+
+def _fuller(ties: Ties, root: Node, step: int, sizes: Mapping[Node, int]) -> dict[Node, int]:
+    """The leaves of an axis in whole steps; what lies between its parts makes up for what all of it lacks, at one place."""
+    leaves = {leaf: sizes.get(leaf, size(leaf)) for leaf in ties.leaves(root)}
+    fuller = {leaf: -(-n // step) * step for leaf, n in leaves.items() if n % step and leaf not in ties.between}
+    lacking = -len(ties.layout(root, {**sizes, **fuller})) % step
+    last = next((part for part, _ in reversed(ties.made_of.get(root, ())) if part in ties.between), None)
+    return fuller if last is None or not lacking else {**fuller, last: leaves[last] + lacking}
+
+
+def _against(ties: Ties, root: Node, step: int, sizes: Mapping[Node, int], fuller: Mapping[Node, int], read: bool) -> str | None:
+    """Why an axis must not be filled so, or None."""
+    fixed = next((ties.locked[leaf] for leaf in ties.leaves(root) if leaf in ties.locked and (leaf in fuller or size(leaf) % step)), None)
+    grown = len(ties.layout(root, sizes))
+    if fixed is not None or grown % step:
+        return fixed or f"{grown} would be odd too"
+    if grown > _MOST * size(root) and not (read and root in fuller):
+        return f"{grown} would be more than {_MOST} times as many"
+    return None
 
 
 def _steps(g: Graph, ties: Ties) -> dict[Node, int]:
@@ -65,7 +85,7 @@ def _steps(g: Graph, ties: Ties) -> dict[Node, int]:
 
 
 def _notes(g: Graph, ties: Ties, sizes: Mapping[Node, int], reasons: Mapping[Node, str]) -> list[Did | Skip]:
-    """What is reported: each leaf at the first layer that makes it, with how many others share its channels."""
+    """What is reported: axes that became of other sizes, at the first layer that makes each, with how many others share its channels."""
     makers: dict[Node, list[str]] = {}
     for layer in g.layers:
         for n in dict.fromkeys(ties.root((t, i)) for t in layer.outputs for i in range(t.type.rank)):
