@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from whet.cli import _exec_values as values
 from whet.cli._exec_config import Options
 from whet.cli._exec_flags import NUMBERS
+from whet.cli._written import must_be_writable
 from whet.errors import UsageError
 
 _WRITTEN = ("saveEngine", "saveLock", "exportTimes", "exportOutput", "exportProfile", "exportLayerInfo", "timingCacheFile")
@@ -28,12 +28,7 @@ def check_values(o: Options) -> None:
 
 def check_files(o: Options) -> None:
     """Refuses files that cannot be written or read. Raises UsageError."""
-    for name in _WRITTEN:
-        if name in o:
-            folder = Path(o.get(name)).resolve().parent
-            if not folder.is_dir() or not os.access(folder, os.W_OK):
-                why = "there is no folder" if not folder.is_dir() else "it may not be written in"
-                raise UsageError(f"--{name}={o.get(name)} cannot be written: {why} {folder}")
+    must_be_writable(**{name: o.get(name) for name in _WRITTEN if name in o})
     target = Path(o.get("saveEngine"))
     if "saveEngine" in o and target.exists() and not target.is_file():
         raise UsageError(

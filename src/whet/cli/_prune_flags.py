@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from whet.cli import _exec_values as values
-from whet.errors import UsageError
 from whet.cli._console import progress_bar
 
 _FLAGS = (
@@ -44,17 +41,6 @@ def build_config(*, backend: str, threads: int, shapes: str | None, fp16: bool, 
         profiles=((at, at, at),) if at else (),
         timing_cache=timing_cache,
     )
-
-
-def must_be_writable(**files: str | None) -> None:
-    """Refuses files (by flag; None: not asked for) that could not be written, before the work is done that they are to hold. Raises UsageError."""
-    for flag, path in files.items():
-        if path is None:
-            continue
-        folder = Path(path).resolve().parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            why = "there is no folder" if not folder.is_dir() else "it may not be written in"
-            raise UsageError(f"--{flag}={path} cannot be written: {why} {folder}. Make it first, or name another file.")
 
 
 class Bar:
