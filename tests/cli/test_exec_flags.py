@@ -140,3 +140,13 @@ def test_flags_of_older_command_lines_are_taken():
     net = parse_network("in %x: f32[2,3]\n%y = Relu(%x)\nout %y")
     config = build_config(options("--workspace=4096", "--explicitBatch"), Log(), net)
     assert config.memory_limit == {"workspace": 4096 * 2**20}
+
+
+def test_the_list_of_commands_holds_whole_sentences():
+    from click.testing import CliRunner
+
+    from whet.cli import group
+
+    said = CliRunner().invoke(group, ["--help"], terminal_width=80).output
+    assert "with its reason and the nearest way out." in " ".join(said.split())
+    assert "..." not in said.split("Commands:")[1]

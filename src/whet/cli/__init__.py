@@ -10,6 +10,8 @@ import click
 from whet.errors import UsageError, WhetError
 from whet.registry import nearest
 
+_SENTENCE = 160  # characters of a command's first sentence that the list of commands shows
+
 
 class Folder(click.Group):
     """Subcommands are the modules of this package; each is imported only when it is called or listed."""
@@ -25,6 +27,11 @@ class Folder(click.Group):
         if name not in self.list_commands(ctx):
             return None
         return import_module(f"{__name__}.{name.replace('-', '_')}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, c.get_short_help_str(_SENTENCE)) for name, c in commands if c is not None])
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         name = args[0] if args else ""
