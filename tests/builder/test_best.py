@@ -12,7 +12,7 @@ from test_calibration import small_network
 from test_relock import CONFIG, DATA, VNNI, keep, no_calibration
 
 from whet.backends import get_backend
-from whet.builder import plan_digest, save_lock, whole
+from whet.builder import build, building, plan_digest, save_lock, whole
 from whet.builder.floats import small_type
 from whet.builder.progress import Silent
 from whet.builder.quantized import Calibration, build_int8
@@ -41,7 +41,8 @@ def narrow_seems_faster(monkeypatch):
 
     monkeypatch.setattr(Search, "usable", cheaper)
     monkeypatch.setattr(whole, "_time", timed)
-    monkeypatch.setattr(whole, "_HOPELESS", 100.0)
+    monkeypatch.setattr(whole, "HOPELESS", 100.0)
+    monkeypatch.setattr(Search, "outrun", lambda self, ms: False)
 
 
 def engines(plan):
@@ -64,7 +65,7 @@ def test_what_is_kept_has_no_sixteen_bits_and_is_locked(wanted, narrow_seems_fas
 
 @BF16
 def test_only_sums_that_come_near_are_tried(narrow_seems_faster, monkeypatch):
-    monkeypatch.setattr(whole, "_HOPELESS", 0.5)
+    monkeypatch.setattr(whole, "HOPELESS", 0.5)
     plan = build_int8(small_network(), BEST, DATA)
     assert engines(plan) == ["least sum of times"]
     assert small_type(plan) == "bf16" or any(is_quantized(x) for x in plan.network.layers)
@@ -73,6 +74,17 @@ def test_only_sums_that_come_near_are_tried(narrow_seems_faster, monkeypatch):
 @VNNI
 def test_without_permission_there_is_nothing_to_try():
     assert whole.WIDE not in engines(build_int8(small_network(), dataclasses.replace(BEST, precisions=("int8",)), DATA))
+
+
+@pytest.mark.parametrize(("rival", "tried_apart"), [(1e-6, False), (1e6, True), (None, True)])
+def test_an_engine_that_cannot_win_is_tried_in_one_form(rival, tried_apart, monkeypatch):
+    apart = []
+    monkeypatch.setattr(building, "time_apart", apart.append)
+    plan = build(small_network(), dataclasses.replace(BEST, optimization_level=3), rival_ms=rival)
+    assert bool(apart) == tried_apart
+    if rival == 1e-6:
+        assert engines(plan) == ["least sum of times"]
+    assert len(plan.report["layer_ms"]) == len(plan.network.layers), "layers are compared with those of the other engine"
 
 
 @VNNI

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from test_verification import QUICK, only, plant  # noqa: F401 - a fixture
 
-from whet.builder import build
+from whet.backends import get_backend
+from whet.builder import build, verification
 from whet.builder.differences import float8_error
 from whet.builder.emulation import reference_outputs
 from whet.builder.images import NOWHERE, Images, NotPerImage, Places, batch_of, image_places, network_on_images
+from whet.builder.judging import NetworkJudge
+from whet.builder.progress import Noting
 from whet.engine.plan import Choice
-from whet.network import F8E4M3, Network, parse_type
+from whet.network import F8E4M3, Network, Weight, parse_type
 from whet.ops import run_network, sample_layer
 from whet.ops._base import Sample
 from whet.ops._quantized_samples import quantized
@@ -168,6 +171,28 @@ def test_a_good_engine_of_a_large_batch_is_kept_and_says_what_was_judged():
     assert len(said["images"]) == 3
     assert said["turned_error"] <= 1e-5
     assert plan.probe
+
+
+def test_a_network_whose_reference_takes_long_is_judged_on_one_image_its_layers_on_three(monkeypatch):
+    source = convolutions(BATCH)
+    plan, other = build(source, QUICK), convolutions(BATCH)
+    other.layers[0].inputs[1].weight = Weight(other.layers[0].inputs[1].array() * np.float32(1.01))
+    seen = []
+
+    class Watched(NetworkJudge):
+        def __init__(self, plan, source, inputs, images, beside):
+            seen.append(images)
+            super().__init__(plan, source, inputs, images, beside)
+
+    monkeypatch.setattr(verification, "NetworkJudge", Watched)
+    for least, many in ((2e9, 3), (0.0, 1)):
+        monkeypatch.setattr(verification, "_LONG_MACS", least)
+        right, wrong = (verification.verify_engine(plan, net, get_backend("cpu"), None, QUICK, Noting(None)) for net in (source, other))
+        assert len(seen[-1].at) == many
+        assert set(seen[-1].at) <= set(right.images)
+        assert len(right.images) == 3
+        assert not right.failures
+        assert [f.layer for f in wrong.failures] == [""], "the network's answer is another"
 
 
 def test_every_layer_that_nothing_computes_is_named_at_once():

@@ -115,7 +115,8 @@ def _searched(
             search.list_all()
             list_parts(search)
             search.time_all()
-            time_apart(search)
+            if not search.outrun(search.least_ms()):
+                time_apart(search)
             try:
                 best = best_engine(search, lambda made, chosen: assemble(made, chosen, profiles, machine, config, net))
             except BrokenKernel as e:

@@ -30,6 +30,7 @@ from whet.tactics import Tactic
 _TIMED: dict[int, int | None] = {0: 0, 1: 4, 2: 8, 3: 32, 4: 128, 5: None}
 _SPARING = 3  # the level up to which implementations that always lost are left out
 _REFORMAT_ROUNDS = 2
+HOPELESS = 1.25  # times another sum of layers' times (or another engine): layers one by one and the whole do not differ by so much
 _ENOUGH = 4  # configurations of a tactic that may fail for a layer before the rest is not tried: each failure builds and verifies again
 
 
@@ -213,6 +214,18 @@ class Search:
             "disturbed_cpus": [round(d, 2) for d in self.timer.disturbed],
             **machine_state(self.machine, self.tell),
         }
+
+    def outrun(self, ms: float) -> bool:
+        """Whether the engine that this one competes with is so much faster than a sum of layers' times that no other choice makes up for it.
+
+        Never where launches overlap: there a sum says too little.
+        """
+        return self.rival_ms is not None and not getattr(self.machine, "overlaps", False) and ms > HOPELESS * self.rival_ms
+
+    def least_ms(self) -> float:
+        """What all layers take by their fastest kernels, without reformats between them."""
+        listed = [self.kinds[self.kind_of[x.name]].options for x in self.net.layers]
+        return sum(min(o.cost for o in [o for o in options if o.ms is not None] or options) for options in listed)
 
     # what layers may use
 

@@ -16,7 +16,7 @@ from whet.builder.racing import race
 from whet.builder.recall import keep_times, recalled_times
 from whet.builder.refine import refined_entry
 from whet.builder.reformats import with_reformats
-from whet.builder.search import Search
+from whet.builder.search import HOPELESS, Search
 from whet.builder.views import StuckViews, settled
 from whet.builder.worth import is_narrow
 from whet.engine.plan import EnginePlan
@@ -26,7 +26,6 @@ from whet.tactics import Operand
 
 _SECONDS, _TURNS = 0.8, 30  # spent on timing each whole engine; turns, at most
 _LAYERS_S, _LAYER_RUNS = 1.0, (3, 5)  # spent on the times of the kept engine's layers; runs
-_HOPELESS = 1.25  # times the least sum of layers' times: what is chosen otherwise is not tried as a whole engine
 WIDE = "no 16-bit floats"  # types are chosen by the sum of layers' times; the clock judges the whole without
 _CLOSE = 1.06  # of the fastest engine: who takes turns with the one with kernels chosen in the network
 
@@ -70,7 +69,7 @@ def best_engine(search: Search, make: Make) -> Best:
     search.tell.stage("whole engines", len(entries) + 3)  # the runners-up in one, what was changed for them, the last look
     stand = Stand(search, probe_inputs(entries[0].plan.network, search.config.seed, probe_shapes(entries[0].plan)))
     _timed(search, entries, stand)
-    if search.config.optimization_level >= 3 and search.config.in_network and not _outrun(search, entries[0].choosing):
+    if search.config.optimization_level >= 3 and search.config.in_network and not search.outrun(entries[0].choosing.cost):
         search.tell.phase("choice in the network")
         refined = refined_entry(search, min(entries, key=lambda e: e.ms), make, stand)
         search.tell.phase("whole engines")
@@ -128,7 +127,7 @@ def _entries(search: Search, make: Make) -> list[Entry]:
     options = {layer.name: search.usable(layer, search.net) for layer in search.net.layers}
     first = _Way("least sum of times", choose(search.net, options, search.reformats.cost), search.net, [])
     several = search.timer is not None and getattr(search.machine, "runs", True) and search.config.whole_engines > 1
-    several = several and not _outrun(search, first.choosing)
+    several = several and not search.outrun(first.choosing.cost)
     ways = [first]
     if several:
         apart = _apart_way(search)
@@ -140,12 +139,6 @@ def _entries(search: Search, make: Make) -> list[Entry]:
         if all(_differ(way.choosing, other.choosing) for other in found):
             found.append(way)
     return [_entry(search, way, make) for way in found[: max(search.config.whole_engines, 1) if several else 1]]
-
-
-def _outrun(search: Search, choosing: Choosing) -> bool:
-    """Whether the engine that this one competes with is so much faster that no other choice can make up for it."""
-    overlaps = getattr(search.machine, "overlaps", False)  # then a sum of layers' times says too little
-    return search.rival_ms is not None and not overlaps and choosing.cost > _HOPELESS * search.rival_ms
 
 
 def _differ(a: Choosing, b: Choosing) -> bool:
@@ -187,7 +180,7 @@ def _worth_a_try(search: Search, known: Sequence[_Way], others: Sequence[_Way]) 
     if getattr(search.machine, "overlaps", False):
         return list(others)
     least = min(w.choosing.cost for w in known)
-    return [w for w in others if total(w.lowered, w.choosing.picked, links(w.lowered), search.reformats.cost) <= _HOPELESS * least]
+    return [w for w in others if total(w.lowered, w.choosing.picked, links(w.lowered), search.reformats.cost) <= HOPELESS * least]
 
 
 def _entry(search: Search, way: _Way, make: Make) -> Entry:
