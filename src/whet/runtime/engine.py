@@ -198,13 +198,12 @@ class Engine:
                 self._told.add((s.layer.name, s.fell_back))
                 groups.setdefault(self.plan.choices[s.layer.name].tactic, []).append(s)
         for wanted, members in groups.items():
-            names, reason = ", ".join(f"'{s.layer.name}'" for s in members[:3]), members[0].fell_back
-            now = ", ".join(dict.fromkeys(s.tactic for s in members))
+            first, now = members[0], ", ".join(dict.fromkeys(s.tactic for s in members))
             if len(members) == 1:
-                self._warn(f"layer {names} runs on {now} instead of {wanted}: {reason}")
-            else:
-                more = f" and {len(members) - 3} more" if len(members) > 3 else ""
-                self._warn(f"{len(members)} layers ({names}{more}) run on {now} instead of {wanted}; the first because {reason}")
+                self._warn(f"layer '{first.layer.name}' runs on {now} instead of {wanted}: {first.fell_back}")
+            else:  # one name: those of fused layers are long
+                more = f"'{first.layer.name}' and {len(members) - 1} more"
+                self._warn(f"{len(members)} layers ({more}) run on {now} instead of {wanted}; the first because {first.fell_back}")
 
     def packed_weights(self) -> dict[str, np.ndarray]:
         """The packed weights of the kernels that are planned now: give them to `write_engine` so that loading here packs nothing."""
