@@ -67,6 +67,18 @@ def test_an_int8_engine_has_a_staircase_of_its_own(model, tmp_path):
     assert re.search(r"predicted -1\d %", out)
 
 
+@pytest.mark.parametrize(("command", "flags", "said"), [
+    (prune, ["--recipe=/no/folder/r.json"], r"--recipe=/no/folder/r.json cannot be written: there is no folder /no/folder"),
+    (prune, ["-o", "/no/folder/m.onnx"], r"--output=/no/folder/m.onnx cannot be written"),
+    (prune, ["--latency=0.5x", "--latencyTable=/no/folder/t.json"], r"--latencyTable=/no/folder/t.json cannot be written"),
+    (latency_table, ["--export=/no/folder/t.json"], r"--export=/no/folder/t.json cannot be written"),
+    (prune, ["--labels=README.md"], r"--labels=README.md: No such file|is no .npy file of numbers"),
+])  # fmt: skip
+def test_what_cannot_be_written_is_said_before_the_work(command, flags, said, model):
+    with pytest.raises(UsageError, match=said):
+        CliRunner().invoke(command, [str(model), *flags], catch_exceptions=False)
+
+
 def test_two_targets_and_a_quantized_model(model, tmp_path):
     with pytest.raises(UsageError, match="one target at a time: --latency and --flops"):
         CliRunner().invoke(prune, [str(model), "--latency=0.5x", "--flops=0.5x"], catch_exceptions=False)

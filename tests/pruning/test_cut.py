@@ -90,7 +90,10 @@ def test_zoo(name):
     assert dropped <= {"Shape", "Gather", "Unsqueeze", "Concat", "Mul", "Div"}, "only what computed shapes that are given now may go"
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v2", "convnext_tiny", "swin_t", "vit_b_16", "bert_base", "yolov5s"])
+@pytest.mark.parametrize("name", [
+    "resnet18", "resnet50", "resnext50_32x4d", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "swin_t", "vit_b_16",
+    "bert_base", "yolov5s",
+])  # fmt: skip
 def test_width_heads_and_depth_at_once(name):
     """Every second branch goes, and of what is left every group loses some: channels, heads, head widths."""
     net = network(name)

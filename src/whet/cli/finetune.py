@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from whet.cli._written import must_be_writable
 from whet.training.config import LOSSES, MASKS, OPTIMIZERS, PRECISIONS, FinetuneConfig
 
 _FIELDS = {f.name: f.default for f in FinetuneConfig.__dataclass_fields__.values()}
@@ -77,6 +78,8 @@ def command(
         raise UsageError("--train is for floating point; with --qat whet's own loop trains")
     if recipe and not settings["masks"]:
         raise UsageError("--recipe keeps the zeros that --masks holds: give --masks=2:4 or --masks=zeros")
+    target = output or str(Path(model).with_suffix(".tuned.onnx"))
+    must_be_writable(output=target, recipe=recipe, checkpoint=settings["checkpoint"] or None)
     net = network_from_onnx(model)
     original = network_from_onnx(teacher) if teacher else None
     how = Preprocessing.parse(preprocess) if preprocess else None
@@ -99,7 +102,7 @@ def command(
         click.echo(f"zeros of {done.held} weights were held ({config.masks})")
     if recipe:
         click.echo(f"recipe: {_with_masks(recipe, done.masks)}, {len(done.masks)} masks")
-    target = save_onnx(made, output or str(Path(model).with_suffix(".tuned.onnx")))
+    save_onnx(made, target)
     judged = f"; accuracy {done.accuracy:.2%} on {len(test)} samples" if done.accuracy is not None and test is not None else ""
     click.echo(f"{target}: {done.steps} steps in {done.seconds:.1f} s{judged}")
 

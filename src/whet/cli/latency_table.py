@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from whet.cli._prune_flags import Bar, build_config, build_flags
+from whet.cli._written import must_be_writable
 
 
 @click.command()
@@ -29,6 +30,7 @@ def command(model: str, table: str | None, add: tuple[str, ...], multiple: int, 
 
     net = network_from_onnx(model)
     target = table or str(Path(model).with_suffix(".latency.json"))
+    must_be_writable(export=target)
     rows = LatencyTable(target)
     for path in add:
         click.echo(f"{path}: {rows.take(path)} rows that {target} did not have")

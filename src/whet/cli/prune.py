@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from whet.cli._prune_flags import Bar, build_config, build_flags
+from whet.cli._written import must_be_writable
 
 _NEAR = 1.05  # this far beyond the target counts as reached: two timings of one engine differ by as much
 _MISSED = "Ask for less, or prune on a quieter machine: what other processes take slows small layers most."
@@ -69,6 +70,8 @@ def command(
     if list_only:
         click.echo("\n".join(_listed(net)))
         return
+    target = output or str(Path(model).with_suffix(".pruned.onnx"))
+    must_be_writable(output=target, recipe=recipe_out, weights=weights, latencyTable=options["table"])
     config = _config(options)
     feeds = _stacked(net, data, preprocess, samples) if data else None
     if recipe_in:
@@ -98,7 +101,7 @@ def command(
             click.echo("nothing was recovered: give --calibData (no labels needed), or fine-tune")
     if weights:
         click.echo(f"weights: {save_weights(made, weights)}")
-    target = save_onnx(made, output or str(Path(model).with_suffix(".pruned.onnx")))
+    save_onnx(made, target)
     before, after = (count_params(n) for n in (net, made))
     flops = [_flops(count_flops, n) for n in (net, made)]
     click.echo(f"{target}: parameters {before:,} -> {after:,}" + (f", FLOPs {flops[0]:,} -> {flops[1]:,}" if all(flops) else ""))
@@ -152,8 +155,10 @@ def _labels(path: str | None, samples: int) -> Any:
 
     try:
         return np.load(path, allow_pickle=False).reshape(-1)[:samples]
-    except (OSError, ValueError) as e:
-        raise UsageError(f"--labels={path}: {e}. Give a .npy file of whole numbers, one a sample.") from e
+    except OSError as e:
+        raise UsageError(f"--labels={path}: {e.strerror or e}. Give a .npy file of whole numbers, one a sample.") from e
+    except ValueError as e:  # its text would tell people to load it unsafely
+        raise UsageError(f"--labels={path} is no .npy file of numbers. Give one of whole numbers, one a sample.") from e
 
 
 def _stacked(net: Any, source: str, preprocess: str | None, samples: int) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from whet.pruning.recipe import Recipe, recipe_of
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
 from whet.pruning.target import TIMED, Target
 from whet.pruning.truth import measured_ms
+from whet.registry import nearest
 
 _TRIES, _CLOSE = 3, 1.02  # choices until the engine meets a latency target, and what counts as meeting it
 
@@ -140,7 +141,10 @@ def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Bra
     known = {g.name for g in every} | {b.name for b in branches(net)}
     unknown = [name for name in config.skip if name not in known]
     if unknown:
-        raise PruneError(f"there is no group {unknown[0]!r} to leave whole; the groups are {', '.join(g.name for g in every) or 'none'}")
+        raise PruneError(
+            f"there is no group or branch {unknown[0]!r} to leave whole.{nearest(unknown[0], known)} `whet prune --list` names them; the groups are "
+            f"{', '.join([g.name for g in every][:12]) or 'none'}{', ...' if len(every) > 12 else ''}"
+        )
     found = [g for g in every if g.name not in config.skip]
     if not found:
         raise PruneError(f"'{net.name}' has no channels that can be cut: each is tied to an input, an output or an op that needs it whole")

@@ -79,7 +79,8 @@ def _file(path: Path, net: Network, what: str) -> tuple[dict[str, np.ndarray], n
         with np.load(path, allow_pickle=False) as f:
             found = {n: f[n] for n in f.files} if hasattr(f, "files") else {}
     except (OSError, ValueError, EOFError, BadZipFile) as e:
-        raise CalibrationError(f"{what}: {path} cannot be read as an .npz of arrays: {e}") from e
+        why = str(e) if isinstance(e, OSError) else "it is none, is damaged, or holds Python objects, which are never loaded"
+        raise CalibrationError(f"{what}: {path} cannot be read as an .npz of arrays: {why}") from e
     name = next((n for n in LABELS if n in found), None)
     if name is None:
         raise CalibrationError(f"{what}: {path} has no array `labels`; it has {', '.join(found) or 'none'}")

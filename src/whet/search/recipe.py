@@ -189,7 +189,8 @@ def load_recipe(path: str | os.PathLike[str]) -> AutoRecipe:
     try:
         written = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as e:
-        raise UsageError(f"the recipe {path} cannot be read: {e}") from e
+        why = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise UsageError(f"the recipe {path} cannot be read: {why}. Give a YAML file as examples/auto/digits.yaml; docs/auto.md has all keys.") from e
     try:
         return recipe_from(_yaml(written), Path(path).resolve().parent, Path(path).stem)
     except UsageError as e:
