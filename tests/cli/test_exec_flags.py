@@ -150,3 +150,26 @@ def test_the_list_of_commands_holds_whole_sentences():
     said = CliRunner().invoke(group, ["--help"], terminal_width=80).output
     assert "with its reason and the nearest way out." in " ".join(said.split())
     assert "..." not in said.split("Commands:")[1]
+
+
+def test_a_full_disk_is_one_line_and_no_traceback(monkeypatch, capsys):
+    from whet import cli
+
+    def full(**_):
+        raise OSError(28, "No space left on device", "x.onnx")
+
+    monkeypatch.setattr(cli.group, "main", full)
+    with pytest.raises(SystemExit) as done:
+        cli.main([])
+    assert done.value.code == 1
+    assert capsys.readouterr().err.startswith("OSError: x.onnx: No space left on device. Make room")
+
+
+def test_a_model_in_place_of_an_engine_is_told_how_to_become_one(tmp_path):
+    from click.testing import CliRunner
+
+    from whet.cli.explain import command
+
+    done = CliRunner().invoke(command, [str(tmp_path / "m.onnx")])
+    assert isinstance(done.exception, UsageError)
+    assert "--saveEngine=m.engine" in str(done.exception)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,8 +24,12 @@ def command(engine: str, layer: str | None, top: int, layers: bool, as_json: boo
     With LAYER (a layer's name, or a node of your model): its candidates with times, the refusals with reasons, the passes that saw it.
     """
     from whet.engine import read_engine
+    from whet.errors import UsageError
     from whet.inspector import explain, layer_rows
 
+    if (path := Path(engine)).suffix == ".onnx":
+        made = path.with_suffix(".engine").name
+        raise UsageError(f"{engine} is a model, and engines are explained: whet exec --onnx={engine} --saveEngine={made}, then whet explain {made}")
     plan = read_engine(engine)
     data = explain(plan, layer)
     if as_json:
