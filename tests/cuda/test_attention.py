@@ -1,6 +1,7 @@
 """Attention in one launch: what is read of its body, how tiles fit, machine code, the pass that feeds it, and on a GPU every shape it takes."""
 
 import re
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +20,7 @@ from whet.ops import sample_layer
 from whet.ops._attention_samples import attention
 from whet.tactics._attention import View, plain_view, taken_apart
 from whet.tactics._base import PlanRefused
+from whet.tactics.cuda import own_attention_long as long
 from whet.tactics.cuda._source import source
 from whet.tactics.cuda.own_attention import OwnAttention, candidates, shared_bytes
 
@@ -130,6 +132,55 @@ def test_machine_code(tile, arch, tmp_path):
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
 
 
+EVEN = [(64, (112, 2, 2, 0)), (128, (80, 2, 3, 1)), (128, (112, 2, 2, 1))]  # keys that are no multiple of 64, shared out evenly
+
+
+def test_keys_are_shared_out_evenly():
+    layer, _ = layer_of(1, 2, 197, 197, 64, lies="rows")
+    found = long.candidates(taken_apart(layer))
+    assert {dict(c)["bn"] for c in found} == {112, 64}
+    assert len(found) == len(set(found))
+    assert {dict(c)["wgs"] for c in found} == {1, 2, 3}
+    layer, _ = layer_of(1, 2, 60, 2048, 128, lies="rows")
+    assert [dict(c) for c in long.candidates(taken_apart(layer))] == [{"bn": 64, "wgs": 1, "stages": 2, "turns": 0}]
+
+
+@pytest.mark.parametrize(("size", "tile"), [*((size, tile) for size, tiles in long.TILES.items() for tile in tiles), *EVEN], ids=str)
+def test_machine_code_of_long_sequences(size, tile, tmp_path):
+    config = tuple(zip(long.NAMES, tile, strict=True))
+    assert long.shared_bytes(size, config) <= long.SHARED
+    keys, turns = tile[0], tile[3]
+    constants = long.tile_constants(size, config)
+    text = sass(compile_cubin(source("attention_long.cu", {**constants, "BF16": 1}), cached=False), tmp_path)
+    products = re.findall(r"HGMMA\S+", text)
+    assert len(products) == 2 * (size // 16 + keys // 16), "both products of the first step and of those that follow, unrolled"
+    assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 4, "products run while the softmax is computed: the compiler waits for none by itself"
+    assert "UTMALDG.4D" in text, "keys and values come by bulk copies"
+    assert ("BAR.ARV" in text) == bool(turns)
+    assert ("USETMAXREG" in text) == bool(constants["DEAL"])
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+
+
+LONG = [
+    ((1, 2, 300, 301, 64), {"lies": "rows", "mask": (1, 1, 300, 301)}, "a mask"),
+    ((1, 2, 300, 304, 64), {"lies": "heads"}, "columns"),
+    ((1, 2, 300, 301, 80), {"lies": "rows"}, "heads of 80"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "how", "why"), LONG, ids=str)
+def test_what_long_sequences_are_refused_for(sizes, how, why):
+    layer, _ = layer_of(*sizes, **how)
+    tactic = long.OwnAttentionLong()
+    signature = tactic.signatures(layer, HOPPER)[0]
+    assert why in tactic.refuses(layer, signature, HOPPER)
+    good, _ = layer_of(1, 2, 300, 301, 64, lies="rows")
+    assert tactic.refuses(good, signature, HOPPER) is None
+    assert "Hopper" in tactic.refuses(good, signature, SimpleNamespace(features=frozenset({"sm_80"})))
+    with pytest.raises(PlanRefused, match="no such tile"):
+        tactic.plan(good, signature, (("bn", 100), ("wgs", 2), ("stages", 2), ("turns", 0)), HOPPER)
+
+
 @pytest.mark.parametrize(("name", "options", "layers"), [("vit_b_16", {}, 12), ("bert_base", {"sequence": 128}, 12), ("swin_t", {}, 1)])
 def test_networks_bring_their_attention_in_one_layer_without_transposes(name, options, layers):
     net = network_from_onnx(zoo.build(name, batch=1, **options))
@@ -157,6 +208,10 @@ SIZES = [
     ((1, 1, 1, 77, 16), {"lies": "rows", "scale": ""}),
     ((2, 8, 700, 700, 64), {"lies": "rows"}),
     ((1, 9, 600, 600, 96), {"lies": "stacked"}),
+    ((1, 3, 200, 1030, 128), {"lies": "rows"}),
+    ((2, 2, 513, 65, 128), {"lies": "rows", "scale": "Mul"}),
+    ((3, 2, 129, 384, 64), {"lies": "rows"}),
+    ((2, 3, 197, 197, 128), {"lies": "stacked"}),
 ]
 
 
@@ -164,13 +219,14 @@ SIZES = [
 @pytest.mark.parametrize(("sizes", "how"), SIZES, ids=str)
 def test_every_tile_matches_the_reference(gpu, sizes, how):  # noqa: F811
     layer, arrays = layer_of(*sizes, **how)
-    ran = 0
+    ran: Counter[str] = Counter()
     for t, signature, config, kernel in planned(layer, gpu, most=14):
-        if t.name == "cuda/own_attention":
+        if t.name in ("cuda/own_attention", "cuda/own_attention_long"):
             got, fed = compute(gpu, layer, arrays, signature, kernel)
-            judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
-            ran += 1
-    assert ran >= 4
+            judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
+            ran[t.name] += 1
+    assert ran["cuda/own_attention"] >= 4
+    assert (ran["cuda/own_attention_long"] >= 2) == ("mask" not in how and how.get("lies", "heads") != "heads" and sizes[-1] in (64, 128))
 
 
 @pytest.mark.gpu

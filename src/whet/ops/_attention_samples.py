@@ -62,4 +62,5 @@ SAMPLES = [
     attention(4, 3, 49, 49, 32, lies="stacked", mask=(1, 3, 49, 49), constant=True),
     attention(1, 2, 20, 150, 80, lies="rows", scale=""),
     attention(1, 1, 70, 9, 128, lies="rows", mask=(9,)),
+    attention(1, 2, 90, 150, 64, lies="rows"),
 ]

@@ -54,6 +54,13 @@ def wgmma(columns: int, bf16: bool, in8: int = 0) -> str:
     )
 
 
+def wgmma_turned(columns: int, bf16: bool) -> str:
+    """The device function `wgmma_turned` for acc[64 x columns] (+)= A x B over 16 numbers, A in registers, rows of B along its columns."""
+    name = "wgmma_registers"
+    text = wgmma(columns, bf16)
+    return text[text.index(f"DEV void {name}(") :].replace(name, "wgmma_turned").replace("p, 1, 1, 0;", "p, 1, 1, 1;")
+
+
 def wgmma_tf32(columns: int) -> str:
     """The device function `wgmma_registers` for acc[64 x columns] (+)= A x B over 8 numbers of TF32, A in registers."""
     count = columns // 2
@@ -104,5 +111,7 @@ def source(name: str, constants: Mapping[str, int]) -> str:
         widths = {columns, constants.get("BN2", columns)}  # of a second product in the same kernel
         products = wgmma_tf32(columns) if tf32 else "".join(wgmma(n, bool(constants.get("BF16", 0)), constants.get("IN8", 0)) for n in sorted(widths))
         text = text.replace('#include "wgmma"', products)
+    if '#include "wgmma_turned"' in text:
+        text = text.replace('#include "wgmma_turned"', wgmma_turned(constants["D"], bool(constants.get("BF16", 0))))
     text = re.sub(r'#include "(\w+\.cuh)"', lambda found: _file(found.group(1)), text)
     return "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text

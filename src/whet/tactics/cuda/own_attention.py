@@ -106,9 +106,9 @@ class OwnAttention(Tactic):
                 size = signature.inputs[found.mask.place]
                 mask = args.packed[0] if constant else args.inputs[found.mask.place]
                 mask += found.mask.offset * (4 if size is None or size.dtype == F32 else 2)
-                steps, key = _steps(found.mask, found, -2), found.mask.strides[-1]
-            k = _steps(found.k, found, -2 if found.turned else -1)
-            strides = (*_steps(found.q, found, -2), *k, *_steps(found.v, found, -2), *_steps(found.out, found, -2), *steps, key)
+                steps, key = steps_of(found.mask, found, -2), found.mask.strides[-1]
+            k = steps_of(found.k, found, -2 if found.turned else -1)
+            strides = (*steps_of(found.q, found, -2), *k, *steps_of(found.v, found, -2), *steps_of(found.out, found, -2), *steps, key)
             numbers = (args.outputs[0] + found.out.offset * 2, mask, *strides, found.heads, found.rows, found.keys, found.scale)
             kernel = loaded("attention.cu", "attention", constants, shared)
             return [Launch(kernel, grid, 32 * said["wr"] * said["wk"], struct.pack("<5Q15q4if", *at, *numbers), label=layer.name)]
@@ -117,7 +117,7 @@ class OwnAttention(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 
-def _steps(view: View, found: Heads, axis: int) -> tuple[int, int, int]:
+def steps_of(view: View, found: Heads, axis: int) -> tuple[int, int, int]:
     """Elements from batch to batch, head to head, row to row."""
     lead = view.leading(found.batch, found.heads)
     assert lead is not None
