@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.standin_gpu import StandInGpu, standin_gpu  # noqa: F401 - a fixture
-from whet.builder import BuildConfig, build, in_chain, whole
+from whet.builder import BuildConfig, build, in_chain, racing, whole
 from whet.builder.ahead import configs_with_texts
 from whet.network import parse_network
 from whet.tactics import get_tactic
@@ -101,7 +101,7 @@ def test_from_the_timing_cache_nothing_is_replayed_to_choose(gpu, config, monkey
     again = build(net, config)
     assert again.choices == plan.choices
     assert len({id(e) for e in runs}) == 1, "the engine that is kept, for the report"
-    assert whole._ROUNDS[0] <= len(runs) <= whole._ROUNDS[1] + 2
+    assert racing.FEWEST <= len(runs) <= whole._TURNS + 2
 
 
 def test_kinds_that_nothing_has_changed_for_are_not_tried_again(gpu, config, monkeypatch):
