@@ -7,8 +7,8 @@
 Three steps a ratio: as cut; with weights fitted layer by layer (least squares on 24 photos); and, where it lies in the folder, taught by the
 whole detector on photos without labels. NanoDet is judged by AP50 against COCO's labels, the face detector (whose photos have no labels) by
 the agreement of its boxes with those of the whole detector: mean average precision with the whole detector's sure boxes as the truth. All
-learn from the even photos and are judged on the odd ones. Cuts go by the mean activations of coupled groups on those 24 photos, the same
-share everywhere. Times: single images, all engines in turns, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
+learn from the even photos and are judged on the odd ones. What is cut is the knapsack's choice of so many FLOPs less by second-order Taylor terms
+on those 24 photos. Times: single images, all engines in turns, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from support import datasets, detection, realdata
 from whet.builder import BuildConfig, build
 from whet.frontends import network_from_onnx, save_onnx
 from whet.network import Network
-from whet.pruning import PruneConfig, count_flops, count_params, groups, load_recipe, prune, save_recipe
+from whet.pruning import PruneConfig, Target, count_flops, count_params, prune, save_recipe
 from whet.runtime import Context, Runtime
 
 OUT = Path(__file__).parent / "results" / "cpu" / "pruned_detectors.json"
@@ -90,29 +90,25 @@ def make(detector: Detector, ratios: list[float], work: Path) -> None:
     whole = network_from_onnx(path)
     for ratio in ratios:
         begun, stem = time.perf_counter(), f"{detector.model}-{ratio:g}"
-        made = prune(whole, PruneConfig(ratio=ratio, scope="group", importance="activation"), recovery)
+        made = prune(whole, PruneConfig(target=Target("flops", ratio=1 - ratio), importance="taylor2"), recovery)
         save_onnx(made.cut, work / f"{stem}.cut.onnx")
         save_onnx(made.network, work / f"{stem}.recovered.onnx")
         save_recipe(made.recipe, work / f"{stem}.recipe.json")
-        print(f"{stem}: {made.share:.1%} of {made.channels[0]} channels cut and recovered in {time.perf_counter() - begun:.0f} s", flush=True)
+        print(f"{stem}: {made.report.lines()[0]}; cut and recovered in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
-def networks(detector: Detector, ratios: list[float], work: Path) -> list[tuple[str, float, Network]]:
-    """(step, share of channels cut, network) of the whole detector and of all that was made of it."""
-    whole = network_from_onnx(samples(detector)[0])
-    made = [("whole", 0.0, whole)]
+def networks(detector: Detector, ratios: list[float], work: Path) -> list[tuple[str, Network]]:
+    """(step, network) of the whole detector and of all that was made of it."""
+    made = [("whole", network_from_onnx(samples(detector)[0]))]
     for ratio in ratios:
-        stem = f"{detector.model}-{ratio:g}"
-        cut = load_recipe(work / f"{stem}.recipe.json").groups
-        share = sum(e.size - len(e.kept) for e in cut.values()) / sum(g.size for g in groups(whole))
-        for step, file in (("", ".cut"), (", recovered", ".recovered"), (", distilled", "")):
-            if (path := work / f"{stem}{file}.onnx").exists():
-                made.append((f"{share:.0%} cut{step}", share, network_from_onnx(path)))
+        for step, file in (("", ".cut"), (", recovered", ".recovered"), (", taught", "")):
+            if (path := work / f"{detector.model}-{ratio:g}{file}.onnx").exists():
+                made.append((f"{ratio:.0%} fewer FLOPs{step}", network_from_onnx(path)))
     return made
 
 
-def contexts_of(nets: list[tuple[str, float, Network]]) -> list[Context]:
-    return [Runtime(backend="cpu").load(build(net, BuildConfig())).create_context() for _, _, net in nets]
+def contexts_of(nets: list[tuple[str, Network]]) -> list[Context]:
+    return [Runtime(backend="cpu").load(build(net, BuildConfig())).create_context() for _, net in nets]
 
 
 def judge(detector: Detector, ratios: list[float], work: Path) -> list[dict]:
@@ -124,16 +120,16 @@ def judge(detector: Detector, ratios: list[float], work: Path) -> list[dict]:
     sure = [b[b[:, 1] >= detector.sure][:, [0, 2, 3, 4, 5]] for b in found[0]]
     truth = detector.labels(judged) if detector.labels else sure
     rows = []
-    for (step, share, net), boxes in zip(nets, found, strict=True):
+    for (step, net), boxes in zip(nets, found, strict=True):
         rows.append(
             {
-                "case": detector.model, "step": step, "channels_cut": round(share, 4), "parameters": count_params(net),
+                "case": detector.model, "step": step, "parameters": count_params(net),
                 "mflops": round(count_flops(net) / 1e6, 1), "judge": detector.judge, "photos": len(judged),
                 "score": round(detection.average_precision(boxes, truth), 4),
                 "agreement": round(detection.average_precision(boxes, sure), 4),
             }
         )  # fmt: skip
-        print(f"  {step:22s} {rows[-1]['mflops']:8.1f} MFLOPs  {detector.judge} {rows[-1]['score']:.3f}", flush=True)
+        print(f"  {step:28s} {rows[-1]['mflops']:8.1f} MFLOPs  {detector.judge} {rows[-1]['score']:.3f}", flush=True)
     return rows
 
 
@@ -142,11 +138,11 @@ def timed(detector: Detector, ratios: list[float], work: Path, rows: list[dict])
     _, name, feeds = samples(detector)
     nets = networks(detector, ratios, work)
     times = in_turns(contexts_of(nets), {name: feeds[0][name]})
-    for (step, _, _), ms in zip(nets, times, strict=True):
+    for (step, _), ms in zip(nets, times, strict=True):
         row = next(r for r in rows if (r["case"], r["step"]) == (detector.model, step))
         ratio, low, high = median_interval([w / t for w, t in zip(times[0], ms, strict=True)])
         row |= {"whet_ms": round(median(ms), 4), "speed": round(ratio, 3), "speed_low": round(low, 3), "speed_high": round(high, 3)}
-        print(f"  {step:22s} {row['whet_ms']:.3f} ms ({row['speed']:.2f}x)", flush=True)
+        print(f"  {step:28s} {row['whet_ms']:.3f} ms ({row['speed']:.2f}x)", flush=True)
 
 
 def in_turns(contexts: list[Context], feed: dict[str, np.ndarray]) -> list[list[float]]:
