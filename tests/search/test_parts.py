@@ -250,6 +250,19 @@ def test_the_original_is_measured_in_every_type_that_the_device_has(case, tmp_pa
     assert "no CPU kernel here" in dict(search_space(network(case), dataclasses.replace(here, space=Space())).left_out)["fp16"]
 
 
+def test_the_loop_itself_holds_no_gpu(case, tmp_path, monkeypatch):
+    """What the searching process holds would be a neighbour of every trial, and with Ray it may have no GPU at all."""
+    from whet.backends import cuda
+    from whet.search import dry_run
+
+    def opened(*_, **__):
+        raise AssertionError("the GPU was opened")
+
+    monkeypatch.setattr(cuda.CudaBackend, "__init__", opened)
+    facts = dry_run(recipe_with(case, tmp_path, device="cuda", space={"precision": ["fp32", "int8", "fp8"]}, search__workers=1))
+    assert facts["space"]["precision"] == ["fp32", "int8", "fp8"]
+
+
 def test_a_quantized_original_is_refused_before_anything_is_built(case, tmp_path):
     from whet.frontends import save_onnx
     from whet.pruning.order import note

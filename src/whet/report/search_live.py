@@ -135,7 +135,7 @@ def _stage(folder: Path) -> str:
 
 def _numbers(r: Mapping[str, Any]) -> str:
     others = r["load"].get("gpu_processes")
-    busy = ", busy machine" if r["load"]["disturbed"] else f", {len(others)} other processes on the GPU" if others else ""
+    busy = ", busy machine" if r["load"]["disturbed"] else f", {len(others)} other process{'es' * (len(others) > 1)} on the GPU" if others else ""
     return (f"{number(r['latency']['ratio'])}x the original's time, {number(r['latency']['median_ms'])} ms{busy}, "
             f"metric {number(r['metric']['value'], 4)}, lost {number(r['drop']['value'])}")  # fmt: skip
 
