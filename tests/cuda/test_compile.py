@@ -56,6 +56,8 @@ EIGHTS = [
     (ConvConfig(2, 2, 64, bk=64, stages=2, direct=1, halo=2, hold=9, size=1), Eight("u8", "u8", **FOLDED), False, "clip"),
     (ConvConfig(2, 1, 64, bk=64, stages=4, direct=1, size=1), Eight("u8", "f16", "f16"), True, "silu"),
     (ConvConfig(1, 1, 64, bk=128, stages=4, direct=1, size=1), Eight("i8", "f32"), False, "clip"),
+    (ConvConfig(1, 1, 32, bk=128, stages=9, sk=2, size=1, once=9), Eight("u8", "u8", **FOLDED), True, "clip"),
+    (ConvConfig(2, 1, 32, bk=128, stages=4, direct=1, size=1, once=4), Eight("u8", "i8", "i8", **FOLDED), False, "clip"),
     (ConvConfig(2, 1, 128, bk=128, stages=3, size=1), Eight("f8e4m3", "f8e4m3", "f8e4m3"), True, "silu"),
     (ConvConfig(1, 1, 64, bk=128, stages=4, sk=4, size=1), Eight("f8e4m3", "f16"), False, "clip"),
     (ConvConfig(1, 1, 64, bk=128, stages=4, sk=8, size=1), Eight("f8e4m3", "f8e4m3", "f8e4m3", **FOLDED), True, "clip"),
@@ -87,6 +89,8 @@ OTHERS = [
     ("pool_gemm.cu", {"TYPE": 1, "TO": 0, "I": 8, "RANKS": 8, "IMAGES": 1, "PIXELS": 49}),
     ("pool_gemm.cu", {"TYPE": 2, "TO": 2, "I": 2, "RANKS": 5, "IMAGES": 8, "PIXELS": 256}),
     ("pool_gemm.cu", {"TYPE": 1, "TO": 1, "I": 2, "RANKS": 1, "IMAGES": 2, "PIXELS": 256}),
+    ("squeeze.cu", {"TYPE": 1, "G": 12, "CC": 1, "CP": 16, "THREADS": 512, "ITEMS": 5, "S": 4, "PIXELS": 3136, "ACT": 1, "ACT2": 4}),
+    ("squeeze.cu", {"TYPE": 2, "G": 9, "CC": 16, "CP": 1, "THREADS": 256, "ITEMS": 2, "S": 48, "PIXELS": 49, "ACT": 0, "ACT2": 7}),
     ("reformat.cu", {"FROM": 0, "TO": 1, "UNIT": 16}),
     ("stem.cu", {"FROM": 1, "TO": 1, "CP": 8, "NHWC": 1}),
     ("pointwise.cu", {"TYPE": 1, "LAST": 1, "STEPS": "for (int e = 0; e < 8; ++e) x.v[e] = activate<3>(x.v[e], Act{0.f, 0.f});"}),
@@ -196,6 +200,28 @@ def test_convolutions_feed_products(shape, k2, tile, tmp_path):
     assert "STAS.64" not in text
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+
+
+@pytest.mark.parametrize(
+    ("shape", "k2", "tile", "types"),
+    [
+        (ConvShape(1, 14, 14, 256, 256, 3, 3, pad=(1, 1, 1, 1)), 1024, Tile(32, 4, 4, 1, 64, 9, 1), ("u8", "u8")),
+        (ConvShape(1, 28, 28, 128, 128, 3, 3, pad=(1, 1, 1, 1)), 512, Tile(32, 2, 2, 2, 64, 6, 1), ("i8", "u8")),
+        (ConvShape(1, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1)), 256, Tile(64, 2, 1, 2, 32, 9, 1), ("u8", "i8")),
+    ],
+)
+def test_convolutions_on_integers_feed_products(shape, k2, tile, types, tmp_path):
+    assert tiles.unfit(tile, shape, k2) is None
+    text = sass(compile_cubin(tiles.product_source(tile, shape, "clip", "silu", False, tiles.Integers(*types)), cached=False), tmp_path)
+    products = tile.chunks(shape) * shape.r * shape.s * tile.row // 32 + tile.late * tile.panel // 32
+    assert text.count("IGMMA") == products, "every product once, unrolled"
+    assert "HGMMA" not in text
+    assert ".S8.U8" in text if types[0] == "u8" else ".S8.S8" in text, "weights are the first operand"
+    assert "STAS.128" in text, "other blocks get parts and results in sixteens of bytes"
+    assert "STAS.64" not in text
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+    assert "R2UR" not in text[text.index("IGMMA") : text.rindex("IGMMA")], "descriptors stay in uniform registers"
 
 
 @pytest.mark.parametrize(("config", "eight", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))

@@ -116,15 +116,16 @@ def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_pat
     build(parse_network(NET), CONFIG)  # a network of a second is not replayed hundreds of times
 
 
-HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm")
+HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm", "SqueezeExcite")
 PLAIN = [(i, s) for i, s in enumerate(OPS["Fused"].samples) if all(isinstance(x, str) for x in s.inputs)]  # none is quantized
-SAMPLES = [i for i, s in PLAIN if s.attrs["hint"] in HINTS]
+INTEGERS = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ConvProduct" and (i, s) not in PLAIN]
+SAMPLES = [i for i, s in PLAIN if s.attrs["hint"] in HINTS] + INTEGERS
 
 
 @pytest.mark.parametrize("i", SAMPLES)
 def test_another_gpu_runs_the_parts_in_the_forms_of_the_engine(i):
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
-    fast = next(t for t in tactics_of("cuda") if layer.hint in t.hints)
+    fast = next(t for t in tactics_of("cuda") if layer.hint in t.hints and t.signatures(layer, HOPPER))
     parts = next(t for t in tactics_of("cuda") if t.name == "cuda/own_parts")
     assert fast.refuses(layer, fast.signatures(layer, HOPPER)[0], AMPERE)
     for signature in fast.signatures(layer, HOPPER):

@@ -75,7 +75,7 @@ class _Maker:
             self.activation, self.residual, self.concat, self.pool,
             self.pad_conv, self.transposes, self.chain, self.gemm, self.scale, self.silu, self.hard_swish, self.gelu, self.layer_norm,
             self.attention, self.useless, self.double, self.dead, self.constants, self.mean, self.split, self.mish, self.slices,
-            self.silent, self.shortcut, self.classifier, self.anchors, self.stem,
+            self.silent, self.shortcut, self.classifier, self.anchors, self.stem, self.gate,
         ]  # fmt: skip
         while len(self.net.layers) < steps:
             made = self.pick(kinds)(self.values[-1] if self.rng.random() < 0.8 else self.pick(self.values[-5:]))
@@ -166,6 +166,14 @@ class _Maker:
         c = int(x.shape[1])
         y = self.net.add("Relu", self.net.add("Conv", x, self.weight(8, c, 3, 3, scale=(c * 9) ** -0.5), pads=(1, 1, 1, 1)))
         return self.net.add("MaxPool", y, kernel_shape=(3, 3), strides=(1, 2), pads=(1, 1, 1, 1))
+
+    def gate(self, x: Tensor) -> Tensor | None:
+        """Squeeze and excitation: an image times what two products make of its means."""
+        if not self.image(x):
+            return None
+        c = int(x.shape[1])
+        y = self.net.add("Relu", self.net.add("Conv", self.net.add("GlobalAveragePool", x), self.weight(2, c, 1, 1, scale=c**-0.5)))
+        return self.net.add("Mul", x, self.net.add("Sigmoid", self.net.add("Conv", y, self.weight(c, 2, 1, 1))))
 
     def anchors(self, x: Tensor) -> Tensor | None:
         """A detector's head: channels of two anchors, each anchor's moved behind the pixels."""

@@ -110,6 +110,8 @@ def random_quantized(seed):
         elif kind == 3 and image:
             c = int(t.shape[1])
             t = net.add("Conv", t, weights(net, rng, c, c, 3, 3), pads=(1,) * 4)
+            if seed % 4 == 1:
+                t = fakes[1](net.add("Conv", fakes[0](t), weights(net, rng, c, c, 1, 1)))
         elif kind == 4:
             t = net.add("Relu", t)
         elif kind == 5:

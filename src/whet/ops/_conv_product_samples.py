@@ -1,9 +1,13 @@
-"""Samples of convolutions with 1x1 convolutions behind them, as bottlenecks end."""
+"""Samples of convolutions with 1x1 convolutions behind them, as bottlenecks end; in floating point and on integers."""
 
 from __future__ import annotations
 
-from whet.network import Network, parse_type
+import numpy as np
+
+from whet.network import Network, Tensor, parse_type
 from whet.ops._base import Sample
+
+_INTEGERS = {"u8": np.uint8, "i8": np.int8}
 
 
 def conv_product(x: str, inner: int, k: int, *, taps: int = 3, hard: bool = False, residual: str = "") -> Sample:
@@ -29,9 +33,55 @@ def conv_product(x: str, inner: int, k: int, *, taps: int = 3, hard: bool = Fals
     return Sample(inputs, {"hint": "ConvProduct"}, regions)
 
 
+def quantized_product(
+    x: str, inner: int, k: int, *, taps: int = 3, middle: tuple[str, int] = ("u8", 0), silu: bool = False, residual: str = ""
+) -> Sample:
+    """The same on integers: `x` as "u8[1,64,14,14]", between the two those of `middle` (type, zero point), `residual` the type of what is added."""
+    n, c, h, w = (int(v) for v in x[3:-1].split(","))
+    rng = np.random.default_rng(c + k)
+    tables = [rng.integers(-127, 128, s).astype(np.int8) for s in ((inner, c, taps, taps), (k, inner, 1, 1))]
+    scales = [(rng.uniform(0.5, 2, t.shape[0]) / (90 * t[0].size ** 0.5)).astype(np.float32) for t in tables]
+    kind, zero = middle
+    steps = [np.float32(0.02), np.float32(0.05), np.float32(0.03), np.float32(0.06)]  # of the input, the middle, the residual, the result
+    zeros = [np.asarray(v, _INTEGERS[t]) for v, t in ((0, x[:2]), (zero, kind), (0, residual or "u8"), (3, "u8"))]
+    first: list = [f"full {x}", steps[0], zeros[0], tables[0], scales[0], rng.standard_normal(inner).astype(np.float32), steps[1], zeros[1]]
+    last: list = [steps[1], zeros[1], tables[1], scales[1], rng.standard_normal(k).astype(np.float32)]
+    last += [f"full {residual}[{n},{k},{h},{w}]", steps[2], zeros[2]] if residual else []
+    inputs = [v if isinstance(v, str) else np.asarray(v) for v in (*first, *last, steps[3], zeros[3])]
+
+    def body_of(own: list[Tensor], taps: int) -> Network:
+        body = Network("body", "lowered")
+        x, s, z, weights, scales, bias, *more = (body.add_input(t.name, t.type) for t in own)
+        real = body.add("DequantizeLinear", weights, scales, axis=0)
+        y = body.add("Conv", body.add("DequantizeLinear", x, s, z), real, bias, pads=(taps // 2,) * 4)
+        y = body.add("Add", y, body.add("DequantizeLinear", *more[:3])) if len(more) > 2 else y
+        y = body.add("Mul", y, body.add("Sigmoid", y)) if silu else body.add("Relu", y)
+        body.mark_output(body.add("QuantizeLinear", y, *more[-2:]))
+        return body
+
+    def regions() -> dict[str, Network]:
+        body = Network("body", "lowered")
+        own = [body.add_input(f"i{i}", parse_type(v.split()[-1] if isinstance(v, str) else _type_of(v))) for i, v in enumerate(inputs)]
+        between = body.add("Fused", *own[:8], hint="Conv", regions={"body": body_of(own[:8], taps)})
+        rest = [between, *own[8:]]
+        body.mark_output(body.add("Fused", *rest, hint="Conv", regions={"body": body_of(rest, 1)}))
+        return {"body": body}
+
+    return Sample(inputs, {"hint": "ConvProduct"}, regions)
+
+
+def _type_of(v: np.ndarray) -> str:
+    name = next((k for k, kind in _INTEGERS.items() if v.dtype == kind), "f32")
+    return f"{name}[{','.join(map(str, v.shape))}]"
+
+
 SAMPLES = [
     conv_product("f32[1,128,14,14]", 128, 512, residual="before"),
     conv_product("f32[2,64,9,11]", 64, 128, taps=5, hard=True),
     conv_product("f32[1,32,7,7]", 128, 256, residual="after"),
     conv_product("f32[1,64,56,56]", 64, 256),
+    quantized_product("u8[1,256,14,14]", 256, 1024, residual="u8"),
+    quantized_product("u8[2,64,9,11]", 64, 128, taps=5),
+    quantized_product("i8[1,128,7,7]", 128, 256, middle=("i8", -100), silu=True, residual="i8"),
+    quantized_product("u8[1,64,56,56]", 64, 256, residual="i8"),
 ]

@@ -10,6 +10,7 @@ from whet.ops._joined_samples import SAMPLES as JOINED
 from whet.ops._moves_samples import SAMPLES as MOVES
 from whet.ops._pool_chain_samples import SAMPLES as POOLS
 from whet.ops._quantized_samples import SAMPLES as QUANTIZED
+from whet.ops._squeeze_samples import SAMPLES as GATES
 
 
 def infer(layer: Layer) -> list[TensorType]:
@@ -45,6 +46,7 @@ op(
         *MOVES,
         *JOINED,
         *POOLS,
+        *GATES,
         *QUANTIZED,
     ],
 )

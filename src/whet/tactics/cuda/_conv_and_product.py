@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.network import Layer
 from whet.tactics._base import Operand, Signature, Tactic
-from whet.tactics._fused import anchor, epilogue, source_place
+from whet.tactics._fused import anchor, epilogue, is_quantized, source_place
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._kernel import HALF, Ending, all_static, ending, float_types, machine_has, same
@@ -74,6 +74,8 @@ def _both(layer: Layer) -> Both | str:
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]]:
         return "the body is no pair of convolutions"
+    if any(is_quantized(x) for x in body.layers):
+        return "computes in floating point, the layer is quantized"
     first, product = (seen(x, outer) for x in body.layers)
     for view in (first, product):
         head = anchor(view)

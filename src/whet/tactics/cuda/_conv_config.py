@@ -102,7 +102,8 @@ def with_once(config: ConvConfig, steps: int, touched: int = 0) -> ConvConfig:
     `touched` are the input tiles of all taps that a block reads (halo).
     """
     each = steps // config.sk
-    own = config.size == 2 and config.hold == 0 and steps % config.sk == 0 and 0 < each <= min(config.stages, MOST_ONCE) and touched <= config.halo
+    kind = config.size == 2 or not config.halo  # of 8 bits with input tiles of all taps descriptors would leave the uniform registers
+    own = kind and config.hold == 0 and steps % config.sk == 0 and 0 < each <= min(config.stages, MOST_ONCE) and touched <= config.halo
     return replace(config, once=each) if own and (config.sk > 1 or config.direct) else config
 
 
@@ -127,8 +128,12 @@ def small_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
                 while stages > 2 and config.shared > 112 * 1024:  # leaves room for the next layer's weights
                     stages -= 2
                     config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1), size=size)
+                one_turn = sk > 1 or blocks <= multiprocessors
                 if config.valid():
-                    found.add(with_once(config, steps) if sk > 1 or blocks <= multiprocessors else config)
+                    found.add(with_once(config, steps) if one_turn else config)
+                deep = replace(config, stages=each)  # takes the next layer's room for a slot of its own for each step
+                if one_turn and config.stages < each <= MOST_ONCE and steps % sk == 0 and deep.valid():
+                    found.add(with_once(deep, steps))
     return sorted(found)
 
 

@@ -24,15 +24,16 @@ ACTIVATIONS = {
 
 
 EIGHT_BITS = {3: "s32.s8.s8", 4: "s32.u8.s8", 5: "f32.e4m3.e4m3"}  # types of sum, input and weights by number
+TALL_WEIGHTS = {3: "s32.s8.s8", 4: "s32.s8.u8"}  # the same where weights are the tall operand, the first of both
 
 
-def wgmma(columns: int, bf16: bool, in8: int = 0) -> str:
+def wgmma(columns: int, bf16: bool, in8: int = 0, tall_weights: bool = False) -> str:
     """Device functions for acc[64 x columns] (+)= A x B over 32 bytes of K: `wgmma` with A in shared memory, `wgmma_registers`.
 
-    `in8`: operands of 8 bits (EIGHT_BITS).
+    `in8`: operands of 8 bits (EIGHT_BITS; `tall_weights`: A are the weights).
     """
     if in8:
-        return _wgmma8(columns, in8)
+        return _wgmma8(columns, in8, (TALL_WEIGHTS if tall_weights else EIGHT_BITS)[in8])
     count, kind = columns // 2, "bf16" if bf16 else "f16"
     sums = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
@@ -77,7 +78,7 @@ def wgmma_tf32(columns: int) -> str:
     )
 
 
-def _wgmma8(columns: int, in8: int) -> str:
+def _wgmma8(columns: int, in8: int, types: str) -> str:
     count, number = columns // 2, "f" if in8 == 5 else "r"
     sums = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+{number}"(d[{i}])' for i in range(count))
@@ -88,7 +89,7 @@ def _wgmma8(columns: int, in8: int) -> str:
         return (
             f"DEV void {name}({'float' if in8 == 5 else 'int'} (&d)[{count}], {parameter}, u64 b, int add) {{\n"
             f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
-            f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k32.{EIGHT_BITS[in8]} "\n'
+            f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k32.{types} "\n'
             f'                 "{{{sums}}}, {a}, %{at}, p{flags}; }}"\n'
             f'                 : {operands} : {inputs}, "l"(b), "r"(add));\n}}\n'
         )
@@ -109,7 +110,8 @@ def source(name: str, constants: Mapping[str, int]) -> str:
     if '#include "wgmma"' in text:
         columns, tf32 = constants["BN"], "TERMS" in constants
         widths = {columns, constants.get("BN2", columns)}  # of a second product in the same kernel
-        products = wgmma_tf32(columns) if tf32 else "".join(wgmma(n, bool(constants.get("BF16", 0)), constants.get("IN8", 0)) for n in sorted(widths))
+        bf16, in8, tall = bool(constants.get("BF16", 0)), constants.get("IN8", 0), bool(constants.get("TALL_WEIGHTS", 0))
+        products = wgmma_tf32(columns) if tf32 else "".join(wgmma(n, bf16, in8, tall) for n in sorted(widths))
         text = text.replace('#include "wgmma"', products)
     if '#include "wgmma_turned"' in text:
         text = text.replace('#include "wgmma_turned"', wgmma_turned(constants["D"], bool(constants.get("BF16", 0))))

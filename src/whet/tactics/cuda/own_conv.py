@@ -52,8 +52,9 @@ class OwnConv(Tactic):
         odd = shape.k % 8 != 0
         found = conv_configs(shape, machine.multiprocessors)
         if odd:  # only results that go straight from registers to memory may lie anywhere
-            plain = (replace(c, direct=1, outs=1) for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128)
-            found = list(dict.fromkeys(c for c in plain if c.valid() and fits(c, shape) is None))
+            plain = [c for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128] or [replace(c, sk=1, halo=0, once=0) for c in found]
+            direct = (replace(c, direct=1, outs=1) for c in plain)
+            found = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))
         found = varied(found, MAX_CONFIGS)
         made = ending(layer, epilogue(layer))
         if not isinstance(made, str):

@@ -43,7 +43,7 @@ class OwnConvProduct(ConvAndProduct):
         found = tiles_of(both.shape, both.k, machine.multiprocessors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.finish.activation[0], both.made.finish.activation[0]), signature.outputs[0].dtype.name == "bf16"
         ahead(machine, [product_source(t, both.shape, *kinds, bf16) for t in found])
-        return [_as_config(t) for t in found]
+        return [as_config(t) for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         both, tile = self.pair(layer), Tile(**{k: int(v) for k, v in config})
@@ -74,5 +74,6 @@ class OwnConvProduct(ConvAndProduct):
         return GpuKernel(layer, signature, make, implementation=f"own wgmma then wgmma {tile}", packed=packed)
 
 
-def _as_config(t: Tile) -> Config:
+def as_config(t: Tile) -> Config:
+    """What an engine stores of a tile."""
     return (("pixels", t.pixels), ("sk", t.sk), ("groups", t.groups), ("mi", t.mi), ("bk", t.bk), ("stages", t.stages))

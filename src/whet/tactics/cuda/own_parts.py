@@ -9,13 +9,14 @@ from typing import Any
 from whet.backends.cuda.launch import Launch
 from whet.errors import BackendError, NetworkError
 from whet.network import Layer, Tensor, static_shape
-from whet.network.types import F32, DType
+from whet.network.types import F32, I8, U8, DType
 from whet.tactics._base import TACTICS, Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._kernel import HALF, GpuKernel, all_static, float_types, launch, same
 from whet.tactics.cuda.own_reformat import FIELDS, moving
 
-_HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm")
+_HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm", "SqueezeExcite")
+_INTEGERS = (I8, U8)
 _ALIGNMENT = 256
 _Place = tuple[str, int]  # "input", "output" or "scratch", and which or where
 
@@ -47,6 +48,8 @@ class OwnParts(Tactic):
             return []
         places = [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
         out, found = layer.outputs[0], []
+        if out.dtype in _INTEGERS and all(layer.inputs[i].dtype in _INTEGERS for i in places):
+            return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in places}, Operand("nhwc", out.dtype))]
         for dtype in float_types([layer.inputs[places[0]], out], (*HALF, F32)):
             images = [Operand("nhwc", dtype)]
             if layer.hint == "ConvPool":  # the image as it comes
@@ -137,7 +140,7 @@ def _kernel(part: Layer, dtype: DType, machine: Any) -> tuple[GpuKernel, Signatu
     """The first kernel for a part with channels last between images, row-major otherwise. Raises PlanRefused."""
 
     def forms(t: Tensor) -> Sequence[Operand]:
-        return [Operand(f, dtype) for f in (("nhwc", "linear") if t.type.rank == 4 else ("linear",))]
+        return [Operand(f, t.dtype if t.dtype in _INTEGERS else dtype) for f in (("nhwc", "linear") if t.type.rank == 4 else ("linear",))]
 
     for t in sorted((t for t in TACTICS.values() if t.backend == "cuda" and t.name != "cuda/own_parts"), key=lambda t: (t.fallback, t.name)):
         if not t.name.startswith("cuda/own_") or t.why_not(part) is not None:  # ours alone: --pure holds, and no library has to be there

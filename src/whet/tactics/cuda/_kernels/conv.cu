@@ -48,7 +48,7 @@ constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
 static_assert(!ONCE || (ONCE <= STAGES && !STAGED && !HOLD && !DW), "steps with slots of their own");
-constexpr u32 PART_BYTES = IN8 ? BM * BN * 4 : BM * BN * 4 / SK * (SK - 1);  // of the sums that others send; a block's own stay in it
+constexpr u32 PART_BYTES = BM * BN * 4 / SK * (SK - 1);  // of the sums that others send; a block's own stay in it
 static_assert(!IN8 || (BN % 32 == 0 && !(STAGED && SIZE != 1)), "tile of 8-bit operands");
 #if IN8 == 3 || IN8 == 4
 typedef int Sum;
@@ -473,12 +473,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 for (int i = 0; i < MI; ++i)
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
-                        const int row = row0 + i * 64 + half * 8;
-                        const u32 to = remote_address(extra + ((rank * SLICE + row % SLICE) * PITCH + lane % 4 * 2) * 4, row / SLICE);
-                        const u32 bar = remote_address(parts, row / SLICE);
+                        const int row = row0 + i * 64 + half * 8, owner = row / SLICE;
+                        const u32 at = extra + ((rank * SLICE + row % SLICE) * PITCH + lane % 4 * 4) * 4;  // in 16s of channels: four of a lane together
+                        const u32 to = remote_address(at, owner), bar = remote_address(parts, owner);
 #pragma unroll
-                        for (int j = 0; j < BN / 8; ++j) store_remote(to + j * 32, bits(acc[i][j * 4 + half * 2]), bits(acc[i][j * 4 + half * 2 + 1]), bar);
+                        for (int j = 0; j < BN / 16; ++j) {
+                            const Sum* v = acc[i] + j * 8 + half * 2;
+                            if (owner == rank) store_shared_f4(at + j * 64, bits(v[0]), bits(v[1]), bits(v[4]), bits(v[5]));
+                            else store_remote4(to + j * 64, bits(v[0]), bits(v[1]), bits(v[4]), bits(v[5]), bar);
+                        }
                     }
+                named_barrier(8, WORKERS);
                 barrier_wait(parts, 0);
 #pragma unroll
                 for (int i = 0; i < ITEMS; ++i) {
@@ -488,10 +493,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                     for (int q = 0; q < SK; ++q)
 #pragma unroll
-                        for (int j = 0; j < 4; ++j) {
-                            const float2 x = load_shared_f2(extra + ((q * SLICE + line) * PITCH + column / 32 * 32 + column % 32 / 4 + j * 8) * 4);
-                            sum[j * 2] += unbits(x.x, Sum());
-                            sum[j * 2 + 1] += unbits(x.y, Sum());
+                        for (int j = 0; j < 2; ++j) {
+                            const float4 x = load_shared_f4(extra + ((q * SLICE + line) * PITCH + column / 32 * 32 + column % 32 / 2 + j * 16) * 4);
+                            sum[j * 4] += unbits(x.x, Sum());
+                            sum[j * 4 + 1] += unbits(x.y, Sum());
+                            sum[j * 4 + 2] += unbits(x.z, Sum());
+                            sum[j * 4 + 3] += unbits(x.w, Sum());
                         }
                     const Vec8 add = {bias[i][0].x, bias[i][0].y, bias[i][0].z, bias[i][0].w, bias[i][1].x, bias[i][1].y, bias[i][1].z, bias[i][1].w};
                     const Vec8 by = {factor[i][0].x, factor[i][0].y, factor[i][0].z, factor[i][0].w, factor[i][1].x, factor[i][1].y, factor[i][1].z, factor[i][1].w};

@@ -6,16 +6,27 @@
 // Pixels lie as in conv.cu's HALO: a tile is `rows` rows of one image, each `wide` = width + TAPS_W - 1 long, a tap is the same matrix shifted.
 // Weights of both stream through one ring of STAGES slots; as many as fit are asked for before the wait for the kernel in front.
 // Constants: BN (pixels), BK (channels a step of the first), SK, GROUPS (inner channels / 64), CHUNKS (K steps of a tap in a block), MI, TAPS_H, TAPS_W,
-// STAGES, ACT and ACT2, BF16.
+// STAGES, ACT and ACT2, BF16, IN8 (0, or 3 i8, 4 u8: the input and what lies between; weights are i8 then). With IN8 sums become numbers in [0, 1], the
+// range of the integers that are stored, by a factor and a bias a channel (FOLD of conv.cu, for both products); ADD: type of the residual.
 #include "common.cuh"
+#include "vector.cuh"
 #include "wgmma"
 
-constexpr int CL = SK * GROUPS, ROW = BK * 2, TAPS = TAPS_H * TAPS_W, INNER = 64 * GROUPS, BN2 = 64 * MI;
-constexpr int STEPS = CHUNKS * TAPS, ALL = STEPS + GROUPS * MI;
-constexpr int SLOT = 64 * 128, PANEL = BN * 128;                            // of weights; of 64 inner channels
+constexpr int SIZE = IN8 ? 1 : 2;                                           // bytes of an element
+constexpr int CL = SK * GROUPS, ROW = BK * SIZE, TAPS = TAPS_H * TAPS_W, INNER = 64 * GROUPS, BN2 = 64 * MI;
+constexpr int WIDE = INNER * SIZE % 128 ? 64 : 128, PANELS = INNER * SIZE / WIDE;  // what lies between, in panels of so many bytes a pixel
+constexpr int STEPS = CHUNKS * TAPS, ALL = STEPS + PANELS * MI;
+constexpr int SLOT = 64 * 128, PANEL = BN * WIDE;                           // of weights; of a panel
 constexpr int OWN = BN / SK, LINE = OWN * 2 + 4, PARTS = SK * 32 * LINE * 4;  // pixels that a block ends; floats of two channels in a part of a sum
 constexpr int WORKERS = 128, THREADS = WORKERS + 32, ITEMS = (OWN * 8 + 127) / 128, PITCH = BN2 + 4, ENDS = BN * BN2 / 8 / 128;
-static_assert(CL > 1 && OWN % 8 == 0 && BN % 16 == 0 && 128 % (BN2 / 8) == 0 && BN * PITCH * 4 <= STAGES * SLOT, "tile");
+#if IN8
+typedef int Sum;
+typedef uint2 Held;  // eight channels
+#else
+typedef float Sum;
+typedef uint4 Held;
+#endif
+static_assert(CL > 1 && OWN % 8 == 0 && BN % 16 == 0 && 128 % (BN2 / 8) == 0 && BN * PITCH * 4 <= STAGES * SLOT && !(IN8 && CL % 2), "tile");
 
 struct Args {
     TensorMap a, b, b2;        // input, weights of both
@@ -29,13 +40,33 @@ struct Args {
     int slot_bytes, box_bytes; // of an input tile: in shared memory, and what a copy fills
     int has_residual;          // 1: added before the activation, 2: after it
     Act act, act2;
+#if IN8
+    const float *factor, *factor2;                   // real value of a step of each channel's sum, in parts of the range
+    float per_step, zero, per_step2, zero2, add_step;  // as in conv.cu
+#endif
 };
 
 DEV void store_remote16(u32 a, uint4 v, u32 bar) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
                  ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar) : "memory");
 }
-DEV float load_shared_f(u32 a) { float v; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(a)); return v; }
+DEV u32 word(float v) { return __float_as_uint(v); }
+DEV u32 word(int v) { return v; }
+DEV float sum_of(u32 v, float) { return __uint_as_float(v); }
+DEV int sum_of(u32 v, int) { return v; }
+DEV void keep_four(u32 a, Sum x, Sum y, Sum z, Sum w) { store_shared_f4(a, __uint_as_float(word(x)), __uint_as_float(word(y)), __uint_as_float(word(z)), __uint_as_float(word(w))); }
+#if IN8
+// Eight channels from parts of their range to integers.
+template <int KIND> DEV uint2 integers(float (&v)[8], Act act, float per_step, float zero) {
+    const float late[8] = {act.b, act.b, act.b, act.b, act.b, act.b, act.b, act.b};
+    fold<KIND>(v, act, late);
+    return make_uint2(steps_of(v[0], v[1], v[2], v[3], per_step, zero), steps_of(v[4], v[5], v[6], v[7], per_step, zero));
+}
+#endif
+DEV void load_eight(float4 (&to)[2], const float* from) {
+    to[0] = *reinterpret_cast<const float4*>(from);
+    to[1] = *reinterpret_cast<const float4*>(from + 4);
+}
 DEV float finish(const Args& p, float v, float r) {
     const float x = activate<ACT2>(p.has_residual == 1 ? v + r : v, p.act2);
     return p.has_residual == 2 ? x + r : x;
@@ -44,7 +75,7 @@ DEV float finish(const Args& p, float v, float r) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __grid_constant__ Args p) {
     extern __shared__ u8 raw[];
     const u32 base = (shared_address(raw) + 1023) & ~1023u;
-    const u32 ring = base, mid = ring + STAGES * SLOT, input = mid + GROUPS * PANEL, parts_s = input + CHUNKS * p.slot_bytes;
+    const u32 ring = base, mid = ring + STAGES * SLOT, input = mid + PANELS * PANEL, parts_s = input + CHUNKS * p.slot_bytes;
     const u32 full = parts_s + PARTS, empty = full + STAGES * 8, a_full = empty + STAGES * 8, parts = a_full + CHUNKS * 8, whole = parts + 8;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const bool one = elect();
@@ -60,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
         barrier_init(parts, 1);
         barrier_init(whole, 1);
         if (SK > 1) barrier_expect(parts, (SK - 1) * OWN * 64 * 4);  // a block's own part stays in it
-        barrier_expect(whole, BN * INNER * 2);
+        barrier_expect(whole, BN * INNER * SIZE);
         barrier_init_fence();
     }
     __syncthreads();
@@ -74,8 +105,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
                 barrier_expect(bar, 64 * ROW);
                 load_box2(slot, &p.b, bar, (k % TAPS * p.csteps + slice * CHUNKS + k / TAPS) * BK, group * 64);
             } else {
-                barrier_expect(bar, SLOT);
-                load_box2(slot, &p.b2, bar, (k - STEPS) / MI * 64, n2 + (k - STEPS) % MI * 64);
+                barrier_expect(bar, 64 * WIDE);
+                load_box2(slot, &p.b2, bar, (k - STEPS) / MI * (WIDE / SIZE), n2 + (k - STEPS) % MI * 64);
             }
         };
         if (one)
@@ -96,17 +127,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
     }
     // ---- multiply, finish, store
     const int t = threadIdx.x, eight = t % (BN2 / 8) * 8;
+    // An item: eight channels of a pixel. Of 8 bits two lanes have sixteen together, which they send to one half of the blocks each.
+    auto pixel_of = [](int item) { return IN8 ? item / 2 % OWN : item % OWN; };
+    auto eight_of = [](int item) { return IN8 ? item / 2 / OWN * 2 + item % 2 : item / OWN; };
     float4 bias[ITEMS][2], bias2[2];
+    [[maybe_unused]] float4 factor[ITEMS][2], factor2[2];
     int pixel[ENDS];
-    uint4 residual[ENDS];
+    Held residual[ENDS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-        const float* from = p.bias + group * 64 + (t + i * 128) / OWN % 8 * 8;
-        bias[i][0] = *reinterpret_cast<const float4*>(from);
-        bias[i][1] = *reinterpret_cast<const float4*>(from + 4);
+        const int from = group * 64 + eight_of(t + i * 128) % 8 * 8;
+        load_eight(bias[i], p.bias + from);
+#if IN8
+        load_eight(factor[i], p.factor + from);
+#endif
     }
-    bias2[0] = *reinterpret_cast<const float4*>(p.bias2 + n2 + eight);
-    bias2[1] = *reinterpret_cast<const float4*>(p.bias2 + n2 + eight + 4);
+    load_eight(bias2, p.bias2 + n2 + eight);
+#if IN8
+    load_eight(factor2, p.factor2 + n2 + eight);
+#endif
 #pragma unroll
     for (int i = 0; i < ENDS; ++i) {
         const int m = (t + i * 128) / (BN2 / 8), y = m / p.wide, x = m - y * p.wide, row = top + y;
@@ -115,12 +154,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
     wait_for_previous();
 #pragma unroll
     for (int i = 0; i < ENDS; ++i) {
-        residual[i] = make_uint4(0, 0, 0, 0);
+        residual[i] = Held();
         if (p.has_residual && pixel[i] >= 0)
-            residual[i] = *reinterpret_cast<const uint4*>(p.residual + ((long long)pixel[i] * p.res_pitch + n2 + eight) * 2);
+            residual[i] = *reinterpret_cast<const Held*>(p.residual + ((long long)pixel[i] * p.res_pitch + n2 + eight) * SIZE);
     }
 
-    float acc[BN / 2];
+    Sum acc[BN / 2];
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
         const int tap = k % TAPS, chunk = k / TAPS;
@@ -144,46 +183,64 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
     for (int j = 0; j < BN / 8; ++j) {  // channels c and c + 8 of two pixels together
         const int owner = j * 8 / OWN;
         const u32 at = parts_s + ((slice * 32 + warp * 8 + lane / 4) * LINE + (j * 8 % OWN + lane % 4 * 2) * 2) * 4;
-        if (owner == slice) store_shared_f4(at, acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3]);
+        if (owner == slice) keep_four(at, acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3]);
         else {
             const u32 to_rank = owner * GROUPS + group;
-            store_remote4(remote_address(at, to_rank), acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3], remote_address(parts, to_rank));
+            const uint4 four = make_uint4(word(acc[j * 4]), word(acc[j * 4 + 1]), word(acc[j * 4 + 2]), word(acc[j * 4 + 3]));
+            store_remote16(remote_address(at, to_rank), four, remote_address(parts, to_rank));
         }
     }
     named_barrier(8, WORKERS);
     if (SK > 1) barrier_wait(parts, 0);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-        const int item = t + i * 128, x = item % OWN, c8 = item / OWN;  // eight channels of a pixel
-        if (c8 >= 8) continue;
-        float v[8] = {bias[i][0].x, bias[i][0].y, bias[i][0].z, bias[i][0].w, bias[i][1].x, bias[i][1].y, bias[i][1].z, bias[i][1].w};
+        const int item = t + i * 128, x = pixel_of(item), c8 = eight_of(item);
+        if (c8 >= 8) continue;  // whole warps
+        const float add[8] = {bias[i][0].x, bias[i][0].y, bias[i][0].z, bias[i][0].w, bias[i][1].x, bias[i][1].y, bias[i][1].z, bias[i][1].w};
+        Sum s[8] = {};
+#if !IN8
+#pragma unroll
+        for (int e = 0; e < 8; ++e) s[e] = add[e];
+#endif
 #pragma unroll
         for (int q = 0; q < SK; ++q)
 #pragma unroll
-            for (int e = 0; e < 8; ++e) v[e] += load_shared_f(parts_s + ((q * 32 + c8 / 2 * 8 + e) * LINE + x / 2 * 4 + c8 % 2 * 2 + x % 2) * 4);
-        u32 w[4];
+            for (int e = 0; e < 8; ++e)
+                s[e] += sum_of(load_shared(parts_s + ((q * 32 + c8 / 2 * 8 + e) * LINE + x / 2 * 4 + c8 % 2 * 2 + x % 2) * 4), Sum());
+#if IN8
+        const float by[8] = {factor[i][0].x, factor[i][0].y, factor[i][0].z, factor[i][0].w, factor[i][1].x, factor[i][1].y, factor[i][1].z, factor[i][1].w};
+        float v[8];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) w[e] = pack(activate<ACT>(v[2 * e], p.act), activate<ACT>(v[2 * e + 1], p.act));
-        const int m = slice * OWN + x;
-        const u32 at = mid + group * PANEL + m * 128 + ((c8 ^ (m & 7)) << 4);
+        for (int e = 0; e < 8; ++e) v[e] = fmaf((float)s[e], by[e], add[e]);
+        const uint2 own = integers<ACT>(v, p.act, p.per_step, p.zero);
+        const uint2 beside = make_uint2(__shfl_xor_sync(~0u, own.x, 1), __shfl_xor_sync(~0u, own.y, 1));
+        const uint4 w = c8 % 2 ? make_uint4(beside.x, beside.y, own.x, own.y) : make_uint4(own.x, own.y, beside.x, beside.y);
+#else
+        u32 h[4];
 #pragma unroll
-        for (int q = 0; q < CL; ++q) {
-            const int other = (q + rank) % CL;  // not all to the same block at once
-            store_remote16(remote_address(at, other), make_uint4(w[0], w[1], w[2], w[3]), remote_address(whole, other));
+        for (int e = 0; e < 4; ++e) h[e] = pack(activate<ACT>(s[2 * e], p.act), activate<ACT>(s[2 * e + 1], p.act));
+        const uint4 w = make_uint4(h[0], h[1], h[2], h[3]);
+#endif
+        const u32 m = slice * OWN + x, byte = (group * 64 + c8 * 8) * SIZE, mix = WIDE == 128 ? m & 7 : m >> 1 & 3;
+        const u32 at = mid + byte / WIDE * PANEL + m * WIDE + ((byte % WIDE / 16 ^ mix) << 4);
+#pragma unroll
+        for (int q = 0; q < CL / (IN8 ? 2 : 1); ++q) {
+            const int other = ((IN8 ? q * 2 + c8 % 2 : q) + rank) % CL;  // not all to the same block at once
+            store_remote16(remote_address(at, other), w, remote_address(whole, other));
         }
     }
     barrier_wait(whole, 0);
     fence_async();  // the operand came by ordinary stores
 
-    float sum[MI][BN / 2];
+    Sum sum[MI][BN / 2];
 #pragma unroll
-    for (int k = 0; k < GROUPS * MI; ++k) {
+    for (int k = 0; k < PANELS * MI; ++k) {
         const int step = STEPS + k;
         barrier_wait(full + step % STAGES * 8, step / STAGES & 1);
-        const u64 a = operand<128>(ring + step % STAGES * SLOT), b = operand<128>(mid + k / MI * PANEL);
+        const u64 a = operand<WIDE>(ring + step % STAGES * SLOT), b = operand<WIDE>(mid + k / MI * PANEL);
         mma_begin();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma(sum[k % MI], a + i * 2, b + i * 2, k >= MI || i > 0);
+        for (int i = 0; i < WIDE / 32; ++i) wgmma(sum[k % MI], a + i * 2, b + i * 2, k >= MI || i > 0);
         mma_commit();
         if (k > 0 && step - 1 + STAGES < ALL) {
             mma_wait<1>();
@@ -196,16 +253,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_product(const __gr
     for (int i = 0; i < MI; ++i)
 #pragma unroll
         for (int j = 0; j < BN / 2; ++j)
-            store_shared_f(ring + ((j / 4 * 8 + lane % 4 * 2 + j % 2) * PITCH + i * 64 + warp * 16 + lane / 4 + j % 4 / 2 * 8) * 4, sum[i][j]);
+            store_shared(ring + ((j / 4 * 8 + lane % 4 * 2 + j % 2) * PITCH + i * 64 + warp * 16 + lane / 4 + j % 4 / 2 * 8) * 4, word(sum[i][j]));
     named_barrier(8, WORKERS);
 #pragma unroll
     for (int i = 0; i < ENDS; ++i) {
         if (pixel[i] < 0) continue;
         const u32 from = ring + ((t + i * 128) / (BN2 / 8) * PITCH + eight) * 4;
         const float4 u = load_shared_f4(from), v = load_shared_f4(from + 16);
+        u8* to = p.out + ((long long)pixel[i] * p.out_pitch + n2 + eight) * SIZE;
+#if IN8
+        const float s[8] = {u.x, u.y, u.z, u.w, v.x, v.y, v.z, v.w}, add[8] = {bias2[0].x, bias2[0].y, bias2[0].z, bias2[0].w, bias2[1].x, bias2[1].y, bias2[1].z, bias2[1].w};
+        const float by[8] = {factor2[0].x, factor2[0].y, factor2[0].z, factor2[0].w, factor2[1].x, factor2[1].y, factor2[1].z, factor2[1].w};
+        float y[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) y[e] = fmaf((float)__float_as_int(s[e]), by[e], add[e]);
+        if (p.has_residual) {
+            const Vec8 r = words_as_floats<ADD>(residual[i]);
+#pragma unroll
+            for (int e = 0; e < 8; ++e) y[e] = fmaf(r.v[e], p.add_step, y[e]);
+        }
+        *reinterpret_cast<uint2*>(to) = integers<ACT2>(y, p.act2, p.per_step2, p.zero2);
+#else
         const float2 r0 = unpack(residual[i].x), r1 = unpack(residual[i].y), r2 = unpack(residual[i].z), r3 = unpack(residual[i].w);
-        *reinterpret_cast<uint4*>(p.out + ((long long)pixel[i] * p.out_pitch + n2 + eight) * 2) = make_uint4(
+        *reinterpret_cast<uint4*>(to) = make_uint4(
             pack(finish(p, u.x + bias2[0].x, r0.x), finish(p, u.y + bias2[0].y, r0.y)), pack(finish(p, u.z + bias2[0].z, r1.x), finish(p, u.w + bias2[0].w, r1.y)),
             pack(finish(p, v.x + bias2[1].x, r2.x), finish(p, v.y + bias2[1].y, r2.y)), pack(finish(p, v.z + bias2[1].z, r3.x), finish(p, v.w + bias2[1].w, r3.y)));
+#endif
     }
 }

@@ -1,0 +1,72 @@
+"""Squeeze and excitation in one launch, quantized convolutions with products behind them: candidates share out all work, others are refused."""
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_tactics import HOPPER
+
+from whet.ops import OPS, sample_layer
+from whet.ops._conv_product_samples import quantized_product
+from whet.ops._squeeze_samples import squeeze
+from whet.tactics import PlanRefused, tactics_of
+
+TACTICS = {t.name.removeprefix("cuda/"): t for t in tactics_of("cuda")}
+
+
+def offered(name, sample):
+    """The network (it keeps the layer alive), layer, signature and configurations of a tactic for a sample."""
+    net, layer, _ = sample_layer("Fused", sample)
+    tactic = TACTICS[name]
+    assert tactic.why_not(layer) is None
+    signature = tactic.signatures(layer, HOPPER)[0]
+    assert tactic.refuses(layer, signature, HOPPER) is None
+    return net, layer, signature, tactic.configs(layer, signature, HOPPER)
+
+
+@pytest.mark.parametrize(("image", "hidden"), [("f32[1,32,112,112]", 8), ("f32[8,144,56,56]", 6), ("f32[1,672,14,14]", 28), ("f32[2,1152,7,7]", 48)])
+def test_clusters_hold_the_whole_image(image, hidden):
+    *_, found = offered("own_squeeze", squeeze(image, hidden))
+    _, c, h, w = (int(v) for v in image[4:-1].split(","))
+    assert len(found) >= 2
+    for config in map(dict, found):
+        rows = config["threads"] // (c // 8 // config["channels"])
+        share = -(-h * w // config["pixels"])
+        items = -(-share // rows)
+        assert c % (8 * config["channels"]) == 0
+        assert config["channels"] * config["pixels"] in (4, 8)
+        assert items * 4 + 60 <= 65536 // config["threads"], "pixels stay in registers"
+
+
+@pytest.mark.parametrize("changes", [{"channels": 3}, {"channels": 16}, {"pixels": 1, "channels": 1}, {"threads": 128}, {"pixels": 64}], ids=str)
+def test_wrong_ways_are_refused(changes):
+    _net, layer, signature, found = offered("own_squeeze", squeeze("f32[1,32,56,56]", 8))
+    TACTICS["own_squeeze"].plan(layer, signature, found[0], HOPPER)
+    with pytest.raises(PlanRefused):
+        TACTICS["own_squeeze"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
+
+
+def test_images_larger_than_a_cluster_stay_apart():
+    _net, layer, _ = sample_layer("Fused", squeeze("f32[1,64,640,640]", 8))
+    tactic = TACTICS["own_squeeze"]
+    assert "no cluster" in tactic.refuses(layer, tactic.signatures(layer, HOPPER)[0], HOPPER)
+
+
+@pytest.mark.parametrize("changes", [{"sk": 3}, {"groups": 1}, {"mi": 4}, {"bk": 256}, {"stages": 60}, {"pixels": 24}], ids=str)
+def test_wrong_tiles_of_integers_are_refused(changes):
+    _net, layer, signature, found = offered("own_qconv_product", quantized_product("u8[1,256,14,14]", 256, 1024, residual="u8"))
+    TACTICS["own_qconv_product"].plan(layer, signature, found[0], HOPPER)
+    with pytest.raises(PlanRefused):
+        TACTICS["own_qconv_product"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
+
+
+def test_each_takes_its_own_kind_of_numbers():
+    for sample in (s for s in OPS["Fused"].samples if s.attrs["hint"] == "ConvProduct"):
+        _net, layer, _ = sample_layer("Fused", sample)
+        able = [n for n in ("own_conv_product", "own_qconv_product") if TACTICS[n].signatures(layer, HOPPER)]
+        integers = layer.outputs[0].dtype.name == "u8"
+        assert able == ["own_qconv_product" if integers else "own_conv_product"]
+
+
+def test_another_type_between_is_refused():
+    _net, layer, _ = sample_layer("Fused", quantized_product("i8[1,64,9,9]", 64, 128, middle=("u8", 0)))
+    assert "one type of integers" in TACTICS["own_qconv_product"].why_not(layer)
