@@ -283,6 +283,7 @@ def main() -> int:
     p.add_argument("--cuts", type=Path, help="folder that pruned_detectors.py --stages make --work wrote")
     p.add_argument("--detectors", nargs="+", choices=list(TAUGHT), default=list(TAUGHT))
     p.add_argument("--ratios", default="0.1,0.2,0.3")
+    p.add_argument("--way", choices=("chosen", "even"), default="chosen", help="which cuts, as in pruned_detectors.py")
     p.add_argument("--seconds", type=float, default=60.0, help="for each network")
     p.add_argument("--batch", type=int, default=32)
     p.add_argument("--lr", type=float, default=LR, help=f"the highest learning rate (default: {LR})")
@@ -304,7 +305,7 @@ def main() -> int:
         net = network_from_onnx(args.models / how.file)
         views = Views(pixels, imagenet, how, args.device)
         for ratio in (float(r) for r in args.ratios.split(",")):
-            stem = f"{name}-{ratio:g}"
+            stem = f"{name}-{ratio:g}-{args.way}"
             start, recipe = args.cuts / f"{stem}.recovered.onnx", load_recipe(args.cuts / f"{stem}.recipe.json")
             teacher, cut = any_batch(args.models / how.file), any_batch(start)
             hints = Hints(net, teacher, cut, recipe.kept(), args.device)

@@ -7,8 +7,9 @@
 Three steps a ratio: as cut; with weights fitted layer by layer (least squares on 24 photos); and, where it lies in the folder, taught by the
 whole detector on photos without labels. NanoDet is judged by AP50 against COCO's labels, the face detector (whose photos have no labels) by
 the agreement of its boxes with those of the whole detector: mean average precision with the whole detector's sure boxes as the truth. All
-learn from the even photos and are judged on the odd ones. What is cut is the knapsack's choice of so many FLOPs less by second-order Taylor terms
-on those 24 photos. Times: single images, all engines in turns, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
+learn from the even photos and are judged on the odd ones. Cut two ways (`--ways`): `chosen`, so many FLOPs less by the knapsack over
+second-order Taylor terms on those 24 photos, and `even`, the same share of each layer's channels by their activations. Times: single images,
+all engines in turns, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from whet.runtime import Context, Runtime
 
 OUT = Path(__file__).parent / "results" / "cpu" / "pruned_detectors.json"
 ROUNDS, EACH = 12, 10
+WAYS = {"chosen": "fewer FLOPs, chosen", "even": "of each layer"}
 RECOVERY = 24  # photos that the weights are fitted on: thousands of positions each
 
 Boxes = list[np.ndarray]  # per image [n, 6]: class, score, corners
@@ -83,27 +85,39 @@ def samples(detector: Detector) -> tuple[Path, str, list[dict[str, np.ndarray]]]
     return model.path, next(iter(feeds[0])), feeds
 
 
-def make(detector: Detector, ratios: list[float], work: Path) -> None:
+def stem_of(detector: Detector, ratio: float, way: str) -> str:
+    """How files of a cut begin."""
+    return f"{detector.model}-{ratio:g}-{way}"
+
+
+def config_of(ratio: float, way: str) -> PruneConfig:
+    """What is cut."""
+    if way == "even":
+        return PruneConfig(ratio=ratio, scope="group", importance="activation")
+    return PruneConfig(target=Target("flops", ratio=1 - ratio), importance="taylor2")
+
+
+def make(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> None:
     """Writes each cut as it is and recovered, with its recipe."""
     path, name, feeds = samples(detector)
     recovery = {name: np.concatenate([f[name] for f in feeds[::2]][:RECOVERY])}
     whole = network_from_onnx(path)
-    for ratio in ratios:
-        begun, stem = time.perf_counter(), f"{detector.model}-{ratio:g}"
-        made = prune(whole, PruneConfig(target=Target("flops", ratio=1 - ratio), importance="taylor2"), recovery)
+    for ratio, way in cuts:
+        begun, stem = time.perf_counter(), stem_of(detector, ratio, way)
+        made = prune(whole, config_of(ratio, way), recovery)
         save_onnx(made.cut, work / f"{stem}.cut.onnx")
         save_onnx(made.network, work / f"{stem}.recovered.onnx")
         save_recipe(made.recipe, work / f"{stem}.recipe.json")
         print(f"{stem}: {made.report.lines()[0]}; cut and recovered in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
-def networks(detector: Detector, ratios: list[float], work: Path) -> list[tuple[str, Network]]:
+def networks(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> list[tuple[str, Network]]:
     """(step, network) of the whole detector and of all that was made of it."""
     made = [("whole", network_from_onnx(samples(detector)[0]))]
-    for ratio in ratios:
+    for ratio, way in cuts:
         for step, file in (("", ".cut"), (", recovered", ".recovered"), (", taught", "")):
-            if (path := work / f"{detector.model}-{ratio:g}{file}.onnx").exists():
-                made.append((f"{ratio:.0%} fewer FLOPs{step}", network_from_onnx(path)))
+            if (path := work / f"{stem_of(detector, ratio, way)}{file}.onnx").exists():
+                made.append((f"{ratio:.0%} {WAYS[way]}{step}", network_from_onnx(path)))
     return made
 
 
@@ -111,11 +125,11 @@ def contexts_of(nets: list[tuple[str, Network]]) -> list[Context]:
     return [Runtime(backend="cpu").load(build(net, BuildConfig())).create_context() for _, net in nets]
 
 
-def judge(detector: Detector, ratios: list[float], work: Path) -> list[dict]:
+def judge(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> list[dict]:
     """A row for the whole detector and two or three for each ratio: as cut, recovered, and taught by the whole one."""
     _, _, feeds = samples(detector)
     judged = list(range(1, len(feeds), 2))
-    nets = networks(detector, ratios, work)
+    nets = networks(detector, cuts, work)
     found = [[detector.boxes(c.run(feeds[i])) for i in judged] for c in contexts_of(nets)]
     sure = [b[b[:, 1] >= detector.sure][:, [0, 2, 3, 4, 5]] for b in found[0]]
     truth = detector.labels(judged) if detector.labels else sure
@@ -129,20 +143,20 @@ def judge(detector: Detector, ratios: list[float], work: Path) -> list[dict]:
                 "agreement": round(detection.average_precision(boxes, sure), 4),
             }
         )  # fmt: skip
-        print(f"  {step:28s} {rows[-1]['mflops']:8.1f} MFLOPs  {detector.judge} {rows[-1]['score']:.3f}", flush=True)
+        print(f"  {step:36s} {rows[-1]['mflops']:8.1f} MFLOPs  {detector.judge} {rows[-1]['score']:.3f}", flush=True)
     return rows
 
 
-def timed(detector: Detector, ratios: list[float], work: Path, rows: list[dict]) -> None:
+def timed(detector: Detector, cuts: list[tuple[float, str]], work: Path, rows: list[dict]) -> None:
     """Adds the times to the detector's rows."""
     _, name, feeds = samples(detector)
-    nets = networks(detector, ratios, work)
+    nets = networks(detector, cuts, work)
     times = in_turns(contexts_of(nets), {name: feeds[0][name]})
     for (step, _), ms in zip(nets, times, strict=True):
         row = next(r for r in rows if (r["case"], r["step"]) == (detector.model, step))
         ratio, low, high = median_interval([w / t for w, t in zip(times[0], ms, strict=True)])
         row |= {"whet_ms": round(median(ms), 4), "speed": round(ratio, 3), "speed_low": round(low, 3), "speed_high": round(high, 3)}
-        print(f"  {step:28s} {row['whet_ms']:.3f} ms ({row['speed']:.2f}x)", flush=True)
+        print(f"  {step:36s} {row['whet_ms']:.3f} ms ({row['speed']:.2f}x)", flush=True)
 
 
 def in_turns(contexts: list[Context], feed: dict[str, np.ndarray]) -> list[list[float]]:
@@ -169,27 +183,28 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--ratios", default="0.1,0.2,0.3")
     p.add_argument("--detectors", nargs="+", choices=[d.model for d in DETECTORS], default=[d.model for d in DETECTORS])
+    p.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="how the cuts are chosen")
     p.add_argument("--stages", default="make,judge,time", help="of these, in this order (default: all)")
     p.add_argument("--work", type=Path, default=Path(".detectors"), help="folder of the networks")
     p.add_argument("--out", type=Path, default=OUT)
     args = p.parse_args()
     if datasets.root() is None:
         p.error("there is no shared data folder: set WHET_DATA to it")
-    stages, ratios = args.stages.split(","), [float(r) for r in args.ratios.split(",")]
+    stages, cuts = args.stages.split(","), [(float(r), way) for way in args.ways for r in args.ratios.split(",")]
     chosen = [d for d in DETECTORS if d.model in args.detectors]
     args.work.mkdir(parents=True, exist_ok=True)
     if "make" in stages:
         for d in chosen:
-            make(d, ratios, args.work)
+            make(d, cuts, args.work)
     if not {"judge", "time"} & set(stages):
         return 0
     about = provenance(("whet", "numpy", "onnxruntime", "onednn-cpu-gomp"))
     rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     for d in chosen:
         if "judge" in stages:
-            rows = [r for r in rows if r["case"] != d.model] + judge(d, ratios, args.work)
+            rows = [r for r in rows if r["case"] != d.model] + judge(d, cuts, args.work)
         if "time" in stages:
-            timed(d, ratios, args.work, rows)
+            timed(d, cuts, args.work, rows)
     told = {k: v for f in sorted(args.work.glob("*.told.json")) for k, v in json.loads(f.read_text()).items()}
     args.out.write_text(json.dumps({**about, **({"distillation": told} if told else {}), "rows": rows}, indent=1) + "\n")
     return 0
