@@ -12,7 +12,7 @@ from whet.network import Layer, Tensor, static_shape
 from whet.network.types import F32, I8, U8, DType
 from whet.tactics._base import TACTICS, Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._body import seen
-from whet.tactics.cuda._kernel import HALF, GpuKernel, all_static, float_types, launch, same
+from whet.tactics.cuda._kernel import HALF, RTOL, GpuKernel, all_static, float_types, launch, same
 from whet.tactics.cuda.own_reformat import FIELDS, moving
 
 _HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm", "SqueezeExcite")
@@ -80,7 +80,8 @@ class OwnParts(Tactic):
             return launches
 
         name = "parts: " + " + ".join(k.implementation for k in kernels)
-        rtol = 1.5 * max(k.rtol for k in kernels)  # what lies between is rounded too
+        ends = [RTOL.get(o.dtype.name, 0.0) for o in (*signature.inputs, *signature.outputs) if o is not None]
+        rtol = 1.5 * max(*ends, *(k.rtol for k in kernels))  # what lies between is rounded too
         return GpuKernel(layer, signature, make, implementation=name, packed=[p for k in kernels for p in k.packed], scratch=scratch + own, rtol=rtol)
 
 
@@ -97,7 +98,8 @@ def _steps(layer: Layer, signature: Signature, machine: Any) -> tuple[list[_Step
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     stored = [o for o in (*signature.inputs, *signature.outputs) if o is not None]
-    dtype = next((o.dtype for o in stored if o.dtype in HALF), F32)
+    # what a gate's exponential makes of a hidden number's rounding has no bound, so gates are computed in f32 whatever is stored
+    dtype = F32 if layer.hint == "SqueezeExcite" else next((o.dtype for o in stored if o.dtype in HALF), F32)
     lies: dict[Tensor, tuple[_Place, Operand]] = {}
     for i, (t, o) in enumerate(zip(layer.inputs, signature.inputs, strict=True)):
         if t is not None and o is not None:
