@@ -49,6 +49,15 @@ def test_the_same_lock_gives_the_same_engine_and_times_nothing(built, monkeypatc
     np.testing.assert_array_equal(outs[0], outs[1])
 
 
+def test_the_order_of_permissions_is_nothing_that_moves(tmp_path):
+    net, path = residual(), tmp_path / "lock.json"
+    first = build(net, dataclasses.replace(QUICK, precisions=("bf16", "fp16")))
+    save_lock(first, path)
+    assert plan_digest(locked(path, net, precisions=("fp16", "bf16"))) == plan_digest(first)
+    with pytest.raises(LockError, match="precisions"):
+        locked(path, net, precisions=("fp16",))
+
+
 def test_other_weights_are_another_model(built):
     with pytest.raises(LockError, match=r"the model: was \w+\.\.\., is"):
         locked(built[1], residual(seed=3))

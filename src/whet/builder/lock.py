@@ -119,7 +119,10 @@ def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, ma
     compare("the machine", lock["machine"], machine.key())
     compare("the number of threads", lock["threads"], machine.threads)
     for k in _OPTIONS:
-        compare(f"the option {k}", lock["options"].get(k), _plain(getattr(config, k)))
+        was, now = lock["options"].get(k), _plain(getattr(config, k))
+        if k == "precisions" and isinstance(was, list) and sorted(map(str, was)) == sorted(now):
+            continue  # permissions have no order
+        compare(f"the option {k}", was, now)
     for name, pinned in lock["tactics"].items():
         try:
             now = _tactic(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,32 @@ def progress_bar() -> Progress:
     what = TextColumn("{task.fields[what]}", style="dim", markup=False)  # names of layers may look like markup
     columns = (TextColumn("{task.description:<14}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn(), what)
     return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+class Bar:
+    """A progress bar on standard error with the time left; `tell(done, total, what)` moves it. Disabled off a terminal."""
+
+    def __init__(self, what: str, enabled: bool | None = None):
+        self.what = what
+        self.enabled = sys.stderr.isatty() if enabled is None else enabled
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Bar:
+        if self.enabled:
+            self._bar = progress_bar()
+            self._bar.start()
+            self._task = self._bar.add_task(self.what, total=None, what="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def tell(self, done: int, total: int, note: str) -> None:
+        """`done` of `total`; `note` says at what."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, what=note[:60])
 
 
 def print_table(where: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", below: Sequence[str] = ()) -> None:

@@ -1,15 +1,13 @@
-"""Flags that `whet prune` and `whet latency-table` share: for which engine latencies are measured; and their progress bar."""
+"""Flags that `whet prune`, `whet compare` and `whet latency-table` share: for which engine latencies are measured."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from whet.cli import _exec_values as values
-from whet.cli._console import progress_bar
 
 _FLAGS = (
     click.option("--backend", default="cpu", show_default=True, help="Machine that the engine is for: cpu, cuda, null."),
@@ -41,29 +39,3 @@ def build_config(*, backend: str, threads: int, shapes: str | None, fp16: bool, 
         profiles=((at, at, at),) if at else (),
         timing_cache=timing_cache,
     )
-
-
-class Bar:
-    """A progress bar on standard error with the time left; `tell(done, total, what)` moves it. Disabled off a terminal."""
-
-    def __init__(self, what: str, enabled: bool | None = None):
-        self.what = what
-        self.enabled = sys.stderr.isatty() if enabled is None else enabled
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> Bar:
-        if self.enabled:
-            self._bar = progress_bar()
-            self._bar.start()
-            self._task = self._bar.add_task(self.what, total=None, what="")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def tell(self, done: int, total: int, note: str) -> None:
-        """`done` of `total`; `note` says at what."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, what=note[:60])

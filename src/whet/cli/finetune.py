@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from whet.cli._console import Bar
 from whet.cli._written import must_be_writable
 from whet.training.config import LOSSES, MASKS, OPTIMIZERS, PRECISIONS, FinetuneConfig
 
@@ -86,7 +86,7 @@ def command(
     data = training_data(data_source, net, how)
     test = training_data(test_source, net, how) if test_source else None
     config = FinetuneConfig(**settings, freeze=freeze)
-    with _Bar(enabled=sys.stderr.isatty()) as bar:
+    with Bar("training") as bar:
         if qat:
             aware = quantization_aware(net, data, config, teacher=original, test=test, progress=bar.tell, insist=insist)
             made, done = aware.network, aware.training
@@ -115,30 +115,3 @@ def _with_masks(path: str, masks: Any) -> Path:
 
     known = load_recipe(path) if Path(path).exists() else Recipe({})
     return save_recipe(replace(known, masks=masks), path)
-
-
-class _Bar:
-    """A progress bar on standard error; `tell(done, total, what)` moves it."""
-
-    def __init__(self, enabled: bool):
-        self.enabled = enabled
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> _Bar:
-        if self.enabled:
-            from rich.console import Console
-            from rich.progress import Progress, TimeRemainingColumn
-
-            self._bar = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task("training", total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def tell(self, done: int, total: int, what: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, description=what[:60])

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from whet.cli._prune_flags import Bar, build_config, build_flags
+from whet.cli._console import Bar
+from whet.cli._prune_flags import build_config, build_flags
 from whet.cli._written import must_be_writable
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from whet.cli._prune_flags import Bar, build_config, build_flags
+from whet.cli._console import Bar
+from whet.cli._prune_flags import build_config, build_flags
 from whet.cli._written import must_be_writable
 
 _NEAR = 1.05  # this far beyond the target counts as reached: two timings of one engine differ by as much
