@@ -5,10 +5,16 @@ import os
 import pytest
 
 from support.datasets import root
+from support.standin_gpu import standin_gpu as standin_gpu  # a fixture of tests in several folders
+from whet.backends.cpu.threads import settings as wait_settings
 
 
 def pytest_configure() -> None:
-    """Each process of pytest-xdist takes one of the GPUs that CUDA_VISIBLE_DEVICES names, in turns."""
+    """Each process of pytest-xdist takes one of the GPUs that CUDA_VISIBLE_DEVICES names, in turns; threads wait as whet has them wait.
+
+    The first to load libgomp says how: with whet's own loading here, no test depends on whether one with PyTorch ran before it.
+    """
+    wait_settings()
     gpus, worker = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","), os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and len(gpus) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(worker.removeprefix("gw")) % len(gpus)]

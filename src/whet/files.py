@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+LARGEST_MESSAGE = 1_900_000_000  # bytes of weights in an ONNX file; protobuf refuses a message of 2 GiB
 
 
 @contextmanager
@@ -25,3 +28,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_onnx(model: Any, path: Path, save: Callable[..., None], external_above: int = LARGEST_MESSAGE) -> None:
+    """Writes an onnx.ModelProto to `path`, with `save` (onnx.save) and its weights in `<path>.data` where they are more bytes than `external_above`.
+
+    Raises OSError, to be told in the words of whoever writes.
+    """
+    if sum(len(t.raw_data) for t in model.graph.initializer) > external_above:
+        data = path.with_name(path.name + ".data")
+        data.unlink(missing_ok=True)  # onnx appends to a file that is there
+        save(model, path, save_as_external_data=True, location=data.name)
+        return
+    with replacing(path) as part:
+        part.write_bytes(model.SerializeToString())

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_tactics import HOPPER, compute, gpu, judge, planned, reference  # noqa: F401  (gpu is a fixture)
+from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
@@ -217,7 +217,7 @@ SIZES = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("sizes", "how"), SIZES, ids=str)
-def test_every_tile_matches_the_reference(gpu, sizes, how):  # noqa: F811
+def test_every_tile_matches_the_reference(gpu, sizes, how):
     layer, arrays = layer_of(*sizes, **how)
     ran: Counter[str] = Counter()
     for t, signature, config, kernel in planned(layer, gpu, most=14):
@@ -230,7 +230,7 @@ def test_every_tile_matches_the_reference(gpu, sizes, how):  # noqa: F811
 
 
 @pytest.mark.gpu
-def test_masks_that_hide_keys_and_whole_rows(gpu):  # noqa: F811
+def test_masks_that_hide_keys_and_whole_rows(gpu):
     """Hidden keys count nothing, however large their scores; a row whose mask is the lowest number throughout is a mean; minus infinity gives NaN."""
     layer, arrays = layer_of(1, 2, 40, 72, 64, lies="rows", mask=(1, 1, 40, 72))
     mask = np.zeros((1, 1, 40, 72), np.float32)

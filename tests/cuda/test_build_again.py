@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from support.standin_gpu import StandInGpu, standin_gpu  # noqa: F401 - a fixture
+from support.standin_gpu import StandInGpu
 from whet.builder import BuildConfig, build, in_chain, racing, whole
 from whet.builder.ahead import configs_with_texts
 from whet.network import parse_network
@@ -28,7 +28,7 @@ out %y
 
 
 @pytest.fixture
-def gpu(monkeypatch, standin_gpu, tmp_path):  # noqa: F811
+def gpu(monkeypatch, standin_gpu, tmp_path):
     """The texts that a build asks to compile; two kernels of a kind never take the same time."""
     compiled: list[str] = []
     enqueue = GpuKernel.enqueue

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
 from whet.backends.cuda.launch import MAX_SHARED
 from whet.builder import BuildConfig, build
 from whet.engine import engine_bytes, read_engine
@@ -120,7 +119,7 @@ out %y
 """
 
 
-def test_a_bottleneck_ends_in_one_launch(standin_gpu):  # noqa: F811
+def test_a_bottleneck_ends_in_one_launch(standin_gpu):
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
     plan = build(parse_network(BLOCK), config)
     layers = [layer for layer in plan.network.layers if layer.op != "Reformat"]

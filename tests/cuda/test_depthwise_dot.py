@@ -5,7 +5,6 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, compute
-from test_tactics import gpu as gpu  # the fixture
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import run_regions, sample_layer

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_large import conv, layer_of
 from test_tactics import HOPPER, compute, judge, planned, reference
-from test_tactics import gpu as gpu  # the fixture
 
 from whet.builder import BuildConfig, build
 from whet.builder.differences import float8_error

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_tactics import compute, gpu, judge, planned, reference  # noqa: F401  (gpu is a fixture)
+from test_tactics import compute, judge, planned, reference
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import Sample, sample_layer
@@ -115,7 +115,7 @@ def conv(n, groups, c, k, side, stride=1, dilation=1):
     [(2, 32, 128, 4, 20), (1, 4, 64, 16, 13, 1, 2), (1, 32, 256, 8, 28, 2), (1, 4, 96, 24, 14), (1, 2, 128, 64, 15), (1, 8, 48, 2, 9)],
     ids=str,
 )
-def test_real_sizes_match_the_reference(gpu, given):  # noqa: F811
+def test_real_sizes_match_the_reference(gpu, given):
     layer, arrays = conv(*given)
     ran = 0
     for t, signature, config, kernel in planned(layer, gpu, most=30):

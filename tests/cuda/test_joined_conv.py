@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
 from whet.builder import BuildConfig, build
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
@@ -71,7 +70,7 @@ out %f
 """
 
 
-def test_a_network_joins_nothing_where_both_readers_read_the_parts(standin_gpu):  # noqa: F811
+def test_a_network_joins_nothing_where_both_readers_read_the_parts(standin_gpu):
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
     plan = build(parse_network(NET), config)
     assert [x.hint for x in plan.network.layers].count("JoinedConv") == 2

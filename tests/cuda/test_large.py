@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, compute, judge, planned, reference
-from test_tactics import gpu as gpu  # the fixture
 
 from whet.network import Network
 from whet.ops import sample_layer

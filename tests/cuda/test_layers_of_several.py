@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from support.standin_gpu import StandInGpu, standin_gpu  # noqa: F401 - a fixture
+from support.standin_gpu import StandInGpu
 from whet.builder import BuildConfig, build, refine
 from whet.engine import engine_bytes, read_engine
 from whet.network import parse_network
@@ -43,7 +43,7 @@ CONFIG = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", veri
 
 
 @pytest.fixture
-def dear(monkeypatch, standin_gpu):  # noqa: F811
+def dear(monkeypatch, standin_gpu):
     """{part of an implementation's name: factor on its time}."""
     factors: dict[str, float] = {}
     enqueue = GpuKernel.enqueue

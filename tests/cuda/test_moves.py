@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
@@ -94,7 +93,7 @@ def test_the_code_compiles_for_gpus(i):
 
 
 @pytest.mark.parametrize("stored", ["f32", "f16"])
-def test_a_detector_decodes_its_boxes_in_one_launch(stored, standin_gpu):  # noqa: F811
+def test_a_detector_decodes_its_boxes_in_one_launch(stored, standin_gpu):
     model = zoo.build("yolov5s")
     net = network_from_onnx(half(model) if stored == "f16" else model)
     shape = {t.name: tuple(d if isinstance(d, int) else 2 for d in t.shape) for t in net.inputs}

@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig
 from whet.builder.quantized import Calibration, build_int8, calibrated_ranges, prepared
@@ -68,7 +67,7 @@ def quantized(plan):
     return {x.name for x in plan.network.layers if is_quantized(x)}
 
 
-def test_calibrates_on_the_cpu_and_chooses_on_the_gpu(model, standin_gpu):  # noqa: F811
+def test_calibrates_on_the_cpu_and_chooses_on_the_gpu(model, standin_gpu):
     code, out, plan = run(model, "--fp16", "--int8", "--calibMethod=minmax", f"--calibData={model}/data.npz", f"--calib={model}/c.json")
     assert code == 0, out
     assert "INT8 pays: floating point" in out
@@ -84,14 +83,14 @@ def test_calibrates_on_the_cpu_and_chooses_on_the_gpu(model, standin_gpu):  # no
     assert [again.choices[n].implementation for n in sorted(quantized(again))] == [plan.choices[n].implementation for n in sorted(quantized(plan))]
 
 
-def test_the_ranges_do_not_depend_on_the_target(model, standin_gpu):  # noqa: F811
+def test_the_ranges_do_not_depend_on_the_target(model, standin_gpu):
     assert run(model, "--int8", "--calibMethod=minmax", f"--calibData={model}/data.npz", f"--calib={model}/gpu.json")[0] == 0
     cpu = ["--backend=cpu", "--noBuilderCache", "--builderOptimizationLevel=0", "--noVerify", "--buildOnly"]
     assert run(model, "--int8", "--calibMethod=minmax", f"--calibData={model}/data.npz", f"--calib={model}/cpu.json", quick=cpu)[0] == 0
     assert (model / "gpu.json").read_bytes() == (model / "cpu.json").read_bytes()
 
 
-def test_fp16_stays_where_int8_is_slower_and_it_is_said(model, standin_gpu):  # noqa: F811
+def test_fp16_stays_where_int8_is_slower_and_it_is_said(model, standin_gpu):
     standin_gpu[""] = 9.0
     code, out, plan = run(model, "--fp16", "--int8", f"--calib={model}/known.json")
     assert code == 0, out
@@ -100,7 +99,7 @@ def test_fp16_stays_where_int8_is_slower_and_it_is_said(model, standin_gpu):  # 
     assert any(d == "f16" for c in plan.choices.values() for _, d in c.outputs)
 
 
-def test_a_layer_that_does_not_pay_leaves_int8(model, standin_gpu):  # noqa: F811
+def test_a_layer_that_does_not_pay_leaves_int8(model, standin_gpu):
     standin_gpu["third"] = 50.0
     code, out, plan = run(model, "--fp16", "--int8", f"--calib={model}/known.json")
     assert code == 0, out
@@ -110,7 +109,7 @@ def test_a_layer_that_does_not_pay_leaves_int8(model, standin_gpu):  # noqa: F81
     assert "third" not in names
 
 
-def test_best_takes_integers_with_data_and_leaves_them_out_without(model, standin_gpu):  # noqa: F811
+def test_best_takes_integers_with_data_and_leaves_them_out_without(model, standin_gpu):
     assert quantized(run(model, "--best", f"--calib={model}/known.json")[2])
     code, out, plan = run(model, "--best")
     assert code == 0, out
@@ -118,7 +117,7 @@ def test_best_takes_integers_with_data_and_leaves_them_out_without(model, standi
     assert not quantized(plan)
 
 
-def test_demands_bind(model, standin_gpu):  # noqa: F811
+def test_demands_bind(model, standin_gpu):
     obey = ["--fp16", "--int8", f"--calib={model}/known.json", "--precisionConstraints=obey"]
     code, out, plan = run(model, *obey, "--layerPrecisions=second:fp16")
     assert code == 0, out
@@ -137,7 +136,7 @@ def test_demands_bind(model, standin_gpu):  # noqa: F811
     assert plan.choices[second.name].outputs[0][1] == "f32"
 
 
-def test_a_model_with_q_and_dq_is_built_as_it_says(model, standin_gpu, tmp_path):  # noqa: F811
+def test_a_model_with_q_and_dq_is_built_as_it_says(model, standin_gpu, tmp_path):
     net = network_from_onnx(str(model / "m.onnx"))
     made = prepared(net, BuildConfig())
     with np.load(model / "data.npz") as f:
@@ -151,7 +150,7 @@ def test_a_model_with_q_and_dq_is_built_as_it_says(model, standin_gpu, tmp_path)
 
 
 @pytest.mark.parametrize("least", [20.0, 60.0])
-def test_a_budget_on_the_gpu_is_judged_by_emulation_where_the_engine_says_nothing(model, standin_gpu, least, monkeypatch):  # noqa: F811
+def test_a_budget_on_the_gpu_is_judged_by_emulation_where_the_engine_says_nothing(model, standin_gpu, least, monkeypatch):
     """The stand-in's outputs are zeros; the sets of layers are judged all the same, and those that harm leave INT8."""
     from whet.builder.within import Judge
 

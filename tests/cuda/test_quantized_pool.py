@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig, build
 from whet.builder.quantized import prepared
@@ -41,7 +40,7 @@ def whole(net, hint="ConvPool"):
     return next(x for x in lowered.layers if x.hint == hint)
 
 
-def test_one_layer_from_the_image_to_the_pooled_integers(standin_gpu):  # noqa: F811
+def test_one_layer_from_the_image_to_the_pooled_integers(standin_gpu):
     plan = build(stem(), BuildConfig(**{**vars(CONFIG), "verify": False}))
     first = plan.network.layers[0]
     assert first.hint == "ConvPool"
@@ -51,7 +50,7 @@ def test_one_layer_from_the_image_to_the_pooled_integers(standin_gpu):  # noqa: 
     assert plan.report["precisions"]["int8"]["layers"] == 2
 
 
-def test_without_pooling_the_convolution_reads_the_image_itself(standin_gpu):  # noqa: F811
+def test_without_pooling_the_convolution_reads_the_image_itself(standin_gpu):
     plan = build(stem(pool=(0, 0, 0)), BuildConfig(**{**vars(CONFIG), "verify": False}))
     first = plan.network.layers[0]
     assert first.hint == "ImageConv"
@@ -59,7 +58,7 @@ def test_without_pooling_the_convolution_reads_the_image_itself(standin_gpu):  #
     assert plan.choices[first.name].inputs[0] == ("linear", "f32")
 
 
-def test_it_is_taken_apart_where_its_parts_are_faster(standin_gpu):  # noqa: F811
+def test_it_is_taken_apart_where_its_parts_are_faster(standin_gpu):
     standin_gpu["pooled"] = 30.0
     plan = build(stem(), BuildConfig(**{**vars(CONFIG), "verify": False}))
     assert [x.hint or x.op for x in plan.network.layers if x.op != "Reformat"] == ["QuantizeLinear", "Conv", "MaxPool", "Conv"]

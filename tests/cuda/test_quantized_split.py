@@ -5,7 +5,6 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, compute, reference
-from test_tactics import gpu as gpu  # the fixture
 
 from whet.ops import sample_layer
 from whet.ops._quantized_samples import _conv, quantized

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from test_tactics import HOPPER, compute, gpu, judge, planned, reference  # noqa: F401  (gpu is a fixture)
+from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.ops import Sample, sample_layer
 from whet.tactics.cuda.own_reduce import _OPS, OwnReduce, _by_eights, _walks
@@ -44,7 +44,7 @@ def test_walks_reach_every_element_of_a_result_once(shape, axes, wide):
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", sorted(_OPS))
 @pytest.mark.parametrize(("shape", "axes", "wide"), CASES, ids=str)
-def test_every_op_along_every_axis(gpu, op, shape, axes, wide):  # noqa: F811
+def test_every_op_along_every_axis(gpu, op, shape, axes, wide):
     layer, arrays = layer_of(shape, axes, op)
     if op in ("ReduceLogSum", "ReduceProd"):  # logarithms of sums above 0; products that stay in range
         arrays[0] = (1 + 0.01 * np.abs(arrays[0])).astype(np.float32)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_tactics import HOPPER, compute, gpu, judge, planned, reference  # noqa: F401  (gpu is a fixture)
+from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.network.types import BF16
@@ -69,7 +69,7 @@ SIZES = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("given", SIZES, ids=str)
-def test_real_sizes_match_the_reference(gpu, given):  # noqa: F811
+def test_real_sizes_match_the_reference(gpu, given):
     _, layer, arrays = sample_layer("Resize", Sample(*given))
     ran = 0
     for t, signature, _, kernel in planned(layer, gpu):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from whet.backends.cuda import driver
 from whet.network import from_stored, static_shape, stored_shape, to_stored
 from whet.ops import OPS, run_layer, run_regions
 from whet.ops import sample_layer as layer_of
@@ -70,15 +69,6 @@ def test_without_tensor_cores_the_convolution_says_so():
 def reference(layer, arrays):
     with np.errstate(all="ignore"):
         return run_regions(layer, arrays) if layer.regions else run_layer(layer, arrays)
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    if driver.available():
-        pytest.skip(driver.available())
-    from whet.backends import get_backend
-
-    return get_backend("cuda")
 
 
 def compute(gpu, layer, arrays, signature, kernel):

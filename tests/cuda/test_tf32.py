@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_tactics import compute, gpu, judge, planned, reference  # noqa: F401  (gpu is a fixture)
+from test_tactics import compute, judge, planned, reference
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder.emulation import rounded_tf32
@@ -125,7 +125,7 @@ LAYERS = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("given", LAYERS, ids=str)
-def test_real_sizes_match_the_reference(gpu, given):  # noqa: F811
+def test_real_sizes_match_the_reference(gpu, given):
     layer, arrays = layer_of(*given)
     want = reference(layer, [None if a is None else a.astype(np.float64) for a in arrays])[0]
     ran = set()

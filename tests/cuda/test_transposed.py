@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_tactics import HOPPER, compute, gpu, judge, planned, reference  # noqa: F401  (gpu is a fixture)
+from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import OPS, Sample, sample_layer
@@ -96,7 +96,7 @@ LAYERS = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("given", LAYERS, ids=str)
-def test_real_sizes_match_the_reference(gpu, given):  # noqa: F811
+def test_real_sizes_match_the_reference(gpu, given):
     _, layer, arrays = sample_layer(given[0], Sample(*given[1:]))
     ran = set()
     for t, signature, config, kernel in planned(layer, gpu, most=12):
@@ -108,7 +108,7 @@ def test_real_sizes_match_the_reference(gpu, given):  # noqa: F811
 
 
 @pytest.mark.gpu
-def test_patches_of_a_transformer_match_the_reference(gpu):  # noqa: F811
+def test_patches_of_a_transformer_match_the_reference(gpu):
     shapes = ["f32[2,3,64,48]", "const f32[96,3,16,16]", "const f32[96]"]
     _, layer, arrays = sample_layer("Conv", Sample(shapes, {"strides": (16, 16)}))
     ran = 0

@@ -157,7 +157,7 @@ def test_saving(tmp_path, monkeypatch):
     net = small()
     path = save_onnx(net, tmp_path / "m.onnx")
     assert path.read_bytes() == onnx_from_network(net).SerializeToString()
-    monkeypatch.setattr("whet.frontends.onnx_writer._EXTERNAL_ABOVE", 100)
+    monkeypatch.setattr("whet.frontends.onnx_writer.LARGEST_MESSAGE", 100)
     wide = Network("wide")  # onnx keeps tensors below 1 KB in the model itself
     wide.mark_output(
         wide.add("Add", wide.add_input("x", parse_type("f32[1000]")), wide.constant(np.arange(1000, dtype=np.float32), "w")), "y"

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from search.conftest import perceptron, recipe_with
-from support.standin_gpu import standin_gpu  # noqa: F401 - a fixture
 from whet.errors import CalibrationError, UsageError
 from whet.search import energy
 from whet.search.data import labelled
@@ -277,7 +276,7 @@ def test_a_quantized_original_is_refused_before_anything_is_built(case, tmp_path
     assert facts["points"] == 1
 
 
-def test_fp8_is_searched_where_it_is_asked_for_and_its_lock_is_kept(standin_gpu, tmp_path):  # noqa: F811
+def test_fp8_is_searched_where_it_is_asked_for_and_its_lock_is_kept(standin_gpu, tmp_path):
     from whet.builder.lock import plan_digest, save_lock
     from whet.frontends import save_onnx
     from whet.network import parse_network

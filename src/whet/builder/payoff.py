@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from whet.builder.config import BuildConfig
@@ -11,7 +12,7 @@ from whet.builder.racing import race
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.network import Layer
-from whet.runtime import WeightStore, bind
+from whet.runtime import Bound, WeightStore, bind
 
 _SECONDS, _TURNS = 3.0, 40  # spent on timing each engine that is not clearly behind (engines that nearly tie need turns); turns, at most
 _MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
@@ -71,4 +72,8 @@ def in_turns(plans: list[EnginePlan], machine: Any, config: BuildConfig) -> list
         bound.feed(inputs)
         bound.seconds(1)
         bounds.append(bound)
-    return race([lambda b=b: b.seconds(1)[0] for b in bounds], _SECONDS, _TURNS)  # type: ignore[misc]
+    return race([partial(_once, b) for b in bounds], _SECONDS, _TURNS)
+
+
+def _once(bound: Bound) -> float:
+    return bound.seconds(1)[0]

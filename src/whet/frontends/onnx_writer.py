@@ -12,7 +12,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from whet.errors import FrontendError, UnsupportedError
-from whet.files import replacing
+from whet.files import LARGEST_MESSAGE, write_onnx
 from whet.frontends._onnx_attrs import kind_of
 from whet.frontends._onnx_tensors import ONNX_OF_DTYPE
 from whet.network import Dim, DType, Expr, Layer, Network, Tensor, TensorType, dtype_of
@@ -20,7 +20,6 @@ from whet.network.dims import lower
 from whet.ops import get_op
 
 OPSET = 21  # ONNX Runtime 1.31 loads up to 26, but has CPU kernels of every op only to about here
-_EXTERNAL_ABOVE = 1_900_000_000  # bytes; protobuf refuses a message of 2 GiB
 
 
 def onnx_from_network(net: Network, opset: int = OPSET) -> onnx.ModelProto:
@@ -44,13 +43,7 @@ def save_onnx(net: Network, path: str | os.PathLike, opset: int = OPSET) -> Path
     path = Path(path)
     model = onnx_from_network(net, opset)
     try:
-        if sum(len(t.raw_data) for t in model.graph.initializer) > _EXTERNAL_ABOVE:
-            data = path.with_name(path.name + ".data")
-            data.unlink(missing_ok=True)  # onnx appends to a file that is there
-            onnx.save(model, path, save_as_external_data=True, location=data.name)
-        else:
-            with replacing(path) as part:
-                part.write_bytes(model.SerializeToString())
+        write_onnx(model, path, onnx.save, LARGEST_MESSAGE)
     except OSError as e:
         raise FrontendError(f"cannot write {path}: {e.strerror}. Make room, or check that the folder exists and can be written.") from e
     return path

@@ -21,17 +21,16 @@ class Graph:
     a pixel's channels the machine's kernels read at once (1: channels may come in any number).
     """
 
+    _readers: dict[Tensor, dict[Layer, None]]
+    _place: dict[Layer, float]
+    _added: list[Layer]  # since the last settle()
+    _stale: bool
+
     def __init__(self, net: Network, root: Network | None = None, line: int = 1):
         self.net = net
         self.line = line
         self.root = root if root is not None else net
-        self._readers: dict[Tensor, dict[Layer, None]] = {}
-        self._place: dict[Layer, float] = {}
-        self._added: list[Layer] = []  # since the last settle()
-        self._stale = False
-        for i, layer in enumerate(net.layers):
-            self._place[layer] = i
-            self._enter(layer)
+        self.renew()
 
     # reading
 
@@ -167,7 +166,11 @@ class Graph:
 
     def renew(self) -> None:
         """Reads the network again, after something else changed it."""
-        self.__init__(self.net, self.root, self.line)  # type: ignore[misc]
+        self._readers, self._place = {}, {}
+        self._added, self._stale = [], False
+        for i, layer in enumerate(self.net.layers):
+            self._place[layer] = i
+            self._enter(layer)
 
     def _enter(self, layer: Layer) -> None:
         for t in self.reads(layer):

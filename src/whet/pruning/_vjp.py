@@ -61,6 +61,13 @@ def _pointwise(layer: Layer, inputs: Arrays, cotangent: np.ndarray) -> Arrays:
     return made
 
 
+def _given(inputs: Arrays, i: int) -> np.ndarray:
+    """An input that the op cannot be without."""
+    a = inputs[i]
+    assert a is not None
+    return a
+
+
 def _unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     g = g.sum(axis=tuple(range(g.ndim - len(shape))))
     stretched = tuple(i for i, d in enumerate(shape) if d == 1 and g.shape[i] != 1)
@@ -70,8 +77,8 @@ def _unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def _moved(layer: Layer, inputs: Arrays, cotangents: list[np.ndarray]) -> Arrays:
     """Runs the op on the elements' numbers (0: a filling), then adds each cotangent where its element came from."""
     numbers, starts, n = list(inputs), [0] * len(inputs), 1
-    for i, a in enumerate(inputs):
-        if a is not None and a.dtype.kind == "f" and layer.inputs[i].dtype.is_float and not (i and layer.op == "Pad"):  # type: ignore[union-attr]
+    for i, (a, t) in enumerate(zip(inputs, layer.inputs, strict=True)):
+        if a is not None and t is not None and a.dtype.kind == "f" and t.dtype.is_float and not (i and layer.op == "Pad"):
             numbers[i], starts[i] = np.arange(n, n + a.size, dtype=np.float64).reshape(a.shape), n
             n += a.size
         elif a is not None and layer.op == "Pad" and i == 2:
@@ -133,7 +140,7 @@ def _conv_transpose(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) 
 
 
 def _gemm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    b = inputs[1] if layer.attrs["transB"] else inputs[1].T  # type: ignore[union-attr]
+    b = _given(inputs, 1) if layer.attrs["transB"] else _given(inputs, 1).T
     made = layer.attrs["alpha"] * (g @ b)
     return made.T if layer.attrs["transA"] else made
 
@@ -196,13 +203,14 @@ def _average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) ->
 
 
 def _global_average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(g / np.prod(inputs[0].shape[2:]), inputs[0].shape).astype(g.dtype)  # type: ignore[union-attr]
+    shape = _given(inputs, 0).shape
+    return np.broadcast_to(g / np.prod(shape[2:]), shape).astype(g.dtype)
 
 
 def _resize(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
     from whet.ops.resize import resampling, steps
 
-    shape = inputs[0].shape  # type: ignore[union-attr]
+    shape = _given(inputs, 0).shape
     for axis, _, scale, part in reversed(steps(layer, shape, *inputs[1:])):
         g = resampling(layer).transposed(g, axis, shape[axis], scale, part)
     return g

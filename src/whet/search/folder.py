@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from whet.errors import UsageError
 from whet.search import job as j
@@ -96,9 +95,3 @@ class WorkFolder:
             extra.unlink()
 
 
-def finished_jobs(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Jobs of a folder that left a result, by name."""
-    if not folder.is_dir():
-        return []
-    found = [(p, j.result_of(p)) for p in sorted(folder.iterdir()) if p.is_dir()]
-    return [(p, r) for p, r in found if r is not None]

@@ -50,7 +50,9 @@ def unquantized(layer: Layer) -> Unquantized | str:
         if x.op == "QuantizeLinear":
             if x is not body.layers[-1]:
                 return "an integer is stored before the end"
-            last, seen[x.output] = x, seen[x.inputs[0]]  # type: ignore[index]
+            source = x.inputs[0]
+            assert source is not None
+            last, seen[x.output] = x, seen[source]
         elif x.op == "DequantizeLinear":
             i = place.get(x.inputs[0])
             if i is None or i in found:

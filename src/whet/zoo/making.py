@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.errors import UsageError
-from whet.files import replacing
+from whet.files import LARGEST_MESSAGE, write_onnx
 from whet.zoo.counting import count
 from whet.zoo.registry import Entry, entry
 from whet.zoo.writer import GraphWriter
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import onnx
 
 LOWEST_OPSET = 13                     # below it Squeeze, Unsqueeze, Split and Softmax are written otherwise
-EXTERNAL_ABOVE = 1_900_000_000        # bytes; protobuf refuses a message of 2 GiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ def build(name: str, *, batch: int | str = "N", opset: int = 17, seed: int = 0, 
     return _write(entry(name), batch=batch, opset=opset, seed=seed, skeleton=False, options=options).model(name)
 
 
-def save(name: str, path: str | os.PathLike[str], *, external_above: int = EXTERNAL_ABOVE, **how: Any) -> Path:
+def save(name: str, path: str | os.PathLike[str], *, external_above: int = LARGEST_MESSAGE, **how: Any) -> Path:
     """Builds `name` (arguments as build()) and writes it to `path`; returns the path.
 
     More than `external_above` bytes of weights go to `<path>.data` beside it, as ONNX external data.
@@ -59,13 +58,7 @@ def save(name: str, path: str | os.PathLike[str], *, external_above: int = EXTER
         raise UsageError(f"Cannot write {path}: there is no folder {path.parent}. Create it or choose another path.")
     model = build(name, **how)
     try:
-        if sum(len(w.raw_data) for w in model.graph.initializer) > external_above:
-            data = path.with_name(path.name + ".data")
-            data.unlink(missing_ok=True)                # onnx appends to a file that is there
-            onnx.save(model, path, save_as_external_data=True, location=data.name)
-        else:
-            with replacing(path) as part:
-                part.write_bytes(model.SerializeToString())
+        write_onnx(model, path, onnx.save, external_above)
     except OSError as e:
         raise UsageError(f"Cannot write {path}: {e.strerror}. Make room or choose another path.") from e
     return path

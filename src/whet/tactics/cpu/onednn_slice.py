@@ -71,5 +71,8 @@ def _cuts(layer: Layer, shape: tuple[int, ...]) -> dict[int, tuple[Any, Any, int
     if layer.op == "Slice":
         return ranges(layer)
     axis = layer.attrs["axis"] % len(shape)
-    index = int(layer.inputs[1].shape_value[0])  # type: ignore[index]
+    chosen = layer.inputs[1]
+    assert chosen is not None
+    assert chosen.shape_value is not None
+    index = int(chosen.shape_value[0])
     return {axis: (index % shape[axis], 1, 1)}

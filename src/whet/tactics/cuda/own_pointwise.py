@@ -150,10 +150,11 @@ def chain_of(layer: Layer) -> _Chain | str:
         return None
 
     where = [outer_input(layer, t) for t in head.inputs if t is not None]
+    computed = [i is not None and (t := layer.inputs[i]) is not None and not t.is_constant for i in where]
     if head.op in BINARY:
         if len(where) != 2:
             return f"the kernel's {head.op} takes two operands"
-        first = next((i for i in (0, 1) if kind(where[i]) == 0 and not layer.inputs[where[i]].is_constant), None)  # type: ignore[index]
+        first = next((i for i in (0, 1) if kind(where[i]) == 0 and computed[i]), None)
         if first is None:
             return "no operand has the result's shape"
         made.operands.append((where[first], 0))

@@ -34,10 +34,11 @@ class OwnQMul(QuantizedTactic):
 
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         x, gate = _places(parts)
-        if parts.stores is None or x is None:
+        number = None if gate is None else layer.inputs[gate]
+        if parts.stores is None or x is None or gate is None or number is None:
             return []
         found = []
-        for real in (*HALF, layer.inputs[gate].dtype):  # type: ignore[index]
+        for real in (*HALF, number.dtype):
             stored = {x: Operand("nhwc", parts.reads[x].dtype), gate: Operand("nhwc", real)}
             found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.stores.dtype),)))
         return found

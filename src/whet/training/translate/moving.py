@@ -150,7 +150,8 @@ def _trilu(layer: Layer) -> Compute:
 @torch_op("TopK")
 def _top_k(layer: Layer) -> Compute:
     axis, largest, k = layer.attrs["axis"], bool(layer.attrs["largest"]), given(layer, "k", 1)
-    count = int(k[0])  # type: ignore[index]
+    assert k is not None
+    count = int(k[0])
 
     def compute(x: torch.Tensor, *_: torch.Tensor):
         values, places = torch.sort(x, dim=axis, descending=largest, stable=True)

@@ -133,14 +133,6 @@ class ConvolutionGraph:
             made.append(Proposal(int(engine.get(n.ENGINE_INDEX, n.T_INT64)[0]), tuple(sorted(knobs)), notes_of(engine), name))
         return made
 
-    def knob_ranges(self, engine: int) -> dict[int, range]:
-        """The values that each knob of an engine can take."""
-        found = {}
-        for info in self._engine(engine).get_descriptors(n.ENGINE_KNOBS, n.KNOB_INFO, "a knob's range", 64):
-            low, high, step = (int(info.get(a, n.T_INT64)[0]) for a in (n.INFO_MINIMUM, n.INFO_MAXIMUM, n.INFO_STRIDE))
-            found[int(info.get(n.INFO_TYPE, n.T_KNOB)[0])] = range(low, high + 1, max(step, 1))
-        return found
-
     def plan(self, engine: int, knobs: Knobs = ()) -> Plan:
         """The plan of an engine; engines that are compiled at run time take up to seconds here. CudnnError says why not."""
         chosen = Descriptor(n.CONFIG, f"a configuration of engine {engine}")
@@ -208,12 +200,6 @@ def notes_of(engine: Descriptor) -> frozenset[str]:
         for number in engine.get(attribute, kind, len(words)):
             found.add(words[number] if 0 <= number < len(words) else f"note {number}")
     return frozenset(found)
-
-
-def described_device(json: str) -> Descriptor:
-    """A GPU that need not be there, from a description as the library itself writes it."""
-    text = json.encode()
-    return Descriptor(n.DEVICE, "a described GPU").set(n.DEVICE_JSON, n.T_CHAR, *(bytes((c,)) for c in text)).done()
 
 
 def operations_of(work: Convolution) -> list[Descriptor]:
