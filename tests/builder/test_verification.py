@@ -189,6 +189,7 @@ def test_integers_are_compared_exactly(plant):
         ([np.nan, 2], [np.nan, 2], 0.0),
         ([np.nan, 2], [1, 2], np.inf),
         ([np.inf, 2], [-np.inf, 2], np.inf),
+        ([-3.4028235e38, 2], [-np.inf, 2], np.inf),  # what kernels that begin with the lowest number give for a row of -inf
         ([0, 0.5], [0, 0], 0.5),
         ([3, 4.5], [3, 4], 0.125),
         ([np.inf], [1e39], 0.0),  # overflows in f32, as it must

@@ -38,8 +38,8 @@ def stored_shape(fmt: str, shape: Shape) -> Shape:
 
 
 def format_bytes(type_: TensorType, fmt: str) -> Dim:
-    """Bytes of a tensor of `type_` stored in `fmt` (symbolic when the shape is)."""
-    return TensorType(type_.dtype, stored_shape(fmt, type_.shape)).nbytes
+    """Bytes of a tensor of `type_` in memory in `fmt` (symbolic when the shape is); elements of less than a byte take one each, as in NumPy."""
+    return product(stored_shape(fmt, type_.shape)) * max(type_.dtype.bits // 8, 1)
 
 
 def strides(fmt: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ fusing saves: Relu as Elu with alpha 0 made 1x1 convolutions of 64 channels 23 t
 So: activations that are layers of their own keep NaN where one pass can do that (onednn_eltwise says how), at the same speed. Those in
 an epilogue, and what needs two bounds, follow `KERNELS`; oneDNN's plain loops differ again, `PLAIN_LOOPS`. Every other algorithm keeps NaN
 and infinities as the op says: measured one by one. Log is not used: it takes denormals for the smallest normal number; nor is Exp in
-epilogues: it makes infinity of NaN; nor LeakyRelu with slope 0, which is the algorithm of Relu; nor ReduceMax and ReduceMin in plain
-loops, which forget what came before a NaN.
+epilogues: it makes infinity of NaN; nor LeakyRelu with slope 0, which is the algorithm of Relu; nor ReduceMax and ReduceMin at all
+(onednn_reduce says why).
 
 Products in BF16 (`spreads`) take denormals for zero and fill odd counts up with zeros, and zero times infinity is NaN: where an
 infinity or NaN is among their inputs, more of their outputs may be NaN, never fewer. Other than that, BF16 differs by its rounding.
@@ -57,13 +57,8 @@ def _min(own: Reference, layer: Layer, *xs: np.ndarray) -> np.ndarray:
 
 
 def _largest(own: Reference, layer: Layer, x: np.ndarray, *rest: np.ndarray | None) -> np.ndarray:
-    """The largest of what is no NaN; of nothing but NaN the lowest finite number, with which the kernels begin."""
-    return own(layer, x if x.dtype.kind in "iu" else np.where(np.isnan(x), x.dtype.type(-_LARGEST), x), *rest)
-
-
-def _smallest(own: Reference, layer: Layer, x: np.ndarray, *rest: np.ndarray | None) -> np.ndarray:
-    """The smallest of what is no NaN; of nothing but NaN the largest finite number."""
-    return own(layer, np.where(np.isnan(x), x.dtype.type(_LARGEST), x), *rest)
+    """The largest of what is no NaN; of nothing but NaN or -inf the lowest finite number, with which the kernels begin."""
+    return own(layer, x if x.dtype.kind in "iu" else np.fmax(x, x.dtype.type(-_LARGEST)), *rest)
 
 
 def _softmax(own: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
@@ -117,8 +112,6 @@ KERNELS: dict[str, Reference] = {
     "Min": _min,
     "MaxPool": _largest,
     "GlobalMaxPool": _largest,
-    "ReduceMax": _largest,
-    "ReduceMin": _smallest,
     "Resize": _resize,
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
@@ -127,7 +120,7 @@ KERNELS: dict[str, Reference] = {
 """By op: f(the op's own reference, layer, *arrays), what oneDNN's kernels compute; on usual numbers the same as the op."""
 
 PLAIN_LOOPS: dict[str, Reference] = {
-    **{op: KERNELS[op] for op in ("Clip", "Max", "Min", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "Resize")},
+    **{op: KERNELS[op] for op in ("Clip", "Max", "Min", "MaxPool", "GlobalMaxPool", "Resize")},
     "Relu": _relu_product,
     "Sigmoid": _sigmoid_plain,
     "Softmax": _softmax_plain,

@@ -1,4 +1,4 @@
-"""Pooling by oneDNN: windows, and whole images (GlobalAveragePool, GlobalMaxPool, ReduceMean and ReduceMax over all spatial axes)."""
+"""Pooling by oneDNN: windows, and whole images (GlobalAveragePool, GlobalMaxPool, ReduceMean over all spatial axes)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whet.tactics.cpu._axes import reduced_axes
 from whet.tactics.cpu._epilogue import chain, second_operands
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, image_formats, static, storage_types
 
-_WHOLE = {"GlobalAveragePool": "avg_exclude_padding", "GlobalMaxPool": "max", "ReduceMean": "avg_exclude_padding", "ReduceMax": "max"}
+_WHOLE = {"GlobalAveragePool": "avg_exclude_padding", "GlobalMaxPool": "max", "ReduceMean": "avg_exclude_padding"}
 
 
 @tactic
