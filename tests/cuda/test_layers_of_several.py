@@ -4,6 +4,7 @@ that slow their neighbours down are exchanged in the network."""
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
@@ -133,3 +134,19 @@ def test_another_gpu_runs_the_parts_in_the_forms_of_the_engine(i):
         kernel = parts.plan(layer, signature, (), AMPERE)
         assert kernel.outputs == fast.plan(layer, signature, fast.configs(layer, signature, HOPPER)[0], HOPPER).outputs
         assert "wgmma" not in kernel.implementation
+
+
+@pytest.mark.parametrize("small", ["f16", "bf16"])
+def test_gates_in_parts_have_the_weights_of_the_kernel_for_the_whole(small):
+    """In 16 bits the parts compute in f32, but with the numbers that 16 bits have, which are what verification compares with."""
+    parts = next(t for t in tactics_of("cuda") if t.name == "cuda/own_parts")
+    gate = next(s for s in OPS["Fused"].samples if s.attrs["hint"] == "SqueezeExcite" and s.inputs[0] == "f32[2,144,13,11]")
+    _, layer, arrays = sample_layer("Fused", gate)
+    signature = next(s for s in parts.signatures(layer, AMPERE) if s.inputs[0].dtype.name == small)
+    kernel = parts.plan(layer, signature, (), AMPERE)
+    filters = [p.make().view(np.float32) for p in kernel.packed if p.nbytes == 4 * 144 * 6]
+    assert len(filters) == 2, "on a GPU without tensor cores for f32 both products have their weights as they are"
+    for made, given in zip(filters, (arrays[1], arrays[3]), strict=True):
+        kept = given.astype(signature.inputs[0].dtype.numpy).astype(np.float32)
+        assert sorted(made) == sorted(kept.reshape(-1))
+        assert sorted(made) != sorted(given.reshape(-1))

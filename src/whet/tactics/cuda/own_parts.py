@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.backends.cuda.launch import Launch
 from whet.errors import BackendError, NetworkError
-from whet.network import Layer, Tensor, static_shape
+from whet.network import Layer, Tensor, Weight, static_shape
 from whet.network.types import F32, I8, U8, DType
 from whet.tactics._base import TACTICS, Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._body import seen
@@ -98,8 +98,12 @@ def _steps(layer: Layer, signature: Signature, machine: Any) -> tuple[list[_Step
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     stored = [o for o in (*signature.inputs, *signature.outputs) if o is not None]
-    # what a gate's exponential makes of a hidden number's rounding has no bound, so gates are computed in f32 whatever is stored
-    dtype = F32 if layer.hint == "SqueezeExcite" else next((o.dtype for o in stored if o.dtype in HALF), F32)
+    dtype = next((o.dtype for o in stored if o.dtype in HALF), F32)
+    if layer.hint == "SqueezeExcite" and dtype in HALF:
+        # what a gate's exponential makes of a hidden number's rounding has no bound, so gates are computed in f32 whatever is stored;
+        # their weights are those of the kernel that does the whole
+        outer = {inner: _rounded(t, dtype) for inner, t in outer.items()}
+        dtype = F32
     lies: dict[Tensor, tuple[_Place, Operand]] = {}
     for i, (t, o) in enumerate(zip(layer.inputs, signature.inputs, strict=True)):
         if t is not None and o is not None:
@@ -136,6 +140,14 @@ def _steps(layer: Layer, signature: Signature, machine: Any) -> tuple[list[_Step
             forms = (own.outputs[0], signature.outputs[0])
             steps.append(_Step(None, (place,), ("output", 0), shape=static_shape(made.shape), forms=forms))
     return steps, used
+
+
+def _rounded(t: Tensor | None, dtype: DType) -> Tensor | None:
+    """A matrix of weights with the numbers that a smaller type has, in its own type; other tensors as they are."""
+    if t is None or not t.is_constant or not t.dtype.is_float or t.type.rank < 2:
+        return t
+    weight = t.constant()
+    return Tensor(f"{t.name} in {dtype}", t.type, weight=Weight(weight.array.astype(dtype.numpy).astype(weight.array.dtype), weight.origin))
 
 
 def _kernel(part: Layer, dtype: DType, machine: Any) -> tuple[GpuKernel, Signature]:
