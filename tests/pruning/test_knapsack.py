@@ -237,3 +237,9 @@ def test_a_foreign_record_counts_as_none():
     for text in ("no json", "3", '["x", {"step": "dance"}]'):
         net.metadata["prop.whet.history"] = text
         assert history(net) == []
+
+
+@pytest.mark.parametrize("amounts", [{}, {"ratio": 0.5, "value": 3.0}, {"ratio": 0.0}, {"value": float("inf")}])
+def test_a_target_has_one_amount_above_zero(amounts):
+    with pytest.raises(PruneError, match="either ratio= or value=, above 0"):
+        Target("latency", **amounts)

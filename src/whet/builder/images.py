@@ -63,7 +63,7 @@ def follow(layer: Layer, axes: Axes, batch: int) -> Axes:
     if layer.op == "Shape":
         return {}  # sizes of the whole batch: what is cut by them is recut
     if layer.op == "Reformat":
-        return {layer.outputs[0]: axes[layer.inputs[0]]}  # type: ignore[index]
+        return {layer.outputs[0]: axes[layer.needs(0)]}
     if layer.op == "Fused":
         inner = dict(axes)
         for x in _inside(layer):
@@ -94,7 +94,7 @@ def on_images(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, ima
     made = follow(layer, axes, images.batch)
     given = [images.take(a, made[t]) if a is not None and t in made else a for t, a in zip(layer.inputs, arrays, strict=True)]
     if layer.op == "Shape":
-        return [np.array(tuple(layer.inputs[0].shape)[layer.attrs.get("start", 0) : layer.attrs.get("end")], np.int64)]  # type: ignore[union-attr]
+        return [np.array(tuple(layer.needs(0).shape)[layer.attrs.get("start", 0) : layer.attrs.get("end")], np.int64)]
     if layer.op == "Reformat":
         return [given[0]]  # type: ignore[list-item]
     if layer.op == "Fused":

@@ -15,7 +15,7 @@ def unformatted(plan: EnginePlan) -> Network:
     """A copy of an engine's network without the reformats that its old choice needed."""
     net = plan.network.clone("source")  # the passes run again, and find nothing left to do
     for layer in [x for x in net.layers if x.op == "Reformat"]:
-        net.replace(layer.outputs[0], layer.inputs[0])  # type: ignore[arg-type]
+        net.replace(layer.outputs[0], layer.needs(0))
         net.remove(layer)
     net.prune_dead()
     net.sort()

@@ -22,7 +22,7 @@ NUDGE8 = 2.0**-9
 
 def has_ties(net: Network) -> bool:
     """Whether numbers become integers at run time."""
-    return any(x.op == "QuantizeLinear" and not x.inputs[0].is_constant for x in net.layers)  # type: ignore[union-attr]
+    return any(x.op == "QuantizeLinear" and not x.needs(0).is_constant for x in net.layers)
 
 
 def nudged_outputs(
@@ -32,10 +32,9 @@ def nudged_outputs(
     for sign in (1, -1):
         made = net.clone()
         for layer in made.layers:
-            if layer.op != "QuantizeLinear" or layer.inputs[0].is_constant or layer.inputs[1].weight is None:  # type: ignore[union-attr]
+            if layer.op != "QuantizeLinear" or layer.needs(0).is_constant or layer.needs(1).weight is None:
                 continue
-            scale = layer.inputs[1]
-            assert scale is not None
+            scale = layer.needs(1)
             factor = 1 + sign * (NUDGE8 if layer.output.dtype in LARGEST else NUDGE)
             moved = Tensor(f"{scale.name} nudged", scale.type, weight=Weight(np.asarray(scale.array(), np.float64) * factor))
             layer.inputs = (layer.inputs[0], moved, *layer.inputs[2:])

@@ -12,8 +12,7 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
     at = net.layers.index(layer)
     seen: dict[Tensor, Tensor] = {inner: outer for inner, outer in zip(body.inputs, layer.inputs, strict=True) if outer is not None}
     for t in body.constants.values():
-        assert t.weight is not None
-        seen[t] = net.constant(t.weight, t.name)
+        seen[t] = net.constant(t.constant(), t.name)
     made: list[Layer] = []
     for inner in body.layers:
         regions = {k: copy_into(r, Network(r.name, net.stage), seen) for k, r in inner.regions.items()}

@@ -52,11 +52,15 @@ class Tensor:
     def is_constant(self) -> bool:
         return self.weight is not None
 
-    def array(self) -> np.ndarray:
-        """The constant's values (read-only). Raises NetworkError for a tensor that is not constant."""
+    def constant(self) -> Weight:
+        """The weight of a constant. Raises NetworkError for a tensor that is computed."""
         if self.weight is None:
             raise NetworkError(f"%{self.name} is computed at run time; its values are not known before")
-        return self.weight.array
+        return self.weight
+
+    def array(self) -> np.ndarray:
+        """The constant's values (read-only). Raises NetworkError for a tensor that is computed."""
+        return self.constant().array
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}"
@@ -102,6 +106,13 @@ class Layer:
     def input(self, i: int) -> Tensor | None:
         """Input `i`, or None when it is absent or not given."""
         return self.inputs[i] if i < len(self.inputs) else None
+
+    def needs(self, i: int) -> Tensor:
+        """Input `i`, which the op cannot be without. Raises NetworkError when it is absent."""
+        t = self.input(i)
+        if t is None:
+            raise NetworkError(f"{self.op} '{self.name}' has no input {i}, which it needs")
+        return t
 
     def __repr__(self) -> str:
         from whet.network.text import layer_text

@@ -94,8 +94,7 @@ def _zero(layer: Layer, y: Tensor, found: dict[Tensor, np.ndarray]) -> np.ndarra
 
 def _at_zero(layer: Layer, n: int) -> np.ndarray:
     """What a pointwise layer with constant parameters makes of a zero in each channel (NaN where it differs within one)."""
-    x = layer.inputs[0]
-    assert x is not None
+    x = layer.needs(0)
     tail = x.type.rank - 2
     arrays = [np.zeros((1, n, *(1,) * tail), x.dtype.numpy), *(None if t is None else t.array() for t in layer.inputs[1:])]
     got = run_layer(layer, arrays)[0]

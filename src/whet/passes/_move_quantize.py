@@ -39,29 +39,25 @@ def pads_exactly(layer: Layer, scale: Tensor, zero: Tensor | None) -> bool:
     return low <= whole <= high and np.float32((whole - at) * np.float32(step)) == np.float32(filled)
 
 
-def again(g: Graph, layer: Layer, *values: Tensor | None, scales: tuple[Tensor | None, ...] = ()) -> Any:
+def again(g: Graph, layer: Layer, *values: Tensor, rounding: Layer) -> Any:
     """The layer once more, on integers: `values` in place of the inputs that carry data; shapes and axes stay.
 
-    `scales` (scale, zero point) say which integer a Pad fills in.
+    The scale and zero point of `rounding` (the Q or DQ layer that moves) say which integer a Pad fills in.
     """
     if layer.op == "Concat":
         return g.add(layer.op, *values, **layer.attrs)
     rest = list(layer.inputs[1:])
     if layer.op == "Pad" and layer.attrs["mode"] == "constant":
         rest += [None] * (2 - len(rest))
-        rest[1] = _filling(g, layer, values[0], scales)
+        rest[1] = _filling(g, layer, values[0], rounding)
     return g.add(layer.op, *values, *rest, **layer.attrs)
 
 
-def _filling(g: Graph, layer: Layer, q: Tensor | None, scales: tuple[Tensor | None, ...]) -> Tensor:
+def _filling(g: Graph, layer: Layer, q: Tensor, rounding: Layer) -> Tensor:
     """The integer that stands for what a Pad fills in."""
-    assert q is not None
-    scale, zero = scales[0], scales[1] if len(scales) > 1 else None
-    value = layer.input(2)
-    assert scale is not None
-    assert scale.weight is not None
+    value, scale, zero = layer.input(2), rounding.needs(1), rounding.input(2)
     number = np.zeros((), np.float32) if value is None else np.asarray(value.array(), np.float32).reshape(())
-    args = [literal(number), express("Reshape", scale.weight, shape=())]
+    args = [literal(number), express("Reshape", scale.constant(), shape=())]
     if zero is not None and zero.weight is not None:
         args.append(express("Reshape", zero.weight, shape=()))
     more = {} if zero is not None else {"output_dtype": q.dtype}

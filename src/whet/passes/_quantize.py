@@ -77,8 +77,7 @@ def unfit_activation(layer: Layer) -> str | None:
 
 def unfit_weights(head_op: str, attrs: dict, dq: Layer) -> str | None:
     """Why dequantized weights cannot stand in a quantized layer: i8 or e4m3, symmetric, a scale in all or one an output channel; or None."""
-    w, found = dq.inputs[0], scales_of(dq)
-    assert w is not None
+    w, found = dq.needs(0), scales_of(dq)
     if w.weight is None:
         return unfit_activation(dq) if head_op == "MatMul" else f"the weights %{w.name} are computed at run time"
     if found is None:

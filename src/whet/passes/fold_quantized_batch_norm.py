@@ -30,12 +30,9 @@ def fold_quantized_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
     own = affine(found, layer.attrs.get("epsilon", 1e-5))
     assert own.factor is not None
     assert own.shift is not None
-    w, scale = dq.inputs[0], dq.inputs[1]
-    assert w is not None
-    assert scale is not None
-    assert scale.weight is not None
+    w, scale = dq.needs(0), dq.needs(1)
     n = own.factor.array.size
-    each = shaped(wide(scale.weight), (scale.weight.array.size,))
+    each = shaped(wide(scale.constant()), (scale.array().size,))
     made = narrow(express("Mul", each, shaped(own.factor, (n,))), scale.dtype)
     if not np.all(np.isfinite(made.array)):
         return Skip(f"a scale of %{w.name} would leave {scale.dtype}")

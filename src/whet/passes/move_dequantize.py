@@ -19,9 +19,9 @@ def move_dequantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     if not all(makers):
         return Skip(f"only {sum(m is not None for m in makers)} of its {len(makers)} inputs are quantized")
-    found = [scales_of(m) for m in makers if m is not None]
-    first, dq = found[0], makers[0]
-    assert dq is not None
+    dequantizers = [m for m in makers if m is not None]
+    found = [scales_of(m) for m in dequantizers]
+    first, dq = found[0], dequantizers[0]
     if first is None or not first.per_tensor:
         return Skip(f"%{dq.inputs[0].name} has not one scale that is known")
     if any(f != first for f in found):
@@ -32,5 +32,5 @@ def move_dequantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(reason)
     if not pads_exactly(layer, dq.inputs[1], dq.input(2)):
         return Skip(f"what '{layer.name}' pads with is no integer of %{dq.inputs[0].name}")
-    moved = again(g, layer, *[m.inputs[0] for m in makers if m is not None], scales=scale_inputs(dq))
+    moved = again(g, layer, *[m.needs(0) for m in dequantizers], rounding=dq)
     return g.add("DequantizeLinear", moved, *scale_inputs(dq))

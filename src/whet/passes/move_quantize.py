@@ -27,7 +27,7 @@ def move_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(f"what makes %{mover.inputs[0].name} computes in floating point: behind '{mover.name}' there is less to round")
     attrs = {k: layer.attrs[k] for k in ("saturate", "output_dtype") if k in layer.attrs}
     made = [g.add("QuantizeLinear", t, *scale_inputs(layer), **attrs) for t in data if t is not None]
-    return again(g, mover, *made, scales=scale_inputs(layer))
+    return again(g, mover, *made, rounding=layer)
 
 
 def _stores(g: Graph, t: Tensor | None) -> bool:

@@ -34,13 +34,10 @@ def move_scales(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return skip
     if not np.isfinite(factor) or factor == 0:
         return Skip(f"the operands are multiplied by {factor}")
-    constant = next((i for i, t in enumerate(inputs) if t is not None and t.weight is not None), None)
-    if constant is not None:
-        t = inputs[constant]
-        assert t is not None
-        assert t.weight is not None
-        inputs[constant] = g.constant(narrow(express("Mul", wide(t.weight), number(factor)), t.dtype), folded_name(t))
-        return g.add("MatMul", *inputs)
+    for i, t in enumerate(inputs):
+        if t is not None and t.weight is not None:
+            inputs[i] = g.constant(narrow(express("Mul", wide(t.weight), number(factor)), t.dtype), folded_name(t))
+            return g.add("MatMul", *inputs)
     product = g.add("MatMul", *inputs, name=f"{layer.name}/product", sources=layer.sources)
     return g.add("Mul", product, g.constant(literal(np.array(factor), product.dtype), "scale"))
 

@@ -101,8 +101,7 @@ def _again(layer: Layer, inputs: list[Tensor | None]) -> Network:
 def _copy(body: Network, old: Network, inside: dict[Tensor, Tensor]) -> None:
     """The layers of `old` in `body`; `inside` says what its tensors are there, and learns more."""
     for t in old.constants.values():
-        assert t.weight is not None
-        inside[t] = body.constant(t.weight, t.name)
+        inside[t] = body.constant(t.constant(), t.name)
     for x in old.layers:
         fed = [None if t is None else inside[t] for t in x.inputs]
         made = body.add_layer(x.op, fed, x.attrs, name=x.name, outputs=[t.name for t in x.outputs], sources=x.sources)

@@ -219,8 +219,7 @@ def _range_of(net: Network, ranges: Ranges, name: str) -> Range | None:
 
 
 def _channels(layer: Layer) -> tuple[object, object]:
-    w = layer.inputs[1]
-    assert w is not None
+    w = layer.needs(1)
     if layer.op == "Conv":
         return layer.inputs[0].shape[1], w.shape[0]
     turned = layer.op == "Gemm" and layer.attrs["transB"]

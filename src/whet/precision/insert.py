@@ -128,17 +128,15 @@ def weight_axis(layer: Layer) -> int:
 
 
 def _weights(net: Network, layer: Layer, kind: str, rounded: np.ndarray | None = None) -> None:
-    w = layer.inputs[1]
-    assert w is not None
-    assert w.weight is not None
+    w = layer.needs(1)
     axis = weight_axis(layer)
     scales = weight_scales(layer)
     if kind == "fp8":
         scale = literal(float8_weight_scales(layer, np.asarray(w.array(), np.float32)))
-        small = express("QuantizeLinear", w.weight if rounded is None else literal(rounded), scale, axis=axis, output_dtype=F8E4M3)
+        small = express("QuantizeLinear", w.constant() if rounded is None else literal(rounded), scale, axis=axis, output_dtype=F8E4M3)
     else:
         scale = literal(scales)
-        small = express("QuantizeLinear", w.weight, scale, literal(np.zeros(scale.array.size, np.int8)), axis=axis)
+        small = express("QuantizeLinear", w.constant(), scale, literal(np.zeros(scale.array.size, np.int8)), axis=axis)
     at = net.layers.index(layer)
     q = net.constant(small, f"{w.name}.{small.type.dtype.name}")
     y = net.add("DequantizeLinear", q, net.constant(scale, f"{w.name}.scale"), name=f"{w.name}.dequantized", axis=axis, at=at)

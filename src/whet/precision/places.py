@@ -91,8 +91,7 @@ class _Finder:
 
     def find(self) -> Places:
         for layer in self.places.layers:
-            x = layer.inputs[0]
-            assert x is not None
+            x = layer.needs(0)
             self.require(x, layer)
             self.places.consumers.setdefault(x, []).append(layer)
         grown = True
@@ -102,8 +101,7 @@ class _Finder:
                 if layer.op == "Add" and not self.skips(layer) and layer.name not in self.float_sums:
                     self.residual(layer)
                 elif layer.op in POOLS and not self.skips(layer) and self.quantized_result(layer.output):
-                    x = layer.inputs[0]
-                    assert x is not None
+                    x = layer.needs(0)
                     if self.fusable(x):
                         self.require(x, layer)
             grown = before != (len(self.places.roots), sum(len(r) for r in self.places.roots.values() if r))

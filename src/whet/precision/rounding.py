@@ -25,8 +25,7 @@ Grid = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def fits(layer: Layer) -> bool:
     """Whether the layer is one that is rounded so: a Conv of one group, a Gemm or MatMul, with not too many inputs."""
-    w = layer.inputs[1]
-    assert w is not None
+    w = layer.needs(1)
     if layer.op == "Conv":
         return layer.attrs["group"] == 1 and int(np.prod(w.shape[1:])) <= WIDEST
     return w.type.rank == 2 and max(w.shape) <= WIDEST

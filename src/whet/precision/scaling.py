@@ -203,8 +203,7 @@ def rescaled(net: Network, scalings: Mapping[str, np.ndarray]) -> Network:
         if site is None:
             continue
         for layer, i, axis in site.divided:
-            old = layer.inputs[i]
-            assert old is not None
+            old = layer.needs(i)
             shape = [1] * old.type.rank
             shape[axis] = s.size
             _exchange(made, layer, i, np.float32(1) / s, tuple(shape))
@@ -217,9 +216,7 @@ def rescaled(net: Network, scalings: Mapping[str, np.ndarray]) -> Network:
 
 def _exchange(net: Network, layer: Layer, i: int, factor: np.ndarray, shape: tuple[int, ...]) -> None:
     """The layer's constant input times a factor."""
-    old = layer.inputs[i]
-    assert old is not None
-    assert old.weight is not None
-    weight: Weight = express("Mul", old.weight, literal(np.asarray(factor, np.float32).reshape(shape)))
+    old = layer.needs(i)
+    weight: Weight = express("Mul", old.constant(), literal(np.asarray(factor, np.float32).reshape(shape)))
     new = net.constant(weight, f"{old.name}.scaled")
     layer.inputs = tuple(new if k == i else t for k, t in enumerate(layer.inputs))

@@ -115,9 +115,7 @@ def _spread(columns: np.ndarray, x: np.ndarray, kernel, strides, dilations, pads
 
 
 def _conv(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x, w = inputs[0], inputs[1]
-    assert x is not None
-    assert w is not None
+    x, w = _given(inputs, 0), _given(inputs, 1)
     strides, dilations, pads = conv_attributes(layer)
     group, kernel, out = layer.attrs["group"], w.shape[2:], g.shape[2:]
     columns = np.matmul(w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1), g.reshape(len(g), group, w.shape[0] // group, -1))
@@ -127,9 +125,7 @@ def _conv(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndar
 def _conv_transpose(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
     from whet.ops.conv_transpose import attributes
 
-    x, w = inputs[0], inputs[1]
-    assert x is not None
-    assert w is not None
+    x, w = _given(inputs, 0), _given(inputs, 1)
     strides, dilations, pads, _ = attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
     columns = windows(g, w.shape[2:], strides, dilations, pads, 0)
@@ -146,9 +142,7 @@ def _gemm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndar
 
 
 def _matmul(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
-    a, b, g = inputs[0], inputs[1], cotangents[0]
-    assert a is not None
-    assert b is not None
+    a, b, g = _given(inputs, 0), _given(inputs, 1), cotangents[0]
     if a.ndim < 2 or b.ndim < 2:
         raise UnsupportedError(f"MatMul '{layer.name}' with a vector has no gradient rule here")
     left = _unbroadcast(np.matmul(g, np.swapaxes(b, -1, -2)), a.shape) if differentiable(layer, 0) else None
@@ -156,15 +150,12 @@ def _matmul(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents:
 
 
 def _batch_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    scale, variance = inputs[1], inputs[4]
-    assert scale is not None
-    assert variance is not None
+    scale, variance = _given(inputs, 1), _given(inputs, 4)
     return g * (scale / np.sqrt(variance + layer.attrs["epsilon"])).reshape(-1, *(1,) * (g.ndim - 2)).astype(g.dtype)
 
 
 def _layer_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x = inputs[0]
-    assert x is not None
+    x = _given(inputs, 0)
     axes = tuple(range(layer.attrs["axis"] % x.ndim, x.ndim))
     d = x - x.mean(axes, keepdims=True)
     inverse = 1 / np.sqrt((d * d).mean(axes, keepdims=True) + layer.attrs["epsilon"])
@@ -177,8 +168,7 @@ def _softmax(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.n
 
 
 def _max_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x = inputs[0]
-    assert x is not None
+    x = _given(inputs, 0)
     kernel = layer.attrs["kernel_shape"]
     r = len(kernel)
     strides, dilations, pads = (layer.attrs.get(k) or (d,) * n for k, d, n in (("strides", 1, r), ("dilations", 1, r), ("pads", 0, 2 * r)))
@@ -191,8 +181,7 @@ def _max_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.
 
 
 def _average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x = inputs[0]
-    assert x is not None
+    x = _given(inputs, 0)
     kernel = layer.attrs["kernel_shape"]
     r = len(kernel)
     strides, pads = layer.attrs.get("strides") or (1,) * r, layer.attrs.get("pads") or (0,) * 2 * r
@@ -220,8 +209,7 @@ def _reduce(mean: bool) -> Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.
     def rule(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
         from whet.ops._axes import axes_given
 
-        x = inputs[0]
-        assert x is not None
+        x = _given(inputs, 0)
         axes = axes_given(layer, x.ndim)
         if not axes and layer.attrs.get("noop_with_empty_axes"):
             return g

@@ -32,8 +32,7 @@ def cut(net: Network, kept: Kept, found: Sequence[Group] | None = None, *, remov
     for t in net.inputs:
         twin[t] = made.add_input(t.name, t.type)
     for t in net.constants.values():
-        assert t.weight is not None
-        twin[t] = made.constant(_sliced(t, t.weight, indexes), t.name)
+        twin[t] = made.constant(_sliced(t, t.constant(), indexes), t.name)
     for layer in net.layers:
         _cut_layer(layer, made, twin, indexes)
     made.outputs = [twin[t] for t in net.outputs]

@@ -105,8 +105,7 @@ def remove_branches(net: Network, names: Iterable[str]) -> Network:
     layers = {x.name: x for x in made.layers}
     for b in chosen:
         add = layers[b.name]
-        shortcut = add.inputs[1 - b.place]
-        assert shortcut is not None
+        shortcut = add.needs(1 - b.place)
         made.replace(add.output, shortcut)
         made.layers.remove(add)
     for layer in [x for x in made.layers if x.op == "Relu"]:
@@ -126,8 +125,7 @@ def silenced(net: Network, names: Iterable[str]) -> Network:
     layers = {x.name: x for x in made.layers}
     for b in find_branches(branches(net), names):
         add = layers[b.name]
-        end = add.inputs[b.place]
-        assert end is not None
+        end = add.needs(b.place)
         zero = made.constant(np.zeros((), end.dtype.numpy), f"{b.name}.zero")
         off = made.add("Mul", end, zero, at=made.layers.index(add), name=f"{b.name}.off")
         add.inputs = tuple(off if i == b.place else t for i, t in enumerate(add.inputs))

@@ -120,7 +120,7 @@ def prune(
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
-        choice, report = _towards(net, config, found, blocks, scores, progress)
+        choice, report = _towards(net, config, found, blocks, scores, config.target, progress)
     small = cut(net, choice.kept, found, removed=choice.removed)
     note(small, "prune", **_about(config))
     made = small
@@ -173,11 +173,10 @@ def _towards(
     found: Sequence[Group],
     blocks: Sequence[Branch],
     scores: Mapping[str, np.ndarray],
+    target: Target,
     progress: Progress | None,
 ) -> tuple[Choice, Report]:
     """The choice for a target, and what came of it."""
-    target = config.target
-    assert target is not None
     weights = per_layer(found, blocks, scores) if not name_of(config.importance).startswith("taylor") else scores
 
     def within(costs: Costs, share: float) -> Choice:

@@ -69,7 +69,7 @@ def recover(
             (want,) = (t for x in original.layers if x.name == layer.name for t in x.outputs)
             note = _fit(layer, small, _kept_part(big.value(want), want.name, indexes), config, rng, readers)
         if config.batch_norms and layer.op == "BatchNormalization":
-            note = _measure(layer, small.value(layer.inputs[0]))  # type: ignore[arg-type]
+            note = _measure(layer, small.value(layer.needs(0)))
         small.step()
         if progress is not None:
             progress(n + 1, len(made.layers), f"{layer.name}: {note}")
@@ -83,7 +83,7 @@ def reestimate_batch_norms(net: Network, data: Mapping[str, np.ndarray], progres
     for n, layer in enumerate(made.layers):
         note = "ran"
         if layer.op == "BatchNormalization":
-            note = _measure(layer, sweep.value(layer.inputs[0]))  # type: ignore[arg-type]
+            note = _measure(layer, sweep.value(layer.needs(0)))
         sweep.step()
         if progress is not None:
             progress(n + 1, len(made.layers), f"{layer.name}: {note}")
@@ -129,8 +129,7 @@ def _kept_part(y: np.ndarray, name: str, indexes: Mapping[tuple[str, int], np.nd
 
 def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, rng: np.random.Generator, readers) -> str:
     """Solves for the layer's weights; returns what came of it."""
-    x, wt = sweep.value(layer.inputs[0]), layer.inputs[1]  # type: ignore[arg-type]
-    assert wt is not None
+    x, wt = sweep.value(layer.needs(0)), layer.needs(1)
     w, group = wt.array(), layer.attrs.get("group", 1)
     bias, norm = _bias(layer, readers), _norm_after(layer, readers)
     intercept = bias is not None or norm is not None

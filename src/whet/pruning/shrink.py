@@ -50,8 +50,7 @@ def _body(layer: Layer, twins: Mapping[Tensor, Tensor]) -> Network:
         if outer is not None:
             seen[inner] = new.add_input(inner.name, twins[outer].type)
     for t in old.constants.values():
-        assert t.weight is not None
-        seen[t] = new.constant(t.weight, t.name)
+        seen[t] = new.constant(t.constant(), t.name)
     for x in old.layers:
         made = _again(x, new, seen, {})
         seen.update(zip(x.outputs, made.outputs, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -15,11 +16,21 @@ _MS = {"ms": 1.0, "us": 1e-3, "s": 1e3}
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on one cost. `ratio` is of what it was; else `value` is milliseconds, inferences a second, FLOPs or parameters."""
+    """A bound on one cost. `ratio` is of what it was; else `value` is milliseconds, inferences a second, FLOPs or parameters.
+
+    Raises PruneError for a kind there is not, and unless exactly one of the two is given, above 0.
+    """
 
     kind: str
     ratio: float | None = None
     value: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise PruneError(f"a target is one of {', '.join(KINDS)}, not {self.kind!r}")
+        given = [a for a in (self.ratio, self.value) if a is not None]
+        if len(given) != 1 or not 0 < given[0] < math.inf:
+            raise PruneError(f"a target of {self.kind} takes either ratio= or value=, above 0, not ratio={self.ratio} and value={self.value}")
 
     @staticmethod
     def parse(kind: str, text: str) -> Target:
@@ -47,9 +58,8 @@ class Target:
 
         Raises PruneError when it is met already.
         """
-        if self.ratio is not None:
-            return self.ratio
-        assert self.value is not None
+        if self.value is None:
+            return self.ratio or 0.0  # one of the two is there
         wanted = batch * 1e3 / self.value if self.kind == "throughput" else self.value
         if wanted >= before:
             raise PruneError(f"the target of {self.kind} {self.value:g} is met already: the network is at {self._shown(before, batch)}")

@@ -118,7 +118,7 @@ def without_softmax(net: Network) -> Network:
     made = net.clone()
     for i, t in enumerate(made.outputs):
         if t.maker is not None and t.maker.op == "Softmax" and t.maker.attrs["axis"] in (-1, t.type.rank - 1) and t.type.rank == 2:
-            made.outputs[i] = t.maker.inputs[0]  # type: ignore[assignment]
+            made.outputs[i] = t.maker.needs(0)
     made.prune_dead()
     return made
 
