@@ -44,7 +44,7 @@ def one(name: str, batch: int, precision: str, calibrations: str, times: str) ->
     from whet.builder import BuildConfig, build
     from whet.builder.quantized import Calibration, build_int8
     from whet.frontends.onnx import network_from_onnx
-    from whet.runtime.steps import bind
+    from whet.runtime import bind
 
     net = network_from_onnx(zoo.build(name, batch=batch) if precision == "fp16" else zoo.build(name))
     machine = get_backend("cuda")

@@ -17,7 +17,7 @@ from gpu_engines import CONFIG, network
 
 from whet.backends import get_backend
 from whet.builder import build
-from whet.runtime.steps import bind
+from whet.runtime import bind
 
 ROUNDS = 41
 

@@ -14,6 +14,8 @@ import sys
 import time
 from collections import Counter
 
+from _record import provenance
+
 sys.path.insert(0, "src")
 from whet import zoo
 from whet.backends import get_backend
@@ -62,22 +64,26 @@ def row_of(name: str, batch: int, rounding: str, variant: str, net) -> dict:
         "graph": bound.executable.graph_refused or "captured",
         "verification": plan.report["verification"],
         "chosen": dict(Counter(c.tactic.rpartition("/")[2] for c in plan.choices.values())),
-        "sum_us": {k: round(sum(c[k] for c in both), 1) for k in ("own", "cudnn")} | {"of": len(both), "convolutions": len(convolutions)},
+        "convolutions": len(convolutions),
+        "by_cudnn": sum("cudnn" in c["chosen"] for c in convolutions),
+        "own_sum_us": round(sum(c["own"] for c in both), 1) if both else None,
+        "cudnn_sum_us": round(sum(c["cudnn"] for c in both), 1) if both else None,
+        "timed_both": len(both),
         "bytes": bound.nbytes(),
         "layers": convolutions,
     }
 
 
 if __name__ == "__main__":
-    found = []
-    about = {"command": " ".join(sys.argv), "date": time.strftime("%F %T", time.gmtime())}
-    about |= {"library": library.version(), "gpu": get_backend("cuda").key()}
-    print(about, flush=True)
+    rows: list[dict] = []
+    gpu = get_backend("cuda")
+    made = provenance(("numpy", "cuda-bindings")) | {"device": gpu.describe()["model"]}
+    made["versions"]["cudnn"] = library.version()
     for word in sys.argv[1:]:
         network, size, what, *only = word.split(":")
         source = network_from_onnx(zoo.build(network, batch=int(size)))
         for kind in only or VARIANTS:
-            found.append(row_of(network, int(size), what, kind, source))
-            print({k: v for k, v in found[-1].items() if k not in ("layers", "verification", "bytes")}, flush=True)
+            rows.append(row_of(network, int(size), what, kind, source))
+            print({k: v for k, v in rows[-1].items() if k not in ("layers", "verification", "bytes")}, flush=True)
             with open(os.environ.get("OUT", ".") + "/cudnn.json", "w") as out:
-                json.dump({**about, "rows": found}, out, indent=0)
+                json.dump({**made, "rows": rows}, out, indent=1)

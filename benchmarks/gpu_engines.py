@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
+from _record import provenance
+
 sys.path.insert(0, "src")
 from whet import zoo
 from whet.backends import get_backend
@@ -99,7 +101,7 @@ def engines(wanted: list[tuple], config: BuildConfig = CONFIG) -> list[dict]:
         )
         print({k: v for k, v in rows[-1].items() if k not in ("layers", "state", "verification")}, flush=True)
         with open(os.environ.get("OUT", ".") + "/engines.json", "w") as out:
-            json.dump(rows, out, indent=0)
+            json.dump({**provenance(("numpy", "cuda-bindings")), "device": machine.describe()["model"], "rows": rows}, out, indent=1)
     return rows
 
 

@@ -36,8 +36,7 @@ from whet.errors import WhetError
 from whet.network import Network
 from whet.precision import quantize
 from whet.precision.float8 import kept_out, skip_sums
-from whet.runtime import WeightStore
-from whet.runtime.steps import bind
+from whet.runtime import WeightStore, bind
 
 RESULT = Path(__file__).parent / "results" / "h200" / "float8.json"
 SLOWEST = 12

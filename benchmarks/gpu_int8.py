@@ -46,8 +46,7 @@ from whet.errors import WhetError
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.precision import quantize
-from whet.runtime import WeightStore
-from whet.runtime.steps import Bound, bind
+from whet.runtime import Bound, WeightStore, bind
 
 RESULT = Path(__file__).parent / "results" / "h200" / "int8.json"
 PHOTOS = {"imagenet": 32, "coco": 8}

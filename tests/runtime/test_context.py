@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import whet.runtime.context as context_module
-import whet.runtime.steps as steps_module
+import whet.runtime.shaped as shaped_module
 from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
 from whet.engine import make_probe
 from whet.errors import ContextError, EngineError, ShapeError
@@ -44,8 +44,8 @@ def test_run_takes_shapes_from_the_arrays(engine):
 
 def test_kernels_are_planned_once_per_shape_and_for_all_contexts(engine, monkeypatch):
     planned = []
-    plan_layer = steps_module.plan_layer
-    monkeypatch.setattr(steps_module, "plan_layer", lambda *a: (planned.append(a[0].name), plan_layer(*a))[1])
+    plan_layer = shaped_module.plan_layer
+    monkeypatch.setattr(shaped_module, "plan_layer", lambda *a: (planned.append(a[0].name), plan_layer(*a))[1])
     first, second = engine.create_context(), engine.create_context()
     for context in (first, second, first):
         context.run({"x": image(3)})
@@ -214,7 +214,7 @@ def test_parts_of_a_bound_output_move_with_it():
     given, y = context.input_array("x"), context.output_array("y")
     given[:] = np.random.default_rng(0).standard_normal(given.shape)
     assert context.bind("x", given) == context.bind("y", y) == ""
-    addresses = {n: context._bound()._sites[n].calls[0][0].addresses for n in "ab"}
+    addresses = {n: calls[0].addresses for n, calls in zip("ab", context.launches().step_calls, strict=False)}
     context.execute()
     np.testing.assert_array_equal(y, np.concatenate([np.maximum(given, 0), -given]))
     assert [addresses[n]["output"][0] - y.ctypes.data for n in "ab"] == [0, arena.sizes["a"]]

@@ -3,7 +3,8 @@
 from whet.runtime.context import Context
 from whet.runtime.engine import Engine, EngineWarning, Memory, Runtime, machine_differences
 from whet.runtime.memory import WeightStore, aligned_empty
-from whet.runtime.steps import Bound, Shaped, bind, max_shapes, opt_shapes, storage
+from whet.runtime.shaped import Shaped, max_shapes, opt_shapes, storage
+from whet.runtime.steps import Bound, bind
 
 __all__ = [
     "Bound", "Context", "Engine", "EngineWarning", "Memory", "Runtime", "Shaped", "WeightStore", "aligned_empty", "bind",

@@ -18,7 +18,9 @@ from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_o
 from whet.runtime.dlpack import DeviceArray
 from whet.runtime.engine import Engine
 from whet.runtime.memory import aligned_empty
-from whet.runtime.steps import Bound, allocate_arena, opt_shapes
+from whet.runtime.shaped import opt_shapes
+from whet.runtime.steps import Bound
+from whet.runtime.values import allocate_arena
 
 _BOUND_KEPT = 4  # sets of shapes whose recorded launches a context remembers
 

@@ -20,7 +20,8 @@ from whet.errors import BackendError, ContextError, EngineError, ShapeError, Whe
 from whet.network import DType, TensorType
 from whet.runtime.kernels import Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
-from whet.runtime.steps import Bound, Shaped, opt_shapes, shape_plan
+from whet.runtime.shaped import Shaped, opt_shapes, shape_plan
+from whet.runtime.steps import Bound
 
 if TYPE_CHECKING:
     from whet.runtime.context import Context

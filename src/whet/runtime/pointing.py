@@ -1,0 +1,74 @@
+"""Which recorded launches touch a tensor's bytes, and whether they can use a user's memory in the arena's place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.runtime.kernels import Planned
+from whet.runtime.shaped import Shaped
+from whet.runtime.values import Values
+
+
+class Sites:
+    """Where tensors' addresses stand in recorded launches; `note` is told of each layer's.
+
+    It keeps no reference to the tensors' memory, whose owner keeps this: weights are freed when the last engine that uses them goes.
+    """
+
+    def __init__(self, shaped: Shaped):
+        self._calls: dict[str, list[tuple[Any, str, int]]] = {}  # tensor -> (launch, "input" or "output", index)
+        self._groups = _in_place_groups(shaped)
+        self._worked: set[str] = set()
+
+    def note(self, step: Planned, calls: list[Any]) -> None:
+        """The launches that a layer recorded; they are labelled with the nodes that it came from."""
+        for call in calls:
+            if hasattr(call, "label"):
+                call.label = ", ".join(step.layer.sources) or step.layer.name
+        for kind, tensors, operands in (
+            ("input", step.layer.inputs, step.signature.inputs),
+            ("output", step.layer.outputs, step.signature.outputs),
+        ):
+            for index, (t, o) in enumerate(zip(tensors, operands, strict=True)):
+                if t is not None and o is not None and not t.is_constant:
+                    self._calls.setdefault(t.name, []).extend((call, kind, index) for call in calls)
+        if calls:  # what is written over an input; views, which record nothing, write nothing
+            self._worked |= {step.layer.outputs[j].name for _, j in step.signature.inplace}
+
+    def why_not(self, values: Values, name: str) -> str | None:
+        """Why an input or output must stay in the arena; None when its launches can use a user's memory."""
+        group, net = self._groups.get(name, {name}), values.network
+        inputs, outputs = ({t.name for t in ts} for ts in (net.inputs, net.outputs))
+        if not any(self._calls.get(n) for n in group):
+            return "no kernel reads or writes it"
+        if len(group & (inputs | outputs)) > 1:
+            return "it shares its bytes with another input or output of the engine"
+        if name in inputs and group & self._worked:
+            return "a layer works on it in place"
+        if any(n not in self._calls for n in group):
+            return "it shares its bytes with a constant"
+        at, size = values.place(name)
+        places = [values.place(n) for n in group]
+        if any(first < at or first + nbytes > at + size for first, nbytes in places):
+            return "it lies inside of a larger tensor"
+        return None
+
+    def point(self, values: Values, name: str, address: int | None) -> None:
+        """Makes every launch that touches the tensor's bytes use the memory at `address`; None: the arena again."""
+        base = values.address(name)
+        for n in self._groups.get(name, {name}):
+            shift = values.address(n) - base
+            for call, kind, index in self._calls.get(n, ()):
+                call.point(kind, index, (base if address is None else address) + shift)
+
+
+def _in_place_groups(shaped: Shaped) -> dict[str, set[str]]:
+    """Tensors that share bytes because a layer works in place -> all of them."""
+    groups: dict[str, set[str]] = {}
+    for step in shaped.steps:
+        for i, j in step.signature.inplace:
+            a, b = step.layer.needs(i).name, step.layer.outputs[j].name
+            joined = groups.get(a, {a}) | groups.get(b, {b})
+            for n in joined:
+                groups[n] = joined
+    return groups

@@ -1,0 +1,99 @@
+"""An engine plan at actual shapes: kernels planned, weights packed, how each tensor is stored. Contexts of one engine share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from whet.backends import Backend
+from whet.engine.plan import EnginePlan
+from whet.errors import EngineError
+from whet.network import TensorType, evaluate, static_shape
+from whet.ops import bind_layer, bind_symbols
+from whet.runtime.kernels import Planned, plan_layer, signature_of
+from whet.runtime.memory import Shared, WeightStore
+from whet.tactics import Operand
+
+
+@dataclass
+class Shaped:
+    """What contexts of one engine share for one set of input shapes: static layers, kernels, weights in backend memory."""
+
+    plan: EnginePlan
+    profile: int
+    shapes: dict[str, tuple[int, ...]]
+    env: dict[str, int]
+    steps: list[Planned]
+    operands: dict[str, Operand]  # how each tensor is stored
+    types: dict[str, TensorType]  # its static type
+    packed: list[list[Shared]]  # per step
+    constants: list[dict[int, Shared]]  # per step: input index -> constant that the kernel reads as an operand
+
+    @property
+    def fell_back(self) -> list[tuple[str, str]]:
+        """(layer, reason) of the steps that do not run the stored choice."""
+        return [(s.layer.name, s.fell_back) for s in self.steps if s.fell_back]
+
+    @property
+    def packed_bytes(self) -> int:
+        held = {id(s): s.buffer.nbytes for group in (*self.packed, *(c.values() for c in self.constants)) for s in group}
+        return sum(held.values())
+
+
+def shape_plan(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> Shaped:
+    """Kernels and weights for these input shapes. Raises ShapeError, EngineError, BackendError."""
+    net = plan.network
+    env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes)
+    steps = []
+    for layer in net.layers:
+        if layer.name not in plan.choices:
+            raise EngineError(f"layer '{layer.name}' has no choice: the engine is incomplete")
+        steps.append(plan_layer(bind_layer(layer, env) if env else layer, plan.choices[layer.name], backend))
+    types = {t.name: t.type.with_shape(evaluate(d, env) for d in t.shape) for t in net.tensors()}
+    packed = [[store.packed(p) for p in s.kernel.packed] for s in steps]
+    constants: list[dict[int, Shared]] = []
+    for s in steps:
+        held = {}
+        for i, (t, o) in enumerate(zip(s.layer.inputs, s.signature.inputs, strict=True)):
+            if t is not None and t.weight is not None and o is not None:
+                held[i] = store.constant(t.weight, o)
+        constants.append(held)
+    return Shaped(plan, profile, dict(shapes), env, steps, storage(plan), types, packed, constants)
+
+
+def storage(plan: EnginePlan) -> dict[str, Operand]:
+    """How each tensor that lies in the arena is stored: as its maker's choice says; inputs as their readers' choices say.
+
+    Raises EngineError when maker and reader, or two readers, disagree.
+    """
+    found: dict[str, Operand] = {}
+    for layer in plan.network.layers:
+        signature = signature_of(plan.choices[layer.name], layer)
+        for t, o in zip(layer.inputs, signature.inputs, strict=True):
+            if t is None or o is None or t.is_constant:
+                continue
+            if found.setdefault(t.name, o) != o:
+                raise EngineError(f"layer '{layer.name}' reads %{t.name} as {o}, it is stored as {found[t.name]}: a Reformat is missing")
+        for t, o in zip(layer.outputs, signature.outputs, strict=True):
+            found[t.name] = o
+    for t in plan.network.inputs:
+        found.setdefault(t.name, Operand("linear", t.dtype))
+    return found
+
+
+def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
+    """The opt shape of each input in a profile; the static one where it has none. Raises EngineError for a profile there is not."""
+    return _profile_shapes(plan, profile, 1)
+
+
+def max_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
+    """The largest shape of each input in a profile."""
+    return _profile_shapes(plan, profile, 2)
+
+
+def _profile_shapes(plan: EnginePlan, profile: int, which: int) -> dict[str, tuple[int, ...]]:
+    count = max(len(plan.profiles), 1)
+    if not 0 <= profile < count:
+        raise EngineError(f"there is no profile {profile}; the engine has {count} (0 to {count - 1})")
+    given = plan.profiles[profile].shapes if plan.profiles else {}
+    return {t.name: tuple(given[t.name][which]) if t.name in given else static_shape(t.shape) for t in plan.network.inputs}

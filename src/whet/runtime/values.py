@@ -1,0 +1,104 @@
+"""Tensors in an arena: where each lies, checked against the plan, and its values as logical arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from whet.backends import Backend, Buffer
+from whet.engine.plan import ArenaPlan
+from whet.errors import EngineError, ShapeError
+from whet.network import Network, format_bytes, from_stored, static_shape, stored_shape, to_stored
+from whet.runtime.memory import ALIGNMENT, read_bytes, write_bytes
+from whet.runtime.shaped import Shaped
+
+
+class Values:
+    """The tensors of an engine at actual shapes, in an arena of their own or in one that is given.
+
+    Raises EngineError for a tensor without a place, or with one that is too small or outside of the arena.
+    """
+
+    def __init__(self, shaped: Shaped, backend: Backend, arena: Buffer | None = None):
+        self.shaped, self.backend = shaped, backend
+        self.network: Network = shaped.plan.network
+        self.arena_plan: ArenaPlan = shaped.plan.arenas[shaped.profile]
+        self.arena = arena if arena is not None else allocate_arena(self.arena_plan, backend)
+        self._base = {name: self._check(name) for name in shaped.operands}
+
+    def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Copies inputs into the arena, in the stored format. Raises ShapeError for a missing or unfit one."""
+        for t in self.network.inputs:
+            if t.name not in arrays:
+                raise ShapeError(f"input '{t.name}' is missing; the engine takes {', '.join(i.name for i in self.network.inputs)}")
+            self.write(t.name, np.asarray(arrays[t.name]))
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        """Copies of the outputs, in the network's own types."""
+        return {t.name: self.output(t.name) for t in self.network.outputs}
+
+    def output(self, name: str) -> np.ndarray:
+        """A copy of one output, in the network's own type."""
+        t = next(t for t in self.network.outputs if t.name == name)
+        return t.array().copy() if t.is_constant else self.value(name).astype(t.dtype.numpy, copy=False)
+
+    def value(self, name: str) -> np.ndarray:
+        """A copy of a tensor as it now lies in memory, as a logical array of its storage type (valid while it is alive)."""
+        return self._read(name, 0, None)
+
+    def images(self, name: str, at: Sequence[int]) -> np.ndarray:
+        """As `value`, only the entries `at` of the first axis; every format keeps that axis outermost, so nothing else is read."""
+        return np.concatenate([self._read(name, i, 1) for i in at])
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Offset in the arena and bytes of a tensor."""
+        return self._base[name], self._nbytes(name)
+
+    def _read(self, name: str, first: int, count: int | None) -> np.ndarray:
+        o, shape = self.shaped.operands[name], static_shape(self.shaped.types[name].shape)
+        at, nbytes = self.place(name)
+        if count is not None:
+            each = nbytes // shape[0]
+            at, nbytes, shape = at + first * each, count * each, (count, *shape[1:])
+        stored = static_shape(stored_shape(o.format, shape))
+        raw = read_bytes(self.backend, self.arena, at, nbytes)
+        return np.array(from_stored(raw.view(o.dtype.numpy).reshape(stored), o.format, shape), order="C")
+
+    def write(self, name: str, array: np.ndarray) -> None:
+        """Puts a logical array into a tensor's place. Raises ShapeError when shape or type do not fit."""
+        type_, o = self.shaped.types[name], self.shaped.operands[name]
+        if array.shape != static_shape(type_.shape):
+            raise ShapeError(f"'{name}' has shape {list(array.shape)}, this context is set to {type_}")
+        if array.dtype != type_.dtype.numpy:
+            raise ShapeError(f"'{name}' is {array.dtype}, the engine takes {type_.dtype.numpy.name}: convert it with .astype(...)")
+        if o.format == "linear" and o.dtype == type_.dtype:
+            write_bytes(self.backend, self.arena, self._base[name], array)
+        else:
+            write_bytes(self.backend, self.arena, self._base[name], to_stored(array.astype(o.dtype.numpy, copy=False), o.format))
+
+    def put(self, name: str, array: np.ndarray) -> None:
+        """Puts a logical array of a tensor's storage type into its place, as it is."""
+        write_bytes(self.backend, self.arena, self._base[name], to_stored(array, self.shaped.operands[name].format))
+
+    def address(self, name: str) -> int:
+        """Where a tensor lies in the arena."""
+        return self.arena.address + self._base[name]
+
+    def _nbytes(self, name: str) -> int:
+        t, o = self.shaped.types[name], self.shaped.operands[name]
+        return int(format_bytes(t.with_dtype(o.dtype), o.format))  # type: ignore[arg-type]  # the shapes are numbers here
+
+    def _check(self, name: str) -> int:
+        plan = self.arena_plan
+        if name not in plan.offsets:
+            raise EngineError(f"%{name} has no place in the arena: the engine is incomplete")
+        at, size = plan.offsets[name], self._nbytes(name)
+        if size > plan.sizes.get(name, 0) or at < 0 or at + size > self.arena.nbytes:
+            raise EngineError(f"%{name} needs {size} bytes at {at}; its place has {plan.sizes.get(name, 0)}, the arena {self.arena.nbytes}")
+        return at
+
+
+def allocate_arena(plan: ArenaPlan, backend: Backend) -> Buffer:
+    """Zeroed memory for an arena (a host's pages come in as they are touched)."""
+    return backend.allocate(max(plan.total, 1), ALIGNMENT)
