@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from nets import residual
 
+from whet.builder import BuildConfig, build
 from whet.builder.timing_cache import Timed, TimingCache
 from whet.errors import CacheError
 
@@ -14,6 +16,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 WRITER = """
 import sys
+from whet.builder import BuildConfig, build
 from whet.builder.timing_cache import Timed, TimingCache
 path, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with TimingCache(path) as cache:
@@ -136,3 +139,41 @@ def test_a_full_disk_is_named_as_such(tmp_path):
 
         with pytest.raises(CacheError, match="disk is full"):
             fill()
+
+
+@pytest.fixture
+def read_only_home(tmp_path, monkeypatch):
+    """The default cache lies below a plain file, where no folder can be made."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("whet.builder.timing_cache.default_path", lambda: tmp_path / "file" / "t.sqlite")
+
+
+def test_a_default_cache_that_cannot_be_used_is_given_up_and_said(read_only_home):
+    """As in a container whose home cannot be written in: nobody asked for the file."""
+    said: list[str] = []
+    with TimingCache(None, said.append) as cache, cache.together():
+        cache.put("k", Timed(1.0, 0.1, 8), {})
+        assert cache.get("k") == Timed(1.0, 0.1, 8)
+    assert len(said) == 1
+    assert "not kept" in said[0]
+    with pytest.raises(CacheError, match="cannot be used"):
+        TimingCache(None)
+
+
+def test_a_default_cache_whose_disk_fills_up_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("whet.builder.timing_cache.default_path", lambda: tmp_path / "t.sqlite")
+    said: list[str] = []
+    with TimingCache(None, said.append) as cache:
+        assert cache._db is not None
+        cache._db.execute(f"PRAGMA max_page_count = {cache._db.execute('PRAGMA page_count').fetchone()[0]}")
+        with cache.together():
+            for i in range(2000):
+                cache.put(f"key-{i}" * 20, Timed(1.0, 0.1, 8), {})
+        assert cache.get("key-1999" * 20) == Timed(1.0, 0.1, 8)
+    assert len(said) == 1
+    assert "disk is full" in said[0]
+
+
+def test_a_build_goes_on_without_its_default_cache(read_only_home):
+    plan = build(residual(), BuildConfig(optimization_level=1, avg_timing=1, whole_engines=1))
+    assert sum("timing cache" in n for n in plan.report["notes"]) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.cli._exec_checks import check_against, check_files, check_values
+from whet.cli._exec_checks import check_against, check_files, check_values, unused
 from whet.cli._exec_config import Options
 from whet.cli._exec_flags import FLAGS, NUMBERS, help_text, parse
 from whet.cli._exec_values import percentiles, profiles, shapes, size, split_names
@@ -27,6 +27,7 @@ def test_known_but_missing_is_named():
         (["--onx=m"], "Did you mean '--onnx'"),
         (["model.onnx"], "--onnx=FILE"),
         (["--onnx"], "needs a value"),
+        (["--onnx="], "needs a value"),
         (["--fp16=1"], "takes no value"),
         (["--onnx=a", "--onnx=b"], "given twice"),
     ],
@@ -41,6 +42,8 @@ def test_names_split_at_the_last_colon():
     assert shapes("a:1x3x224x224,s:scalar", "shapes") == {"a": (1, 3, 224, 224), "s": ()}
     with pytest.raises(UsageError, match="no shape"):
         shapes("a:1x-3", "shapes")
+    with pytest.raises(UsageError, match="the largest is 2147483647"):
+        shapes("a:99999999999999999999x3", "shapes")
 
 
 def test_sizes_are_base_two_and_mebibytes_by_default():
@@ -173,3 +176,10 @@ def test_a_model_in_place_of_an_engine_is_told_how_to_become_one(tmp_path):
     done = CliRunner().invoke(command, [str(tmp_path / "m.onnx")])
     assert isinstance(done.exception, UsageError)
     assert "--saveEngine=m.engine" in str(done.exception)
+
+
+def test_values_that_mean_something_else_are_said():
+    assert unused(Options([("numThreads", "auto"), ("builderOptimizationLevel", "5")], [])) == []
+    said = unused(Options([("builderOptimizationLevel", "9"), ("device", "3"), ("numThreads", "99999")], []))
+    assert [next(word for word in ("taken for 5", "ignored", "CPUs") if word in text) for text in said] == ["taken for 5", "ignored", "CPUs"]
+    assert unused(Options([("device", "1"), ("backend", "cuda")], [])) == []

@@ -66,7 +66,7 @@ class Search:
         self._no_views: set[str] = set()  # layers whose parts must be copied
         level = min(max(config.optimization_level, 0), 5)
         self.cap = config.max_tactics if config.max_tactics >= 0 else _TIMED[level]
-        self.cache = TimingCache("" if self.cap == 0 else config.timing_cache)
+        self.cache = TimingCache("" if self.cap == 0 else config.timing_cache, tell.note)
         self.timer: Timer | None = None
         if self.cap != 0:
             conditions = Conditions.of(machine, self._footprint())

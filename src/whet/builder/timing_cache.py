@@ -10,7 +10,7 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -37,15 +37,19 @@ def default_path() -> Path:
 
 
 class TimingCache:
-    """`get`, `put`; counts hits and misses. With `path` "" nothing is kept beyond this object."""
+    """`get`, `put`; counts hits and misses. With `path` "" nothing is kept beyond this object.
 
-    def __init__(self, path: str | Path | None = None):
+    A file that cannot be used raises CacheError. The default one, which nobody asked for, is given up instead when there is `note` to be told.
+    """
+
+    def __init__(self, path: str | Path | None = None, note: Callable[[str], None] | None = None):
         self.path = default_path() if path is None else Path(path) if path else None
         self.hits = self.misses = 0
+        self._note = note if path is None else None
         self._new: dict[str, Timed] = {}
         self._db = self._open() if self.path is not None else None
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection | None:
         assert self.path is not None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,9 +65,11 @@ class TimingCache:
             )
             db.execute("COMMIT")
         except (sqlite3.Error, OSError) as e:
-            raise self._unusable(str(e)) from e
+            self._give_up(str(e), e)
+            return None
         if found is None or found[0] != str(VERSION):
-            raise self._unusable(f"it is of version {found and found[0]}, this whet writes version {VERSION}")
+            self._give_up(f"it is of version {found and found[0]}, this whet writes version {VERSION}")
+            return None
         return db
 
     def get(self, key: str) -> Timed | None:
@@ -96,14 +102,12 @@ class TimingCache:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """What is put inside is committed at the end, at once: a commit waits for the disk (8 ms), and a layer has tens of results."""
-        if self._db is None:
-            yield
-            return
-        self._run("BEGIN IMMEDIATE", ())
+        if self._db is not None:
+            self._run("BEGIN IMMEDIATE", ())
         try:
             yield
         finally:
-            if self._db.in_transaction:  # a full disk has ended it already
+            if self._db is not None and self._db.in_transaction:  # a full disk has ended it already
                 self._run("COMMIT", ())
 
     def _run(self, statement: str, values: tuple) -> list:
@@ -111,12 +115,16 @@ class TimingCache:
         try:
             return self._db.execute(statement, values).fetchall()
         except sqlite3.Error as e:
-            raise self._unusable(str(e)) from e
+            self.close()
+            self._give_up(str(e), e)
+            return []
 
-    def _unusable(self, why: str) -> CacheError:
-        return CacheError(
-            f"the timing cache {self.path} cannot be used: {why}. Delete it, name another with --timingCacheFile, or build with --noBuilderCache."
-        )
+    def _give_up(self, why: str, cause: Exception | None = None) -> None:
+        """Raises CacheError for a file that the user named; else says that nothing is kept."""
+        said = f"the timing cache {self.path} cannot be used: {why}."
+        if self._note is None:
+            raise CacheError(f"{said} Delete it, name another with --timingCacheFile, or build with --noBuilderCache.") from cause
+        self._note(f"{said} What is timed is not kept for the next build; --timingCacheFile names another file.")
 
     def __len__(self) -> int:
         return int(self._run("SELECT count(*) FROM timings", ())[0][0]) if self._db is not None else len(self._new)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import click
 
-from whet.errors import UsageError, WhetError
+from whet.cli._failures import said_of
+from whet.errors import WhetError
 from whet.registry import nearest
 
 _SENTENCE = 160  # characters of a command's first sentence that the list of commands shows
@@ -57,6 +59,7 @@ def group() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 fine, 1 an error whose text is printed (a WhetError, a disk that is full), 2 wrong usage, 130 interrupted."""
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # without Python's file and line
     try:
         code = group.main(args=argv, prog_name="whet", standalone_mode=False)
         if isinstance(code, int) and code:
@@ -69,15 +72,10 @@ def main(argv: list[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("\nInterrupted. What was timed is kept in the timing cache; the next run goes on from there.", err=True)
         sys.exit(130)
-    except WhetError as e:
-        click.echo(f"{type(e).__name__}: {e}", err=True)
-        sys.exit(2 if isinstance(e, UsageError) else 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as e:
-        if e.errno is None:  # not from a file
-            raise
-        where = f"{e.filename}: " if e.filename else ""
-        click.echo(f"{type(e).__name__}: {where}{e.strerror or e}. Make room, or look at the path and its permissions.", err=True)
-        sys.exit(1)
+    except (WhetError, OSError, MemoryError) as e:
+        text, code = said_of(e)
+        click.echo(text, err=True)
+        sys.exit(code)

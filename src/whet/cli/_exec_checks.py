@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from whet.cli import _exec_values as values
-from whet.cli._exec_config import Options
+from whet.cli._exec_config import MOST_EFFORT, Options
 from whet.cli._exec_flags import NUMBERS
 from whet.cli._written import must_be_writable
 from whet.errors import UsageError
@@ -37,6 +38,19 @@ def check_files(o: Options) -> None:
     for name, path in values.split_names(o.get("loadInputs")) if "loadInputs" in o else []:
         if not Path(path).is_file():
             raise UsageError(f"--loadInputs: there is no file {path} for '{name}'")
+
+
+def unused(o: Options) -> list[str]:
+    """What is said of values that are taken for others, or mean nothing on this backend."""
+    said = []
+    if o.number("builderOptimizationLevel") > MOST_EFFORT:
+        said.append(f"--builderOptimizationLevel={o.get('builderOptimizationLevel')} is taken for {MOST_EFFORT}, the highest.")
+    if "device" in o and o.get("backend", "cpu") == "cpu" and "loadEngine" not in o:
+        said.append("--device chooses a GPU, and the engine is for the CPU: it is ignored. --backend=cuda builds for GPUs.")
+    usable = len(os.sched_getaffinity(0))
+    if o.get("numThreads") != "auto" and o.number("numThreads") > usable:
+        said.append(f"--numThreads={o.get('numThreads')} is more than the {usable} CPUs that this process may use: threads will wait for each other.")
+    return said
 
 
 def check_against(o: Options, inputs: Mapping[str, tuple[Any, ...]]) -> None:

@@ -11,6 +11,8 @@ from whet.cli._summary import Log
 from whet.errors import UsageError
 from whet.registry import nearest
 
+MOST_EFFORT = 5  # --builderOptimizationLevel; higher ones are taken for it, as trtexec does
+
 
 @dataclass
 class Options:
@@ -67,7 +69,7 @@ def build_config(o: Options, log: Log, net) -> Any:
         layer_output_types=_layer_types(o, log, net, "layerOutputTypes"),
         sparsity=values.one_of(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force")),
         profiles=tuple(profiles),
-        optimization_level=min(o.number("builderOptimizationLevel"), 5),
+        optimization_level=min(o.number("builderOptimizationLevel"), MOST_EFFORT),
         passes=tuple(p for p in o.get("passes").split(",") if p),
         no_fuse=tuple(p for p in o.get("noFuse").split(",") if p),
         avg_timing=o.number("avgTiming"),

@@ -209,11 +209,10 @@ def parse(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
             near = nearest(f"--{name}", (f"--{known}" for known in FLAGS))
             raise UsageError(f"Unknown option: --{name}.{near} `whet exec --help` lists all.")
         f = FLAGS[name]
-        if f.value and not has_value:
-            if i < len(argv) and not argv[i].startswith("--"):
-                value, i = argv[i], i + 1
-            else:
-                raise UsageError(f"--{name} needs a value: --{name}={f.value}")
+        if f.value and not has_value and i < len(argv) and not argv[i].startswith("--"):
+            value, i = argv[i], i + 1
+        if f.value and not value:
+            raise UsageError(f"--{name} needs a value: --{name}={f.value}")
         if not f.value and has_value:
             raise UsageError(f"--{name} is a switch and takes no value, but got {value!r}")
         if f.missing:

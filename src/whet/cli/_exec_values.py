@@ -10,6 +10,7 @@ from whet.errors import ShapeError, UsageError
 from whet.registry import nearest
 
 Shapes = dict[str, tuple[int, ...]]
+_LARGEST = 2**31 - 1
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -37,6 +38,8 @@ def shapes(text: str, flag: str) -> Shapes:
         if not re.fullmatch(r"\d+(x\d+)*", dims):
             raise UsageError(f"--{flag}: {dims!r} is no shape for '{name}'; write it as 1x3x224x224")
         got[name] = tuple(int(d) for d in dims.split("x"))
+        if max(got[name]) > _LARGEST:
+            raise UsageError(f"--{flag}: '{name}' has a dimension of {max(got[name])}; the largest is {_LARGEST}")
     return got
 
 

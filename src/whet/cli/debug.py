@@ -42,14 +42,14 @@ def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, 
     from whet.builder.harm import find_harm
     from whet.builder.quantized import Calibration, is_explicit
     from whet.cli._build_progress import BuildProgress
+    from whet.cli._model import network_for
     from whet.errors import UsageError
-    from whet.frontends import network_from_onnx
     from whet.precision import Preprocessing, calibration_data
     from whet.precision.plot import write_plot
 
     if plot and Path(plot).suffix.lower() not in (".svg", ".html"):
         raise UsageError(f"--plot={plot}: the picture is written as .svg or .html")
-    net = network_from_onnx(model)
+    net, _ = network_for(model, o["shapes"])
     if is_explicit(net) and kind in ("int8", "fp8"):
         raise UsageError("the model has Q/DQ nodes of its own; give the floating-point model, which can be judged layer by layer")
     preprocessing = Preprocessing.parse(o["preprocess"]) if o["preprocess"] else None

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from whet.cli import _exec_values as values
-from whet.cli._exec_checks import check_against, check_files, check_values
+from whet.cli._exec_checks import check_against, check_files, check_values, unused
 from whet.cli._exec_config import Options, build_config, threads
 from whet.cli._exec_flags import FLAGS, help_text, parse
+from whet.cli._failures import said_of
 from whet.cli._summary import Log
-from whet.errors import UnsupportedError, UsageError, WhetError
+from whet.errors import UsageError, WhetError
 
 _OF_A_BUILD = ("Build", "Precision", "Sparsity", "Timing cache")
 _ALSO_LOADED = ("skipInference", "buildOnly", "profilingVerbosity", "explicitBatch")
@@ -48,10 +48,13 @@ def command(ctx: click.Context) -> None:
     click.echo(f"&&&& RUNNING whet.exec [whet v{__version__}] # {line}")
     try:
         _run(o, log)
-    except WhetError as e:
-        log.error(f"{type(e).__name__}: {e}")
+    except BrokenPipeError:
+        raise
+    except (WhetError, OSError, MemoryError) as e:
+        text, code = said_of(e)
+        log.error(text)
         click.echo(f"&&&& FAILED whet.exec [whet v{__version__}] # {line}")
-        ctx.exit(2 if isinstance(e, UsageError) else 1)
+        ctx.exit(code)
     click.echo(f"&&&& PASSED whet.exec [whet v{__version__}] # {line}")
 
 
@@ -72,6 +75,8 @@ def _run(o: Options, log: Log) -> None:
         raise UsageError("give either --onnx=FILE to build an engine or --loadEngine=FILE to run one")
     check_values(o)
     check_files(o)
+    for text in unused(o):
+        log.warn(text)
     if "device" in o:
         from whet.backends.cuda import CudaBackend
 
@@ -112,17 +117,13 @@ def _build(o: Options, log: Log):
     from whet.builder import save_lock
     from whet.cli._build_progress import BuildProgress
     from whet.cli._calibration import build_from
+    from whet.cli._model import network_for
     from whet.engine import write_engine
-    from whet.frontends import network_from_onnx
     from whet.runtime import Runtime
 
     start = time.perf_counter()
-    try:
-        net = network_from_onnx(o.get("onnx"))
-    except UnsupportedError:
-        if "shapes" not in o:
-            raise
-        net = network_from_onnx(o.get("onnx"), shapes=values.shapes(o.get("shapes"), "shapes"))  # fixed shapes decide what symbols left open
+    net, fixed = network_for(o.get("onnx"), o.get("shapes"))
+    if fixed:
         log.info("The model can be built for fixed shapes only: those of --shapes.")
     log.info(f"Read {o.get('onnx')}: {len(net.layers)} layers, {len(net.constants)} weights in {time.perf_counter() - start:.2f} s")
     check_against(o, {t.name: t.shape for t in net.inputs})

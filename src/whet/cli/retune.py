@@ -19,8 +19,10 @@ def command(engine: str, output: str | None, threads: int, cache: str | None) ->
     """
     from whet.builder.retune import retune
     from whet.cli._build_progress import BuildProgress
+    from whet.cli._written import must_be_writable
     from whet.engine import read_engine, write_engine
 
+    must_be_writable(output=output or engine)
     old = read_engine(engine)
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
         made = retune(old, threads=threads, timing_cache=cache, progress=progress)

@@ -64,28 +64,28 @@ def command(model: str, other: str | None, against: str | None, as_json: bool, s
 
 
 def _compared(model: str, theirs: str, against: str, o: dict[str, Any]) -> tuple[Any, str, tuple[dict, dict]]:
+    from whet.cli._model import network_for
     from whet.cli._runners import OnnxRuntime, Reference, Saved, Whet, is_engine
     from whet.engine import read_engine
-    from whet.frontends import network_from_onnx
     from whet.precision.compare import compare
 
     if is_engine(model):
         ours: Any = Saved(model)
         net, small = ours.plan.network, _smallest(ours.plan)
     else:
-        net = network_from_onnx(model)
+        net, _ = network_for(model, o["shapes"])
         ours = Whet(net, _config(o), o["fused"])
         small = next((p for p in ("bf16", "fp16") if o[p]), "fp32")
     samples = _samples(net, o)
     if against == "onnxruntime":
         them: Any = OnnxRuntime(theirs, o["outputs_only"])
     elif against == "reference":
-        them = Reference(network_from_onnx(theirs))
+        them = Reference(network_for(theirs, o["shapes"])[0])
     elif is_engine(theirs):
         them = Saved(theirs)
         small = min(small, _smallest(read_engine(theirs)), key=lambda p: -_TOLERANCE[p])
     else:
-        them = Whet(network_from_onnx(theirs), _config(o), o["fused"])
+        them = Whet(network_for(theirs, o["shapes"])[0], _config(o), o["fused"])
     tolerance = _TOLERANCE[small] if o["tolerance"] is None else o["tolerance"]
     a, b = [ours(f) for f in samples], [them(f) for f in samples]
     only = [t.name for t in net.outputs] if o["outputs_only"] else []

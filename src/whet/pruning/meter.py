@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping
+from functools import partial
 
 from whet.backends import get_backend
 from whet.builder.candidates import Option, list_candidates
@@ -33,7 +35,7 @@ class Meter:
         self.permissions = Permissions.of(config)
         tensors = {t for x in layers.values() for t in (*x.inputs, *x.outputs) if t is not None}
         footprint = sum(evaluate(t.type.nbytes, {}) for t in tensors if t.type.static)
-        self.cache = TimingCache(config.timing_cache)
+        self.cache = TimingCache(config.timing_cache, partial(warnings.warn, stacklevel=2))
         self.timer = Timer(self.machine, self.cache, Conditions.of(self.machine, footprint), config.avg_timing, config.error_on_cache_miss)
         versions = sorted(f"{t.name} {t.version} {source_digest(t)} {t.library_version()}" for t in self.tactics)
         self._tactics = hashlib.sha256("\n".join(versions).encode()).hexdigest()

@@ -1,0 +1,5 @@
+"""`python -m whet`: the command line."""
+
+from whet.cli import main
+
+main()

@@ -1,0 +1,98 @@
+"""What commands say when they cannot go on: one line and an exit code, of memory and disks too; a model that only fixed shapes decide."""
+
+import errno
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+from whet.cli import main
+from whet.cli._failures import said_of
+from whet.cli.exec import command as exec_command
+from whet.cli.retune import command as retune_command
+from whet.cli.run import command as run_command
+from whet.errors import EngineError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "code"),
+    [
+        (UsageError("no such flag"), "UsageError: no such flag", 2),
+        (EngineError("cut off"), "EngineError: cut off", 1),
+        (MemoryError(), "Lower the shapes or the batch", 1),
+        (OSError(errno.ENOSPC, "No space left on device", "x.json"), "x.json: No space left on device", 1),
+    ],
+)
+def test_one_line_and_a_code(error, text, code):
+    said, got = said_of(error)
+    assert text in said
+    assert "\n" not in said
+    assert got == code
+
+
+def test_a_defect_stays_one():
+    with pytest.raises(OSError, match="no file's"):
+        said_of(OSError("no file's"))
+
+
+def test_too_little_memory_fails_as_trtexec_does(monkeypatch):
+    def nothing_left(*_):
+        raise MemoryError("Unable to allocate 44.7 TiB")
+
+    monkeypatch.setattr("whet.cli.exec._build", nothing_left)
+    done = CliRunner().invoke(exec_command, ["--onnx=x.onnx"])
+    assert done.exit_code == 1
+    assert "44.7 TiB" in done.output
+    assert "&&&& FAILED" in done.output
+
+
+def test_python_m_whet():
+    done = subprocess.run([sys.executable, "-m", "whet", "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("whet, version")
+
+
+def test_warnings_of_python_are_one_line(monkeypatch, capsys):
+    import warnings
+
+    before = warnings.formatwarning
+    try:
+        with pytest.raises(SystemExit):
+            main(["--no-such-flag"])
+        assert warnings.formatwarning(UserWarning("the cache is full"), UserWarning, "f.py", 1) == "warning: the cache is full\n"
+    finally:
+        warnings.formatwarning = before
+
+
+def test_retune_asks_for_its_file_before_it_works(tmp_path):
+    done = CliRunner().invoke(retune_command, [str(tmp_path / "e.engine"), "-o", str(tmp_path / "no" / "r.engine")])
+    assert isinstance(done.exception, UsageError)
+    assert "there is no folder" in str(done.exception)
+
+
+def test_run_at_fixed_shapes_what_symbols_leave_open(tmp_path):
+    """An If over a size: its branches have other types, and only --shapes says which of them is there."""
+    pytest.importorskip("onnxruntime")
+    one = numpy_helper.from_array(np.array([1], np.int64), "one")
+    branches = {
+        key: helper.make_graph([node], key, [], [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)])
+        for key, node in (
+            ("then_branch", helper.make_node("Squeeze", ["x", "one"], ["a"])),
+            ("else_branch", helper.make_node("Relu", ["x"], ["b"])),
+        )
+    }
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"], start=1, end=2),
+        helper.make_node("Equal", ["s", "one"], ["e"]),
+        helper.make_node("Squeeze", ["e"], ["c"]),
+        helper.make_node("If", ["c"], ["y"], **branches),
+    ]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "m"])],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [one])  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    done = CliRunner().invoke(run_command, [str(tmp_path / "m.onnx"), "--shapes=x:4x1"])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    assert "MATCH" in done.output
