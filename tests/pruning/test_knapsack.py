@@ -8,7 +8,7 @@ import pytest
 from whet import zoo
 from whet.builder.config import BuildConfig
 from whet.errors import PruneError, UsageError
-from whet.frontends import network_from_onnx, onnx_from_network, save_onnx
+from whet.frontends import network_from_onnx, save_onnx
 from whet.network import parse_network
 from whet.ops import run_network
 from whet.pruning import (
@@ -28,7 +28,7 @@ from whet.pruning import (
 )
 from whet.pruning.costs import flop_costs, parameter_costs
 from whet.pruning.knapsack import choose_within, per_layer, widths_of
-from whet.pruning.order import check_order, history, note
+from whet.pruning.order import history
 
 NULL = BuildConfig(backend="null", timing_cache="")
 TINY = """network n source
@@ -199,44 +199,6 @@ def test_dynamic_batch_survives_and_the_model_says_what_was_done(tmp_path):
     for n in (1, 6):
         some = {"x": x["x"][:n]}
         np.testing.assert_allclose(run_network(again, some)["y"], run_network(made.network, some)["y"], rtol=1e-5, atol=1e-5)
-
-
-def test_the_order_of_steps():
-    net = parse_network(TINY)
-    check_order(net, "prune")
-    check_order(net, "calibrate")
-    note(net, "prune", ratio=0.4)
-    with pytest.raises(PruneError, match="neither recovered nor fine-tuned since"):
-        check_order(net, "calibrate")
-    check_order(net, "calibrate", insist=True)
-    check_order(net, "prune"), "several rounds of pruning are fine"
-    note(net, "finetune")
-    check_order(net, "calibrate")
-    note(net, "calibrate")
-    for step, why in (("prune", "pruning"), ("recover", "recovery"), ("finetune", "fine-tuning"), ("calibrate", "its ranges stand in it")):
-        with pytest.raises(PruneError, match=why):
-            check_order(net, step)
-    with pytest.raises(PruneError, match="quantized already"):
-        prune(net, PruneConfig(ratio=0.5, multiple=2))
-    assert prune(net, PruneConfig(ratio=0.5, multiple=2, insist=True)).share > 0.3
-    again = network_from_onnx(onnx_from_network(net))
-    assert [s["step"] for s in history(again)] == ["prune", "finetune", "calibrate"], "the record goes along in the file"
-
-
-def test_a_model_with_quantize_nodes_is_not_pruned():
-    net = parse_network(TINY)
-    scale, zero = net.constant(np.float32(0.1), "sc"), net.constant(np.int8(0), "zp")
-    y = net.outputs.pop()
-    net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", y, scale, zero), scale, zero))
-    with pytest.raises(PruneError, match="Prune the floating-point model"):
-        prune(net)
-
-
-def test_a_foreign_record_counts_as_none():
-    net = parse_network(TINY)
-    for text in ("no json", "3", '["x", {"step": "dance"}]'):
-        net.metadata["prop.whet.history"] = text
-        assert history(net) == []
 
 
 @pytest.mark.parametrize("amounts", [{}, {"ratio": 0.5, "value": 3.0}, {"ratio": 0.0}, {"value": float("inf")}])

@@ -1,0 +1,86 @@
+"""The order of steps: what may follow what, with a reason and a way out, remembered in the model's file."""
+
+import numpy as np
+import pytest
+
+from whet.errors import PruneError
+from whet.frontends import network_from_onnx, onnx_from_network
+from whet.network import parse_network
+from whet.pruning import PruneConfig, prune
+from whet.pruning.order import KEY, STEPS, check_order, history, note
+
+NET = """network n source
+in %x: f32[N,3,8,8]
+const %w1: f32[8,3,3,3] = seed(1)
+const %w2: f32[4,8,1,1] = seed(2)
+%a: f32[N,8,8,8] = Conv(%x, %w1, pads=(1, 1, 1, 1))
+%b: f32[N,8,8,8] = Relu(%a)
+%y: f32[N,4,8,8] = Conv(%b, %w2)
+out %y
+"""
+
+
+def after(*steps: str):
+    """A network to which these steps were done."""
+    net = parse_network(NET)
+    for step in steps:
+        note(net, step)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("done", "step"),
+    [
+        ((), "prune"), ((), "finetune"), ((), "calibrate"), (("prune",), "recover"), (("prune",), "finetune"),
+        (("prune",), "prune"),  # several rounds of pruning are fine
+        (("prune", "recover"), "calibrate"), (("prune", "finetune"), "calibrate"), (("prune", "finetune"), "prune"),
+        (("prune", "finetune", "prune"), "recover"), (("finetune",), "recover"),
+    ],
+)  # fmt: skip
+def test_what_may_follow(done, step):
+    check_order(after(*done), step)
+
+
+@pytest.mark.parametrize(
+    ("done", "step", "why"),
+    [
+        (("prune",), "calibrate", "neither recovered nor fine-tuned since"),
+        (("prune", "finetune", "prune"), "calibrate", "neither recovered nor fine-tuned since"),  # what came before the last cut is no help
+        (("prune", "finetune"), "recover", "was fine-tuned since it was cut"),
+        *((("calibrate",), step, "quantized already") for step in STEPS),
+        (("prune", "finetune", "calibrate"), "prune", "pruning changes the activations"),
+        (("calibrate",), "finetune", "fine-tuning moves the weights"),
+        (("calibrate",), "calibrate", "its ranges stand in it"),
+    ],
+)
+def test_what_may_not_follow(done, step, why):
+    net = after(*done)
+    with pytest.raises(PruneError, match=f"{why}.*--insist") as e:
+        check_order(net, step)
+    assert str(e.value)[-1] == "."
+    check_order(net, step, insist=True)
+
+
+def test_pruning_asks_the_guard_and_the_record_goes_along_in_the_file():
+    net = after("prune", "finetune", "calibrate")
+    with pytest.raises(PruneError, match="quantized already"):
+        prune(net, PruneConfig(ratio=0.5, multiple=2))
+    assert prune(net, PruneConfig(ratio=0.5, multiple=2, insist=True)).share > 0.3
+    again = network_from_onnx(onnx_from_network(net))
+    assert [s["step"] for s in history(again)] == ["prune", "finetune", "calibrate"]
+
+
+def test_a_model_with_quantize_nodes_is_not_pruned():
+    net = parse_network(NET)
+    scale, zero = net.constant(np.float32(0.1), "sc"), net.constant(np.int8(0), "zp")
+    y = net.outputs.pop()
+    net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", y, scale, zero), scale, zero))
+    with pytest.raises(PruneError, match="Prune the floating-point model"):
+        prune(net)
+
+
+def test_a_foreign_record_counts_as_none():
+    net = parse_network(NET)
+    for text in ("no json", "3", '["x", {"step": "dance"}]'):
+        net.metadata[KEY] = text
+        assert history(net) == []
