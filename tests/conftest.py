@@ -3,10 +3,15 @@
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from support.datasets import root
 from support.standin_gpu import standin_gpu as standin_gpu  # a fixture of tests in several folders
 from whet.backends.cpu.threads import settings as wait_settings
+
+# how fast examples come and run says how busy the machine is, not whether the code is right
+settings.register_profile("whet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("whet")
 
 
 def pytest_configure() -> None:

@@ -50,12 +50,18 @@ class Row:
     net: Network
     engine: Engine | None = None
     accuracy: float = 0.0
-    times: np.ndarray | None = None  # ms, one a run
+    times: np.ndarray | None = None  # ms, [rounds, runs of a round]
 
     @property
     def median(self) -> float:
         assert self.times is not None
         return float(np.median(self.times))
+
+    def speed(self, base: Row) -> float:
+        """How many times as fast as `base`: the median over rounds, which a machine that is busy for some of them does not move."""
+        assert self.times is not None
+        assert base.times is not None
+        return float(np.median(np.median(base.times, axis=1) / np.median(self.times, axis=1)))
 
 
 def main() -> None:
@@ -219,7 +225,7 @@ def measure(rows: list[Row], image: np.ndarray, rounds: int) -> None:
     finally:
         gc.enable()
     for r, found, context in zip(rows, times, contexts, strict=True):
-        r.times = np.array(found)
+        r.times = np.array(found).reshape(rounds, EACH)
         context.close()
 
 
@@ -229,7 +235,6 @@ def table(rows: list[Row]) -> Table:
     t.add_column("step")
     for name in ("parameters", "MFLOPs", "accuracy", "median ms", "p99 ms", "images/s", "speed", "peak MiB"):
         t.add_column(name, justify="right")
-    base = rows[0].median
     for r in rows:
         cells = [r.step, f"{count_params(r.net):,}", f"{count_flops(r.net) / 1e6:.1f}", f"{r.accuracy:.2f} %"]
         if r.engine is None or r.times is None:
@@ -237,7 +242,7 @@ def table(rows: list[Row]) -> Table:
         else:
             peak = r.engine.memory().peak / 2**20
             rate, p99 = 1e3 / r.times.mean(), np.percentile(r.times, 99)
-            cells += [f"{r.median:.3f}", f"{p99:.3f}", f"{rate:.0f}", f"{base / r.median:.2f}x", f"{peak:.1f}"]
+            cells += [f"{r.median:.3f}", f"{p99:.3f}", f"{rate:.0f}", f"{r.speed(rows[0]):.2f}x", f"{peak:.1f}"]
         t.add_row(*cells, style="bold" if r.step.strip().startswith("and rec") else None)
     return t
 
@@ -249,7 +254,7 @@ def record(r: Row, base: Row) -> dict[str, str]:
     if r.engine is None or r.times is None:
         return cells | dict.fromkeys(("median ms", "p99 ms", "images/s", "speed", "peak MiB"), "-")
     cells |= {"median ms": f"{r.median:.3f}", "p99 ms": f"{np.percentile(r.times, 99):.3f}", "images/s": f"{1e3 / r.times.mean():.0f}"}
-    return cells | {"speed": f"{base.median / r.median:.2f}x", "peak MiB": f"{r.engine.memory().peak / 2**20:.1f}"}
+    return cells | {"speed": f"{r.speed(base):.2f}x", "peak MiB": f"{r.engine.memory().peak / 2**20:.1f}"}
 
 
 def save(rows: list[Row], path: Path, engine: Engine | None) -> None:
@@ -270,14 +275,14 @@ def save(rows: list[Row], path: Path, engine: Engine | None) -> None:
 
 def conclusions(original: Row, pruned: Row, sparse: Row, console: Console) -> None:
     """What the table says, in words; the counter-example with its reason."""
-    speed, lost = original.median / pruned.median, original.accuracy - pruned.accuracy
+    speed, lost = pruned.speed(original), original.accuracy - pruned.accuracy
     console.print(
         f"\nPruned: {speed:.2f}x the original engine's speed, {lost:.2f} points of accuracy lost: whole channels are gone, "
         "so every kernel does less."
     )
     filters = [np.abs(t.array()).reshape(t.array().shape[0], -1).max(1) for t in matrices(sparse.net)]
     empty, total = sum(int((f == 0).sum()) for f in filters), sum(len(f) for f in filters)
-    took = sparse.median / original.median
+    took = 1 / sparse.speed(original)
     console.print(
         f"Unstructured: {zeros(sparse.net):.0%} of the weights are zero, the time is {took:.2f}x the original's: no gain. The zeros are "
         f"scattered ({empty} of {total} filters are wholly zero), a dense kernel multiplies by a zero as by any other number, and no "

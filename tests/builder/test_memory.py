@@ -33,7 +33,7 @@ def programs(draw):
     return uses, inputs, outputs
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(programs())
 def test_no_byte_has_two_owners(program):
     uses, inputs, outputs = program
@@ -68,7 +68,7 @@ def test_no_byte_has_two_owners(program):
         assert all(owner.get(b) == name for b in bytes_of(name)), f"%{name} is gone at the end"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(programs())
 def test_places_are_aligned_and_in_place_pairs_share(program):
     uses, inputs, outputs = program
@@ -122,7 +122,7 @@ def joined_programs(draw):
     return uses, inputs, outputs, wholes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(joined_programs())
 def test_every_byte_of_parts_and_wholes_is_what_was_written(program):
     uses, inputs, outputs, wholes = program

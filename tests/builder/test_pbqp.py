@@ -26,7 +26,7 @@ def random_problem(seed: int, nodes: int, edges: list[tuple[int, int]], forbid: 
     return p
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10**6), st.integers(1, 7), st.floats(0, 0.4))
 def test_trees_and_residual_graphs_are_solved_exactly(seed, nodes, forbid):
     rng = np.random.default_rng(seed)
@@ -39,7 +39,7 @@ def test_trees_and_residual_graphs_are_solved_exactly(seed, nodes, forbid):
     assert found.cost == best or (np.isinf(found.cost) and np.isinf(best))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(0, 10**6), st.integers(4, 7), st.floats(0, 0.3))
 def test_a_beam_that_drops_nothing_is_exact(seed, nodes, forbid):
     p = random_problem(seed, nodes, list(itertools.combinations(range(nodes), 2)), forbid)
