@@ -27,7 +27,7 @@ from whet.pruning import (
     save_recipe,
 )
 from whet.pruning.costs import flop_costs, parameter_costs
-from whet.pruning.knapsack import choose_within, per_layer, widths_of
+from whet.pruning.knapsack import _Solver, choose_within, per_layer, widths_of
 from whet.pruning.order import history
 
 NULL = BuildConfig(backend="null", timing_cache="")
@@ -43,6 +43,24 @@ const %w4: f32[2,16,3,3] = seed(4)
 %c: f32[N,16,6,6] = Conv(%r, %w3, pads=(1, 1, 1, 1))
 %s: f32[N,16,6,6] = Add(%a, %c)
 %y: f32[N,2,4,4] = Conv(%s, %w4)
+out %y
+"""
+
+NESTED = """network n source
+in %x: f32[N,3,8,8]
+const %w0: f32[8,3,1,1] = seed(1)
+const %w1: f32[8,8,3,3] = seed(2)
+const %w2: f32[8,8,3,3] = seed(3)
+const %w3: f32[8,8,3,3] = seed(4)
+const %w4: f32[2,8,1,1] = seed(5)
+%a: f32[N,8,8,8] = Conv(%x, %w0)
+%b: f32[N,8,8,8] = Conv(%a, %w1, pads=(1, 1, 1, 1))
+%c: f32[N,8,8,8] = Conv(%b, %w2, pads=(1, 1, 1, 1))
+%d: f32[N,8,8,8] = Conv(%c, %w3, pads=(1, 1, 1, 1))
+%inner: f32[N,8,8,8] = Add(%b, %d)
+%e: f32[N,8,8,8] = Relu(%inner)
+%outer: f32[N,8,8,8] = Add(%a, %e)
+%y: f32[N,2,8,8] = Conv(%outer, %w4)
 out %y
 """
 
@@ -73,6 +91,17 @@ def test_near_the_best_of_all_choices(share, seed):
                 best = min(best, lost + (float(scores["s"][0]) if removed else 0))
     assert choice.lost <= 1.35 * best + 1e-9
     assert choice.lost >= best - 1e-9
+
+
+def test_what_lies_inside_of_a_branch_that_goes_is_lost_once():
+    net = parse_network(NESTED)
+    found, blocks = groups(net), branches(net)
+    assert [(b.name, len(b.layers)) for b in blocks] == [("inner", 2), ("outer", 5)]
+    scores = per_layer(found, blocks, importance(found, "random", 0, net=net, blocks=blocks))
+    solver = _Solver(found, blocks, scores, flop_costs(net, found, blocks), multiple=2, most=12)
+    assert solver.lost({}, {"inner", "outer"}) == solver.lost({}, {"outer"}) == scores["outer"].sum()
+    assert solver.lost({"w2": 4}, {"inner"}) == solver.lost({}, {"inner"}) == scores["inner"].sum()
+    assert solver.lost({"w2": 4}, {}) == pytest.approx(np.sort(scores["w2"])[:4].sum())
 
 
 @pytest.mark.parametrize("kind", ["flops", "params"])
