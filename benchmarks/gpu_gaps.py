@@ -1,7 +1,9 @@
 """Layers that only slow kernels took: grouped convolutions, FP32 products, attention. Own tactics against each other and against torch, in one run.
 
 A layer's time: a CUDA graph of equal launches on one set of operands, divided by their number (above 60 MB a layer leaves the L2 cache by itself).
-Usage: python3 benchmarks/gpu_gaps.py groups|tf32|attention [seconds]     results in $OUT/gaps_<what>.json
+Usage: python3 benchmarks/gpu_gaps.py groups|tf32|attention[:SECONDS] ...      results in $OUT/gaps.json
+
+Each set ends after its seconds (120), with the layers that it got to.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -49,7 +51,7 @@ def conv(n: int, c: int, k: int, side: int, groups: int = 1, taps: int = 3, stri
 def groups() -> dict[str, Layer]:
     """The 3x3 convolutions of ResNeXt-50 32x4d, and wider groups as RegNet has them."""
     found = {}
-    for n in (1, 128, 8):
+    for n in (1, 128):
         for width, side in ((128, 56), (256, 28), (512, 14), (1024, 7)):
             found[f"resnext {n}x{side}x{width} 32 groups"] = conv(n, width, width, side, 32)
         found[f"resnext {n}x56x256 32 groups /2"] = conv(n, 256, 256, 56, 32, stride=2)
@@ -61,7 +63,7 @@ def groups() -> dict[str, Layer]:
 def tf32() -> dict[str, Layer]:
     """Convolutions of ResNet-18 and -50, and products of BERT, in FP32."""
     found = {}
-    for n in (1, 128, 8):
+    for n in (1, 128):
         for c, side in ((64, 56), (128, 28), (256, 14), (512, 7)):
             found[f"resnet {n}x{side}x{c} 3x3"] = conv(n, c, c, side)
         found[f"resnet {n}x56x64 to 256 1x1"] = conv(n, 64, 256, 56, taps=1)
@@ -188,22 +190,34 @@ def floor_us(layer: Layer, size: int, rate: float) -> float:
     return float(max((np.prod(x) + np.prod(w) + np.prod(y)) * size / 4.25e6, operations / rate / 1e6))
 
 
-def main(what: str, seconds: float) -> None:
-    machine, until, rows = get_backend("cuda"), time.time() + seconds, []
-    half = what != "tf32"
+def rows_of(machine: Any, what: str, seconds: float) -> Iterator[dict[str, Any]]:
+    """A row for each layer of a set: the fastest of whet's tactics with its configuration, the fastest of each other one, torch, the floor."""
+    until, half = time.time() + seconds, what != "tf32"
     for name, layer in {"groups": groups, "tf32": tf32, "attention": attention}[what]().items():
         if time.time() > until:
-            print("out of time before", name)
-            break
+            print(what, "is out of time before", name)
+            return
         best = own(machine, layer, (F16,) if half else (F32,), until)
-        floor = floor_us(layer, 2 if half else 4, 738 if half else 369)
-        row: dict[str, Any] = {"layer": name, "floor_us": round(floor, 2), "torch_us": round(peer(layer, half), 2)}
-        row |= {k: (round(us, 2), config) for k, (us, config) in best.items()}
-        rows.append(row)
-        print(" | ".join(f"{k} {v[0]} {v[1]}" if isinstance(v, tuple) else f"{k} {v}" for k, v in row.items()), flush=True)
-        with open(os.environ.get("OUT", ".") + f"/gaps_{what}.json", "w") as out:
-            json.dump({**provenance(("numpy", "cuda-bindings")), "state": machine.state(), "rows": rows}, out, indent=0)
+        first, *others = sorted(best, key=lambda k: best[k][0])
+        us, torch = best[first][0], peer(layer, half)
+        yield {
+            "set": what, "layer": name, "whet_us": round(us, 2), "torch_us": round(torch, 2), "torch_over_whet": round(torch / us, 2),
+            "floor_us": round(floor_us(layer, 2 if half else 4, 738 if half else 369), 2), "tactic": first, "kernel": best[first][1],
+            "others_us": {k: round(best[k][0], 2) for k in others},
+        }  # fmt: skip
+
+
+def main() -> None:
+    machine, rows = get_backend("cuda"), []
+    made = provenance(("numpy", "cuda-bindings", "torch")) | {"device": machine.describe()["model"]}
+    for word in sys.argv[1:]:
+        what, _, seconds = word.partition(":")
+        for row in rows_of(machine, what, float(seconds or 120)):
+            rows.append(row)
+            print(" | ".join(f"{k} {v}" for k, v in row.items()), flush=True)
+            with open(os.environ.get("OUT", ".") + "/gaps.json", "w") as out:
+                json.dump({**made, "state": machine.state(), "rows": rows}, out, indent=1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 120.0)
+    main()

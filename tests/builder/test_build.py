@@ -105,11 +105,11 @@ def test_ctrl_c_keeps_what_was_timed(tmp_path, monkeypatch):
     path, done = tmp_path / "t.sqlite", []
     time = Timer.time
 
-    def interrupted(self, *args):
+    def interrupted(self, *args, **rest):
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(1)
-        time(self, *args)
+        time(self, *args, **rest)
 
     monkeypatch.setattr(Timer, "time", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -10,12 +10,14 @@ from nets import residual
 import whet.tactics
 from whet.backends import get_backend
 from whet.builder import key as keys
+from whet.builder.bench import fill
 from whet.builder.candidates import Option, list_candidates, macs
 from whet.builder.choice import inplace_refusal, links
 from whet.builder.key import layer_text, source_digest, timing_key, transitive_modules
 from whet.builder.precision import Permissions
 from whet.builder.reformats import Reformats, with_reformats
-from whet.builder.timing import Conditions, earliest_in_noise, fill, typical
+from whet.builder.samples import typical
+from whet.builder.timing import Conditions, earliest_in_noise
 from whet.network import BF16, F32, I64, Network, Tensor, Weight, parse_network, parse_type
 from whet.network.weight import Origin
 from whet.tactics import Operand, Signature, get_tactic, tactics_of

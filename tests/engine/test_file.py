@@ -37,6 +37,7 @@ def full_plan():
     plan.options = {"precisions": ("fp16",), "timing_cache": "/somewhere/else", "seed": 0}
     plan.report = {
         "candidates": {"c1": [Candidate("cpu/numpy_reference", "(f32:linear,-)->(f32:linear)", (("k", 3), ("impl", "x")), "numpy", 1.5)]},
+        "cold_ms": {"c1": [1.75]},
         "passes": {"order": ["a"], "fired": [["a", "c1", "did"]], "skipped": []},
         "built": "2026-01-01",
     }

@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends import get_backend
 from whet.builder.assemble import assemble
 from whet.builder.config import BuildConfig
-from whet.builder.explain import candidate_report
+from whet.builder.explain import candidate_report, cold_report
 from whet.builder.fused import list_parts, time_apart
 from whet.builder.lock import check_lock, locked_plan, read_lock
 from whet.builder.lowering import blame_pass, lowered_network
@@ -128,6 +128,7 @@ def _searched(
                 "choice_core": list(best.entry.choosing.core),
                 "engines": best.engines,
                 "candidates": candidate_report(search, best.entry.lowered, best.chosen),
+                "cold_ms": cold_report(search, best.entry.lowered, best.chosen),
                 "timing": search.timing_report(),
                 "unfused": [*search.unfused, *best.entry.unfused],
                 "banned": search.banned,

@@ -20,7 +20,10 @@ Ident = tuple[str, str, Config]
 
 @dataclass
 class Option:
-    """One planned way to run a layer. `ms` is None until it is timed; `estimate_ms` stands in where nothing is timed."""
+    """One planned way to run a layer. `ms` is None until it is timed; `estimate_ms` stands in where nothing is timed.
+
+    `cold_ms` is the time of a finalist whose weights are not in the cache, `rank_ms` what is compared where both count (timing.py).
+    """
 
     tactic: Tactic
     signature: Signature
@@ -30,6 +33,9 @@ class Option:
     estimate_ms: float = 0.0
     ms: float | None = None
     spread_ms: float = 0.0
+    cold_ms: float | None = None
+    cold_spread_ms: float = 0.0
+    rank_ms: float | None = None
     note: str = ""
     texts: tuple[str, ...] = ()  # what it compiles, until it is known whether that is needed
 
@@ -40,7 +46,7 @@ class Option:
     @property
     def cost(self) -> float:
         """Milliseconds as far as they are known."""
-        return self.estimate_ms if self.ms is None else self.ms
+        return next(ms for ms in (self.rank_ms, self.ms, self.estimate_ms) if ms is not None)
 
     def candidate(self, reason: str = "") -> Candidate:
         """For the report."""
@@ -172,7 +178,7 @@ def macs(layer: Layer) -> int:
     if layer.op == "Conv":
         return _count(out.shape) * _count(w.shape[1:])
     if layer.op == "ConvTranspose":
-        return _count(layer.inputs[0].shape) * _count(w.shape[1:])  # type: ignore[union-attr]
+        return _count(layer.needs(0).shape) * _count(w.shape[1:])
     inner = (
         w.shape[0]
         if layer.op == "Gemm" and not layer.attrs.get("transB")

@@ -10,8 +10,8 @@ import numpy as np
 
 from whet.builder.candidates import Option
 from whet.builder.choice import Choosing
+from whet.builder.samples import spread, typical
 from whet.builder.search import Search
-from whet.builder.timing import typical
 from whet.builder.timing_cache import Timed
 from whet.engine.plan import EnginePlan
 from whet.errors import BackendError, BuildError
@@ -56,8 +56,7 @@ class Entry:
     def spread(self) -> float:
         if not self.samples:
             return 0.0 if self.told is None else self.told.spread_ms
-        s = sorted(self.samples)
-        return (s[(3 * (len(s) - 1)) // 4] - s[(len(s) - 1) // 4]) / 2
+        return spread(self.samples)
 
 
 class Stand:

@@ -75,6 +75,16 @@ class Noting:
         if isinstance(self.to, Noting):
             self.to.phase(name)
 
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """What is done inside counts as the phase `name`; then the phase before goes on."""
+        before = self._phase
+        self.phase(name)
+        try:
+            yield
+        finally:
+            self.phase(before)
+
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase so far, in the order in which they began; what is done again (a kernel was banned) is added up."""
         self.phase(self._phase)

@@ -8,8 +8,8 @@ from typing import Any
 from whet.builder.entries import Entry, Make, Stand, changed_entry
 from whet.builder.in_chain import Kind, Winner, chosen_in_chain
 from whet.builder.recall import keep_options, recalled_options
+from whet.builder.samples import typical
 from whet.builder.search import Search
-from whet.builder.timing import typical
 from whet.runtime import Bound
 
 _CLOSE = 1.3  # a runner-up this much slower alone may still win in the network

@@ -187,9 +187,12 @@ class Search:
         """Times the options of one kind of layer that are worth it."""
         assert self.timer is not None
         chosen = self.timed_options(found)
-        self.timer.time(found.layer, found.text, chosen)
+        self.timer.time(found.layer, found.text, chosen, keep=True)
         if wide_is_close(chosen):
-            self.timer.time(found.layer, found.text, self.timed_options(found, alike=True))
+            chosen = self.timed_options(found, alike=True)
+            self.timer.time(found.layer, found.text, chosen, keep=True)
+        with self.tell.within("timing with cold weights"):
+            self.timer.time_cold(found.layer, found.text, chosen)
         self._losers.saw(chosen)
 
     def timed_options(self, found: Candidates, *, alike: bool = False) -> list[Option]:
@@ -211,6 +214,7 @@ class Search:
             "hits": self.cache.hits,
             "misses": self.cache.misses,
             "conditions": self.timer.conditions.state,
+            **self.timer.cold_report(),
             "disturbed_cpus": [round(d, 2) for d in self.timer.disturbed],
             **machine_state(self.machine, self.tell),
         }

@@ -12,7 +12,7 @@ from typing import Any
 
 from whet.backends import get_backend
 from whet.builder.config import AUTO_THREADS, BuildConfig
-from whet.builder.timing import typical
+from whet.builder.samples import typical
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.runtime import bind

@@ -1,23 +1,28 @@
-"""Timing candidates: all of a layer take turns, caches are as cold as the network leaves them, medians and spread are kept."""
+"""Timing candidates: all of a layer take turns, caches are as cold as the network leaves them, medians and spread are kept.
+
+Where launches overlap (a GPU), that is a chain of equal launches in a warm L2 cache, and the finalists once more with cold weights (cold.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from whet.builder.bench import Bench
 from whet.builder.candidates import Option
+from whet.builder.cold import cold_samples, finalists
 from whet.builder.key import timing_key
+from whet.builder.samples import spread, typical
 from whet.builder.timing_cache import Timed, TimingCache
 from whet.errors import BackendError, BuildError
-from whet.network import DType, Layer
-from whet.runtime.memory import write_bytes
-from whet.tactics import Args, Packed
+from whet.network import Layer
 
+_COLD = "weights out of the L2 cache, method 1"
 _METHOD = 2  # of timing; raise it when times of another kind come out, so that old ones are not compared with new ones
 _HOPELESS = (4.0, 4.0, 1.5, 1.2)  # after each round: a candidate this much slower than the best is not timed again; the last one stays
 _LONG_MS = 1.0  # from here on a run says more: what disturbs one for microseconds does not show
@@ -25,20 +30,27 @@ _HOPELESS_LONG = (2.0, 1.3, 1.2)
 _HOPELESS_FIRST = 4.0  # the same after the run that does not count, for long ones
 _OPTION_MS = 20.0  # that the best of a layer's options is timed for, in all rounds
 _FEWEST = 3  # rounds, however long they take
-_HOT_SAMPLE_MS = 0.05  # in hot caches, short kernels are repeated within one sample up to this
 _PATIENCE = 6  # disturbed measurements that are repeated in one build; on a machine that never rests more would not help
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How caches are left before each sample: "hot", or cold after walking over `flush_bytes`."""
+    """How caches are left before each sample: "hot", or cold after walking over `flush_bytes`.
+
+    `l2_bytes` is the size of the cache out of which finalists' weights are taken for a second time, 0 where there is none (a CPU);
+    `cold_share` how much of the difference between the two times counts when kernels are compared: 0 ranks by the warm one, 1 by the cold.
+    """
 
     state: str
     flush_bytes: int
+    l2_bytes: int = 0
+    cold_share: float = 0.0
 
     @staticmethod
     def of(machine: Any, footprint: int) -> Conditions:
         """From the bytes that one run of the network touches: what fits a cache is found there again, what does not is not."""
+        if hasattr(machine, "cold_seconds"):
+            return Conditions("hot", 0, machine.l2_bytes)
         caches = getattr(machine, "cache_bytes", {})
         second, last = caches.get(2, 0), max(caches.values(), default=0)
         if not getattr(machine, "runs", True) or footprint <= second or not last:
@@ -59,8 +71,12 @@ class Timer:
     error_on_miss: bool = False
     disturbed: list[float] = field(default_factory=list)
     timed: int = 0
+    cold_timed: int = 0
+    cold_s: float = 0.0  # spent on times with cold weights
     _flush: np.ndarray | None = None
     _spare: dict[tuple, Any] = field(default_factory=dict)
+    _other: Any = None
+    _bench: Bench | None = None  # of the layer timed last, for its finalists
 
     def __post_init__(self) -> None:
         self._machine_key = self.machine.key()
@@ -75,8 +91,8 @@ class Timer:
         """The machine and the state of its caches: what every time depends on beside the work itself."""
         return self._machine_key, self.conditions.state
 
-    def key(self, option: Option, text: str) -> str:
-        state = f"{self.conditions.state}, method {_METHOD}"
+    def key(self, option: Option, text: str, *, cold: bool = False) -> str:
+        state = _COLD if cold else f"{self.conditions.state}, method {_METHOD}"
         return timing_key(option.tactic, text, option.signature, option.config, self._machine_key, state)
 
     def recall(self, options: Sequence[Option], text: str) -> list[Option]:
@@ -99,25 +115,23 @@ class Timer:
             o.ms, o.spread_ms = timed.ms, timed.spread_ms  # type: ignore[union-attr]
         return True
 
-    def time(self, layer: Layer, text: str, options: Sequence[Option]) -> None:
+    def time(self, layer: Layer, text: str, options: Sequence[Option], *, keep: bool = False) -> None:
         """Times what the cache does not know; sets `ms` and `spread_ms`. An option that fails gets a note and no time.
 
         When one of a layer's options is missing, all are timed again together: times of one moment are compared with each other.
+        `keep` leaves operands and weights where they are, for `time_cold`.
         Raises BuildError under `error_on_miss`.
         """
         missing = self.recall(options, text)
         if not missing:
             return
         if self.error_on_miss:
-            o = missing[0]
-            raise BuildError(
-                f"'{layer.name}' by {o.tactic.name} {o.signature} is not in the timing cache, and --errorOnTimingCacheMiss forbids "
-                "timing it. Build once without that flag on this machine."
-            )
+            raise _missed(layer, missing[0])
+        self._bench = Bench(self, layer)
         samples: dict[int, list[float]] = {}
         while True:
             with self.machine.watch() if hasattr(self.machine, "watch") else nullcontext() as load:
-                fresh = _take_turns(self, layer, list(options))
+                fresh = _take_turns(self, self._bench, list(options))
             disturbed = load is not None and load.disturbed
             samples = {k: samples.get(k, []) + v for k, v in fresh.items()} if disturbed else fresh
             if load is None or not disturbed:
@@ -130,10 +144,64 @@ class Timer:
                 got = samples.get(o.rank)
                 if not got:
                     continue
-                o.ms, o.spread_ms = typical(got, disturbed), _spread(got)
-                about = {"tactic": o.tactic.name, "signature": str(o.signature), "layer": text, "implementation": o.kernel.implementation}
-                self.cache.put(self.key(o, text), Timed(o.ms, o.spread_ms, len(got)), about)
+                o.ms, o.spread_ms = typical(got, disturbed), spread(got)
+                self.cache.put(self.key(o, text), Timed(o.ms, o.spread_ms, len(got)), _about(o, text))
                 self.timed += 1
+        if not keep:
+            self._bench = None
+
+    def time_cold(self, layer: Layer, text: str, options: Sequence[Option]) -> None:
+        """Times the finalists among the timed options of a layer with cold weights too, in turns; sets `cold_ms` and `cold_spread_ms`, and
+        `rank_ms` of all. Nothing where the machine has no such cache. Raises BuildError under `error_on_miss`.
+
+        A timing cache of a time when there was no such number misses it, keeps the warm one, and only this is timed.
+        """
+        bench, self._bench = self._bench, None
+        near = finalists(layer, options) if self.conditions.l2_bytes else []
+        if not near:
+            return
+        known = [self.cache.get(self.key(o, text, cold=True)) for o in near]
+        if None not in known:
+            for o, timed in zip(near, known, strict=True):
+                o.cold_ms, o.cold_spread_ms = timed.ms, timed.spread_ms  # type: ignore[union-attr]
+        elif self.error_on_miss:
+            raise _missed(layer, near[known.index(None)])
+        else:
+            self._take_cold(bench if bench is not None and bench.layer is layer else Bench(self, layer), text, near)
+        extra = [o.cold_ms - o.ms for o in near if o.cold_ms is not None and o.ms is not None]
+        for o in options:
+            if o.ms is not None and extra:
+                o.rank_ms = o.ms + self.conditions.cold_share * (min(extra) if o.cold_ms is None else o.cold_ms - o.ms)
+
+    def _take_cold(self, bench: Bench, text: str, near: Sequence[Option]) -> None:
+        """Measures finalists with cold weights and remembers what came out; a GPU without the memory for it leaves them without."""
+        begun = perf_counter()
+        try:
+            samples = cold_samples(bench, near, self.rounds, self.conditions.l2_bytes)
+        except BackendError as e:
+            for o in near:
+                o.note = o.note or f"not timed with a cold L2 cache: {e}"
+            return
+        with self.cache.together():
+            for o in near:
+                if got := samples.get(o.rank):
+                    o.cold_ms, o.cold_spread_ms = typical(got, False), spread(got)
+                    timed = Timed(o.cold_ms, o.cold_spread_ms, len(got))
+                    self.cache.put(self.key(o, text, cold=True), timed, {**_about(o, text), "cache": _COLD})
+                    self.cold_timed += 1
+        self.cold_s += perf_counter() - begun
+
+    def cold_report(self) -> dict[str, Any]:
+        """How many options were timed with cold weights in this build, what that took, and which time ranks; nothing where none can be."""
+        if not self.conditions.l2_bytes:
+            return {}
+        return {"cold_timed": self.cold_timed, "cold_seconds": round(self.cold_s, 3), "cold_share": self.conditions.cold_share}
+
+    def other(self, nbytes: int) -> Any:
+        """Memory of that size that nothing else uses: written, it takes the cache."""
+        if self._other is None or self._other.nbytes < nbytes:
+            self._other = self.machine.allocate(nbytes)
+        return self._other
 
     def lend(self, key: tuple, nbytes: int) -> Any:
         """Memory of at least so many bytes, the same for the same key where it is the host's and large enough: to touch fresh pages takes
@@ -154,9 +222,20 @@ class Timer:
         self._flush.max()
 
 
-def _take_turns(timer: Timer, layer: Layer, options: list[Option]) -> dict[int, list[float]]:
+def _missed(layer: Layer, o: Option) -> BuildError:
+    return BuildError(
+        f"'{layer.name}' by {o.tactic.name} {o.signature} is not in the timing cache, and --errorOnTimingCacheMiss forbids "
+        "timing it. Build once without that flag on this machine."
+    )
+
+
+def _about(o: Option, text: str) -> dict[str, str]:
+    """What a row of the cache says to people who look into it."""
+    return {"tactic": o.tactic.name, "signature": str(o.signature), "layer": text, "implementation": o.kernel.implementation}
+
+
+def _take_turns(timer: Timer, bench: Bench, options: list[Option]) -> dict[int, list[float]]:
     """Samples in ms per option rank."""
-    bench = _Bench(timer, layer)
     samples: dict[int, list[float]] = {}
     alive: list[tuple[Option, Any, int]] = []
     best = float("inf")
@@ -188,109 +267,6 @@ def _take_turns(timer: Timer, layer: Layer, options: list[Option]) -> dict[int, 
         if r + 1 >= _FEWEST and (r + 1) * best >= _OPTION_MS:
             break
     return samples
-
-
-class _Bench:
-    """Buffers that a layer's options share while they are timed: operands hold normal numbers, or zeros where they are integers."""
-
-    def __init__(self, timer: Timer, layer: Layer):
-        self.timer, self.layer = timer, layer
-        self.buffers: dict[tuple, Any] = {}
-        self._used: dict[tuple, int] = {}  # bytes of each that operands take
-        self._packed: dict[str, Any] = {}
-        self.held: list[Any] = []
-
-    def prepare(self, o: Option) -> tuple[Any, int]:
-        """An executable for the option and how many launches it holds."""
-        ins = [
-            0 if operand is None else self._buffer("in", i, operand.dtype, nbytes).address
-            for i, (operand, nbytes) in enumerate(zip(o.signature.inputs, o.kernel.inputs, strict=True))
-        ]
-        outs = [self._buffer("out", i, operand.dtype, o.kernel.outputs[i]).address for i, operand in enumerate(o.signature.outputs)]
-        for (i, j), shift in zip(o.signature.inplace, getattr(o.kernel, "shifts", ()) or (0,) * len(o.signature.inplace), strict=True):
-            if o.kernel.inputs[i] < o.kernel.outputs[j]:
-                ins[i] = outs[j] + shift
-            else:
-                outs[j] = ins[i] + shift
-        packed = tuple(self._weight(p) for p in o.kernel.packed)
-        scratch = self._buffer("scratch", 0, None, o.kernel.scratch).address if o.kernel.scratch else 0
-        args = Args(tuple(ins), tuple(outs), packed, scratch)
-        executable = self._record(o, args, 1)
-        if self.timer.conditions.flush_bytes or not getattr(self.timer.machine, "runs", True):
-            return executable, 1
-        once = min(self.timer.machine.seconds(executable, 3)) * 1e3
-        count = max(1, min(64, int(_HOT_SAMPLE_MS / max(once, 1e-4))))
-        return (executable, 1) if count == 1 else (self._record(o, args, count), count)
-
-    def _record(self, o: Option, args: Args, count: int) -> Any:
-        stream = self.timer.machine.stream()
-        o.kernel.enqueue(args, stream)
-        calls = list(stream.calls) if getattr(self.timer.machine, "overlaps", False) else None
-        for _ in range(count - 1):
-            if calls is None:
-                o.kernel.enqueue(args, stream)
-            else:  # a graph takes the same launches again; making them anew would take longer than they run
-                for call in calls:
-                    stream.record(call)
-        return stream.finish()
-
-    def chill(self, o: Option) -> None:
-        """Leaves the caches as the network would: cold, but for the inputs, which the layer before has just written. Operands that no cache
-        holds need none of it: the run before has left nothing else there."""
-        k, flushed = o.kernel, self.timer.conditions.flush_bytes
-        if not flushed or sum(k.inputs) + sum(k.outputs) >= flushed:
-            return
-        self.timer.flush()
-        for i, operand in enumerate(o.signature.inputs):
-            if operand is not None:
-                array = self.buffers["in", i, operand.dtype].array
-                if array is not None:
-                    array[: k.inputs[i] : 64].max(initial=0)
-
-    def _buffer(self, kind: str, i: int, dtype: DType | None, nbytes: int) -> Any:
-        key = (kind, i, dtype)
-        found = self.buffers.get(key)
-        if found is None or self._used[key] < nbytes:
-            self.held.append(found)  # earlier options point at it
-            found, self._used[key] = self.timer.lend(key, nbytes), nbytes
-            self.buffers[key] = found
-            if kind == "in" and dtype is not None and getattr(self.timer.machine, "runs", True):
-                raw = np.zeros(found.nbytes, np.uint8) if found.array is None else found.array[:nbytes]
-                fill(raw, dtype)
-                if found.array is None:
-                    write_bytes(self.timer.machine, found, 0, raw)
-        return found
-
-    def _weight(self, p: Packed) -> int:
-        if p.key not in self._packed:
-            buffer = self.timer.machine.allocate(max(p.nbytes, 64))
-            if getattr(self.timer.machine, "runs", True):
-                write_bytes(self.timer.machine, buffer, 0, p.make())
-            self._packed[p.key] = buffer
-        return self._packed[p.key].address
-
-
-def fill(raw: np.ndarray, dtype: DType) -> None:
-    """Fills bytes with values of a type: normal numbers for floats, zeros for the rest (valid as indices and flags)."""
-    if not dtype.is_float:
-        raw[:] = 0
-        return
-    count = raw.nbytes // dtype.numpy.itemsize
-    block = np.random.default_rng(1).standard_normal(min(count, 1 << 16)).astype(dtype.numpy)
-    view = raw[: count * dtype.numpy.itemsize].view(dtype.numpy)
-    for at in range(0, count, block.size):
-        view[at : at + block.size] = block[: count - at]
-
-
-def typical(samples: Sequence[float], disturbed: bool) -> float:
-    """The median; where other programs took the CPUs, the lower quartile: a sample that was interrupted says nothing about the kernel."""
-    return sorted(samples)[(len(samples) - 1) // 4] if disturbed else median(samples)
-
-
-def _spread(samples: list[float]) -> float:
-    """Half the distance between the quartiles: what the middle of the samples varies by."""
-    s = sorted(samples)
-    return (s[(3 * (len(s) - 1)) // 4] - s[(len(s) - 1) // 4]) / 2
 
 
 def earliest_in_noise(options: Sequence[Option]) -> Option:

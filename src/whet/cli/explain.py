@@ -119,9 +119,15 @@ def _layer(console: Any, d: dict[str, Any], top: int) -> None:
     )
     console.print(d["why"], highlight=False)
     if d["candidates"]:
-        columns = [">ms", ">spread", "tactic", "kernel", "formats", "why not"]
-        rows = [[_ms(c["ms"]), _ms(c["spread_ms"]), c["tactic"], c["implementation"], c["signature"], c["reason"]] for c in d["candidates"][:top]]
+        cold = [">cold"] if any(c["cold_ms"] is not None for c in d["candidates"]) else []
+        columns = [">ms", ">spread", *cold, "tactic", "kernel", "formats", "why not"]
+        rows = [
+            [_ms(c["ms"]), _ms(c["spread_ms"]), *(_ms(c["cold_ms"]) for _ in cold), c["tactic"], c["implementation"], c["signature"], c["reason"]]
+            for c in d["candidates"][:top]
+        ]
         print_table(console, columns, rows, f"Timed ({len(d['candidates'])})", below=("formats", "why not"))
+        if cold:
+            console.print("cold: the kernel's weights come out of memory, not out of the L2 cache; finalists alone are timed so", highlight=False)
     _refused(console, d, top)
     for p in d["passes_fired"]:
         console.print(f"pass {p['pass']}: {p['what']}", highlight=False)

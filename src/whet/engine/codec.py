@@ -241,6 +241,12 @@ def _times(r: Reader) -> None:
         ms.optional(Reader.number)
 
 
+def _rows_of_times(r: Reader) -> None:
+    for _, row in r.items():
+        for ms in row.rows():
+            ms.optional(Reader.number)
+
+
 def _passes(r: Reader) -> None:
     r.object("order", "fired", "skipped")
     for name in r["order"].rows():
@@ -262,6 +268,7 @@ def _engines(r: Reader) -> None:
 
 _REPORTED: dict[str, Callable[[Reader], Any]] = {
     "layer_ms": _times,
+    "cold_ms": _rows_of_times,
     "passes": _passes,
     "notes": _notes,
     "info": _notes,

@@ -69,6 +69,7 @@ class EnginePlan:
     keys, all optional:
 
         candidates   {layer name: [Candidate, ...]}: timed ones, refused ones and not chosen ones, the chosen one among them
+        cold_ms      {layer name: [ms | None, ...]}: of its first candidates, with weights out of the L2 cache
         layer_ms     {layer name: median ms in the whole engine}
         passes       {"order": [pass], "fired": [[pass, layer, what]], "skipped": [[pass, layer, reason]]}
         engines      [{"ms": float, "what": str}]: whole engines that were timed, the chosen one first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from whet.engine import EnginePlan
+from whet.engine import Candidate, EnginePlan
 from whet.inspector.facts import LayerFacts, find_layer, layer_facts
 from whet.inspector.words import layer_type
 
@@ -99,14 +99,18 @@ def _layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
         "flops": f.flops,
         "bytes": f.bytes,
         "weight_bytes": f.weight_bytes,
-        "chosen": asdict(f.chosen) if f.chosen else None,
-        "runner_up": asdict(runner) if runner else None,
+        "chosen": _candidate(f, f.chosen) if f.chosen else None,
+        "runner_up": _candidate(f, runner) if runner else None,
         "why": _why(f),
-        "candidates": [asdict(c) for c in timed],
+        "candidates": [_candidate(f, c) for c in timed],
         "refused": [asdict(c) for c in f.refused],
         "passes_fired": [{"pass": p, "layer": x, "what": what} for p, x, what in passes.get("fired", ()) if x in names],
         "skips": [{"pass": p, "layer": x, "reason": why} for p, x, why in passes.get("skipped", ()) if x in names],
     }
+
+
+def _candidate(f: LayerFacts, c: Candidate) -> dict[str, Any]:
+    return {**asdict(c), "cold_ms": f.cold(c)}
 
 
 def _operand(t: Any, o: tuple[str, str] | None) -> dict[str, Any]:
@@ -120,10 +124,16 @@ def _why(f: LayerFacts) -> str:
         return "The engine keeps no candidates: it was locked, or built without timing."
     if chosen is None or chosen.ms is None:
         return f"Nothing was timed; {f.choice.tactic} is the first that takes the layer."
+    mine = _alone(chosen.ms, f.cold(chosen))
     if runner is None or runner.ms is None:
-        return f"Only {f.choice.tactic} computes it in these formats ({chosen.ms:.4f} ms alone)."
+        return f"Only {f.choice.tactic} computes it in these formats: {mine}."
+    other = _alone(runner.ms, f.cold(runner))
     if runner.ms < chosen.ms:
         why = runner.reason or "its formats would cost more around it"
-        return f"{chosen.ms:.4f} ms alone; {runner.tactic} took {runner.ms:.4f} ms alone, but: {why}."
+        return f"{mine}; {runner.tactic} took {other}, but: {why}."
     more = (runner.ms / chosen.ms - 1) * 100 if chosen.ms else 0.0
-    return f"{chosen.ms:.4f} ms alone, the fastest; {runner.tactic} took {runner.ms:.4f} ms ({more:.0f} % more)."
+    return f"{mine}, the fastest; {runner.tactic} took {more:.0f} % more: {other}."
+
+
+def _alone(ms: float, cold: float | None) -> str:
+    return f"{ms:.4f} ms alone" + ("" if cold is None else f" ({cold:.4f} with weights out of the L2 cache)")

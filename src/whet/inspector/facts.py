@@ -30,6 +30,11 @@ class LayerFacts:
     ms: float | None
     bound: str | None = None
     candidates: tuple[Candidate, ...] = field(default=())
+    cold_ms: tuple[float | None, ...] = ()  # of the first candidates, with weights out of the L2 cache
+
+    def cold(self, c: Candidate | None) -> float | None:
+        """Milliseconds of a candidate with weights out of the L2 cache; None where it was not timed so."""
+        return None if c is None else next((ms for mine, ms in zip(self.candidates, self.cold_ms, strict=False) if mine is c), None)
 
     @property
     def runner_up(self) -> Candidate | None:
@@ -79,7 +84,8 @@ def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None =
         moved, weights = _traffic(static, choice, env)
         ms = times.get(layer.name)
         found = tuple(candidates.get(layer.name, ()))
-        rows.append(LayerFacts(names[layer.name], static, choice, moved, weights, operations(static), ms, None, found))
+        cold = tuple(plan.report.get("cold_ms", {}).get(layer.name, ()))
+        rows.append(LayerFacts(names[layer.name], static, choice, moved, weights, operations(static), ms, None, found, cold))
     return _with_bounds(rows, plan)
 
 

@@ -66,15 +66,17 @@ def _own(f: LayerFacts) -> dict[str, Any]:
         "WeightBytes": f.weight_bytes,
         "FLOPs": f.flops,
         "Bound": f.bound,
-        "RunnerUp": None if runner is None else _candidate(runner),
+        "RunnerUp": None if runner is None else _candidate(f, runner),
         "ChosenAloneMs": f.chosen.ms if f.chosen else None,
+        "ChosenColdWeightsMs": f.cold(f.chosen),
         "CandidatesTimed": sum(c.ms is not None for c in f.candidates),
         "Refused": [{"Tactic": c.tactic, "Formats": c.signature, "Reason": c.reason} for c in f.refused if c.signature],
     }
 
 
-def _candidate(c: Candidate) -> dict[str, Any]:
-    return {"Tactic": c.tactic, "TacticName": c.implementation, "Formats": c.signature, "TimeMs": c.ms, "Why": c.reason}
+def _candidate(f: LayerFacts, c: Candidate) -> dict[str, Any]:
+    times = {"TimeMs": c.ms, "ColdWeightsMs": f.cold(c)}
+    return {"Tactic": c.tactic, "TacticName": c.implementation, "Formats": c.signature, **times, "Why": c.reason}
 
 
 def _parameters(f: LayerFacts) -> dict[str, Any]:
@@ -110,8 +112,7 @@ def _parameters(f: LayerFacts) -> dict[str, Any]:
 def _convolution(f: LayerFacts) -> dict[str, Any]:
     layer = _in_floats(f.layer)
     head = anchor(layer)
-    a, w = head.attrs, head.inputs[1]
-    assert w is not None
+    a, w = head.attrs, head.needs(1)
     r = w.type.rank - 2
     flat = int(r == 1)  # TensorRT runs, and shows, convolutions of one axis as those of two
     kernel = [int(d) for d in w.shape[2:]]
@@ -151,9 +152,7 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
 def _product(f: LayerFacts) -> dict[str, Any]:
     layer = _in_floats(f.layer)
     head = anchor(layer)
-    a, b = head.inputs[0], head.inputs[1]
-    assert a is not None
-    assert b is not None
+    b = head.needs(1)
     weight = _outer_constant(layer, b)
     activation, residual, extra = _epilogue_facts(layer)
     c = head.input(2)
@@ -180,8 +179,7 @@ def _product(f: LayerFacts) -> dict[str, Any]:
 
 def _pooling(layer: Layer) -> dict[str, Any]:
     a = layer.attrs
-    x = layer.inputs[0]
-    assert x is not None
+    x = layer.needs(0)
     spatial = [int(d) for d in static_shape(x.shape)[2:]]
     whole = layer.op.startswith("Global")
     r = len(spatial)
@@ -238,7 +236,7 @@ def _shuffle(layer: Layer) -> dict[str, Any]:
 
 
 def _scales(layer: Layer) -> list[float]:
-    x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)  # type: ignore[union-attr]
+    x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
     return [b / a if a else 0.0 for a, b in zip(x, y, strict=True)]
 
 

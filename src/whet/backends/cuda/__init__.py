@@ -28,7 +28,7 @@ class CudaBackend:
     runs = True
     overlaps = True  # a launch begins while the one in front still runs: what a kernel costs shows only in the network
     default_device = 0  # the GPU that is taken where none is named: `whet exec --device=N`
-    cache_bytes: dict[int, int] = {}  # noqa: RUF012 - candidates are timed as overlapping chains in a warm L2 cache; nothing to flush
+    cache_bytes: dict[int, int] = {}  # noqa: RUF012 - candidates are timed as overlapping chains in a warm L2 cache, finalists by `cold_seconds` too
 
     def __init__(self, device: int | None = None, threads: int = 0, **_: Any) -> None:
         self.device = driver.device(self.default_device if device is None else device)
@@ -37,7 +37,7 @@ class CudaBackend:
         if major < 8:
             raise BackendError(f"{self.device.name} has compute capability {major}.{minor}; whet's kernels need 8.0 or newer. Use --backend=cpu.")
         self.features = frozenset({f"sm_{major}{minor}", *(("wgmma", "tma") if (major, minor) == (9, 0) else ())})
-        self.multiprocessors = self.device.multiprocessors
+        self.multiprocessors, self.l2_bytes = self.device.multiprocessors, self.device.l2_bytes
         self.shared_memory = self.device.shared_memory  # bytes that a block can have
 
     @property
@@ -142,6 +142,10 @@ class CudaBackend:
     def seconds(self, executable: GpuExecutable, repeats: int) -> list[float]:
         """GPU seconds of each of `repeats` runs, by events around the graph."""
         return executable.seconds(repeats)
+
+    def cold_seconds(self, executable: GpuExecutable, before: GpuExecutable, other: Buffer) -> float:
+        """GPU seconds of a run that finds nothing in the L2 cache but what `before` leaves there; `other` memory is larger than the cache."""
+        return executable.cold_seconds(before, other.owner)
 
     def key(self) -> str:
         """Model, capability, multiprocessors, driver and compiler version."""

@@ -8,6 +8,7 @@ from typing import Any
 from whet.backends.cuda import nvtx
 from whet.backends.cuda.driver import Device, LostContext
 from whet.backends.cuda.launch import Graph, Launch
+from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
@@ -126,9 +127,7 @@ class GpuExecutable:
     def seconds(self, repeats: int) -> list[float]:
         """GPU seconds of each of `repeats` replays, one after the other, none overlapping the next."""
         self.prepare()
-        if self._events is None:
-            self._events = (Event(), Event())
-        start, end = self._events
+        start, end = self._clock()
         times = []
         for _ in range(repeats):
             start.record(self.stream)
@@ -137,6 +136,25 @@ class GpuExecutable:
             end.synchronize()
             times.append(end.since(start) / 1000)
         return times
+
+    def cold_seconds(self, before: GpuExecutable, other: DeviceBuffer) -> float:
+        """GPU seconds of a replay that finds nothing in the L2 cache but what a run of `before` has left there: `other` memory, larger than
+        the cache, is written in front of both."""
+        self.prepare()
+        before.prepare()
+        start, end = self._clock()
+        other.start_fill(self.stream)
+        before.enqueue(self.stream)
+        start.record(self.stream)
+        self.enqueue()
+        end.record(self.stream)
+        end.synchronize()
+        return end.since(start) / 1000
+
+    def _clock(self) -> tuple[Event, Event]:
+        if self._events is None:
+            self._events = (Event(), Event())
+        return self._events
 
     def run_timed(self) -> list[float]:
         """GPU seconds of each call: of one of REPEATS equal ones in a row, which overlap as neighbours in the whole do.

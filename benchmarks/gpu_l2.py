@@ -1,0 +1,144 @@
+"""Which time of a kernel alone tells what it takes in a network: with weights in the L2 cache, out of memory, or something between?
+
+Usage: python3 benchmarks/gpu_l2.py NETWORK:BATCH ...      results in $OUT/l2.json
+
+Each network is built in FP16; every kind of layer of the engine that is best by layers' times is then replayed in the whole network with each
+of the options that were nearly as fast alone (up to ten), in turns. Each ranking picks its fastest option of every kind. A row says of each
+how its order agrees with the network's (Spearman's rank correlation, mean over kinds of three options and more), by how much the network is
+slower with its picks, one kind exchanged at a time, than with those of the warm ranking (and the standard error of that sum), and what the
+network takes with all of its picks at once, all these engines in turns. "in network" picks by half of the replays and is judged by the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from _record import provenance
+
+sys.path.insert(0, "src")
+from whet import zoo
+from whet.backends import get_backend
+from whet.builder import BuildConfig, build, cold, in_chain, refine
+from whet.builder.candidates import Option
+from whet.builder.in_chain import Kind
+from whet.frontends.onnx import network_from_onnx
+
+SHARES = {"warm": 0.0, "a quarter cold": 0.25, "half cold": 0.5, "cold": 1.0}  # of the difference between both times
+ROUNDS, WHOLE_ROUNDS = 40, 80
+
+
+def ranked(o: Option, share: float) -> float:
+    """Milliseconds by which an option is compared; one that reads no weights has one time."""
+    assert o.ms is not None
+    return o.ms if o.cold_ms is None else o.ms + share * (o.cold_ms - o.ms)
+
+
+def caught(net: Any) -> dict[str, Any]:
+    """A build's plan, and the engine that its kernels were chosen in, with the kinds of layers and their options."""
+    found: dict[str, Any] = {}
+    real = refine.chosen_in_chain
+
+    def noting(bound: Any, kinds: Any, store: Any, seconds: float) -> Any:
+        found.update(bound=bound, kinds=kinds, store=store)
+        return real(bound, kinds, store, seconds)
+
+    refine.chosen_in_chain = noting  # type: ignore[assignment]
+    try:
+        found["plan"] = build(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False))
+    finally:
+        refine.chosen_in_chain = real
+    return found
+
+
+def turns(chain: Any, variants: list[Any], rounds: int) -> np.ndarray:
+    """Microseconds [variant, round] of executables, forwards and backwards in turns."""
+    samples = np.zeros((len(variants), rounds))
+    for executable in variants:
+        executable.run()
+    for r in range(rounds):
+        for k in range(len(variants)) if r % 2 == 0 else reversed(range(len(variants))):
+            samples[k, r] = chain.bound.backend.seconds(variants[k], 1)[0] * 1e6
+    return samples
+
+
+def agreement(a: list[float], b: list[float]) -> float:
+    """Spearman's rank correlation."""
+    first, second = (np.argsort(np.argsort(x)).astype(float) for x in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def row_of(name: str, batch: int) -> dict[str, Any]:
+    found = caught(network_from_onnx(zoo.build(name, batch=batch)))
+    plan, bound, chain = found["plan"], found["bound"], in_chain._Chain(found["bound"], found["store"])
+    orders: dict[str, list[float]] = {what: [] for what in SHARES}
+    slower: dict[str, list[np.ndarray]] = {what: [] for what in (*SHARES, "in network")}
+    picks: dict[str, dict[Kind, Option]] = {what: {} for what in (*SHARES, "in network")}
+    kinds = []
+    for kind in found["kinds"]:
+        options = [kind.mine, *kind.others]
+        if any(o.cold_ms is not None for o in options):
+            options = [o for o in options if o.cold_ms is not None]  # times of one kind are compared
+        calls = [{chain.at[n]: chain._calls(n, o) for n in kind.layers} for o in options]
+        able = [k for k, c in enumerate(calls) if all(x is not None for x in c.values())]
+        options, calls = [options[k] for k in able], [calls[k] for k in able]
+        if len(options) < 2:
+            continue
+        samples = turns(chain, [chain._executable(c) for c in calls], ROUNDS)
+        whole = np.median(samples, axis=1)
+        first = {what: int(np.argmin([ranked(o, share) for o in options])) for what, share in SHARES.items()}
+        first["in network"] = int(np.argmin(np.median(samples[:, ::2], axis=1)))
+        for what, k in first.items():
+            picks[what][kind] = options[k]
+            slower[what].append(samples[k, 1::2] - samples[first["warm"], 1::2])
+        if len(options) >= 3 and options[0].cold_ms is not None:
+            for what, share in SHARES.items():
+                orders[what].append(agreement([ranked(o, share) for o in options], list(whole)))
+        shown = [[o.kernel.implementation, o.ms and round(o.ms * 1e3, 3), o.cold_ms and round(o.cold_ms * 1e3, 3), round(float(w), 2)]
+                 for o, w in zip(options, whole, strict=True)]  # fmt: skip
+        kinds.append({"work": kind.text.splitlines()[0][:160], "layers": len(kind.layers), "options": shown})
+    engines = {what: chain._executable(_exchanged(chain, chosen)) for what, chosen in picks.items()}
+    times = turns(chain, list(engines.values()), WHOLE_ROUNDS)
+    compared = {}
+    for k, what in enumerate(engines):
+        errors = [in_chain._error(list(d)) for d in slower[what]]
+        compared[what] = {
+            "order": round(float(np.mean(orders[what])), 3) if orders.get(what) else None, "kinds": len(orders.get(what, ())),
+            "slower_us": round(float(sum(median(d) for d in slower[what])), 2), "error_us": round(float(np.sqrt(np.sum(np.square(errors)))), 2),
+            "picks_other": sum(o is not picks["warm"][kind] for kind, o in picks[what].items()),
+            "engine_us": round(float(np.median(times[k])), 2), "engine_error_us": round(in_chain._error(list(times[k])), 2),
+        }  # fmt: skip
+    t = plan.report["timing"]
+    return {
+        "network": name, "batch": batch, "weights_mb": round(bound.shaped.packed_bytes / 1e6, 1), "arena_mb": round(plan.arenas[0].total / 1e6, 1),
+        "rankings": compared, "kept_us": round(plan.report["latency_ms"] * 1e3, 2), "build_s": round(plan.report["build_seconds"], 2),
+        "timing_s": round(plan.report["phase_seconds"]["timing"], 2), "cold_s": t["cold_seconds"], "cold_timed": t["cold_timed"], "kinds": kinds,
+    }  # fmt: skip
+
+
+def _exchanged(chain: Any, chosen: dict[Kind, Option]) -> dict[int, list[Any]]:
+    return {chain.at[n]: chain._calls(n, o) for kind, o in chosen.items() for n in kind.layers}
+
+
+def main() -> None:
+    cold.NEAR, cold.MOST = 1.3, 20  # every option that may win in the network
+    machine, rows = get_backend("cuda"), []
+    for word in sys.argv[1:]:
+        name, batch = word.split(":")
+        rows.append(row_of(name, int(batch)))
+        r = rows[-1]
+        print(f"{word}: weights {r['weights_mb']} MB, arena {r['arena_mb']} MB, L2 {machine.l2_bytes / 1e6:.0f} MB; built in {r['build_s']} s, "
+              f"of them timing {r['timing_s']}, with cold weights {r['cold_s']} ({r['cold_timed']} options); kept {r['kept_us']} us", flush=True)
+        for what, c in r["rankings"].items():
+            print(f"  {what:15} {c}", flush=True)
+        made = {**provenance(("numpy", "cuda-bindings")), "device": machine.describe()["model"], "l2_bytes": machine.l2_bytes}
+        (Path(os.environ.get("OUT", ".")) / "l2.json").write_text(json.dumps(made | {"state": machine.state(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

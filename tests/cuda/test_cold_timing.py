@@ -1,0 +1,232 @@
+"""Finalists timed with cold weights: on a stand-in GPU that has a cache, and on a real one."""
+
+import sqlite3
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.standin_gpu import LAUNCH_S, StandInGpu
+from whet.builder import BuildConfig, build, cold, timing
+from whet.builder.bench import Bench
+from whet.builder.candidates import list_candidates
+from whet.builder.cold import Copies, cold_samples, finalists, weight_bytes
+from whet.builder.precision import Permissions
+from whet.builder.sources import tactics_for
+from whet.builder.timing import Conditions, Timer
+from whet.builder.timing_cache import TimingCache
+from whet.errors import BackendError, BuildError
+from whet.inspector import explain
+from whet.network import F16, Layer, Network, parse_network, parse_type
+from whet.tactics.cuda._kernel import GpuKernel
+
+NET = """network block source
+in %x: f32[1,64,14,14]
+const %w0: f32[256,64,3,3] = seed(1)
+const %w1: f32[64,256,1,1] = seed(2)
+%a = Conv(%x, %w0, pads=(1, 1, 1, 1)) from "first"
+%b = Relu(%a) from "first_relu"
+%c = Conv(%b, %w1) from "second"
+%d = MaxPool(%c, kernel_shape=(2, 2), strides=(2, 2)) from "pool"
+%y = Sigmoid(%d) from "sigmoid"
+out %y
+"""
+L2 = 1 << 20
+FAST, SLOW = 1e11, 1e10  # bytes a second of weights out of the cache and out of memory
+
+
+class Call:
+    """A launch that takes so long beside what its weights take."""
+
+    native, label, launches = None, "", ()
+
+    def __init__(self, seconds: float, reads: list[tuple[int, int]]):
+        self.cost, self.reads = seconds, reads
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        """Costs the same elsewhere."""
+
+
+class CachedGpu(StandInGpu):
+    """A stand-in with an L2 cache, of weights alone: what was read longest ago leaves it first."""
+
+    overlaps, l2_bytes = True, L2
+    cached: OrderedDict[int, int]
+    cold_runs: list
+
+    def seconds(self, executable, repeats: int) -> list[float]:
+        return [sum(c.cost + sum(self._read(*r) for r in c.reads) for c in executable.calls) for _ in range(repeats)]
+
+    def cold_seconds(self, executable, before, other) -> float:
+        assert other.nbytes >= 2 * L2
+        self.cold_runs.append(executable)
+        self.cached.clear()
+        self.seconds(before, 1)
+        return self.seconds(executable, 1)[0]
+
+    def _read(self, address: int, nbytes: int) -> float:
+        known = self.cached.pop(address, 0) == nbytes
+        self.cached[address] = nbytes
+        while sum(self.cached.values()) > L2:
+            self.cached.popitem(last=False)
+        return nbytes / (FAST if known else SLOW)
+
+
+@pytest.fixture
+def gpu(monkeypatch, standin_gpu):
+    """The stand-in with a cache; kernels differ a little by their names."""
+    from whet.backends import BACKENDS
+
+    def enqueue(self, args, stream):
+        reads = [(at, p.nbytes) for at, p in zip(args.packed, self.packed, strict=True)]
+        stream.record(Call(LAUNCH_S * (1 + sum(map(ord, self.implementation)) % 7 / 100), reads))
+
+    monkeypatch.setattr(GpuKernel, "enqueue", enqueue)
+    monkeypatch.setattr(CachedGpu, "cached", OrderedDict(), raising=False)
+    monkeypatch.setattr(CachedGpu, "cold_runs", [], raising=False)
+    monkeypatch.setitem(BACKENDS, "cuda", CachedGpu)
+    return CachedGpu
+
+
+@pytest.fixture
+def config(tmp_path):
+    return BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=str(tmp_path / "t.sqlite"), verify=False, avg_timing=2)
+
+
+def timed(machine, layer: Layer, cache: TimingCache, **rest):
+    """Options of a layer in 16 bits, timed warm and their finalists cold; and the timer."""
+    timer = Timer(machine, cache, Conditions.of(machine, 0), 3, **rest)
+    found = list_candidates(layer, tactics_for("cuda", ()), machine, Permissions(frozenset({F16})))
+    options = [o for o in found.options if not o.tactic.fallback and all(x.dtype is F16 for x in o.signature.outputs)]
+    timer.time(layer, found.text, options, keep=True)
+    timer.time_cold(layer, found.text, options)
+    return options, timer
+
+
+def conv(channels: int, taps: int, filters: int = 64) -> Layer:
+    net = Network("net", "lowered")
+    x = net.add_input("x", parse_type(f"f32[1,{channels},14,14]"))
+    w = net.constant((np.random.default_rng(0).standard_normal((filters, channels, taps, taps)) / 16).astype("f4"), "w")
+    net.mark_output(net.add("Conv", x, w, pads=(taps // 2,) * 4), "y")
+    return net.layers[0]
+
+
+@pytest.mark.parametrize("layer", [conv(64, 3), conv(256, 1), conv(512, 3, 512)], ids=["73 kB", "33 kB", "4.7 MB, more than the cache"])
+def test_every_launch_of_a_cold_chain_reads_its_weights_out_of_memory(gpu, layer):
+    options, timer = timed(gpu(), layer, TimingCache(""))
+    near = finalists(layer, options)
+    assert 1 <= len(near) <= cold.MOST
+    assert [o.cold_ms is not None for o in options] == [o in near for o in options]
+    for o in near:
+        out_of_memory, held = (weight_bytes(layer, o) * 1e3 / rate for rate in (SLOW, FAST))
+        assert o.cold_ms == pytest.approx(LAUNCH_S * 1e3 * (1 + sum(map(ord, o.kernel.implementation)) % 7 / 100) + out_of_memory)
+        assert o.ms == pytest.approx(o.cold_ms if weight_bytes(layer, o) > L2 else o.cold_ms - out_of_memory + held)
+    assert timer.cold_timed == len(near)
+
+
+def test_finalists_are_the_few_that_are_close_and_read_weights(gpu):
+    layer = conv(64, 3)
+    options, _ = timed(gpu(), layer, TimingCache(""))
+    for k, o in enumerate(options):
+        o.ms = 1.0 + 0.05 * k
+    assert [o.rank for o in finalists(layer, options)] == [o.rank for o in options[: min(cold.MOST, 5)]]
+    options[1].ms = 1.21
+    assert options[1] not in finalists(layer, options)
+    pool = parse_network("network n lowered\nin %x: f32[1,64,8,8]\n%y = MaxPool(%x, kernel_shape=(2, 2)) from \"p\"\nout %y\n").layers[0]
+    options, timer = timed(gpu(), pool, TimingCache(""))
+    assert all(o.ms is not None and o.cold_ms is None for o in options)
+    assert timer.cold_timed == 0
+
+
+def test_finalists_take_turns_forwards_and_backwards(gpu):
+    layer = conv(64, 3)
+    options, timer = timed(gpu(), layer, TimingCache(""))
+    near, machine = finalists(layer, options), timer.machine
+    assert len(near) > 1
+    machine.cold_runs.clear()
+    samples = cold_samples(Bench(timer, layer), near, 3, L2)
+    n = len(near)
+    first, second = machine.cold_runs[:n], machine.cold_runs[n : 2 * n]
+    assert second == first[::-1]
+    assert len(set(map(id, first))) == n
+    assert all(len(s) == 3 for s in samples.values()), "the first turn makes the graphs and does not count"
+
+
+def test_copies_of_weights_take_little_more_than_the_cache_twice(gpu):
+    layer = conv(512, 3, 512)
+    options, timer = timed(gpu(), layer, TimingCache(""))
+    near = finalists(layer, options)
+    copies = Copies(Bench(timer, layer), near, 9, L2)
+    assert all(n == 2 for n in copies.counts.values()), "one is larger than the cache: the next is read from memory though it was read two runs ago"
+    runs = copies.args(near[0], 5)
+    assert [r.packed for r in runs[:2]] * 2 + [runs[0].packed] == [r.packed for r in runs]
+    assert runs[0].packed != runs[1].packed
+    assert runs[0].outputs == runs[1].outputs
+
+
+def test_the_timing_cache_holds_both_and_one_without_cold_times_misses_them_alone(gpu, tmp_path):
+    layer, path = conv(64, 3), tmp_path / "t.sqlite"
+    with TimingCache(path) as cache:
+        options, _ = timed(gpu(), layer, cache)
+    expected = [(o.ms, o.cold_ms) for o in options]
+    gpu.cold_runs.clear()
+    with TimingCache(path) as cache:
+        again, timer = timed(gpu(), layer, cache)
+        assert cache.misses == 0
+    assert [(o.ms, o.cold_ms) for o in again] == expected
+    assert not gpu.cold_runs
+    with sqlite3.connect(path) as db:  # as of a whet that knew no cold times
+        assert db.execute("DELETE FROM timings WHERE about LIKE '%out of the L2 cache%'").rowcount == sum(c is not None for _, c in expected)
+    with TimingCache(path) as cache:
+        with pytest.raises(BuildError, match="not in the timing cache, and --errorOnTimingCacheMiss forbids"):
+            timed(gpu(), layer, cache, error_on_miss=True)
+        again, timer = timed(gpu(), layer, cache)
+    assert [(o.ms, o.cold_ms) for o in again] == expected
+    assert (timer.timed, timer.cold_timed) == (0, sum(c is not None for _, c in expected))
+
+
+def test_a_gpu_without_memory_for_copies_keeps_the_warm_times(gpu, monkeypatch):
+    def full(self, nbytes):
+        raise BackendError("no memory")
+
+    monkeypatch.setattr(timing.Timer, "other", full)
+    options, _ = timed(gpu(), conv(64, 3), TimingCache(""))
+    assert all(o.ms is not None and o.cold_ms is None and o.cost == o.ms for o in options)
+    assert any(o.note == "not timed with a cold L2 cache: no memory" for o in options)
+
+
+def test_it_stands_in_the_report_and_in_what_explain_says(gpu, config):
+    plan = build(parse_network(NET), config)
+    assert plan.report["timing"]["cold_timed"] >= 2
+    assert {"timing", "timing with cold weights"} <= set(plan.report["phase_seconds"])
+    name = next(n for n, row in plan.report["cold_ms"].items() if row[0] is not None)
+    row = plan.report["candidates"][name][0]
+    said = explain(plan, name)
+    assert said["chosen"]["cold_ms"] == plan.report["cold_ms"][name][0] > row.ms
+    assert f"({said['chosen']['cold_ms']:.4f} with weights out of the L2 cache)" in said["why"]
+    again = build(parse_network(NET), config)
+    assert again.report["timing"]["cold_timed"] == 0
+    assert again.report["cold_ms"] == plan.report["cold_ms"]
+    bare = build(parse_network(NET), replace(config, backend="null", precisions=(), timing_cache=""))
+    assert "cold_timed" not in bare.report["timing"]
+
+
+@pytest.mark.gpu
+def test_weights_out_of_memory_take_longer_on_a_gpu():
+    """A layer of 18.9 MB of weights at batch 1, whose time is that of its weights: out of memory they take longer, whatever the kernel."""
+    from whet.backends import get_backend
+    from whet.backends.cuda import driver
+
+    if driver.available():
+        pytest.skip(driver.available())
+    layer = conv(1024, 3, 1024)
+    options, timer = timed(get_backend("cuda"), layer, TimingCache(""))
+    near = [o for o in options if o.cold_ms is not None]
+    assert near
+    for o in near:
+        assert o.cold_ms > o.ms + 0.001, f"{o.kernel.implementation}: {o.ms} ms warm, {o.cold_ms} cold"
+        assert o.cold_ms > weight_bytes(layer, o) / 5e12 * 1e3, "faster than memory"
+        assert o.cold_ms < 10 * o.ms
+    assert timer.cold_s < 2
