@@ -15,7 +15,6 @@ import pytest
 
 from search.conftest import perceptron, recipe_with
 from whet.errors import CalibrationError, UsageError
-from whet.search import energy
 from whet.search.data import labelled
 from whet.search.locks import DeviceLock, physical_gpu
 from whet.search.recipe import Space, recipe_from
@@ -97,48 +96,6 @@ def test_a_gpu_has_one_name_whatever_the_environment_calls_it(monkeypatch):
     assert [physical_gpu(d) for d in ("cuda", "cuda:1")] == ["3", "GPU-abc"]
 
 
-class Nvml:
-    """What energy.py asks of pynvml, for a GPU that has used 5 J and then 1.5 J more."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, refuses=""):
-        self.refuses, self.asked, self.millijoules = refuses, [], iter([5000, 5000, 6500])
-
-    def nvmlInit(self):
-        if self.refuses:
-            raise self.NVMLError(self.refuses)
-
-    def nvmlDeviceGetHandleByIndex(self, number):
-        self.asked.append(number)
-        return "handle"
-
-    def nvmlDeviceGetHandleByUUID(self, name):
-        self.asked.append(name)
-        return "handle"
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        assert handle == "handle"
-        return next(self.millijoules)
-
-
-@pytest.mark.parametrize(("gpu", "asked"), [("3", 3), ("GPU-abc", "GPU-abc")])
-def test_a_gpus_energy_is_its_counters_difference(gpu, asked, monkeypatch):
-    fake = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    read, about = energy.meter(gpu)
-    assert fake.asked == [asked]
-    assert "NVML" in about
-    first = read()
-    assert read() - first == pytest.approx(1.5)  # joules
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml("no driver"))
-    assert energy.meter(gpu) == (None, "not measurable: NVML's energy counter does not answer (no driver)")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert energy.meter(gpu)[0] is None
-    assert "pip install 'whet[cuda]'" in energy.meter(gpu)[1]
-
-
 def test_other_processes_on_the_gpu_are_told_with_every_timing():
     from whet.search.measure import in_turns
 
@@ -156,27 +113,6 @@ def test_other_processes_on_the_gpu_are_told_with_every_timing():
     assert found is not None
     assert "in 2 of 3 timings (process 12, 4711)" in found
     assert neighbours([{"gpu_processes": []}, {"other_cpus": 0.1}]) is None
-
-
-def test_rapl_counters_are_read_across_their_wrap(tmp_path):
-    package = tmp_path / "intel-rapl:0"
-    package.mkdir()
-    (tmp_path / "intel-rapl:0:0").mkdir()  # a part of it, which must not be counted again
-    (package / "max_energy_range_uj").write_text("1000000")
-    (package / "energy_uj").write_text("900000")
-    read, about = energy.meter(None, tmp_path)
-    assert read is not None
-    assert "1 processor package" in about
-    (package / "energy_uj").write_text("100000")
-    assert read() == pytest.approx(0.2)
-    found = energy.per_run(lambda: (package / "energy_uj").write_text(str(int((package / "energy_uj").read_text()) + 5000)), read, 0.01)
-    assert found["mj"] == pytest.approx(5.0)
-
-
-def test_no_meter_is_said_and_not_guessed(tmp_path):
-    read, about = energy.meter(None, tmp_path)
-    assert read is None
-    assert about.startswith("not measurable")
 
 
 def test_labelled_data(tmp_path):

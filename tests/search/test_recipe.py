@@ -8,6 +8,7 @@ from search.conftest import RECIPE, recipe_with
 from whet.errors import UsageError
 from whet.search import load_recipe, recipe_from
 from whet.search._fields import Amount
+from whet.search._training import qat_settings
 
 
 def test_a_recipe_comes_back_from_its_plain_data(case, tmp_path):
@@ -46,7 +47,7 @@ def test_the_digest_knows_the_bytes_of_model_and_data(case, tmp_path):
     ({"space__width__stepp": 0.1}, r"there is no key 'space\.width\.stepp'\. Did you mean 'step'\?"),
     ({"target__latency": "0.5 parsec"}, r"'target\.latency' is a time such as 3 ms, or a share of the original's such as 0\.5x, not '0\.5 parsec'"),
     ({"target__latency": 0}, r"'target\.latency' is above zero, not 0"),
-    ({"target": {}}, r"'target' is empty: give at least one of latency, throughput, memory, energy, engine_size, accuracy_drop"),
+    ({"target": {}}, r"'target' is empty: give at least one of latency, throughput, memory, energy, net_energy, engine_size, accuracy_drop"),
     ({"space__precision": ["fp32", "int9"]}, r"'space\.precision\[1\]' is one of fp32, bf16, fp16, int8, fp8, not 'int9'\. Did you mean 'int8'\?"),
     ({"space__precision": ["fp16"]}, r"fp16 is for device cuda"),
     ({"baselines": ["fp8"]}, r"'baselines': fp8 is for device cuda"),
@@ -64,6 +65,12 @@ def test_the_digest_knows_the_bytes_of_model_and_data(case, tmp_path):
     ({"space": [1]}, r"space: expected keys with values, not \[1\]"),
     ({"finetune": {"epoch": 3}}, r"there is no key 'finetune\.epoch'\. Did you mean 'epochs'\?"),
     ({"finetune": {"distill": 3}}, r"'finetune': distill is from 0 to 1, not 3"),
+    ({"qat": "sometimes"}, r"'qat' is one of auto, always, never, not 'sometimes'"),
+    ({"qat": {"when": "allways"}}, r"'qat' is one of auto, always, never, not 'allways'\. Did you mean 'always'\?"),
+    ({"qat": {"epoch": 3}}, r"there is no key 'qat\.epoch'\. Did you mean 'epochs'\?"),
+    ({"qat": {"threshold": -1}}, r"'qat\.threshold' is a number of at least 0, not -1"),
+    ({"qat": {"lr": 0}}, r"'qat': lr is above 0, not 0"),
+    ({"qat": 3}, r"'qat' is one of auto, always, never, not 3"),
     ({"prefer": "speed"}, r"'prefer' is one of latency, accuracy, not 'speed'"),
     ({"space__batch": [1, 1]}, r"'space\.batch' is a list of different values"),
 ])  # fmt: skip
@@ -97,3 +104,17 @@ def test_width_and_finetuning_can_be_switched_off(case, tmp_path):
     assert recipe_from(recipe.to_plain()).space.width is None
     assert recipe.finetune is None
     assert recipe_from({**RECIPE, "finetune": True}, case).finetune == {"epochs": 10.0, "distill": 0.5}
+
+
+def test_training_for_int8_is_a_word_or_settings(case, tmp_path):
+    assert recipe_with(case, tmp_path).qat["when"] == "auto"
+    for off in ("never", False, {"when": "never", "epochs": 3}):
+        recipe = recipe_with(case, tmp_path, qat=off)
+        assert recipe.qat is None
+        assert recipe_from(recipe.to_plain()).qat is None
+    recipe = recipe_with(case, tmp_path, qat={"epochs": 4, "threshold": 0.2}, finetune={"epochs": 7, "batch": 32, "augment": "flip"})
+    assert recipe_from(recipe.to_plain()) == recipe
+    assert (recipe.qat["when"], recipe.qat["threshold"], recipe.qat["epochs"]) == ("auto", 0.2, 4)
+    settings = qat_settings(recipe.qat, recipe.finetune)
+    assert (settings["batch"], settings["augment"], settings["epochs"], settings["lr"]) == (32, "flip", 4, 1e-4), "data's own are finetune's"
+    assert "threshold" not in settings

@@ -16,7 +16,8 @@ from whet.search.targets import checks, choose, distance, dominates, met, pareto
 def row(ms=1.0, ratio=0.5, drop=0.0, mj=None, memory=100.0, size=100.0):
     return {
         "latency": {"median_ms": ms, "ratio": ratio}, "throughput": 1e3 / ms, "memory_bytes": memory, "engine_bytes": size,
-        "energy": {"mj": mj, "about": "not measurable: no meter"}, "drop": {"value": drop}, "metric": {"value": 99.0},
+        "energy": {"mj": mj, "net_mj": None if mj is None else mj / 4, "about": "not measurable: no meter"},
+        "drop": {"value": drop}, "metric": {"value": 99.0},
     }  # fmt: skip
 
 
@@ -50,6 +51,8 @@ def test_what_cannot_be_measured_is_not_met():
     assert "not measurable" in found[0].text
     assert distance(found) == 0
     assert met(checks(Target(energy=Amount(5)), row(mj=4.0), ORIGINAL))
+    assert not met(checks(Target(net_energy=Amount(0.9)), row(mj=4.0), ORIGINAL))
+    assert met(checks(Target(net_energy=Amount(1)), row(mj=4.0), ORIGINAL))
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))

@@ -82,7 +82,7 @@ def _tell(found: Any, data: dict[str, Any]) -> None:
 
     metered = any(r["energy"]["mj"] is not None for r in data["rows"])
     columns = ["engine", "what", f">{data['metric']}", ">lost", ">median ms", ">p99 ms", ">x original", ">samples/s", ">MiB", "target"]
-    columns += [">mJ"] if metered else []
+    columns += [">mJ", ">net mJ"] if metered else []
     rows = []
     for i, r in enumerate(data["rows"]):
         ms = r["latency"]
@@ -91,12 +91,11 @@ def _tell(found: Any, data: dict[str, Any]) -> None:
             r["name"], r["what"], number(r["metric"]["value"], 4), number(r["drop"]["value"]), number(ms["median_ms"]), number(ms["p99_ms"]),
             number(ms["ratio"]), number(r["throughput"]), number(r["memory_bytes"] / 2**20), missed or "met",
         ]  # fmt: skip
-        cells += [number(r["energy"]["mj"])] if metered else []
+        cells += [number(r["energy"].get(k)) for k in ("mj", "net_mj")] if metered else []
         rows.append([Text(str(c), style="bold" if i == data["chosen"] else "") for c in cells])
     out = console()
     print_table(out, columns, rows, f"{data['model']} on {data['device']}", below=("target", "what"))
-    if not metered:
-        out.print(f"Energy: {data['rows'][0]['energy']['about']}.", markup=False, highlight=False)
+    out.print(f"Energy{' of the original' if metered else ''}: {data['rows'][0]['energy']['about']}.", markup=False, highlight=False)
     for text in data["warnings"]:
         out.print(f"[yellow]{text}[/]")
     chosen = data["rows"][data["chosen"]]["name"]

@@ -91,7 +91,7 @@ def _lines(r: Data, d: Data) -> list[str]:
 def _compared(d: Data) -> Html:
     metered = any(r["energy"]["mj"] is not None for r in d["rows"])
     head = ("engine", "target", "what", d["metric"], "lost", "median ms", "p99 ms", "x original", "samples/s", "memory MiB", "engine MiB",
-            *(["mJ a sample"] if metered else []), "build s", "parameters", "MFLOPs")  # fmt: skip
+            *(["mJ a sample", "net mJ"] if metered else []), "build s", "parameters", "MFLOPs")  # fmt: skip
     rows, classes = [], []
     for i, r in enumerate(d["rows"]):
         m, ms = r["metric"], r["latency"]
@@ -102,12 +102,12 @@ def _compared(d: Data) -> Html:
             r["name"], "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
             r["what"], number(m["value"], 4) + within, lost, number(ms["median_ms"]), number(ms["p99_ms"]), number(ms["ratio"]),
             number(r["throughput"]), number(r["memory_bytes"] / _MIB), number(r["engine_bytes"] / _MIB),
-            *([number(r["energy"]["mj"])] if metered else []), number(r["build_seconds"]), number(r["params"]),
+            *([number(r["energy"]["mj"]), number(r["energy"].get("net_mj"))] if metered else []), number(r["build_seconds"]), number(r["params"]),
             number(r["flops"] / 1e6) if r["flops"] else "-",
         ))  # fmt: skip
         classes.append("chosen" if i == d["chosen"] else None)
     about = "All timed in turns in one process. Intervals are 95 %; what was lost is compared sample by sample. "
-    about += f"Energy: {d['rows'][0]['energy']['about']}."
+    about += f"Energy{' of the original' if metered else ''}: {d['rows'][0]['energy']['about']}."
     load = d["load"]
     if load.get("other_cpus") is not None:
         about += f" Other processes took {load['other_cpus']:.2f} CPUs meanwhile{', so times are to be read with care' if load['disturbed'] else ''}."

@@ -42,6 +42,9 @@ def main(argv: list[str]) -> int:
             traceback.print_exc()
             found = j.failed(vars(todo), f"{type(e).__name__}: {e} (the whole story is in {j.LOG})")
         j.write_json(folder / j.RESULT, found)
+        if found["state"] == "done":
+            for checkpoint in folder.glob("*.safetensors"):
+                checkpoint.unlink()
     return 0
 
 

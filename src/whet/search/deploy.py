@@ -14,12 +14,13 @@ from whet.errors import WhetError
 from whet.report import search_page
 from whet.search import job as j
 from whet.search.build import again, build_config
+from whet.search.engines import CALIBRATION, ENGINE, LOCK, ONNX, QUANTIZED
 from whet.search.loop import SearchResult
 from whet.search.space import Candidate
 from whet.search.summary import summary
-from whet.search.work import CUTS, ENGINE, ONNX, PRUNING, QUANTIZED
+from whet.search.work import PRUNING
 
-CALIBRATION, RECIPE, PAGE, DATA, README = "calibration.json", "recipe.json", "report.html", "report.json", "README.md"
+RECIPE, PAGE, DATA, README = "recipe.json", "report.html", "report.json", "README.md"
 
 
 def write_deploy(found: SearchResult) -> dict[str, Any]:
@@ -31,13 +32,13 @@ def write_deploy(found: SearchResult) -> dict[str, Any]:
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir()
-    for file in (ENGINE, ONNX, QUANTIZED, PRUNING, CALIBRATION, CUTS):
+    for file in (ENGINE, ONNX, QUANTIZED, PRUNING, CALIBRATION, LOCK):
         if (source / file).is_file():
             shutil.copyfile(source / file, new / file)
     made = summary(found)
     made["commands"] = commands(found, source)
     recipe = {"format": "whet.auto.recipe", "version": 1, "recipe": found.recipe.to_plain(), "candidate": _candidate(source).to_plain(),
-              "pruning": j.read_json(source / PRUNING)}  # fmt: skip
+              "pruning": j.read_json(source / PRUNING), "qat": (j.result_of(source) or {}).get("qat")}  # fmt: skip
     j.write_json(new / RECIPE, recipe)
     j.write_json(new / DATA, made)
     (new / PAGE).write_text(search_page(made), encoding="utf-8")
@@ -56,12 +57,18 @@ def _candidate(source: Path) -> Candidate:
 def commands(found: SearchResult, source: Path) -> list[str]:
     """How to run the engine, look into it, and build it again from the model under its lock."""
     flags = build_flags(found, source)
-    model = QUANTIZED if (source / QUANTIZED).is_file() else ONNX
+    model = locked_model(source)
     return [
         f"whet exec --loadEngine={ENGINE}",
         f"whet explain {ENGINE}",
-        " ".join([f"whet exec --onnx={model}", *flags, f"--lock={CUTS}", f"--saveEngine=again.engine  # the same engine, from {model}"]),
+        " ".join([f"whet exec --onnx={model}", *flags, f"--lock={LOCK}", f"--saveEngine=again.engine  # the same engine, from {model}"]),
     ]
+
+
+def locked_model(source: Path) -> str:
+    """Which of the networks the lock is of: the one with trained ranges, else the floating-point one (calibrated ranges are in the lock)."""
+    qat = (j.result_of(source) or {}).get("qat")
+    return QUANTIZED if qat and qat["kept"] == "trained" else ONNX
 
 
 def build_flags(found: SearchResult, source: Path) -> list[str]:
@@ -92,7 +99,7 @@ def _readme(found: SearchResult, made: dict[str, Any], source: Path, folder: Pat
         QUANTIZED: "the same with the Q/DQ nodes that the engine computes",
         PRUNING: "which channels of which groups were kept: `whet prune MODEL --applyRecipe=pruning.json` applies it to the original",
         CALIBRATION: "the ranges that INT8 was calibrated with",
-        CUTS: "the tactic lock: builds under it give the same engine, or say what moved",
+        LOCK: "the tactic lock: builds under it give the same engine, or say what moved",
         RECIPE: "the recipe of the search, and the point that was chosen",
         PAGE: "everything that was tried, in one page",
         DATA: "the same as data",
@@ -127,9 +134,9 @@ def rebuilt_digest(found: SearchResult, source: Path) -> str:
 
     from whet.frontends import network_from_onnx
 
-    model = QUANTIZED if (source / QUANTIZED).is_file() else ONNX
+    model = locked_model(source)
     config = build_config(found.net, found.recipe, _candidate(source), found.recipe.survivor.level)
-    return plan_digest(again(network_from_onnx(source / model), dataclasses.replace(config, lock=str(source / CUTS))))
+    return plan_digest(again(network_from_onnx(source / model), dataclasses.replace(config, lock=str(source / LOCK))))
 
 
 def deploy_data(folder: Path) -> dict[str, Any]:

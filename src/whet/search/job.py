@@ -14,6 +14,7 @@ from whet.files import replacing
 
 JOB, RESULT, LOG, STAGE, LOCK = "job.json", "result.json", "log.txt", "stage.txt", "lock"
 _ELSEWHERE = ("target", "search", "prefer", "survivor", "scout", "out", "folder")  # keys of the recipe that a job does not depend on
+_TRAINING = ("finetune", "qat")  # and those that survivors alone depend on
 ROLES = ("baseline", "scout", "survivor", "final")
 
 
@@ -21,7 +22,8 @@ ROLES = ("baseline", "scout", "survivor", "final")
 class Job:
     """What a child process does. `reference` is the folder of the original's FP32 baseline at the same batch (none: this is it).
 
-    `kept` are channels by group; a `final` job compares the engines in `folders`.
+    `kept` are channels by group; `allowed` is the drop that the target permits, which says whether a survivor is trained for INT8; a `final`
+    job compares the engines in `folders`.
     """
 
     role: str
@@ -32,6 +34,7 @@ class Job:
     effort: dict[str, Any] = field(default_factory=dict)
     reference: str | None = None
     folders: list[str] = field(default_factory=list)
+    allowed: float | None = None
 
     def write(self, folder: Path) -> None:
         """Makes the folder; an unfinished one is used again."""
@@ -44,7 +47,8 @@ class Job:
         if not isinstance(found, dict):
             return False
         mine = asdict(self)
-        either = [{**job, "recipe": {k: v for k, v in job.get("recipe", {}).items() if k not in _ELSEWHERE}} for job in (mine, found)]
+        apart = _ELSEWHERE if self.role == "survivor" else _ELSEWHERE + _TRAINING
+        either = [{**job, "recipe": {k: v for k, v in job.get("recipe", {}).items() if k not in apart}} for job in (mine, {"allowed": None, **found})]
         return json.dumps(either[0], sort_keys=True) == json.dumps(either[1], sort_keys=True)
 
     @staticmethod

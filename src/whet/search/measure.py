@@ -1,4 +1,4 @@
-"""What is measured of engines: times in turns, so that a busy moment hurts all alike, with what else ran meanwhile; memory; energy."""
+"""What is measured of engines: times in turns, so that a busy moment hurts all alike, with what else ran meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from whet.runtime import Context
-from whet.search import energy
 from whet.search.build import Feeds, sample_feed
 
 _ROUNDS = (12, 400)  # of turns
@@ -88,15 +87,6 @@ def _once(runs: Sequence[Callable[[], None]], seconds: float) -> list[dict[str, 
             "ratio": float(np.median(ratios)), "ratio_quartiles": [float(np.percentile(ratios, q)) for q in (25, 75)],
         })  # fmt: skip
     return rows
-
-
-def energy_of(run: Callable[[], None], gpu: str | None, batch: int, seconds: float) -> dict[str, Any]:
-    """Millijoules a sample, or why they are not measurable. `gpu` as energy.meter takes it."""
-    read, about = energy.meter(gpu)
-    if read is None:
-        return {"mj": None, "about": about}
-    found = energy.per_run(run, read, seconds)
-    return {"mj": found["mj"] / batch, "watts": found["watts"], "about": f"{about}; {found['runs']:.0f} runs in {found['seconds']:.1f} s"}
 
 
 def _gpu(machine: Any) -> dict[str, Any]:

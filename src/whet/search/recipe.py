@@ -16,10 +16,10 @@ from whet.pruning.importance import KINDS
 from whet.registry import OWN, nearest
 from whet.search import _fields as f
 from whet.search._fields import Amount, key
+from whet.search._training import FINETUNE, QAT, finetuning, quantization_training
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8", "fp8")  # widest first
 GPU_ONLY = ("fp16", "fp8")
-_FINETUNE = {"epochs": 10.0, "distill": 0.5}
 #: sections and keys that say what is searched: a search goes on only under the same ones
 _IDENTITY = ("model", "data", "metric", "higher_is_better", "device", "threads", "shapes", "space", "scout")
 
@@ -42,7 +42,8 @@ class Target:
     latency: Amount | None = key(f.latency, None)  # ms of one run, median, at most
     throughput: Amount | None = key(f.throughput, None)  # samples a second, at least
     memory: Amount | None = key(f.size, None)  # bytes, at most
-    energy: Amount | None = key(f.energy, None)  # mJ a sample, at most
+    energy: Amount | None = key(f.energy, None)  # mJ a sample, at most; all that the device draws meanwhile
+    net_energy: Amount | None = key(f.energy, None)  # the same without what the device draws at rest
     engine_size: Amount | None = key(f.size, None)  # bytes, at most
     accuracy_drop: float | None = key(f.number(0), None)  # in units of the metric (top1: points), at most
 
@@ -113,27 +114,6 @@ class Budget:
     sampler: str = key(f.one_of("tpe", "nsga2", "random"), "tpe")
 
 
-def finetuning(value: Any, where: str) -> dict[str, Any] | None:
-    """`false`, or settings of `whet.training.FinetuneConfig` over these defaults: 10 epochs, half of the loss from the original."""
-    from whet.training.config import FinetuneConfig
-
-    if isinstance(value, bool) or value is None:
-        return dict(_FINETUNE) if value else None
-    known = [x.name for x in dataclasses.fields(FinetuneConfig) if x.name not in ("checkpoint", "checkpoint_seconds", "masks")]
-    if not isinstance(value, dict):
-        raise UsageError(f"'{where}' is false, or settings ({', '.join(known)}), not {value!r}")
-    for name in value:
-        if name not in known:
-            raise UsageError(f"there is no key '{where}.{name}'.{nearest(str(name), known)} The keys there are {', '.join(known)}.")
-    made = {**_FINETUNE, **value}
-    try:
-        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in made.items()}
-        FinetuneConfig(**given)
-    except (UsageError, TypeError) as e:
-        raise UsageError(f"'{where}': {e}") from None
-    return made
-
-
 @dataclass(frozen=True)
 class AutoRecipe:
     """Everything that `whet auto` is told. Paths are absolute once loaded; `folder` is where Python modules are looked for."""
@@ -151,7 +131,8 @@ class AutoRecipe:
     baselines: tuple[str, ...] = key(f.many(f.one_of(*PRECISIONS)), ())  # types of the original to compare with; (): FP32, 16 bits and INT8
     scout: Effort = key(f.section(Effort), factory=Effort)
     survivor: Survivor = key(f.section(Survivor), factory=Survivor)
-    finetune: dict[str, Any] | None = key(finetuning, factory=lambda: dict(_FINETUNE))  # of the survivors, with data.train and PyTorch
+    finetune: dict[str, Any] | None = key(finetuning, factory=lambda: dict(FINETUNE))  # of the survivors, with data.train and PyTorch
+    qat: dict[str, Any] | None = key(quantization_training, factory=lambda: dict(QAT))  # of survivors in INT8, after that
     search: Budget = key(f.section(Budget), factory=Budget)
     timing_cache: str | None = key(f.text, None)  # file; none: the user's cache, shared with all builds
     out: str | None = key(f.text, None)  # work folder; none: NAME.auto beside the recipe
@@ -242,7 +223,7 @@ def _plain(v: Any) -> Any:
         return v.to_plain()
     if dataclasses.is_dataclass(v) and not isinstance(v, type):
         made = {x.name: _plain(getattr(v, x.name)) for x in dataclasses.fields(v)}
-        off = {k: False for k in ("width", "finetune") if k in made and made[k] is None}
+        off = {k: False for k in ("width", "finetune", "qat") if k in made and made[k] is None}
         return {k: x for k, x in made.items() if x is not None and x != []} | off
     if isinstance(v, tuple | list):
         return [_plain(x) for x in v]

@@ -38,7 +38,8 @@ class Running:
         if role == "survivor" and c.budget is not None and trial.result is not None:
             c, kept = dataclasses.replace(c, removed=tuple(trial.result["removed"])), trial.result["kept"]
         reference = str(self.folder.baseline("fp32", c.batch))
-        return j.Job(role, f"trial {trial.number}", self.plain, c.to_plain(), kept, dataclasses.asdict(effort), reference)
+        allowed = self.recipe.target.accuracy_drop if role == "survivor" and c.precision == "int8" and self.recipe.qat is not None else None
+        return j.Job(role, f"trial {trial.number}", self.plain, c.to_plain(), kept, dataclasses.asdict(effort), reference, allowed=allowed)
 
     def begin(self, folder: Path, what: str) -> None:
         """Starts a job that is written in its folder."""

@@ -70,9 +70,19 @@ def _row(found: SearchResult, i: int) -> dict[str, Any]:
         **r, "kind": "original" if original else "survivor", "cost": found.points[i][0] / _original_cost(found),
         "met": all(x.met for x in checked), "checks": plain_checks(checked),
         "name": f"original, {c.precision}" + (f", batch {c.batch}" if c.batch != 1 else "") if original else f"trial {int(r['folder'])}",
-        "what": "as it is" if original else c.words(), "build_seconds": own["build_seconds"], "params": own["params"], "flops": own["flops"],
-        "precision": own["precision"],
+        "what": "as it is" if original else c.words() + _int8_words(own.get("qat")), "qat": own.get("qat"),
+        "build_seconds": own["build_seconds"], "params": own["params"], "flops": own["flops"], "precision": own["precision"],
     }  # fmt: skip
+
+
+def _int8_words(qat: Mapping[str, Any] | None) -> str:
+    """What training for INT8 gave, beside what calibration alone had given."""
+    if not qat or qat["trained"] is None:
+        return ""
+    values = {k: f"{qat[k]['value']:.4g}" for k in ("trained", "calibrated")}
+    if qat["kept"] == "trained":
+        return f", trained for INT8: {values['trained']} (calibrated: {values['calibrated']})"
+    return f", calibrated: {values['calibrated']} (trained for INT8: {values['trained']}, not better)"
 
 
 def plain_checks(checked: Sequence[Check]) -> list[dict[str, Any]]:

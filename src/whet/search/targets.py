@@ -49,12 +49,13 @@ def checks(target: Target, row: Row, original: Row) -> list[Check]:
             most = amount.of(original[of])
             assert most is not None
             found.append(_most(name.replace("_", " "), row[of] / scale, most / scale, unit))
-    if target.energy is not None:
-        mj, limit_mj = row["energy"]["mj"], target.energy.of(original["energy"]["mj"])
-        if mj is None or limit_mj is None:
-            found.append(Check("energy", None, limit_mj, False, None, f"energy: {row['energy']['about']}"))
-        else:
-            found.append(_most("energy", mj, limit_mj, " mJ"))
+    for name, amount, of in (("energy", target.energy, "mj"), ("net energy", target.net_energy, "net_mj")):
+        if amount is not None:
+            mj, limit_mj = row["energy"].get(of), amount.of(original["energy"].get(of))
+            if mj is None or limit_mj is None:
+                found.append(Check(name, None, limit_mj, False, None, f"{name}: {row['energy']['about']}"))
+            else:
+                found.append(_most(name, mj, limit_mj, " mJ"))
     if target.accuracy_drop is not None:
         drop, allowed = row["drop"]["value"], target.accuracy_drop
         scale = allowed or abs(original["metric"]["value"]) * _SMALL_DROP or 1.0

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
+from whet.errors import TrainingError
 from whet.network import Network
 from whet.pruning import count_params
+from whet.search._training import as_config
 from whet.search.prepare import Prepared, Rate, Say, flops_of
 from whet.search.recipe import AutoRecipe
 from whet.search.space import Candidate
 
+T = TypeVar("T")
 CHECKPOINT = "finetune.safetensors"  # what a killed job goes on from
 
 
@@ -22,32 +26,64 @@ def fine_tuned(made: Prepared, original: Network, recipe: AutoRecipe, c: Candida
     if why is not None:
         made.notes.append(f"not fine-tuned: {why}")
         return
+    from whet.training import finetune
+
+    assert recipe.finetune is not None
+    start, path = perf_counter(), folder / CHECKPOINT
+    say("tuning")
+    data = training_set(recipe, original)
+    config = as_config(recipe.finetune, checkpoint=str(path), masks="2:4" if c.two_four else "")
+    teacher = original if config.distill > 0 else None
+    result = going_on(path, lambda: finetune(made.network, data, config, teacher=teacher, progress=steps_of(say, "tuning")), made.notes)
+    before, after = made.steps[-1]["metric"], rate(result.network)
+    used = not better(before["value"], after["value"], recipe)
+    row = {"params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start, "metric": after}
+    made.steps.append({"step": "fine-tuned with labels" + ("" if used else " (worse, not used)"), **row})
+    if used:
+        made.network = result.network
+
+
+def training_set(recipe: AutoRecipe, net: Network) -> Any:
+    """data.train as whet.training takes it."""
     from whet.precision import Preprocessing
-    from whet.training import FinetuneConfig, finetune, training_data
+    from whet.training import training_data
 
     assert recipe.data.train is not None
-    assert recipe.finetune is not None
-    start = perf_counter()
-    say("tuning")
     prepare = Preprocessing.parse(recipe.data.preprocess) if recipe.data.preprocess else None
-    data = training_data(recipe.data.train, original, prepare)
-    settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.finetune.items()}
-    config = FinetuneConfig(**settings, checkpoint=str(folder / CHECKPOINT), masks="2:4" if c.two_four else "")
+    return training_data(recipe.data.train, net, prepare)
+
+
+def better(a: float, b: float, recipe: AutoRecipe) -> bool:
+    """Whether the metric `a` is better than `b`; equal ones are not."""
+    return a > b if recipe.higher_is_better else a < b
+
+
+def steps_of(say: Say, kind: str) -> Callable[[int, int, str], None]:
+    """A training's progress, told as the stage of the job."""
     told = [perf_counter()]
 
     def tell(done: int, total: int, what: str) -> None:
         if perf_counter() - told[0] > 0.5:
             told[0] = perf_counter()
-            say(f"tuning {done}/{total}")
+            say(f"{kind} {done}/{total}")
 
-    result = finetune(made.network, data, config, teacher=original if config.distill > 0 else None, progress=tell)
-    (folder / CHECKPOINT).unlink(missing_ok=True)
-    before, after = made.steps[-1]["metric"], rate(result.network)
-    better = after["value"] >= before["value"] if recipe.higher_is_better else after["value"] <= before["value"]
-    row = {"params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start, "metric": after}
-    made.steps.append({"step": "fine-tuned with labels" + ("" if better else " (worse, not used)"), **row})
-    if better:
-        made.network = result.network
+    return tell
+
+
+def going_on(checkpoint: Path, train: Callable[[], T], notes: list[str]) -> T:
+    """What `train` gives, which goes on from a checkpoint that is there; one that does not fit any more is thrown away, and said.
+
+    It stays after the training, so that a job that is killed later does not train again; child.py removes it when the job is done.
+    """
+    there = checkpoint.exists()
+    try:
+        return train()
+    except TrainingError as e:
+        if not there:
+            raise
+        checkpoint.unlink(missing_ok=True)
+        notes.append(f"trained from the beginning again: {e}")
+        return train()
 
 
 def _why_not(recipe: AutoRecipe, c: Candidate) -> str | None:
@@ -57,6 +93,9 @@ def _why_not(recipe: AutoRecipe, c: Candidate) -> str | None:
         return "the recipe gives no data.train"
     if not (c.pruned or c.two_four):
         return "nothing was cut"
-    if find_spec("torch") is None:
-        return "PyTorch is not installed (pip install 'whet[train]')"
-    return None
+    return no_torch()
+
+
+def no_torch() -> str | None:
+    """Why nothing can be trained here, or None."""
+    return None if find_spec("torch") is not None else "PyTorch is not installed (pip install 'whet[train]')"

@@ -1,0 +1,43 @@
+"""Energy of an engine on a real GPU: gross and net of what the GPU draws with a context open and nothing to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from whet.builder import BuildConfig, build
+from whet.network import Network, parse_type
+from whet.runtime import Runtime
+
+pytestmark = pytest.mark.gpu
+
+
+def test_net_energy_is_what_the_load_adds(gpu):
+    """A product of 4096x4096 matrices takes a GPU well above its rest; twice the work costs twice the net energy, which gross would not say."""
+    from whet.search.energy import Meter
+    from whet.search.locks import physical_gpu
+    from whet.search.measure import ready
+
+    meter = Meter(physical_gpu("cuda"))
+    if meter.read is None:
+        pytest.skip(meter.about)
+    weights = np.random.default_rng(0).standard_normal((2048, 2048)).astype(np.float16)
+    net = Network("product")
+    x = net.add_input("x", parse_type("f16[2048,2048]"))
+    net.mark_output(net.add("MatMul", x, net.constant(weights, "w")))
+    plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1, optimization_level=1))
+    context = Runtime("cuda").load(plan).create_context()
+    meter.rest(1.5)
+    assert meter.idle is not None
+    assert 5 < meter.idle < 500
+    run = ready(context, {"x": np.zeros((2048, 2048), np.float16) + np.float16(0.01)})
+    found = meter.of(run, 1, 1.5)
+    twice = meter.of(lambda: (run(), run()), 1, 1.5)
+    others = gpu.state().get("other_processes")
+    print(f"others {others}, idle {meter.idle:.1f} W; {found}; twice {twice}")
+    if others:
+        pytest.skip(f"other processes use the GPU ({others}): what it draws is theirs too")
+    assert found["watts"] > meter.idle
+    assert 0 < found["net_mj"] < found["mj"]
+    assert found["net_mj"] == pytest.approx(found["mj"] * (1 - meter.idle / found["watts"]), rel=1e-6)
+    assert twice["net_mj"] == pytest.approx(2 * found["net_mj"], rel=0.25)

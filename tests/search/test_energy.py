@@ -1,0 +1,154 @@
+"""Energy: what a run spends and what the idle device would have spent anyway, on devices whose power is known; NVML and RAPL as they answer."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from whet.search import energy
+
+
+class Device:
+    """A device with a clock of its own: draws `idle` W, `load` W while it runs, cools down after work; its counter moves every `tick` s."""
+
+    def __init__(self, idle=100.0, load=300.0, tick=0.1, run=0.004, cooling=0.0):
+        self.idle, self.load, self.tick, self.seconds_a_run, self.cooling = idle, load, tick, run, cooling
+        self.now = self.joules = self.shown = 0.0
+        self.next = tick
+
+    def spend(self, seconds, watts):
+        while seconds > 0:
+            step = min(seconds, self.next - self.now)
+            self.joules += step * watts
+            self.now += step
+            seconds -= step
+            if self.now >= self.next - 1e-12:
+                self.shown, self.next = self.joules, self.next + self.tick
+
+    def sleep(self, seconds):
+        self.spend(seconds, self.idle + self.cooling * 0.5**self.now)
+
+    def run(self):
+        self.spend(self.seconds_a_run, self.load)
+
+    def meter(self, monkeypatch, read=None):
+        monkeypatch.setattr(energy, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(energy, "sleep", self.sleep)
+        monkeypatch.setattr(energy, "meter", lambda gpu, powercap=None: (read or (lambda: self.shown), "a counter"))
+        return energy.Meter(None)
+
+
+@pytest.mark.parametrize("tick", [0.001, 0.1])
+def test_net_energy_is_without_what_the_device_draws_at_rest(tick, monkeypatch):
+    device = Device(idle=100, load=300, tick=tick, run=0.004)
+    meter = device.meter(monkeypatch)
+    meter.rest(1.0)
+    assert meter.idle == pytest.approx(100, rel=0.02)
+    found = meter.of(device.run, 8, 0.5)
+    assert found["mj"] == pytest.approx(300 * 4 / 8, rel=0.02)  # 300 W for 4 ms over 8 samples
+    assert found["net_mj"] == pytest.approx(200 * 4 / 8, rel=0.03)
+    assert found["watts"] == pytest.approx(300, rel=0.02)
+    assert found["idle_watts"] == meter.idle
+    assert "net of 100 W that the device drew at rest" in found["about"]
+
+
+def test_a_device_that_has_just_worked_cools_down_first(monkeypatch):
+    device = Device(idle=100, load=300, cooling=60.0)
+    meter = device.meter(monkeypatch)
+    meter.rest(2.0)
+    assert meter.idle < 110
+    assert device.now < 10  # but not for ever
+
+
+def test_a_device_that_others_use_has_no_net_energy(monkeypatch):
+    device = Device(idle=320, load=300)
+    meter = device.meter(monkeypatch)
+    meter.rest(1.0)
+    found = meter.of(device.run, 1, 0.5)
+    assert found["mj"] == pytest.approx(1200, rel=0.02)
+    assert found["net_mj"] is None
+    assert "no net energy: the device drew 320 W before the load and 300 W under it" in found["about"]
+
+
+def test_a_counter_that_stands_still_is_not_waited_for(monkeypatch):
+    device = Device()
+    meter = device.meter(monkeypatch, read=lambda: 7.0)
+    meter.rest(0.2)
+    assert device.now < 3
+    assert meter.of(device.run, 1, 0.1)["mj"] == 0
+
+
+def test_rest_is_said_where_it_was_not_measured(monkeypatch):
+    device = Device()
+    found = device.meter(monkeypatch).of(device.run, 1, 0.5)
+    assert found["net_mj"] is None
+    assert found["mj"] == pytest.approx(1200, rel=0.02)
+    assert "power at rest was not measured" in found["about"]
+
+
+class Nvml:
+    """What energy.py asks of pynvml, for a GPU that has used 5 J and then 1.5 J more."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, refuses=""):
+        self.refuses, self.asked, self.millijoules = refuses, [], iter([5000, 5000, 6500])
+
+    def nvmlInit(self):
+        if self.refuses:
+            raise self.NVMLError(self.refuses)
+
+    def nvmlDeviceGetHandleByIndex(self, number):
+        self.asked.append(number)
+        return "handle"
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        self.asked.append(name)
+        return "handle"
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        assert handle == "handle"
+        return next(self.millijoules)
+
+
+@pytest.mark.parametrize(("gpu", "asked"), [("3", 3), ("GPU-abc", "GPU-abc")])
+def test_a_gpus_energy_is_its_counters_difference(gpu, asked, monkeypatch):
+    fake = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    read, about = energy.meter(gpu)
+    assert fake.asked == [asked]
+    assert "NVML" in about
+    first = read()
+    assert read() - first == pytest.approx(1.5)  # joules
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml("no driver"))
+    assert energy.meter(gpu) == (None, "not measurable: NVML's energy counter does not answer (no driver)")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert energy.meter(gpu)[0] is None
+    assert "pip install 'whet[cuda]'" in energy.meter(gpu)[1]
+
+
+def test_rapl_counters_are_read_across_their_wrap(tmp_path):
+    package = tmp_path / "intel-rapl:0"
+    package.mkdir()
+    (tmp_path / "intel-rapl:0:0").mkdir()  # a part of it, which must not be counted again
+    (package / "max_energy_range_uj").write_text("1000000")
+    counter = package / "energy_uj"
+    counter.write_text("900000")
+    read, about = energy.meter(None, tmp_path)
+    assert read is not None
+    assert "1 processor package" in about
+    counter.write_text("100000")
+    assert read() == pytest.approx(0.2)
+    found = energy.per_run(lambda: counter.write_text(str(int(counter.read_text()) + 5000)), read, 0.01)
+    assert found["mj"] == pytest.approx(5.0)
+
+
+def test_no_meter_is_said_and_not_guessed(tmp_path):
+    meter = energy.Meter(None, tmp_path)
+    meter.rest(1.0)
+    found = meter.of(lambda: None, 1, 1.0)
+    assert found["mj"] is None
+    assert found["net_mj"] is None
+    assert found["about"].startswith("not measurable")

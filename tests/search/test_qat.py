@@ -1,0 +1,217 @@
+"""Training for INT8 as a step of the loop: when it is asked for, that it wins back what poor ranges lost, that a kill costs little of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from search.conftest import RECIPE, perceptron, recipe_with
+from whet.frontends import network_from_onnx
+from whet.search import search
+from whet.search.build import build_config, engine_plan
+from whet.search.job import result_of
+from whet.search.qat import loses_too_much, trained_for_int8, why_not
+from whet.search.space import Candidate
+from whet.search.tune import going_on
+
+AUTO = {"when": "auto", "epochs": 2.0}
+
+
+@pytest.mark.parametrize(("qat", "allowed", "lost", "drop", "train"), [
+    (AUTO, 1.0, 0.6, 0.6, True),  # more than half of what the target allows
+    (AUTO, 1.0, 0.4, 0.4, False),
+    (AUTO, 1.0, 0.4, 1.2, True),  # the cut lost most of it, but all together is too much
+    (AUTO, 1.0, -0.1, 1.2, False),  # calibration lost nothing: training for INT8 wins nothing back
+    (AUTO, None, 0.6, 0.6, True),  # half a hundredth of 99
+    (AUTO, None, 0.4, 0.4, False),
+    ({**AUTO, "threshold": 0.1}, 1.0, 0.2, 0.2, True),
+    ({**AUTO, "threshold": 2.0}, 1.0, 0.9, 0.9, False),
+    ({**AUTO, "when": "always"}, 1.0, -0.5, -0.5, True),
+])  # fmt: skip
+def test_training_is_for_engines_that_calibration_cost_too_much(qat, allowed, lost, drop, train):
+    wanted, why = loses_too_much(qat, allowed, lost, drop, 99.0)
+    assert wanted == train
+    assert f"{lost:.3g}" in why
+
+
+@pytest.fixture(scope="module")
+def poor(case, tmp_path_factory):
+    """The digits with calibration images five times too dark, so that ranges saturate; nothing is cut, and every layer is in INT8."""
+    folder = tmp_path_factory.mktemp("poor")
+    _, d = perceptron()
+    np.savez(folder / "dark.npz", x=d["x"][:256] / 5)
+    np.savez(folder / "train.npz", x=d["x"][:1000], labels=d["y"][:1000])
+    recipe = json.loads(json.dumps(RECIPE)) | {
+        "model": str(case / "model.onnx"), "target": {"engine_size": "0.9x", "accuracy_drop": 1}, "baselines": ["fp32"],
+        "data": {"calibrate": "dark.npz", "score": str(case / "score.npz"), "judge": str(case / "judge.npz"), "train": "train.npz"},
+        "space": {"width": False, "depth": False, "precision": ["int8"]}, "qat": {"epochs": 24, "lr": 0.01, "batch": 32},
+    }  # fmt: skip
+    recipe["scout"]["level"] = recipe["survivor"]["level"] = 0  # nothing is timed for the choice of kernels: integers wherever they can be
+    recipe["survivor"]["count"] = 1
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(poor, tmp_path_factory):
+    """A search that was killed in the middle of its training for INT8, and then let run to its end."""
+    pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
+    out = poor / "work"
+    words = [sys.executable, "-m", "whet.cli", "auto", str(poor / "recipe.yaml"), "--out", str(out), "--json"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    checkpoint = out / "survivors" / "0000" / "qat.safetensors"
+    p = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    began = time.monotonic()
+    while not checkpoint.exists() and p.poll() is None and time.monotonic() - began < 300:
+        time.sleep(0.02)
+    assert p.poll() is None, p.communicate()[1]
+    os.kill(p.pid, signal.SIGKILL)
+    p.communicate()
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode in (0, 3), done.stderr[-3000:]
+    return out, json.loads(done.stdout), result_of(out / "survivors" / "0000")
+
+
+def test_it_wins_back_what_poor_ranges_lost(trained):
+    _, data, result = trained
+    qat = result["qat"]
+    assert qat["kept"] == "trained"
+    assert qat["trained"]["value"] > qat["calibrated"]["value"] + 2
+    assert result["metric"] == qat["trained"]
+    assert data["met"], data["rows"][data["chosen"]]["checks"]
+
+
+def test_it_goes_on_after_a_kill_and_leaves_no_checkpoint(trained):
+    out, _, result = trained
+    assert 0 < result["qat"]["resumed_at"] < 24 * 32
+    assert not list(out.rglob("*.safetensors"))
+
+
+def test_both_numbers_are_in_the_report(trained):
+    out, data, result = trained
+    steps = {s["step"]: s for s in data["steps"]}
+    before, after = steps["calibrated for INT8"], steps["trained for INT8"]
+    assert (before["metric"], after["metric"]) == (result["qat"]["calibrated"], result["qat"]["trained"])
+    assert before["ms"] > 0
+    assert after["ms"] > 0
+    row = data["rows"][data["chosen"]]
+    assert row["qat"] == result["qat"]
+    assert f"trained for INT8: {after['metric']['value']:.4g} (calibrated: {before['metric']['value']:.4g})" in row["what"]
+    page = (out / "deploy" / "report.html").read_text()
+    assert "calibrated for INT8" in page
+    assert "trained for INT8" in page
+    assert json.loads((out / "deploy" / "recipe.json").read_text())["qat"]["kept"] == "trained"
+
+
+def test_what_is_deployed_has_the_trained_ranges_and_its_lock_builds_it(trained, case):
+    import whet
+
+    out, data, _ = trained
+    deploy = out / "deploy"
+    assert "The lock was tried: it builds this very engine again" in (deploy / "README.md").read_text()
+    net = network_from_onnx(deploy / "model.int8.onnx")
+    scales = {x.inputs[0].name: float(x.inputs[1].array().reshape(-1)[0]) for x in net.layers if x.op == "QuantizeLinear"}
+    ranges = json.loads((deploy / "calibration.json").read_text())["tensors"]
+    learned = {n: float.fromhex(r["high"]) / 255 for n, r in ranges.items()}
+    for name, scale in scales.items():
+        assert scale == pytest.approx(learned[name], rel=1e-5)
+    assert scales["x"] > 1.3 * 0.2 / 255, "the range of the input has widened from the dark images' fifth"
+    with np.load(case / "judge.npz") as f:
+        x, y = f["x"], f["labels"]
+    with whet.Runtime(threads=1).load(deploy / "model.engine").create_context() as context:
+        guesses = [int(context.run({"x": x[i : i + 1]}).popitem()[1].argmax()) for i in range(len(x))]
+    assert 100 * np.mean(np.array(guesses) == y) == pytest.approx(data["rows"][data["chosen"]]["metric"]["value"])
+
+
+def test_a_calibrated_engine_that_is_not_trained_says_why_and_its_lock_builds_it(case, tmp_path):
+    level = {"scout__level": 0, "survivor__level": 0, "survivor__count": 1}
+    recipe = recipe_with(case, tmp_path / "w", space={"width": False, "depth": False, "precision": ["int8"]}, **level)
+    found = search(recipe)
+    data = json.loads((found.folder.deploy / "report.json").read_text())
+    assert data["rows"][data["chosen"]]["name"] == "trial 0"
+    assert "not trained for INT8: the recipe gives no data.train" in data["notes"]
+    assert [s["step"].partition(" ")[0] for s in data["steps"]] == ["original", "engine"]
+    words = (found.folder.deploy / "README.md").read_text()
+    assert "The lock was tried: it builds this very engine again" in words
+    assert "--onnx=model.onnx" in words
+    assert (found.folder.deploy / "model.int8.onnx").is_file(), "for other runtimes"
+
+
+def test_a_target_that_allows_more_lets_the_calibrated_engine_be(trained, poor, case, tmp_path):
+    """Another target is another job: what was decided under the old one is not taken over."""
+    from whet.search.job import Job
+
+    survivor = poor / "work" / "survivors" / "0000"
+    job = Job.read(survivor)
+    assert job.allowed == 1
+    assert job.same_as(survivor)
+    assert not Job(**{**vars(job), "allowed": 40.0}).same_as(survivor)
+    more = {**job.recipe, "qat": False}
+    assert not Job(**{**vars(job), "recipe": more}).same_as(survivor)
+    original = Job.read(poor / "work" / "baselines" / "fp32-b1")
+    assert Job(**{**vars(original), "recipe": {**original.recipe, "qat": False}}).same_as(poor / "work" / "baselines" / "fp32-b1")
+
+
+def test_what_cannot_be_trained_is_said(case, tmp_path):
+    pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
+    net = network_from_onnx(case / "model.onnx")
+    _, d = perceptron()
+    c = Candidate(precision="int8")
+    recipe = recipe_with(case, tmp_path, space__precision=["int8"])
+    config = build_config(net, recipe, c, 0)
+    plan = engine_plan(net, config, {"x": d["x"][:32]}, tmp_path)
+    assert why_not(recipe, c, plan) == "the recipe gives no data.train"
+    with_data = recipe_with(case, tmp_path, data__train="score.npz")
+    assert why_not(with_data, c, plan) is None
+    assert "not those of FP8" in why_not(with_data, Candidate(precision="fp8"), plan)
+    assert why_not(recipe_with(case, tmp_path, qat="never"), c, plan) == "the recipe says qat: never"
+    floats = engine_plan(net, build_config(net, recipe, Candidate(), 0), {}, tmp_path)
+    assert "the engine computes in floating point" in why_not(with_data, c, floats)
+
+
+def test_layers_that_stay_in_floating_point_are_not_trained_for_integers(case, tmp_path):
+    pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
+    from whet.search.prepare import Prepared
+
+    net = network_from_onnx(case / "model.onnx")
+    _, d = perceptron()
+    c = Candidate(precision="int8")
+    recipe = recipe_with(case, tmp_path, data__train="score.npz", qat={"epochs": 0.2}, threads=1)
+    config = build_config(net, recipe, c, 0)
+    plan = engine_plan(net, config, {"x": d["x"][:32]}, tmp_path)
+    first = next(x.name for x in net.layers if x.op == "Gemm")
+    plan.report["quantized"]["float_layers"] = [first]
+    got = trained_for_int8(Prepared(net), net, plan, config, recipe, c, tmp_path, say=lambda text: None)
+    made = {x.name: x for x in got.quantized.layers}
+    assert made[first].inputs[1].maker is None, "its weights are floats"
+    others = [x for x in got.quantized.layers if x.op == "Gemm" and x.name != first]
+    assert all(x.inputs[1].maker.op == "DequantizeLinear" for x in others)
+    assert len(others) == 2
+
+
+def test_a_checkpoint_that_does_not_fit_is_thrown_away_and_said(tmp_path):
+    from whet.errors import TrainingError
+
+    path, notes = tmp_path / "c.safetensors", []
+
+    def train():
+        if path.exists():
+            raise TrainingError("the checkpoint is of another model")
+        return "trained"
+
+    path.touch()
+    assert going_on(path, train, notes) == "trained"
+    assert notes == ["trained from the beginning again: the checkpoint is of another model"]
+
+    def broken():
+        raise TrainingError("the loss is nan")
+
+    with pytest.raises(TrainingError, match="loss is nan"):
+        going_on(path, broken, notes)
