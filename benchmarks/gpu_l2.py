@@ -6,7 +6,8 @@ Each network is built in FP16; every kind of layer of the engine that is best by
 of the options that were nearly as fast alone (up to ten), in turns. Each ranking picks its fastest option of every kind. A row says of each
 how its order agrees with the network's (Spearman's rank correlation, mean over kinds of three options and more), by how much the network is
 slower with its picks, one kind exchanged at a time, than with those of the warm ranking (and the standard error of that sum), and what the
-network takes with all of its picks at once, all these engines in turns. "in network" picks by half of the replays and is judged by the other.
+network takes with all of its picks at once, all these engines in turns: as it is replayed, and with an emptied cache. "in network" picks by
+half of the replays and is judged by the other.
 """
 
 from __future__ import annotations
@@ -56,14 +57,16 @@ def caught(net: Any) -> dict[str, Any]:
     return found
 
 
-def turns(chain: Any, variants: list[Any], rounds: int) -> np.ndarray:
-    """Microseconds [variant, round] of executables, forwards and backwards in turns."""
+def turns(chain: Any, variants: list[Any], rounds: int, other: Any = None) -> np.ndarray:
+    """Microseconds [variant, round] of executables, forwards and backwards in turns; each with an emptied cache where there is `other` memory."""
+    machine = chain.bound.backend
     samples = np.zeros((len(variants), rounds))
     for executable in variants:
         executable.run()
     for r in range(rounds):
         for k in range(len(variants)) if r % 2 == 0 else reversed(range(len(variants))):
-            samples[k, r] = chain.bound.backend.seconds(variants[k], 1)[0] * 1e6
+            seconds = machine.seconds(variants[k], 1)[0] if other is None else machine.cold_seconds(variants[k], None, other)
+            samples[k, r] = seconds * 1e6
     return samples
 
 
@@ -104,6 +107,7 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
         kinds.append({"work": kind.text.splitlines()[0][:160], "layers": len(kind.layers), "options": shown})
     engines = {what: chain._executable(_exchanged(chain, chosen)) for what, chosen in picks.items()}
     times = turns(chain, list(engines.values()), WHOLE_ROUNDS)
+    emptied = turns(chain, list(engines.values()), WHOLE_ROUNDS, bound.backend.allocate(2 * bound.backend.l2_bytes))
     compared = {}
     for k, what in enumerate(engines):
         errors = [in_chain._error(list(d)) for d in slower[what]]
@@ -112,6 +116,7 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
             "slower_us": round(float(sum(median(d) for d in slower[what])), 2), "error_us": round(float(np.sqrt(np.sum(np.square(errors)))), 2),
             "picks_other": sum(o is not picks["warm"][kind] for kind, o in picks[what].items()),
             "engine_us": round(float(np.median(times[k])), 2), "engine_error_us": round(in_chain._error(list(times[k])), 2),
+            "emptied_us": round(float(np.median(emptied[k])), 2), "emptied_error_us": round(in_chain._error(list(emptied[k])), 2),
         }  # fmt: skip
     t = plan.report["timing"]
     return {

@@ -143,7 +143,7 @@ class CudaBackend:
         """GPU seconds of each of `repeats` runs, by events around the graph."""
         return executable.seconds(repeats)
 
-    def cold_seconds(self, executable: GpuExecutable, before: GpuExecutable, other: Buffer) -> float:
+    def cold_seconds(self, executable: GpuExecutable, before: GpuExecutable | None, other: Buffer) -> float:
         """GPU seconds of a run that finds nothing in the L2 cache but what `before` leaves there; `other` memory is larger than the cache."""
         return executable.cold_seconds(before, other.owner)
 

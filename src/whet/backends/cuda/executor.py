@@ -137,14 +137,16 @@ class GpuExecutable:
             times.append(end.since(start) / 1000)
         return times
 
-    def cold_seconds(self, before: GpuExecutable, other: DeviceBuffer) -> float:
+    def cold_seconds(self, before: GpuExecutable | None, other: DeviceBuffer) -> float:
         """GPU seconds of a replay that finds nothing in the L2 cache but what a run of `before` has left there: `other` memory, larger than
         the cache, is written in front of both."""
         self.prepare()
-        before.prepare()
         start, end = self._clock()
+        if before is not None:
+            before.prepare()
         other.start_fill(self.stream)
-        before.enqueue(self.stream)
+        if before is not None:
+            before.enqueue(self.stream)
         start.record(self.stream)
         self.enqueue()
         end.record(self.stream)
