@@ -39,6 +39,7 @@ from whet.runtime import Context, Runtime
 OUT = Path(__file__).parent / "results" / "cpu" / "pruned_detectors.json"
 ROUNDS, EACH = 12, 10
 WAYS = {"chosen": "fewer FLOPs, chosen", "even": "of each layer"}
+TIMES = ("whet_ms", "speed", "speed_low", "speed_high")
 RECOVERY = 24  # photos that the weights are fitted on: thousands of positions each
 
 Boxes = list[np.ndarray]  # per image [n, 6]: class, score, corners
@@ -155,7 +156,7 @@ def timed(detector: Detector, cuts: list[tuple[float, str]], work: Path, rows: l
     for (step, _), ms in zip(nets, times, strict=True):
         row = next(r for r in rows if (r["case"], r["step"]) == (detector.model, step))
         ratio, low, high = median_interval([w / t for w, t in zip(times[0], ms, strict=True)])
-        row |= {"whet_ms": round(median(ms), 4), "speed": round(ratio, 3), "speed_low": round(low, 3), "speed_high": round(high, 3)}
+        row |= dict(zip(TIMES, (round(median(ms), 4), round(ratio, 3), round(low, 3), round(high, 3)), strict=True))
         print(f"  {step:36s} {row['whet_ms']:.3f} ms ({row['speed']:.2f}x)", flush=True)
 
 
@@ -202,7 +203,8 @@ def main() -> int:
     rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     for d in chosen:
         if "judge" in stages:
-            rows = [r for r in rows if r["case"] != d.model] + judge(d, cuts, args.work)
+            times = {r["step"]: {k: r[k] for k in TIMES if k in r} for r in rows if r["case"] == d.model}  # of a network that did not change
+            rows = [r for r in rows if r["case"] != d.model] + [r | times.get(r["step"], {}) for r in judge(d, cuts, args.work)]
         if "time" in stages:
             timed(d, cuts, args.work, rows)
     told = {k: v for f in sorted(args.work.glob("*.told.json")) for k, v in json.loads(f.read_text()).items()}

@@ -4,7 +4,8 @@
 
 One importance (second-order Taylor terms of the loss on labelled training images), one knapsack over the inner channels of all blocks and
 the blocks themselves, two kinds of aim: milliseconds measured here, or FLOPs. That is the comparison "latency against FLOPs as the
-objective"; everything else is alike. The knapsack's price goes by the table of measured layer times (whet latency-table).
+objective"; everything else is alike. The knapsack's price goes by the table of measured layer times (whet latency-table). With `stages` it is
+said how many blocks stay in each stage (those of the largest terms), and the knapsack takes channels alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import data as cifar
@@ -28,7 +29,7 @@ from whet.network import Network
 from whet.pruning import branches, count_flops, cut, groups, importance
 from whet.pruning.costs import flop_costs
 from whet.pruning.coupling import Group
-from whet.pruning.depth import Branch
+from whet.pruning.depth import Branch, remove_branches
 from whet.pruning.importance import Samples
 from whet.pruning.knapsack import Choice, choose_within
 from whet.pruning.latency_cost import latency_costs, static_layers
@@ -48,11 +49,14 @@ class Aim:
     backend: str = "cpu"
     precision: str = "fp32"
     batch: int = 1
+    stages: tuple[int, ...] = ()
+    multiple: int = 0  # of widths; 0: MULTIPLE of the backend
 
 
 CHOICES = {
     "latency-55": Aim("latency", 0.55), "latency-48": Aim("latency", 0.48), "latency-45": Aim("latency", 0.45),
     "flops-50": Aim("flops", 0.50), "flops-43": Aim("flops", 0.43),
+    "stages-39": Aim("flops", 1 / 2.57, stages=(3, 2, 6), multiple=16),
     "gpu-55": Aim("latency", 0.55, "cuda", "fp16"), "gpu128-50": Aim("latency", 0.50, "cuda", "fp16", batch=128),
 }  # fmt: skip
 
@@ -78,8 +82,8 @@ def main() -> None:
     began = time.perf_counter()
     for name in names:
         small, c, device = chosen(net, CHOICES[name], inner, blocks, scores)
-        multiple = MULTIPLE[CHOICES[name].backend]
-        about = {"importance": "taylor2", "images": IMAGES, "multiple": multiple, "device": device} | asdict(CHOICES[name])
+        how = {k: v for k, v in asdict(CHOICES[name]).items() if v} | {"multiple": width_step(CHOICES[name]), "device": device}
+        about = {"importance": "taylor2", "images": IMAGES, **how}
         save_recipe(recipe_of(net, c.kept, about=about, found=inner, removed=c.removed), args.out / f"{name}.json")
         print(f"{name}: FLOPs {count_flops(small) / count_flops(net):.3f}, {about['objective']} {c.before:.4g} -> {c.after:.4g} "
               f"({c.after / c.before:.3f}); {len(c.removed)} blocks go; after {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
@@ -90,11 +94,32 @@ def chosen(net: Network, how: Aim, inner: list[Group], blocks: list[Branch], sco
     shape = {"x": (how.batch, 3, 32, 32)}
     config = BuildConfig(backend=how.backend, threads=1, precisions=() if how.precision == "fp32" else (how.precision,),
                          profiles=((shape, shape, shape),))  # fmt: skip
+    if how.stages:
+        return (*staged(net, how, inner, blocks, scores), "none: FLOPs are counted")
     base = static_layers(net, config)
     with Meter(config, LatencyTable(), base) as meter:
         costs = latency_costs(net, inner, blocks, meter, base) if how.objective == "latency" else flop_costs(net, inner, blocks)
-        c = choose_within(inner, blocks, scores, costs, how.share * costs.total({}), multiple=MULTIPLE[how.backend])
+        c = choose_within(inner, blocks, scores, costs, how.share * costs.total({}), multiple=width_step(how))
         return cut(net, c.kept, inner, removed=c.removed), c, meter.device
+
+
+def staged(net: Network, how: Aim, inner: list[Group], blocks: list[Branch], scores: dict[str, np.ndarray]) -> tuple[Network, Choice]:
+    """So many blocks of each stage, those of the largest terms (a stage's first block, where it has a stride, stays); then channels."""
+    gone = []
+    for stage, count in enumerate(how.stages, 1):
+        mine = sorted((b.name for b in blocks if b.name.startswith(f"/layer{stage}/")), key=lambda name: -float(scores[name].sum()))
+        gone += mine[count - (model.BLOCKS - len(mine)) :]
+    rest = remove_branches(net, gone)
+    known = {g.name for g in inner}
+    left = [g for g in groups(rest) if g.name in known]
+    costs = flop_costs(rest, left, [])
+    c = choose_within(left, [], scores, costs, how.share * count_flops(net), multiple=width_step(how))
+    return cut(net, c.kept, inner, removed=gone), replace(c, removed=tuple(gone), before=float(count_flops(net)))
+
+
+def width_step(how: Aim) -> int:
+    """What widths are multiples of."""
+    return how.multiple or MULTIPLE[how.backend]
 
 
 def scored(net: Network, args: argparse.Namespace) -> dict[str, np.ndarray]:

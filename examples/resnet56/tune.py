@@ -1,8 +1,9 @@
 """Fine-tunes networks beside each other on all GPUs, each in a process of its own, all with the same recipe and the same number of epochs.
 
 First the published network alone is adapted to the JPEG images by their labels: it is the teacher. Then every variant, the original too,
-is trained on labels and on the teacher's outputs. How many epochs fit into the time limit is measured while all of them run. A variant that
-out/ has the result of is not trained again, so an interrupted run goes on; a teacher that lies there is used.
+is trained on labels and on the teacher's outputs. Last come those that are trained longer (variants.LONG), by two of the networks that were
+trained before (teachers.py). How many epochs fit into the time limit is measured while all of them run. A variant that out/ has the result
+of is not trained again, so an interrupted run goes on; a teacher that lies there is used.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import sys
 import time
 from pathlib import Path
 
-LR, DISTILL, TEMPERATURE = 0.05, 0.6, 4.0
+TEMPERATURE = 4.0
 TEACHER_SHARE = 0.12  # of the time limit
 PIXELS = "pixels"
 
 
-def settings(args: argparse.Namespace, **more):
+def settings(args: argparse.Namespace, lr: float, **more):
     """The recipe that all of them share."""
     from whet.training import FinetuneConfig
 
     return FinetuneConfig(**{
-        "batch": args.batch, "lr": LR * args.batch / 256, "weight_decay": 5e-4, "augment": "crop:4,flip",
+        "batch": args.batch, "lr": lr * args.batch / 256, "weight_decay": 5e-4, "augment": "crop:4,flip",
         "precision": args.precision, "device": args.device, "seed": 1, "graph": None if args.graph else False, **more,
     })  # fmt: skip
 
@@ -33,6 +34,8 @@ def settings(args: argparse.Namespace, **more):
 def tune_all(out: Path, data: Path, args: argparse.Namespace) -> dict[str, dict]:
     """Trains out/NAME.onnx into out/NAME.tuned.onnx; returns what each process wrote about it."""
     import data as cifar
+    import teachers
+    from variants import LONG, SHORT, VARIANTS
 
     began = time.time()
     every = [n for n in args.variants if (out / f"{file_of(n)}.onnx").exists()]
@@ -41,9 +44,12 @@ def tune_all(out: Path, data: Path, args: argparse.Namespace) -> dict[str, dict]
         f.unlink()
     if names and not (out / PIXELS / "exact.y.npy").exists():  # the last that `decoded` writes
         cifar.decoded(data, out / PIXELS, args.limit or None)
-    if names:
-        _run(names, out, data, args, began)
-    return {n: json.loads((out / f"{file_of(n)}.json").read_text()) for n in ["teacher", *every]}
+    for how, epochs in ((SHORT, args.epochs), (LONG, args.long_epochs)):
+        if some := [n for n in names if VARIANTS[n].training is how]:
+            if how is LONG:
+                teachers.write(out)
+            _run(some, out, data, args, began, epochs)
+    return {n: json.loads(p.read_text()) for n in ("teacher", *every) if (p := out / f"{file_of(n)}.json").exists()}
 
 
 def file_of(name: str) -> str:
@@ -60,6 +66,13 @@ def visible_gpus(device: str) -> list[str]:
     return named[:count] if len(named) >= count > 0 else [str(i) for i in range(count)] or [""]
 
 
+def _training(name: str):
+    """How a variant is trained; the teacher as most of them are."""
+    from variants import SHORT, VARIANTS
+
+    return VARIANTS[name].training if name in VARIANTS else SHORT
+
+
 def spread(names: list[str], out: Path, gpus: list[str]) -> dict[str, str]:
     """Which GPU each variant is trained on: the costliest first, each to the one that has least to do. A step of a small network takes as
     long as it has layers, so layers are counted."""
@@ -73,17 +86,19 @@ def spread(names: list[str], out: Path, gpus: list[str]) -> dict[str, str]:
     return made
 
 
-def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, began: float) -> None:
-    """The teacher and all variants at once; the variants load their data and wait for the teacher."""
+def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, began: float, epochs: float) -> None:
+    """The teacher, where it is wanted and not there, and all variants at once; the variants load their data and wait for the teacher."""
+    from variants import LONG
+
     command = [sys.executable, str(Path(__file__)), "--out", str(out), "--data", str(data), "--device", args.device, "--precision", args.precision,
-               "--epochs", str(args.epochs), "--teacher-epochs", str(args.teacher_epochs), "--limit", str(args.limit),
+               "--epochs", str(epochs), "--teacher-epochs", str(args.teacher_epochs), "--limit", str(args.limit),
                "--batch", str(args.batch), "--probe", str(args.probe), "--mantissa", str(args.mantissa),
                *([] if args.graph else ["--no-graph"]),
                "--began", str(began), "--end", str(began + args.seconds if args.seconds else 0.0), "--beside", *names]  # fmt: skip
     gpus = visible_gpus(args.device)
     place = spread(names, out, gpus) | {"teacher": gpus[0]}
     print(f"{len(gpus)} GPUs: {place}" if gpus[0] else "no GPU: on the CPU", flush=True)
-    todo = names if (out / "teacher.json").exists() else ["teacher", *names]
+    todo = names if _training(names[0]) is LONG or (out / "teacher.json").exists() else ["teacher", *names]
     running = {}
     for n in todo:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)} | ({"CUDA_VISIBLE_DEVICES": place[n]} if place[n] else {})
@@ -103,25 +118,25 @@ def one(args: argparse.Namespace) -> None:
     """One process: its network in, the trained one and a line of JSON out."""
     import data as cifar
     import torch
-    from variants import VARIANTS
+    from variants import SHORT, VARIANTS
 
     import whet
     from whet.frontends import save_onnx
     from whet.training import accuracy, finetune
 
     torch.backends.cudnn.benchmark = True  # sizes never change here
-    name, out = args.one, Path(args.out)
+    name, out, how = args.one, Path(args.out), _training(args.one)
     train, exact, jpeg = (cifar.kept(out / PIXELS, part) for part in ("train", "exact", "jpeg"))
     teaching = name == "teacher"
     net = whet.network_from_onnx(out / ("original.onnx" if teaching else f"{file_of(name)}.onnx"))
-    while not teaching and not (out / "teacher.json").exists():
+    while not teaching and how is SHORT and not (out / "teacher.json").exists():
         time.sleep(0.1)
-    teacher = None if teaching else whet.network_from_onnx(out / "teacher.tuned.onnx")
+    teacher = None if teaching else whet.network_from_onnx(out / f"{how.teacher}.tuned.onnx")
     if teaching:
         total = args.end - args.began if args.end else 0.0
-        config = settings(args, epochs=args.teacher_epochs, seconds=TEACHER_SHARE * total)
+        config = settings(args, how.lr, epochs=args.teacher_epochs, seconds=TEACHER_SHARE * total)
     else:
-        each = {"distill": DISTILL, "temperature": TEMPERATURE, "masks": VARIANTS[name].masks}
+        each = {"lr": how.lr, "distill": how.distill, "temperature": TEMPERATURE, "masks": VARIANTS[name].masks}
         epochs = args.epochs
         if args.end and args.probe:
             epochs = min(epochs, _epochs_that_fit(net, train, teacher, settings(args, epochs=1e6, **each), args))
@@ -207,6 +222,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--device", default="auto", help="auto, cpu or cuda")
     p.add_argument("--precision", default="bf16", help="what autocast computes in: fp32, bf16 or fp16")
     p.add_argument("--epochs", type=float, default=100)
+    p.add_argument("--long-epochs", type=float, default=130, help="of the variants that are trained longer")
     p.add_argument("--teacher-epochs", type=float, default=40)
     p.add_argument("--seconds", type=float, default=0, help="time limit of all fine-tuning; fewer epochs where they do not fit")
     p.add_argument("--limit", type=int, default=0, help="so many images only (to try the script)")

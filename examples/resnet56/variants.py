@@ -42,12 +42,25 @@ LEAST: tuple[str, ...] = (
 
 
 @dataclass(frozen=True)
+class Training:
+    """What a fine-tuning is told beside the settings that all share (tune.py)."""
+
+    lr: float  # the highest, at 256 images a step
+    distill: float  # share of the loss that follows the teacher
+    teacher: str  # whose outputs: OUT/NAME.tuned.onnx
+
+
+SHORT, LONG = Training(0.05, 0.6, "teacher"), Training(0.1, 0.9, "teachers")
+
+
+@dataclass(frozen=True)
 class Variant:
     """A network to fine-tune: `make` cuts the published one; `masks` are held while it is trained."""
 
     about: str
     make: Callable[[Network], Network] | None  # None: Torch-Pruning makes it (rival.py)
     masks: str = ""
+    training: Training = SHORT
 
 
 def shorter(net: Network, count: int) -> Network:
@@ -74,6 +87,8 @@ VARIANTS: dict[str, Variant] = {
     "flops-43": Variant("the same with 43 % of the FLOPs", partial(by_recipe, name="flops-43")),
     "gpu-55": Variant("whet's choice for 55 % of the H200's time at batch 1 in FP16: whole blocks, 13 of them", partial(by_recipe, name="gpu-55")),
     "gpu128-50": Variant("the same for half of the time at batch 128: 14 blocks", partial(by_recipe, name="gpu128-50")),
+    "original-long": Variant("as published, fine-tuned longer, by two teachers", lambda net: net, training=LONG),
+    "stages-39": Variant("39 % of the FLOPs: 16 of 27 blocks out, tuned as original-long", partial(by_recipe, name="stages-39"), training=LONG),
     "2:4": Variant("every weight 2:4 where its shape allows it", lambda net: net, masks="2:4"),
     "tp-magnitude-50": Variant("Torch-Pruning's MagnitudePruner, L2, the same share of each layer, half of the FLOPs", None),
     "tp-group-50": Variant("Torch-Pruning's GroupNormPruner, all layers together, half of the FLOPs", None),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "resnet56"
-NAMES = ("data", "judging", "measure", "model", "tune", "variants")  # as the scripts import each other
+NAMES = ("data", "judging", "measure", "model", "teachers", "tune", "variants")  # as the scripts import each other
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,38 @@ def test_every_recipe_fits_the_network(case):
         assert path.stem in variants.VARIANTS
         share = count_flops(variants.VARIANTS[path.stem].make(whole)) / count_flops(whole)
         assert share < 0.75
-        if path.stem.startswith("flops-"):
-            assert share == pytest.approx(int(path.stem[6:]) / 100, abs=0.01)
+        if path.stem.startswith(("flops-", "stages-")):
+            assert share == pytest.approx(int(path.stem.split("-")[1]) / 100, abs=0.01)
+
+
+def test_the_cut_that_meets_the_published_mark_has_so_many_fewer_macs(case):
+    from whet import network_from_onnx
+    from whet.pruning import count_flops
+
+    _, model, variants = case
+    whole = network_from_onnx(model.resnet56(None))
+    assert count_flops(whole) / count_flops(variants.VARIANTS["stages-39"].make(whole)) >= 2.57
+
+
+def test_two_teachers_answer_with_their_mean(case, tmp_path):
+    import teachers
+
+    import whet
+    from whet.frontends import save_onnx
+    from whet.ops import run_network
+
+    _, model, variants = case
+    whole = whet.network_from_onnx(model.resnet56(None))
+    nets = dict(zip(teachers.TEACHERS, (whole, variants.shorter(whole, 14)), strict=True))
+    for name, net in nets.items():
+        save_onnx(net, tmp_path / f"{name}.tuned.onnx")
+    with pytest.raises(SystemExit, match=f"{teachers.TEACHERS[0]}.tuned.onnx"):
+        teachers.write(tmp_path / "elsewhere")
+    teachers.write(tmp_path)
+    x = np.random.default_rng(0).standard_normal((2, 3, 32, 32), np.float32)
+    both = run_network(whet.network_from_onnx(tmp_path / teachers.FILE), {"x": x})["logits"]
+    each = [run_network(n, {"x": x})["logits"] for n in nets.values()]
+    np.testing.assert_allclose(both, sum(each) / 2, rtol=1e-5, atol=1e-5)
 
 
 def test_differences_are_paired(case):
