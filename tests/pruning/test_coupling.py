@@ -92,6 +92,34 @@ out %y
     assert found["w2"]["w3:1"] == [4]
 
 
+def test_a_sum_over_an_axis_of_unknown_size_stays_whole():
+    net = net_of("""network n source
+in %x: f32[N,S]
+const %w1: f32[6,8] = seed(1)
+const %w2: f32[8,2] = seed(2)
+%a = MatMul(%x, %w1)
+%y = MatMul(%a, %w2)
+out %y
+""")
+    assert set(shown(net)) == {"w1"}
+    assert set(shown(net)["w1"]) == {"w1:1", "a:1", "w2:0"}, "the rows of w1 are as many as S turns out to be"
+
+
+def test_channels_that_an_input_of_unknown_size_is_added_to_stay_whole():
+    text = """network n source
+in %x: f32[N,3,8,8]
+in %s: f32[N,C,8,8]
+const %w1: f32[6,3,1,1] = seed(1)
+const %w2: f32[2,6,1,1] = seed(2)
+%a = Conv(%x, %w1)
+%b = Add(%a, %s)
+%y = Conv(%b, %w2)
+out %y
+"""
+    assert groups(net_of(text)) == [], "C may be 6"
+    assert set(shown(net_of(text.replace("f32[N,C,8,8]", "f32[N,1,8,8]")))) == {"w1"}
+
+
 def test_concat_with_an_input_locks_only_the_input():
     net = net_of("""network n source
 in %x: f32[N,3,8,8]

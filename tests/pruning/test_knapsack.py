@@ -104,6 +104,21 @@ def test_what_lies_inside_of_a_branch_that_goes_is_lost_once():
     assert solver.lost({"w2": 4}, {}) == pytest.approx(np.sort(scores["w2"])[:4].sum())
 
 
+def test_a_branch_stays_that_would_leave_more_behind_than_it_takes():
+    """What was fused with a branch (its Add, an activation) costs time of its own when the branch goes."""
+    net = parse_network(TINY)
+    found, blocks = groups(net), branches(net)
+    scores = per_layer(found, blocks, importance(found, "random", 0, net=net, blocks=blocks))
+    scores["s"] = np.zeros(1)  # nothing is lost by it
+    costs = flop_costs(net, found, blocks)
+    target = 0.6 * costs.total({})
+    assert choose_within(found, blocks, scores, costs, target, multiple=2).removed == ("s",)
+    costs.added["s"] = costs.total({})
+    choice = choose_within(found, blocks, scores, costs, target, multiple=2)
+    assert choice.removed == ()
+    assert choice.after <= target
+
+
 @pytest.mark.parametrize("kind", ["flops", "params"])
 @pytest.mark.parametrize("share", [0.7, 0.3])
 def test_targets_are_met_on_a_real_network(kind, share):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import BOOL, Dim, DType, Layer, TensorType
+from whet.network import BOOL, Dim, DType, Expr, Layer, TensorType
 from whet.ops._base import Couple, known_values, op
 from whet.ops._types import broadcast
 
@@ -58,13 +58,16 @@ def shape_value_by(pick: Callable[[Dim, Dim], Dim]) -> Callable[[Layer], list[tu
 
 
 def binary_couples(layer: Layer) -> list[Couple]:
-    """Each input axis that is not broadcast is tied to the output's axis at the same place counted from the back."""
+    """Each input axis that is not broadcast is tied to the output's axis at the same place counted from the back.
+
+    So is one of unknown size: it may turn out to be as long as the output's, which then must not lose a part.
+    """
     y = layer.output
     made = []
     for x in layer.inputs:
         if x is not None:
             lead = y.type.rank - x.type.rank
-            made += [Couple(x, i, y, i + lead) for i, d in enumerate(x.shape) if d == y.shape[i + lead] and d != 1]
+            made += [Couple(x, i, y, i + lead) for i, d in enumerate(x.shape) if d != 1 and (d == y.shape[i + lead] or isinstance(d, Expr))]
     return made
 
 

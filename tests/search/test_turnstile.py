@@ -1,0 +1,37 @@
+"""Work that shares a device does not starve a timing that waits for it."""
+
+import fcntl
+import threading
+import time
+
+from whet.search.locks import DeviceLock, file_lock
+
+
+def test_a_timing_that_waits_goes_before_work_that_comes_later(tmp_path):
+    lock, order = DeviceLock("cpu", tmp_path), []
+
+    def enter(how: str) -> threading.Thread:
+        def run():
+            with getattr(lock, how)():
+                order.append(how)
+
+        t = threading.Thread(target=run, daemon=True)
+        t.start()
+        return t
+
+    def somebody_waits() -> bool:
+        with file_lock(tmp_path / "cpu.turn", fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+            return not free
+
+    with lock.working():
+        timing = enter("timing")
+        end = time.monotonic() + 60
+        while not somebody_waits():
+            assert time.monotonic() < end, "the timing never asked"
+            time.sleep(0.005)
+        later = enter("working")
+        later.join(0.2)
+        assert order == [], "work could share what is held, but a timing came before it"
+    for t in (timing, later):
+        t.join(60)
+    assert order == ["timing", "working"]
