@@ -73,6 +73,22 @@ def test_everything_that_was_tried_is_there():
     assert "The target is not met" in "".join(parsed(search_page(d)).words)
 
 
+def test_energy_stands_gross_and_net_where_it_was_measured():
+    d = sample()
+    assert "net mJ" not in search_page(d)
+    for k, r in enumerate(d["rows"]):
+        r["energy"] = {"mj": 16.5 - k, "net_mj": 7.25 - k, "watts": 300.0, "idle_watts": 120.0, "about": "a counter; net of 120 W at rest"}
+    d["trials"][0]["energy"] = {"mj": 3.5, "net_mj": None, "about": "a counter"}
+    page = search_page(d)
+    words = "".join(parsed(page).words)
+    assert "mJ a sample" in words
+    assert "net mJ" in words
+    assert "16.5" in words
+    assert "7.25 → 5.25 mJ" in words
+    assert "net of 120 W at rest" in words
+    assert "3.50 mJ a sample, net -" in page, "what pointing at a trial says"
+
+
 @pytest.mark.parametrize(
     ("value", "shown"), [(None, "-"), (0, "0"), (0.5, "0.500"), (12.345, "12.3"), (615162, "615,162"), (99.66, "99.7"), (100, "100")]
 )

@@ -9,7 +9,7 @@ from typing import Any
 from whet.report._html import Html, h, tag
 
 WIDTH, HEIGHT = 860, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 14, 50
 
 Point = Mapping[str, Any]  # x, y, kind (scout, original, survivor), chosen, front, name, lines
 
@@ -36,7 +36,7 @@ def pareto_plot(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: f
         left, right = sx(x0), sx(limit_x) if limit_x is not None else sx(x1)
         ends = sorted((sy(limit_y) if limit_y is not None else sy(y0 if higher else y1), sy(y1 if higher else y0)))
         parts.append(tag("rect", x=f"{left:.1f}", y=f"{ends[0]:.1f}", width=f"{right - left:.1f}", height=f"{ends[1] - ends[0]:.1f}", class_="goal"))
-        parts.append(tag("text", "meets the target", x=f"{left + 8:.1f}", y=f"{ends[0] + 16:.1f}", class_="goaltext"))
+        parts.append(tag("text", "meets the target", x=f"{right - 8:.1f}", y=f"{ends[1] - 8:.1f}", text_anchor="end", class_="goaltext"))
     for v in _ticks(x0, x1):
         parts.append(_line(sx(v), _TOP, sx(v), HEIGHT - _BOTTOM, "grid"))
         parts.append(tag("text", _short(v), x=f"{sx(v):.1f}", y=HEIGHT - _BOTTOM + 17, text_anchor="middle"))
@@ -44,7 +44,7 @@ def pareto_plot(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: f
         parts.append(_line(_LEFT, sy(v), WIDTH - _RIGHT, sy(v), "grid"))
         parts.append(tag("text", _short(v), x=_LEFT - 8, y=f"{sy(v) + 4:.1f}", text_anchor="end"))
     parts.append(tag("text", x_name, x=(WIDTH + _LEFT) // 2, y=HEIGHT - 8, text_anchor="middle", class_="axis"))
-    parts.append(tag("text", y_name, x=16, y=HEIGHT // 2, text_anchor="middle", class_="axis", transform=f"rotate(-90 16 {HEIGHT // 2})"))
+    parts.append(tag("text", y_name, x=14, y=HEIGHT // 2, text_anchor="middle", class_="axis", transform=f"rotate(-90 14 {HEIGHT // 2})"))
     front = sorted((p for p in points if p.get("front")), key=lambda p: p["x"])
     if len(front) > 1:
         way = " ".join(f"{sx(p['x']):.1f},{sy(p['y']):.1f}" for p in front)

@@ -38,9 +38,9 @@ def _head(d: Data) -> Html:
         checks.append(tag("span", c["text"], class_=None if c["met"] else "miss"))
     return Html("".join([
         tag("h1", d["model"]),
-        tag("p", d["device"], " · ", d["date"], " · ", f"{len(d['trials'])} trials · {_minutes(d['seconds'])}", class_="dim"),
+        tag("p", d["device"], " · ", _when(d["date"]), " · ", f"{len(d['trials'])} trials · {_minutes(d['seconds'])}", class_="dim"),
         tag("p", verdict, class_="verdict" if d["met"] else "verdict no"),
-        tag("p", tag("b", chosen["name"]), ": ", chosen["what"]),
+        tag("p", tag("b", chosen["name"]), ": ", _joined(chosen["what"])),
         tag("p", *checks),
         tag("div",
             _tile(f"{number(1 / chosen['latency']['ratio'])}x", "the original's speed, in turns with it"),
@@ -48,9 +48,18 @@ def _head(d: Data) -> Html:
             _tile(f"{number(original['metric']['value'], 4)} → {number(chosen['metric']['value'], 4)}", f"{d['metric']}, {seen}"),
             _tile(f"{number(original['memory_bytes'] / _MIB)} → {number(chosen['memory_bytes'] / _MIB)} MiB", "peak memory"),
             _tile(f"{number(original['engine_bytes'] / _MIB)} → {number(chosen['engine_bytes'] / _MIB)} MiB", "engine file"),
+            *_energy_tile(original["energy"], chosen["energy"]),
             class_="tiles"),
         *(tag("p", n, class_="dim") for n in d["warnings"]),
     ]))  # fmt: skip
+
+
+def _energy_tile(before: Data, after: Data) -> list[Html]:
+    """What a sample costs; without what the device draws at rest where that is known."""
+    for kind, what in (("net_mj", "energy a sample, without power at rest"), ("mj", "energy a sample")):
+        if before.get(kind) is not None and after.get(kind) is not None:
+            return [_tile(f"{number(before[kind])} → {number(after[kind])} mJ", what)]
+    return []
 
 
 def _tile(value: str, what: str) -> Html:
@@ -83,9 +92,10 @@ def _plot(d: Data) -> Html:
 def _lines(r: Data, d: Data) -> list[str]:
     m = r["metric"]
     sure = f" (95 %: {number(m['low'], 4)} to {number(m['high'], 4)}, {m['samples']} samples)" if m["low"] is not None else ""
-    ms = r["latency"]
+    ms, mj = r["latency"], r["energy"]
+    spent = [f"{number(mj['mj'])} mJ a sample, net {number(mj.get('net_mj'))}"] if mj["mj"] is not None else []
     return [f"{number(ms['ratio'])}x the original's time, {number(ms['median_ms'])} ms, p99 {number(ms['p99_ms'])} ms",
-            f"{d['metric']} {number(m['value'], 4)}{sure}"]  # fmt: skip
+            f"{d['metric']} {number(m['value'], 4)}{sure}", *spent]  # fmt: skip
 
 
 def _compared(d: Data) -> Html:
@@ -95,13 +105,12 @@ def _compared(d: Data) -> Html:
     rows, classes = [], []
     for i, r in enumerate(d["rows"]):
         m, ms = r["metric"], r["latency"]
-        within = f" ({number(m['low'], 4)}-{number(m['high'], 4)})" if m["low"] is not None else ""
         drop = r["drop"]
-        lost = number(drop["value"]) + (f" ({number(drop['low'])} to {number(drop['high'])})" if drop["low"] is not None else "")
         rows.append((
             r["name"], "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
-            r["what"], number(m["value"], 4) + within, lost, number(ms["median_ms"]), number(ms["p99_ms"]), number(ms["ratio"]),
-            number(r["throughput"]), number(r["memory_bytes"] / _MIB), number(r["engine_bytes"] / _MIB),
+            _joined(r["what"]), _within(number(m["value"], 4), m, 4), _within(number(drop["value"]), drop, 3),
+            number(ms["median_ms"]), number(ms["p99_ms"]), number(ms["ratio"]), number(r["throughput"]),
+            number(r["memory_bytes"] / _MIB), number(r["engine_bytes"] / _MIB),
             *([number(r["energy"]["mj"]), number(r["energy"].get("net_mj"))] if metered else []), number(r["build_seconds"]), number(r["params"]),
             number(r["flops"] / 1e6) if r["flops"] else "-",
         ))  # fmt: skip
@@ -115,6 +124,18 @@ def _compared(d: Data) -> Html:
     return Html(tag("h2", "The engines compared") + shown + tag("p", about, class_="dim"))
 
 
+def _joined(text: str) -> Html:
+    """Text in which no line begins with a percent sign."""
+    return Html(h(text).replace(" %", "&nbsp;%"))
+
+
+def _within(value: str, interval: Data, digits: int) -> Html:
+    """A value, its interval in small print below it."""
+    if interval["low"] is None:
+        return h(value)
+    return Html(h(value) + tag("small", f"{number(interval['low'], digits)} to {number(interval['high'], digits)}"))
+
+
 def _steps(d: Data) -> Html:
     """What each step gave on the way to the chosen engine."""
     steps = d["steps"]
@@ -125,9 +146,9 @@ def _steps(d: Data) -> Html:
     for s in steps:
         m = s.get("metric")
         rows.append((s["step"], bar(s["params"] / most), number(s["params"]), number(s["flops"] / 1e6) if s["flops"] else "-",
-                     number(m["value"], 4) if m else "-", number(s["ms"]) if s.get("ms") is not None else "-", number(s["seconds"])))  # fmt: skip
+                     number(m["value"], 4) if m else "-", number(s.get("ms")), _took(s["seconds"])))  # fmt: skip
     head = ("step", "", "parameters", "MFLOPs", d["metric"], "ms", "took s")
-    note = "Scored on the trials' data. Steps before the engine run as an FP32 engine that nothing was timed for, so they have no time of their own."
+    note = "Scored on the trials' data. Steps without ms were scored with an FP32 engine in which nothing was timed."
     return Html(tag("h2", "What each step gave") + table(head, rows, right=range(2, 7)) + tag("p", note, class_="dim"))
 
 
@@ -151,8 +172,11 @@ def _trials(d: Data) -> Html:
     for t in d["trials"]:
         ok = t["state"] == "done"
         busy = " (busy machine)" if ok and t["load"]["disturbed"] else ""
-        rows.append((t["number"], t["what"], number(t["latency"]["ratio"]) + busy if ok else "-", number(t["latency"]["median_ms"]) if ok else "-",
-                     number(t["metric"]["value"], 4) if ok else "-", number(t["seconds"]) if ok else "-", t["verdict"]))  # fmt: skip
+        figures = ["-"] * 4
+        if ok:
+            ms = t["latency"]
+            figures = [number(ms["ratio"]) + busy, number(ms["median_ms"]), number(t["metric"]["value"], 4), number(t["seconds"])]
+        rows.append((t["number"], _joined(t["what"]), *figures, t["verdict"]))
         classes.append("failed" if not ok else "chosen" if t["kept"] else "rejected" if t["same_as"] is not None or not t["met"] else None)
     left = [tag("li", tag("b", what), ": ", why) for what, why in d["left_out"]]
     more = tag("p", "Not searched over:") + tag("ul", *left) if left else ""
@@ -169,6 +193,15 @@ def _about(d: Data) -> Html:
     if d["notes"]:
         blocks.append(block(f"notes ({len(d['notes'])})", "\n".join(d["notes"])))
     return Html(tag("h2", "Run it") + tag("pre", "\n".join(d["commands"])) + Html("\n".join(blocks)))
+
+
+def _when(date: str) -> str:
+    """An ISO date as people write it."""
+    return date[:16].replace("T", " ") + " UTC" if date.endswith("+00:00") else date
+
+
+def _took(seconds: float) -> str:
+    return number(seconds) if seconds >= 0.1 else "< 0.1"
 
 
 def _minutes(seconds: float) -> str:

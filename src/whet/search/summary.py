@@ -139,8 +139,8 @@ def _verdict(
 
 def _steps(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The steps of the chosen engine, the engine itself at the end."""
-    types = ", ".join(f"{n} layers {p}" for p, n in sorted(chosen["precision"].items(), key=lambda x: -x[1]))
-    last = {"step": f"engine ({types})", "params": chosen["params"], "flops": chosen["flops"], "metric": chosen["metric"],
+    types = ", ".join(f"{n} {p}" for p, n in sorted(chosen["precision"].items(), key=lambda x: -x[1]))
+    last = {"step": f"engine (layers: {types})", "params": chosen["params"], "flops": chosen["flops"], "metric": chosen["metric"],
             "ms": chosen["latency"]["median_ms"], "seconds": chosen["build_seconds"]}  # fmt: skip
     return [*chosen["steps"], last]
 
