@@ -53,8 +53,23 @@ def twice_the_same_attribute():
     return m
 
 
+def doubling(depth):
+    """Functions of which each calls the next twice: 2^depth nodes in a few lines."""
+
+    def calls(i):
+        op, domain = (f"F{i}", "my") if i < depth else ("Relu", "")
+        return [node(op, ["a"], ["c"], domain=domain), node(op, ["c"], ["b"], domain=domain)]
+
+    m = model(node("F0", domain="my"), domains=["my"])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
+    m.functions.extend(helper.make_function("my", f"F{i}", ["a"], ["b"], calls(i + 1), imports) for i in range(depth))
+    return m
+
+
 W = numpy_helper.from_array(np.ones(3, np.float32), "w")
 REFUSED = {
+    "functions that double": (doubling(30), FrontendError, "more than 2,000 nodes"),
+    "shape that no memory holds": (model(node("Relu"), inputs=[value("x", [2**62, 2**62])]), FrontendError, "'x' has the shape .* no memory holds"),
     "cycle": (
         model(node("Add", ["x", "b"], ["a"], name="one"), node("Relu", ["a"], ["b"], name="two"), outputs=[value("b", None)]),
         FrontendError,
@@ -159,7 +174,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(case):
+def test_refused(case, monkeypatch):
+    monkeypatch.setattr("whet.frontends._onnx_graph._MOST", 2000)
     m, kind, text = REFUSED[case]
     with pytest.raises(kind, match=text):
         network_from_onnx(m)

@@ -22,6 +22,7 @@ from whet.network import Network, Origin, Tensor, TensorType, Weight
 from whet.ops import OPS, Op
 
 _DEEPEST = 32  # calls of functions within functions, and graphs within graphs; real models have 3
+_MOST = 300_000  # nodes with functions taken apart; functions that call each other twice would make 2^32 of a few lines
 # What a reader may raise on a node whose form is legal but whose values are not (a zero stride, a rank that does not fit).
 _BAD_VALUES = (IndexError, AttributeError, TypeError, KeyError, ValueError, OverflowError, ArithmeticError, MemoryError, RecursionError)
 
@@ -92,6 +93,7 @@ class GraphReader:
     on_node: Callable[[NodeProto, str], None] | None = None
     readers: dict[str, Op] = field(default_factory=onnx_readers)
     depth: int = 0
+    nodes: int = 0
 
     def read(
         self, graph: GraphProto, scope: Scope, versions: Mapping[str, int], types: Mapping[str, TensorType], prefix: str = ""
@@ -153,6 +155,9 @@ class GraphReader:
 
     def _try_node(self, node: NodeProto, name: str, scope: Scope, versions: Mapping[str, int]) -> None:
         domain = "" if node.domain == "ai.onnx" else node.domain
+        self.nodes += 1
+        if self.nodes > _MOST:
+            raise FrontendError(f"with its functions taken apart the model has more than {_MOST:,} nodes. Export it without them.")
         if self.on_node is not None:
             self.on_node(node, name)
         try:

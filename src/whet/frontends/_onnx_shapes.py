@@ -9,6 +9,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
 import onnx
 
@@ -17,6 +18,7 @@ from whet.frontends._onnx_tensors import dtype_of_onnx
 from whet.network import Dim, Expr, TensorType, parse_dim, substitute, symbol, symbols
 from whet.registry import nearest
 
+_TOO_LARGE = 2**62  # bits
 UserShapes = Mapping[str, Sequence[int | str | None]]
 
 
@@ -94,6 +96,8 @@ def value_type(info: onnx.ValueInfoProto, table: SymbolTable, what: str, user: S
             dims.append(table.of_text("HW"[axis - 2]))
         else:
             dims.append(table.fresh(f"{info.name}_{axis}"))
+    if prod(d for d in dims if isinstance(d, int)) * dtype.bits >= _TOO_LARGE:
+        raise FrontendError(f"{what} has the shape [{', '.join(map(str, dims))}], which no memory holds. The model is damaged: export it anew.")
     return TensorType(dtype, tuple(dims))
 
 
