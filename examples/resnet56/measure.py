@@ -1,8 +1,8 @@
-"""Builds each fine-tuned network in the precisions of a machine and prints the table that practitioners print: what each step costs and gives.
+"""Builds each fine-tuned network in the precisions of a machine, times the engines and judges what they get right.
 
-`build` writes engines, `timed` loads and times them in turns, so that a busy moment of the machine hurts all alike (both want a quiet machine),
-`judged` scores them image by image or batch by batch, `told` prints the table and writes the result. Each leaves what it found in
-out/rows.BACKEND.json; the order does not matter after `build`.
+`build_all` writes engines, `timed` loads and times them in turns, so that a busy moment of the machine hurts all alike (both want a quiet
+machine), `judged` scores them image by image or batch by batch. Each leaves what it found in out/rows.BACKEND.json (telling.py makes tables
+of it); the order does not matter after `build_all`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import data as cifar
 import numpy as np
 from judging import paired, percent, right
 from tune import file_of
-from variants import VARIANTS
+from variants import LONG, VARIANTS
 
 import whet
 from whet.backends import get_backend
@@ -39,13 +37,6 @@ PRECISIONS = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16", "int8")}
 BATCHES = {"cpu": (1,), "cuda": (1, 128)}  # an engine each
 DYNAMIC = 8  # one more engine of some networks takes every batch up to this one
 FLEXIBLE = ("original", "depth")  # those
-#: The worked case: what a practitioner does one after the other.
-STEPS = {
-    "published": "as published", "original": "fine-tuned, not cut", "depth": "14 of 27 blocks out, fine-tuned",
-    "latency-55": "cut to 55 % of the CPU's time, fine-tuned", "latency-48": "cut to 48 % of the CPU's time, fine-tuned",
-    "gpu-55": "13 blocks out, chosen by the GPU's times at batch 1, fine-tuned",
-    "gpu128-50": "14 blocks out, chosen by the GPU's times at batch 128, fine-tuned", "2:4": "2:4, fine-tuned",
-}  # fmt: skip
 
 
 def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
@@ -73,7 +64,7 @@ def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
                     "engine MiB": round((out / file).stat().st_size / 2**20, 2), "built in s": round(time.perf_counter() - began, 1),
                 })  # fmt: skip
                 print(f"  {rows[-1]}", flush=True)
-                _write(rows, out, args)
+                write(rows, out, args)
 
 
 def tuned(name: str, out: Path) -> Path:
@@ -105,7 +96,7 @@ def what_was_kept(plan: EnginePlan) -> dict[str, str]:
 
 def timed(out: Path, args: argparse.Namespace) -> None:
     """Times every engine, taking turns with all others that run the same batch."""
-    rows = _read(out, args)
+    rows = read(out, args)
     runtime = whet.Runtime(backend=args.backend, threads=args.threads)
     engines = [runtime.load(out / r["file"]) for r in rows]
     for batch in sorted({b for r in rows for b in r["run at"]}):
@@ -115,7 +106,7 @@ def timed(out: Path, args: argparse.Namespace) -> None:
             rows[i].setdefault("ms", {})[str(batch)] = {"median": middle, "quartiles": [low, high]}
     for r, e in zip(rows, engines, strict=True):
         r["peak MiB"] = round(e.memory().peak / 2**20, 2)
-    _write(rows, out, args)
+    write(rows, out, args)
 
 
 def take_turns(engines: list[Engine], batch: int, args: argparse.Namespace) -> list[list[float]]:
@@ -161,9 +152,9 @@ def _gpu_runs(machine: Any, context: Any) -> list[float]:
 
 
 def judged(out: Path, folder: Path, args: argparse.Namespace) -> None:
-    """What each engine gets right, and how many points that is from the fine-tuned original in FP32, image by image (a paired difference with
-    its 95 % interval). Engines that differ in the batch alone are judged once, with the largest."""
-    rows = _read(out, args)
+    """What each engine gets right, and how many points that is from the original, fine-tuned the same way, in FP32, image by image (a paired
+    difference with its 95 % interval). Engines that differ in the batch alone are judged once, with the largest."""
+    rows = read(out, args)
     tests = {"exact": cifar.exact_test(folder), "JPEG": cifar.jpeg_test(folder, args.limit or None)}
     runtime, known = whet.Runtime(backend=args.backend, threads=args.threads), {}
     for r in sorted(rows, key=lambda r: -r["run at"][-1]):
@@ -171,134 +162,27 @@ def judged(out: Path, folder: Path, args: argparse.Namespace) -> None:
             engine = runtime.load(out / r["file"])
             known[key] = {name: right(engine, test, r["run at"][-1]) for name, test in tests.items()}
             print(f"  {key}:", {name: percent(k) for name, k in known[key].items()}, flush=True)
-    base = known.get(("original", "FP32"))
     for r in rows:
+        base = known.get((beside(r["network"]), "FP32"))
         for name, k in known[r["network"], r["precision"]].items():
             r |= {f"{name} %": percent(k), f"{name} images": len(k)}
             if base is not None:
                 r |= dict(zip((f"{name} points", f"{name} points low", f"{name} points high"), paired(k, base[name]), strict=True))
-    _write(rows, out, args)
+    write(rows, out, args)
 
 
-def told(out: Path, args: argparse.Namespace) -> None:
-    """The table; with args.save also three results there: all rows, the worked case, rivals at equal accuracy."""
-    rows = _read(out, args)
-    _speeds(rows)
-    flat = flattened(rows, out)
-    show(flat, args)
-    if args.save:
-        how = {n: json.loads(p.read_text()) for n in ("teacher", *VARIANTS) for p in (told_of(n, out),) if p.exists()}
-        tuning = {n: {k: v for k, v in d.items() if k != "history"} for n, d in how.items()}
-        save(flat, Path(args.save) / "resnet56.json", args, {"fine-tuning": tuning})
-        if case := [{"step": STEPS[r["network"]], **r} for r in flat if r["network"] in STEPS]:
-            save(case, Path(args.save) / "resnet56_case.json", args, {})
-        if compared := against(flat):
-            save(compared, Path(args.save) / "resnet56_against.json", args, {})
+def beside(name: str) -> str:
+    """The original that was fine-tuned as this network was."""
+    return "original-long" if name in VARIANTS and VARIANTS[name].training is LONG else "original"
 
 
-def flattened(rows: list[dict], out: Path) -> list[dict]:
-    """One record an engine and batch. `JPEG10k %` is the trained network's, before any engine, on all 10,000 images."""
-    made = []
-    for r in rows:
-        p = told_of(r["network"], out)
-        whole = {"JPEG10k %": round(100 * json.loads(p.read_text())["jpeg_test"], 2)} if p.exists() else {}
-        for batch, ms in r.get("ms", {}).items():
-            about = {k: v for k, v in r.items() if k not in ("file", "ms", "run at", "peak MiB")}
-            made.append(about | whole | {
-                "batch": int(batch), "ms": ms["median"], "ms low": ms["quartiles"][0], "ms high": ms["quartiles"][1], "images/s": ms["images/s"],
-                "speed": ms.get("speed"), "peak MiB": r.get("peak MiB"),
-            })  # fmt: skip
-    return made
-
-
-ALIKE = 0.3  # points: one standard error of an accuracy on 10,000 images
-
-
-def against(flat: list[dict]) -> list[dict]:
-    """whet's cuts beside each rival at equal accuracy, at every batch and precision: against the choice by FLOPs the same choice by latency,
-    against another library any of whet's.
-
-    Equal: the fastest of whet's that is at most ALIKE points below the rival on the 10,000 JPEG images after the same fine-tuning.
-    """
-    made = []
-    for r in flat:
-        if not r["network"].startswith(("tp-", "flops-")) or "JPEG10k %" not in r:
-            continue
-        mine = ("latency-", "gpu", "depth") if r["network"].startswith("tp-") else ("latency-", "gpu")
-        same = [w for w in flat if w["network"].startswith(mine) and all(w[k] == r[k] for k in ("precision", "batches", "batch"))]
-        if not same:
-            continue  # none was timed in this precision at this batch
-        fit = [w for w in same if w["JPEG10k %"] >= r["JPEG10k %"] - ALIKE]
-        best = min(fit, key=lambda w: w["ms"], default=None)
-        row = {"rival": r["network"], "precision": r["precision"], "batch": r["batch"]}
-        row |= {"rival JPEG10k %": r["JPEG10k %"], "rival FLOPs fewer": r["FLOPs fewer"], "rival ms": r["ms"]}
-        if best is None:
-            row |= {"whet": "none is as accurate"}
-        else:
-            row |= {"whet": best["network"], "whet JPEG10k %": best["JPEG10k %"], "whet FLOPs fewer": best["FLOPs fewer"], "whet ms": best["ms"]}
-            row["rival ms / whet ms"] = round(r["ms"] / best["ms"], 3)
-        made.append(row)
-    return made
-
-
-def _speeds(rows: list[dict]) -> None:
-    """How many times faster each is than the first FP32 row of the same batch (and images a second)."""
-    base: dict[str, float] = {}
-    for r in rows:
-        if r["precision"] == "FP32":
-            for b, t in r.get("ms", {}).items():
-                base.setdefault(b, t["median"])
-    for r in rows:
-        for b, t in r.get("ms", {}).items():
-            t["images/s"] = round(int(b) / t["median"] * 1e3)
-            if b in base:
-                t["speed"] = round(base[b] / t["median"], 3)
-
-
-def show(flat: list[dict], args: argparse.Namespace) -> None:
-    """One line an engine and batch."""
-    from rich.console import Console
-    from rich.table import Table
-
-    t = Table(title=f"ResNet-56 on this {'GPU' if args.backend == 'cuda' else 'CPU'}", title_justify="left")
-    shown = ("network", "precision", "batches", "batch", "parameters", "MFLOPs", "FLOPs fewer", "exact %", "JPEG %", "ms", "speed", "peak MiB")
-    for key in shown:
-        t.add_column(key, justify="left" if key in ("network", "precision") else "right")
-    for r in flat:
-        t.add_row(*(str(r.get(k, "-")) for k in shown))
-    Console(width=None if sys.stdout.isatty() else 150).print(t)
-
-
-def save(rows: list[dict], path: Path, args: argparse.Namespace, more: dict) -> None:
-    """Writes a result."""
-    sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
-    from _record import command, provenance
-
-    machine = get_backend(args.backend, threads=args.threads).describe()
-    result = {
-        **provenance(("numpy",)),
-        "command": command("examples/resnet56/run.py"),
-        "device": machine.get("model") or machine.get("name") or platform.processor(),
-        "threads": args.threads,
-        "rows": rows,
-        **more,
-    }
-    path.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def told_of(name: str, out: Path) -> Path:
-    """What was written about a fine-tuning: of this run, else the one that lies in the repository."""
-    mine = out / f"{file_of(name)}.json"
-    return mine if mine.exists() else HERE / "tuned" / f"{file_of(name)}.json"
-
-
-def _rows_file(out: Path, args: argparse.Namespace) -> Path:
+def rows_file(out: Path, args: argparse.Namespace) -> Path:
     return out / f"rows.{args.backend}.json"
 
 
-def _read(out: Path, args: argparse.Namespace) -> list[dict]:
-    return json.loads(_rows_file(out, args).read_text())
+def read(out: Path, args: argparse.Namespace) -> list[dict]:
+    return json.loads(rows_file(out, args).read_text())
 
 
-def _write(rows: list[dict], out: Path, args: argparse.Namespace) -> None:
-    _rows_file(out, args).write_text(json.dumps(rows, indent=1) + "\n")
+def write(rows: list[dict], out: Path, args: argparse.Namespace) -> None:
+    rows_file(out, args).write_text(json.dumps(rows, indent=1) + "\n")

@@ -48,6 +48,7 @@ def main() -> None:
         tune.tune_all(out, data, args)
     if {"build", "time", "judge", "table"} & set(steps):
         import measure
+        import telling
 
         if "build" in steps:
             measure.build_all(out, data, args)
@@ -56,7 +57,7 @@ def main() -> None:
         if "judge" in steps:
             measure.judged(out, data, args)
         if "table" in steps:
-            measure.told(out, args)
+            telling.told(out, args)
 
 
 def prune(out: Path, data: Path) -> None:

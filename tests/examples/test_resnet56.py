@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "resnet56"
-NAMES = ("data", "judging", "measure", "model", "teachers", "tune", "variants")  # as the scripts import each other
+NAMES = ("data", "judging", "measure", "model", "teachers", "telling", "tune", "variants")  # as the scripts import each other
 
 
 @pytest.fixture(scope="module")
@@ -16,11 +16,11 @@ def case():
         patch.syspath_prepend(str(FOLDER))
         for name in NAMES:
             patch.delitem(sys.modules, name, raising=False)
-        import measure
         import model
+        import telling
         import variants
 
-        yield measure, model, variants
+        yield telling, model, variants
         for name in NAMES:
             sys.modules.pop(name, None)
 
@@ -91,9 +91,20 @@ def row(network, points, ms, batch=1):
 
 
 def test_a_rival_meets_the_fastest_that_is_as_accurate(case):
-    measure = case[0]
+    telling = case[0]
     rows = [row("original", 90.5, 2.0), row("depth", 90.2, 0.9), row("latency-45", 89.6, 0.5), row("gpu-50", 90.0, 0.8), row("depth", 90.2, 0.1, 8),
             row("tp-magnitude-50", 90.0, 1.2), row("flops-50", 90.4, 1.1)]  # fmt: skip
-    torch_pruning, flops = measure.against(rows)
+    torch_pruning, flops = telling.against(rows)
     assert (torch_pruning["whet"], torch_pruning["rival ms / whet ms"]) == ("gpu-50", 1.5)  # latency-45 is too far below, batch 8 another row
     assert flops["whet"] == "none is as accurate"  # depth does not choose by latency, gpu-50 is 0.4 points below
+
+
+def test_the_short_table_has_one_line_a_network(case):
+    telling = case[0]
+    about = {"FLOPs fewer": 2.0, "parameters": 9, "speed": 2.0, "peak MiB": 1.0, "JPEG %": 90.0, "JPEG points": -0.5, "JPEG points low": -1.0,
+             "JPEG points high": 0.0}  # fmt: skip
+    rows = [about | r for r in (row("depth", 90.2, 0.9), row("depth", 90.2, 5.0, 8), row("tp-magnitude-50", 90.0, 1.2))]
+    rows.append(rows[0] | {"precision": "INT8", "ms": 0.3})
+    (line,) = telling.short(rows)
+    assert (line["network"], line["FP16 ms"], line["INT8 ms"]) == (telling.STEPS["depth"], 0.9, 0.3)
+    assert line["INT8 JPEG points"] == "-0.50 [-1.00, +0.00]"
