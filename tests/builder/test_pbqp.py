@@ -50,6 +50,21 @@ def test_a_beam_that_drops_nothing_is_exact(seed, nodes, forbid):
     assert np.isinf(best) or found.cost == p.total(found.picked)
 
 
+def test_edges_between_the_same_nodes_add_up_whichever_way_they_run():
+    p = Problem()
+    p.add_node("a", [0, 1])
+    p.add_node("b", [5, 0, 2])
+    there, back, loop = np.array([[1, 2, 3], [4, 5, 6]]), np.array([[0, 9], [7, 0], [0, 30]]), np.array([[8, 99], [99, 3]])
+    p.add_edge("a", "b", there)
+    p.add_edge("b", "a", back)
+    p.add_edge("a", "b", there)
+    p.add_edge("a", "a", loop)
+    want = np.array([0, 1])[:, None] + np.array([5, 0, 2]) + 2 * there + back.T + np.diag(loop)[:, None]
+    got = [[p.total({"a": a, "b": b}) for b in range(3)] for a in range(2)]
+    assert got == want.tolist()
+    assert p.solve().cost == want.min()
+
+
 def several_options(seed, nodes=6):
     rng, p = np.random.default_rng(seed), Problem()
     for i in range(nodes):

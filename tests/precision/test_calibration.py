@@ -111,6 +111,43 @@ def test_methods_cut_what_outliers_stretch():
     assert limits["entropy"] < 100
 
 
+def rounding_error(a: np.ndarray, limit: float) -> float:
+    """The mean squared error of `a` in 8 bits that saturate at `limit`, counted value by value."""
+    step = limit / 127
+    return float(np.mean((np.clip(np.rint(a / step), -127, 127) * step - a) ** 2))
+
+
+def test_mean_squared_error_weighs_what_is_cut_off_against_the_step():
+    a = np.random.default_rng(4).standard_normal(100_000)
+    a[:3000] *= 6
+    h = Histogram()
+    h.add(a)
+    least = min(rounding_error(a, limit) for limit in np.linspace(0.05, 1, 200) * h.largest)
+    assert rounding_error(a, LIMITS["mse"](h)) < 1.03 * least
+    assert rounding_error(a, LIMITS["mse"](h)) < 0.8 * rounding_error(a, LIMITS["minmax"](h))
+
+
+def test_entropy_does_not_look_at_zeros():
+    """Behind a Relu most values are zeros, which every range holds exactly: they must not decide where the others are cut off."""
+    a = np.abs(np.random.default_rng(4).standard_normal(50_000))
+    a[:5] = 40
+    few, many = Histogram(), Histogram()
+    few.add(a)
+    many.add(np.concatenate([a, np.zeros(2_000_000)]))
+    assert LIMITS["entropy"](few) == LIMITS["entropy"](many) < 20
+
+
+@pytest.mark.parametrize("r", [Range(-1.0, 1.0), Range(0.0, 2.0), Range(-0.25, 3.0)], ids=["i8", "u8", "zero point"])
+def test_a_ranges_own_rounding_is_that_of_quantize_and_dequantize(r):
+    a = np.linspace(-4, 4, 4001, dtype=np.float32)
+    net = Network("rounding")
+    x = net.add_input("x", parse_type("f32[4001]"))
+    scale, zero = net.constant(np.float32(r.scale), "scale"), net.constant(np.array(r.zero, r.dtype.numpy), "zero")
+    net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", x, scale, zero), scale, zero), "y")
+    np.testing.assert_array_equal(r.fake(a), run_network(net, {"x": a})["y"])
+    assert len(np.unique(r.fake(a))) == 256
+
+
 def test_the_range_with_the_least_error_of_the_reader_is_taken():
     net = Network("outlier")
     x = net.add_input("x", parse_type("f32[1,64]"))

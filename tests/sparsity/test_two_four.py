@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import zero_smallest
-from whet.sparsity import eligible_layers, force_two_four, is_two_four, two_four
+from whet.sparsity import eligible_layers, force_two_four, is_two_four, reduction_axis, two_four
 from whet.sparsity.report import said_of_zeros, scattered_zeros
 
 NET = """network n source
@@ -88,3 +88,30 @@ out %a
     w[0, 3] = 0
     net.constants["w"].weight = Weight(w, net.constants["w"].weight.origin)
     assert scattered_zeros(net) == 4 / 32
+
+
+def test_quantized_weights_of_a_fused_layer_are_judged_by_their_integers():
+    """A zero is the integer 0; the weights that the layer reads are the i8 ones, whose scales are inputs of their own."""
+    net = parse_network("""network n lowered
+in %x: f32[2,8,4,4]
+const %w: i8[6,8,1,1] = seed(1)
+const %s: f32[] = seed(2)
+%y: f32[2,6,4,4] = Fused(%x, %w, %s, hint="Conv") {
+  region body
+    in %a: f32[2,8,4,4]
+    in %b: i8[6,8,1,1]
+    in %c: f32[]
+    %d: f32[6,8,1,1] = DequantizeLinear(%b, %c)
+    %e: f32[2,6,4,4] = Conv(%a, %d)
+    out %e
+}
+out %y
+""")
+    (layer,) = net.layers
+    w, axis = reduction_axis(layer)
+    assert (w.name, axis) == ("w", 1)
+    whole = np.arange(1, 49).reshape(6, 8, 1, 1)
+    w.weight = Weight(whole.astype(np.int8), w.constant().origin)
+    assert eligible_layers(net) == ([], {"y": "its weights are not 2:4"})
+    w.weight = Weight(two_four(whole.astype(np.float32), 1).astype(np.int8), w.constant().origin)
+    assert eligible_layers(net) == (["y"], {})

@@ -30,9 +30,9 @@ class BuildConfig:
     precision_constraints: str = "none"  # none | prefer | obey
     layer_precisions: tuple[tuple[str, str], ...] = ()  # (layer or source node name, precision); `*` as a wildcard
     layer_output_types: tuple[tuple[str, str], ...] = ()
-    sparsity: str = "disable"  # disable | enable | force
+    sparsity: str = "disable"  # disable | enable | force: kept in engine and lock; force weights by sparsity.force_two_four
     profiles: tuple[tuple[Shapes, Shapes, Shapes], ...] = ()  # (min, opt, max) shapes by input
-    optimization_level: int = 3  # 0..5, reference/tensorrt.md 5.4
+    optimization_level: int = 3  # 0..5: how many tactics are timed, from 3 on kernels in the network, from 4 on threads (docs/design/choice.md)
     passes: tuple[str, ...] = ()  # switches: "none", "-name", "+name"
     no_fuse: tuple[str, ...] = ()  # source node names that stay alone
     avg_timing: int = 8  # timed rounds per tactic
