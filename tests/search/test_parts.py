@@ -1,4 +1,4 @@
-"""Locks, energy meters, labelled data, the space, and the study's memory: each by itself."""
+"""Locks, labelled data, advice, the space, and the study's memory: each by itself."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from search.conftest import perceptron, recipe_with
 from whet.errors import CalibrationError, UsageError
-from whet.search.data import labelled
+from whet.search.data import Labelled, labelled
 from whet.search.locks import DeviceLock, physical_gpu
+from whet.search.metrics import top1
 from whet.search.recipe import Space, recipe_from
 from whet.search.space import Candidate, baseline_types, kept_channels, search_space
 from whet.search.study import Study
@@ -288,6 +290,7 @@ def test_the_knapsack_shares_a_budget_out(case, tmp_path, monkeypatch):
 ASK_AND_DIE = """
 import json, os, sys
 from pathlib import Path
+from types import SimpleNamespace
 sys.path.insert(0, sys.argv[3])
 from search.test_parts import study_of
 import optuna.trial
@@ -408,3 +411,35 @@ def test_one_search_at_a_time_in_a_folder(case, tmp_path):
         with pytest.raises(UsageError, match=r"thesis\.txt|holds no search"), WorkFolder(tmp_path / "full").opened(recipe, fresh):
             pass
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+def test_what_a_target_cannot_be_met_for_is_said_before_anything_is_built(case, tmp_path, monkeypatch):
+    from whet.search import advice, dry_run
+
+    monkeypatch.setattr(advice, "no_torch", lambda: "PyTorch is not installed")
+    monkeypatch.setattr(advice, "Meter", lambda gpu: SimpleNamespace(read=None, about="not measurable: no meter"))
+    wanted = {"target": {"net_energy": "0.5x", "accuracy_drop": 0.1}, "data__train": "score.npz", "finetune": True}
+    recipe = recipe_with(case, tmp_path / "w", **wanted)
+    said = dry_run(recipe)["advice"]
+    assert [s.partition(":")[0][:24] for s in said] == ["the target asks for ener", "data.train is given, but", "data.score has 400 sampl"]
+    assert "one of them is 0.25 points: a drop of 0.1 cannot be told from none" in said[-1]
+    assert advice.before(recipe, here=False) == [], "a cluster's machines have meters and PyTorch of their own"
+    assert advice.before(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, judge=None)), here=False)[0].startswith("no data.judge")
+    assert advice.on_original(recipe, {"metric": {"value": 9.8}})
+    assert not advice.on_original(recipe, {"metric": {"value": 93.0}})
+
+
+def test_numbers_that_are_none_and_labels_that_are_no_class_are_refused(case, tmp_path):
+    from whet.search.data import unlabelled
+
+    x = np.zeros((5, 64), np.float32)
+    x[3, 7] = np.nan
+    np.savez(tmp_path / "x.npz", x=x)
+    np.savez(tmp_path / "xy.npz", x=x, labels=np.zeros(5, int))
+    with pytest.raises(CalibrationError, match=r"x\.npz: sample 3 of 'x' holds NaN or infinite values"):
+        unlabelled(str(tmp_path / "x.npz"), network(case), 9)
+    with pytest.raises(CalibrationError, match=r"data\.score: .*sample 3 of 'x' holds NaN or infinite values"):
+        labelled(str(tmp_path / "xy.npz"), network(case), "data.score")
+    data = Labelled({"x": np.zeros((3, 64), np.float32)}, np.array([1, 2, 10]))
+    with pytest.raises(CalibrationError, match="labels go from 1 to 10, but the model tells 10 classes apart: they count from 0"):
+        top1(lambda feeds: {"y": np.zeros((3, 10), np.float32)}, data)

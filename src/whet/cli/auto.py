@@ -117,5 +117,6 @@ def _dry_text(facts: dict[str, Any]) -> str:
         shown = values if isinstance(values, str) else ", ".join(map(str, values))
         lines.append(f"  {name}: {shown}" + (f"  ({len(members)} groups)" if members else ""))
     lines += [f"not varied {what}: {why}" for what, why in facts["left_out"]]
+    lines += [f"note       {text}" for text in facts["advice"]]
     lines.append(f"folder     {facts['folder']} ({'a search is there: it goes on' if facts['resumed'] else 'new'})")
     return "\n".join(lines)

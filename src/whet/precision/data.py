@@ -100,7 +100,8 @@ def _file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
             loaded = np.load(f, allow_pickle=False)
             found = loaded if isinstance(loaded, np.ndarray) else {n: loaded[n] for n in loaded.files}
     except (OSError, ValueError, EOFError, BadZipFile) as e:
-        raise CalibrationError(f"{path} cannot be read as NumPy arrays: {e}") from e
+        why = str(e) if isinstance(e, OSError) else "it is none, is damaged, or holds Python objects, which are never loaded"
+        raise CalibrationError(f"{path} cannot be read as NumPy arrays: {why}") from e
     wanted = [t.name for t in net.inputs]
     if isinstance(found, np.ndarray):
         arrays = {_only_input(net, str(path)).name: found}

@@ -38,7 +38,7 @@ def unlabelled(source: str, net: Network, samples: int, preprocess: str | None =
     found = list(islice(calibration_data(source, net, Preprocessing.parse(preprocess) if preprocess else None), samples))
     if not found:
         raise CalibrationError(f"{source} holds no samples")
-    return {name: np.concatenate([s[name] for s in found]) for name in found[0]}
+    return _finite({name: np.concatenate([s[name] for s in found]) for name in found[0]}, source)
 
 
 def labelled(source: str, net: Network, what: str) -> Labelled:
@@ -61,7 +61,7 @@ def labelled(source: str, net: Network, what: str) -> Labelled:
     inputs = {n: np.concatenate([s[n] for s in samples]) for n in samples[0]} if samples else {}
     if not samples or len(labels) != len(next(iter(inputs.values()))):
         raise CalibrationError(f"{what}: {source} has {len(labels)} labels for {len(next(iter(inputs.values()), ()))} samples")
-    return Labelled(inputs, labels)
+    return Labelled(_finite(inputs, f"{what}: {source}"), labels)
 
 
 @contextmanager
@@ -109,6 +109,15 @@ def _named(arrays: Mapping[str, Any], net: Network, where: str) -> dict[str, np.
     if missing:
         raise CalibrationError(f"{where} has no array for the input '{missing[0]}'; it has {', '.join(arrays)}")
     return {n: np.asarray(arrays[n]) for n in wanted}
+
+
+def _finite(inputs: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
+    """The inputs; ranges, recovery and scores of numbers that are none would mean nothing."""
+    for name, a in inputs.items():
+        if a.dtype.kind == "f" and not np.isfinite(a).all():
+            bad = int(np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(1))[0])
+            raise CalibrationError(f"{where}: sample {bad} of '{name}' holds NaN or infinite values; leave it out or mend it")
+    return inputs
 
 
 def _integers(labels: np.ndarray, where: str) -> np.ndarray:

@@ -17,6 +17,7 @@ from whet.network import Network
 from whet.pruning.depth import branches
 from whet.pruning.order import check_order
 from whet.registry import own_function
+from whet.search import advice
 from whet.search import job as j
 from whet.search.data import labelled, modules_of, unlabelled
 from whet.search.folder import WorkFolder
@@ -27,7 +28,7 @@ from whet.search.scouting import Scouting
 from whet.search.space import Candidate, SearchSpace, baseline_types, search_space
 from whet.search.targets import Check, checks, choose, distance, met, pareto
 from whet.search.watching import Silent, Watcher
-from whet.search.workers import Workers, workers_for
+from whet.search.workers import LocalWorkers, Workers, workers_for
 
 
 @dataclass
@@ -69,7 +70,10 @@ class Loop:
     def run(self, resumed: bool) -> SearchResult:
         """From wherever the folder stands to the end. Raises BuildError when the original itself cannot be built, or all trials failed."""
         self.jobs.event("resume" if resumed else "begin")
-        self.jobs.watch.plan(self.facts(resumed))
+        facts = self.facts(resumed)
+        self.jobs.watch.plan(facts)
+        for text in facts["advice"]:
+            self.jobs.note(text)
         judging = Judging(self.recipe, self.baselines(), self.batches)
         self.space = search_space(self.net, self.recipe, judging.original(self.batches[0]).get("branches", ()))
         trials = self.scouts(judging)
@@ -93,7 +97,7 @@ class Loop:
             "resumed": resumed, "baselines": [f"{p}, batch {b}" for p, b in self.baseline_rows()], "points": s.size(),
             "space": {d.name: list(d.values) if d.values else f"{d.least:g} to {d.most:g} in steps of {d.step:g}" for d in s.dimensions},
             "classes": {name: list(members) for name, members in s.classes.items()}, "fixed": dict(s.fixed),
-            "left_out": [list(x) for x in s.left_out],
+            "left_out": [list(x) for x in s.left_out], "advice": advice.before(r, here=isinstance(self.jobs.workers, LocalWorkers)),
         }  # fmt: skip
 
     # the phases
@@ -114,6 +118,8 @@ class Loop:
                 if name.startswith("fp32"):
                     raise BuildError(f"the original cannot be built and judged ({name}): {r['reason']}")
                 self.jobs.note(f"the original in {name.partition('-')[0]}: {r['reason']}")
+        for text in advice.on_original(self.recipe, found[f"fp32-b{self.batches[0]}"]):
+            self.jobs.note(text)
         return {name: r for name, r in found.items() if r["state"] == "done"}
 
     def scouts(self, judging: Judging) -> list[Trial]:
@@ -273,6 +279,7 @@ def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
             source = getattr(recipe.data, which)
             if source and recipe.metric == "top1":
                 facts["data"][which] = len(labelled(source, loop.net, f"data.{which}"))
+        facts["advice"] += advice.on_samples(recipe, facts["data"].get("score", 0))
         if recipe.metric != "top1":
             own_function(recipe.metric, "metric")
     return facts

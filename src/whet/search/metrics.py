@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.errors import ShapeError, UsageError
+from whet.errors import CalibrationError, ShapeError, UsageError
 from whet.search.data import Labelled
 
 Predict = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
@@ -37,7 +37,8 @@ class Score:
 def top1(predict: Predict, data: Labelled) -> Score:
     """Per cent of the samples whose largest output is their label; Wilson's interval.
 
-    The output is the one with two axes [n, classes] (or more of size 1). Raises ShapeError when there is none, or more than one.
+    The output is the one with two axes [n, classes] (or more of size 1). Raises ShapeError when there is none, or more than one,
+    CalibrationError for labels that are no classes of it.
     """
     outputs = predict(data.inputs)
     rows = {n: a for n, a in outputs.items() if a.ndim >= 2 and len(a) == len(data) and max(a.shape[2:], default=1) == 1}
@@ -46,6 +47,10 @@ def top1(predict: Predict, data: Labelled) -> Score:
         shapes = ", ".join(f"{n} {list(a.shape)}" for n, a in outputs.items())
         raise ShapeError(f"top1 needs one output of a row of scores a sample; the model gives {shapes}. Give a metric function instead.")
     (scores,) = fitting.values()
+    if len(data) and not 0 <= data.labels.min() <= data.labels.max() < scores.shape[1]:
+        raise CalibrationError(
+            f"labels go from {data.labels.min()} to {data.labels.max()}, but the model tells {scores.shape[1]} classes apart: they count from 0"
+        )
     right = (scores.argmax(1) == data.labels).astype(np.float64) * 100
     low, high = wilson(round(float(right.sum()) / 100), len(right))
     return Score(float(right.mean()), 100 * low, 100 * high, len(right), right)
