@@ -1,7 +1,9 @@
 """Engines and contexts: runs, shapes, user buffers, threads, memory, hardware."""
 
+import copy
 import dataclasses
 import gc
+import pickle
 import re
 import threading
 import weakref
@@ -12,8 +14,9 @@ import pytest
 import whet.runtime.context as context_module
 import whet.runtime.shaped as shaped_module
 from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
+from whet.builder import build
 from whet.engine import make_probe
-from whet.errors import ContextError, EngineError, ShapeError
+from whet.errors import ContextError, EngineError, ShapeError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.runtime import EngineWarning, Runtime, aligned_empty
@@ -395,3 +398,27 @@ def test_static_engine_of_blocked_formats():
     np.testing.assert_allclose(engine.create_context().run({"x": x})["y"], run_network(engine.plan.network, {"x": x})["y"], rtol=1e-5)
     with pytest.raises(ShapeError, match="axis 0: 3, but the engine takes 2"):
         engine.create_context().set_input_shape("x", (3, 5, 4, 4))
+
+
+def test_what_notebooks_show(engine):
+    context = engine.create_context()
+    assert repr(engine).startswith(f"<Engine {engine.plan.network.name!r} on cpu: ")
+    assert repr(engine.plan).startswith("<EnginePlan of <Network ")
+    assert "profile 0" in repr(context)
+    assert all(len(repr(x)) < 500 and "object at" not in repr(x) for x in (engine, context, engine.plan, engine.plan.network))
+    context.close()
+    context.close()  # again: nothing
+    assert repr(context).endswith("closed>")
+
+
+def test_engines_and_contexts_are_not_copied(engine):
+    """A copied context would share its memory with the first; a pickled engine would need its kernels."""
+    for made, text in ((engine, "load its file"), (engine.create_context(), "create_context")):
+        for way in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=text):
+                way(made)
+
+
+def test_build_says_what_it_takes():
+    with pytest.raises(UsageError, match="network_from_onnx"):
+        build("model.onnx")  # type: ignore[arg-type]

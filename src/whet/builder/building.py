@@ -27,7 +27,7 @@ from whet.builder.verification import ban, ban_failures, ban_nearest, verificati
 from whet.builder.whole import BrokenKernel, best_engine
 from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe
-from whet.errors import VerificationError
+from whet.errors import UsageError, VerificationError
 from whet.network import Network
 from whet.passes import PassLog
 from whet.runtime.kernels import signature_of
@@ -53,6 +53,9 @@ def build(
     do not fit the network; CacheError for an unusable timing cache.
     """
     config = config or BuildConfig()
+    if not isinstance(net, Network) or not isinstance(config, BuildConfig):
+        made = "build takes a Network and a BuildConfig: whet.build(whet.network_from_onnx('model.onnx'), whet.BuildConfig(...))"
+        raise UsageError(f"{made}, not {type(net).__name__} and {type(config).__name__}")
     lock = read_lock(config.lock) if config.lock else None
     counts = thread_counts(config, lock["threads"] if lock is not None else None)
     plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs, rival_ms) for n in counts]

@@ -58,7 +58,7 @@ class ArenaPlan:
     scratch_bytes: int = 0
 
 
-@dataclass
+@dataclass(repr=False)
 class EnginePlan:
     """An engine. `network` is lowered, with Reformat layers in place; its constants carry origins over `source weights`.
 
@@ -93,3 +93,6 @@ class EnginePlan:
     probe: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     packed: dict[str, Any] = field(default_factory=dict)  # Packed.key -> bytes (uint8), where the file brought them
+
+    def __repr__(self) -> str:
+        return f"<EnginePlan of {self.network!r} on {self.backend}, {self.threads} threads, {len(self.profiles) or 1} profile(s)>"

@@ -140,6 +140,10 @@ class Network:
         self._names: set[str] = set()
         self._counters: dict[str, int] = {}
 
+    def __repr__(self) -> str:
+        ins, outs = (", ".join(f"{t.name}: {t.type}" for t in ts) for ts in (self.inputs, self.outputs))
+        return f"<Network {self.name!r}, {self.stage}: {len(self.layers)} layers, {ins} -> {outs}; print() shows them>"
+
     # building
 
     def add_input(self, name: str, type: TensorType) -> Tensor:

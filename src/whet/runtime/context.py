@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -44,6 +44,13 @@ class Context:
         self._users: dict[str, UserArray] = {}
         self._ready: tuple[Bound, list, list] | None = None  # what execute() does, until something is bound or run otherwise
         self._closed = False
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{n}: {'x'.join(map(str, s)) or 'scalar'}" for n, s in self._shapes.items())
+        return f"<Context of {self.engine!r}, profile {self.profile_index}, {'closed' if self._closed else shapes}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a context cannot be pickled or copied: it is one thread's memory. Make another with engine.create_context()")
 
     # shapes
 
@@ -238,7 +245,9 @@ class Context:
         }
 
     def close(self) -> None:
-        """Gives the arena back. Using the context afterwards raises ContextError."""
+        """Gives the arena back; again it does nothing. Using the context afterwards raises ContextError."""
+        if self._closed:
+            return
         with self._alone():
             self._closed, self._ready = True, None
             self._bounds.clear()

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -120,6 +120,13 @@ class Engine:
             raise EngineError(f"{where} cannot run here: {e}") from e
         if differences and plan.probe:
             self._run_probe()
+
+    def __repr__(self) -> str:
+        ins, outs = (", ".join(f"{n}: {t}" for n, t in ts.items()) for ts in (self.inputs, self.outputs))
+        return f"<Engine {self.plan.network.name!r} on {self.plan.backend}: {len(self.plan.network.layers)} layers, {ins} -> {outs}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("an engine cannot be pickled or copied: load its file in each process (whet.Runtime().load(path)); threads can share it")
 
     # what it is
 
