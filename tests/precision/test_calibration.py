@@ -300,6 +300,22 @@ def test_images_are_decoded_and_prepared(tmp_path):
     assert Preprocessing.parse(str(tmp_path / "p.yaml")) == p
 
 
+def test_pictures_of_sixteen_bits_keep_their_light(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    deep = np.repeat(np.arange(12, dtype=np.uint16)[None] * 5957, 12, axis=0)  # 0 to 65527
+    image.fromarray(deep).save(tmp_path / "a.png")
+    (got,) = calibration_data(str(tmp_path), small_network(), Preprocessing.parse("scale:1/255"))
+    np.testing.assert_allclose(got["x"][0, 0], deep / 65535, atol=1 / 255)
+
+
+def test_a_picture_that_claims_too_much_is_named(tmp_path, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(tmp_path / "a.png")
+    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 20)
+    with pytest.raises(CalibrationError, match=r"a\.png cannot be decoded: Image size"):
+        list(calibration_data(str(tmp_path), small_network()))
+
+
 BAD_DATA = {
     "shape": (lambda p: np.save(p / "d.npy", np.zeros((2, 4, 12, 12), np.float32)), "d.npy", "has 4 along axis 1"),
     "rank": (lambda p: np.save(p / "d.npy", np.zeros(3, np.float32)), "d.npy", "has shape"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, Tensor
+from whet.precision.decoding import decode
 from whet.registry import own_function
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
@@ -174,8 +175,7 @@ def _image(path: Path, net: Network, p: Preprocessing) -> dict[str, np.ndarray]:
     height, width = (int(d) for d in sizes)
     channels = t.shape[1] if p.layout == "nchw" else t.shape[3]
     try:
-        with Image.open(path) as opened:
-            image = opened.convert("L" if channels == 1 else "RGB")
+        image = decode(path, gray=channels == 1)
     except OSError as e:
         raise CalibrationError(f"{path} cannot be decoded: {e}") from e
     if p.resize:

@@ -13,6 +13,7 @@ import numpy as np
 from whet.errors import TrainingError, UsageError
 from whet.network import Network
 from whet.precision import Preprocessing
+from whet.precision.decoding import decode
 from whet.registry import own_function
 
 _LABELS = ("labels", "label", "y", "targets", "y_train")
@@ -144,8 +145,7 @@ def _from_folder(path: Path, net: Network, preprocessing: Preprocessing | None) 
     pixels = np.empty((len(files), int(sizes[0]), int(sizes[1]), 1 if channels == 1 else 3), np.uint8)
     for i, (f, _) in enumerate(files):
         try:
-            with Image.open(f) as opened:
-                image = opened.convert("L" if channels == 1 else "RGB").resize((int(sizes[1]), int(sizes[0])), Image.Resampling.BILINEAR)
+            image = decode(f, gray=channels == 1).resize((int(sizes[1]), int(sizes[0])), Image.Resampling.BILINEAR)
         except OSError as e:
             raise TrainingError(f"{f} cannot be decoded: {e}") from e
         pixels[i] = np.asarray(image, np.uint8).reshape(pixels.shape[1:])
