@@ -105,6 +105,14 @@ OTHERS = [
     ("moves.cu", {"FROM": 1, "TO": 0, "SPAN": 0, "EACH": 4, "STEPS": "EVERY(values[i] = source(0, at);)"}),
     ("moves.cu", {"FROM": 1, "TO": 1, "SPAN": 85, "EACH": 3, "STEPS": "EVERY(values[i] = source(0, row * 85u + column);)"}),
     ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 32, "ITEMS": 1, "WIDE": 1}),
+    ("qnarrow.cu", {"C": 32, "KC": 32, "R": 3, "S": 3, "STRIDE": 1, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 4, "RESIDUAL": 4, "LATE": 1, "IN8": 4,
+                    "TO": 4, "ACT": 1, "FOLD": 1, "BLOCKS": 3, "TALL_WEIGHTS": 1}),
+    ("qnarrow.cu", {"C": 64, "KC": 64, "R": 3, "S": 3, "STRIDE": 2, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 2, "RESIDUAL": 0, "LATE": 0, "IN8": 3,
+                    "TO": 3, "ACT": 0, "FOLD": 1, "BLOCKS": 3, "TALL_WEIGHTS": 1}),
+    ("qstem.cu", {"C": 3, "TY": 4, "TX": 4, "BN": 112, "KC": 64, "TALL": 4, "POOL": 1, "Q": 112, "IN8": 3, "TO": 4, "ACT": 0, "FOLD": 1, "BLOCKS": 3,
+                  "TALL_WEIGHTS": 1}),
+    ("qstem.cu", {"C": 3, "TY": 3, "TX": 3, "BN": 160, "KC": 32, "TALL": 2, "POOL": 0, "Q": 0, "IN8": 4, "TO": 4, "ACT": 1, "FOLD": 1, "BLOCKS": 3,
+                  "TALL_WEIGHTS": 1}),
     ("qmul.cu", {"FROM": 3, "GATE": 1, "TO": 3}),
     ("reduce.cu", {"TYPE": 2, "OP": 7, "T": 32, "WIDE": 0}),
     ("reduce.cu", {"TYPE": 1, "OP": 1, "T": 256, "WIDE": 1}),
@@ -236,6 +244,16 @@ def test_products_of_8_bits_use_what_hopper_has(config, eight, im2col, activatio
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
     assert "R2UR" not in text[text.index(product) : text.rindex(product)], "descriptors stay in uniform registers"
+
+
+@pytest.mark.parametrize("pair", [1, 2])
+def test_a_second_product_of_8_bits_has_sums_of_its_own(pair, tmp_path):
+    config, eight = ConvConfig(1, 1, 64, bk=64, stages=2, blocks=3, outs=2, size=1), Eight("u8", "u8", "i8", fold=True)
+    assert config.valid()
+    text = sass(compile_cubin(conv_source(config, False, "clip", False, eight=eight, pair=pair, between=True), cached=False), tmp_path)
+    assert text.count("IGMMA") >= 4, "two steps of 32 channels of each"
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
 
 
 @pytest.mark.parametrize(("name", "constants"), OTHERS, ids=lambda v: v if isinstance(v, str) else "")

@@ -52,6 +52,7 @@ _PIECES = {
     "Moves": "no tactic here moves numbers and computes with them on the way",
     "PoolChain": "no tactic here computes poolings in a row and joins them at once",
     "PoolGemm": "no tactic here computes global pooling and a product at once",
+    "QuantizedSum": "no tactic here computes two quantized convolutions and their sum at once",
     "SqueezeExcite": "no tactic here computes squeeze and excitation at once",
     "Rearrange": "no tactic here cuts channels and moves them at once",
     "Table": "no tactic here looks up functions of 8-bit integers; they are computed step by step",

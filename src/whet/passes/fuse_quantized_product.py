@@ -8,7 +8,7 @@ from whet.passes._fuse import anchored, conv_of, fuse_whole, plain_product, step
 from whet.passes._graph import Graph
 
 
-@rule("*", phase=Phase.FINAL, after=["fuse_conv_product", "fuse_quantized_pool"])
+@rule("*", phase=Phase.FINAL, after=["fuse_conv_product", "fuse_quantized_pool", "fuse_quantized_sum"])
 def fuse_quantized_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
     value = _integers(layer)
     first = g.maker(value)

@@ -134,11 +134,22 @@ class Groups:
 
 
 @dataclass(frozen=True)
+class Between:
+    """How the first of two sums becomes integers before the second adds it: addresses of biases and factors, steps and lowest integer."""
+
+    bias: int
+    factor: int
+    span: float
+    base: float
+
+
+@dataclass(frozen=True)
 class Second:
     """A second convolution whose result is added before the activation: 1x1, no padding, to the same output."""
 
     shape: ConvShape
     x: View
+    between: Between | None = None
 
     @staticmethod
     def kind(shape: ConvShape) -> int:
@@ -200,10 +211,11 @@ def conv_source(
     eight: Eight | None = None,
     grouped: bool = False,
     pair: int = 0,
+    between: bool = False,
 ) -> str:
     """The kernel's complete text."""
     made = config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16, out_f32=out_f32, odd=odd)
-    more = {**({"GROUPED": 1} if grouped else {}), **({"PAIR": pair} if pair else {})}
+    more = {**({"GROUPED": 1} if grouped else {}), **({"PAIR": pair} if pair else {}), **({"BETWEEN": 1} if between else {})}
     return source("conv.cu", {**made, **({} if eight is None else eight.constants()), **more})
 
 
@@ -218,9 +230,10 @@ def conv_kernel(
     eight: Eight | None = None,
     grouped: bool = False,
     pair: int = 0,
+    between: bool = False,
 ) -> Kernel:
     """The loaded kernel; compiled on first use, then kept."""
-    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd, eight, grouped, pair), name=f"conv_{config}.cu")
+    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd, eight, grouped, pair, between), name=f"conv_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED if config.halo else config.shared)
 
 
@@ -415,6 +428,9 @@ def conv_launch(
     if second is not None:
         args += bytes(-len(args) % 64) + window_map(second.shape, second.x, config, dtype)
         args += struct.pack("<3i", first_steps, *second.shape.stride)
+        if second.between is not None:
+            made = second.between
+            args += struct.pack("<4x2Q2f", made.bias, made.factor, made.span, made.base)
     if config.once and config.once * config.sk != steps:
         raise BackendError(f"{config} has not {steps} steps. This is a mistake in whet: please report it.")
     grid = tiles * config.sk if config.sk > 1 or config.once else min(tiles, multiprocessors * config.blocks)
@@ -422,7 +438,8 @@ def conv_launch(
         grid = max(1, grid // tiles_n) * tiles_n
     im2col = not config.halo and (input_map is not None or not shape.plain)
     pair = 0 if second is None else Second.kind(second.shape)
-    kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight, groups is not None, pair)
+    between = second is not None and second.between is not None
+    kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight, groups is not None, pair, between)
     shared = config.shared_with(halo.slot) if config.halo else -1
     return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)
 

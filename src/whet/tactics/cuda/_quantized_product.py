@@ -86,7 +86,7 @@ def both_of(layer: Layer) -> Both8 | str:
         return "the body is no pair of quantized convolutions"
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     fed = {t: i for i, t in enumerate(layer.inputs)}
-    first, product = (_half(seen(x, outer)) for x in body.layers)
+    first, product = (half_of(seen(x, outer)) for x in body.layers)
     if isinstance(first, str):
         return first
     if isinstance(product, str):
@@ -103,7 +103,8 @@ def both_of(layer: Layer) -> Both8 | str:
     return Both8(first, product, fed[first.reads], None if product.added is None else fed[product.added])
 
 
-def _half(conv: Layer) -> Half | str:
+def half_of(conv: Layer) -> Half | str:
+    """A quantized convolution taken apart, or why it is none that sums in registers can end."""
     parts = take_apart(conv)
     if isinstance(parts, str):
         return parts

@@ -142,10 +142,9 @@ def first_shared8(s: ConvShape, th: int, tw: int) -> int:
 
 def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, Finish]:
     """Filters and factors as first.cu reads them, the numbers of the output, and the activation."""
-    x, w, b = parts.places()
-    weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
+    weights = parts.view.inputs[parts.places()[1]]
     assert weights is not None
-    row, filters, zero = first_row8(s), _columns(s), parts.reads[x].zero
+    row, filters = first_row8(s), _columns(s)
 
     def permuted() -> np.ndarray:
         given = np.asarray(weights.array(), np.int8)  # [k, c, r, s]
@@ -155,7 +154,18 @@ def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tupl
         out[:, : side[0].size] = side.reshape(s.k, -1)
         return pack_weights8(out[:, :, None, None], row)
 
-    def numbers() -> Factors:  # pixels outside are the zero point: all taps count, for every pixel
+    numbers, out, finish = first_numbers(parts, made, s, stored)
+    return (packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, finish
+
+
+def first_numbers(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[Packed, Output, Finish]:
+    """Biases and factors (bias_count(k) floats each), the numbers of the output, and the activation, where pixels outside are the zero point."""
+    x, w, b = parts.places()
+    weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
+    assert weights is not None
+    zero = parts.reads[x].zero
+
+    def numbers() -> Factors:  # all taps count, for every pixel
         factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))
         taken = zero * factor * np.asarray(weights.array(), np.float64).sum(axis=(1, 2, 3))
         found = Factors(factor.astype(np.float32), (made.bias(bias, s.k) - taken)[None], np.zeros(0, np.uint16))
@@ -164,11 +174,7 @@ def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tupl
     out, per, shift, finish = Output.of(parts, made), 1.0, 0.0, made.finish
     if folds(made, stored):
         per, shift, out, finish = folded(out, made, stored)
-    packed = (
-        packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted),
-        packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0],
-    )
-    return packed, out, finish
+    return packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0], out, finish
 
 
 def first_end(

@@ -10,6 +10,8 @@
 // With GROUPED (a convolution of several groups) a tile of output channels reads the window of input channels that its groups have, and K runs over
 // that window alone; weights within it that belong to no pair of a group are zeros.
 // With PAIR the sum goes on over a second input, a 1x1 convolution of its own to the same output (1: stride 1, 2: any stride); its weights follow.
+// With BETWEEN (integers; PAIR, no cluster, FOLD) the second input has sums of its own: those of the first become integers of type ADD, as if they were
+// stored, which stay in registers and are what is added at the end.
 // With DW (a stride; needs HALO and a 1x1 product) the product's input is a depthwise convolution of DW_R x DW_S taps that this kernel computes itself: a
 // K step's input tile holds the pixels of all taps, and the multiplying warps make their rows of the operand from it, DW_ROWS a thread, ended by DW_ACT.
 // OUTS (1 to 3) output tiles take turns: with more than one the residual of the next OUTS - 1 tiles comes, and the last one leaves, while this one is finished.
@@ -30,6 +32,9 @@
 #ifndef ONCE
 #define ONCE 0
 #endif
+#ifndef BETWEEN
+#define BETWEEN 0
+#endif
 
 constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
 constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
@@ -43,12 +48,15 @@ constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUTS 
 constexpr bool STAGED = SK == 1 && !DIRECT;
 constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // biases (IN8: factors too, and two turns of both)
 // A product must wait for the one before on the same sums: small tiles keep several sets of sums.
-constexpr int CHAINS = DW ? 1 : !STAGED && MI * BN <= 32 && ROW >= 128 ? 4 : !STAGED && MI * BN <= 64 && ROW >= 64 ? 2 : 1;
+constexpr int CHAINS = DW || BETWEEN ? 1 : !STAGED && MI * BN <= 32 && ROW >= 128 ? 4 : !STAGED && MI * BN <= 64 && ROW >= 64 ? 2 : 1;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
 static_assert(!ONCE || (ONCE <= STAGES && !STAGED && !HOLD && !DW), "steps with slots of their own");
 constexpr u32 PART_BYTES = BM * BN * 4 / SK * (SK - 1);  // of the sums that others send; a block's own stay in it
+#if BETWEEN
+static_assert(SK == 1 && !HALO && !ONCE && IN8 && FOLD && ADD >= 3, "two sums");
+#endif
 static_assert(!IN8 || (BN % 32 == 0 && !(STAGED && SIZE != 1)), "tile of 8-bit operands");
 #if IN8 == 3 || IN8 == 4
 typedef int Sum;
@@ -85,6 +93,10 @@ struct Args {
 #if PAIR
     TensorMap second;          // the second input; its K steps come last
     int first_steps, second_stride_h, second_stride_w;
+#endif
+#if BETWEEN
+    const float *between_bias, *between_factor;  // [tiles_n * BN]: of the first sums
+    float between_span, between_base;            // steps and lowest number of their integers, as per_step and zero with FOLD
 #endif
 #if DW
     const float* depthwise;    // [K steps][taps and a bias][BK]
@@ -331,6 +343,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     if (!BORDER) kept_bias[g] = load8<0>(reinterpret_cast<const u8*>(p.bias), n0 + g * 32 + lane % 4 * 8);
                 }
 #endif
+#if BETWEEN
+            uint2 kept_between[MI][2][BN / 32];
+#endif
             Sum chain[CHAINS][MI][BN / 2];
             Sum(&acc)[MI][BN / 2] = chain[0];
             int previous = 0, left = -1;  // left: the input slot that the step before was the last to read
@@ -356,7 +371,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 }
             }
 #else
-            for (int k = k0; k < k1; ++k) {
+#pragma unroll
+            for (int sums = 0; sums <= BETWEEN; ++sums) {
+#if BETWEEN
+            const int begin = sums ? p.first_steps : k0, end = sums ? k1 : p.first_steps;
+#else
+            const int begin = k0, end = k1;
+#endif
+            for (int k = begin; k < end; ++k) {
                 if (!(HALO && HOLD)) barrier_wait(full + 8 * slot, phase);
                 if (threadIdx.x == 0 && k == k0) MARK(3)
                 if (HALO && (k == k0 || tap == 0)) barrier_wait(a_full + 8 * a_slot, a_phase);
@@ -374,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                 for (int i = 0; i < ROW / 32; ++i)
 #pragma unroll
-                    for (int j = 0; j < MI; ++j) wgmma(chain[i % CHAINS][j], a + (j * 64 * ROW >> 4) + i * 2, b + i * 2, k > k0 || i >= CHAINS);
+                    for (int j = 0; j < MI; ++j) wgmma(chain[i % CHAINS][j], a + (j * 64 * ROW >> 4) + i * 2, b + i * 2, k > begin || i >= CHAINS);
                 mma_commit();
                 mma_wait<1>();
                 if (!(HALO && HOLD) && k > k0 && t == 0) barrier_arrive(empty + 8 * previous);
@@ -391,6 +413,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 }
                 previous = slot;
                 if (++slot == STAGES) { slot = 0; phase ^= 1; }
+            }
+#if BETWEEN
+            if (sums == 0) {
+                mma_wait<0>();
+                keep_integers(p, acc, kept_between, n0 + lane % 4 * 8);
+            }
+#endif
             }
 #endif
             mma_wait<0>();
@@ -441,7 +470,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                             float v[8];
 #pragma unroll
                             for (int e = 0; e < 8; ++e) v[e] = fmaf((float)acc[i][g * 16 + half * 2 + e / 2 * 4 + e % 2], by.v[e], add.v[e]);
+#if BETWEEN
+                            Raw<ADD> between;
+                            between.a = make_uint4(kept_between[i][half][g].x, kept_between[i][half][g].y, 0, 0);
+                            between.b = make_uint4(0, 0, 0, 0);
+#endif
                             if (DIRECT) {
+#if BETWEEN
+                                res_items[i][half][g] = between;
+#endif
                                 if (row >= 0 && n0 + col < p.n)
                                     finish_eight(p, v, res_items[i][half][g], p.out, (long long)row * p.out_pitch + n0 + col, ODD ? p.n - n0 - col : 8);
                             } else {
@@ -449,6 +486,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                                 u8* to = raw + (at - shared_address(raw));
                                 Raw<ADD> other;
                                 other.a = other.b = make_uint4(0, 0, 0, 0);
+#if BETWEEN
+                                other = between;
+#endif
                                 if (p.has_residual) other = load_raw<ADD>(to, 0, true);
                                 finish_eight(p, v, other, to, 0, 8);
                             }

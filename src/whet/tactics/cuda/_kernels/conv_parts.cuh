@@ -27,7 +27,7 @@ DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out
         float late[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) late[e] = p.act.b;
-        if (p.has_residual) {
+        if (BETWEEN || p.has_residual) {
             const Vec8 r = unpack_raw<ADD>(raw);
             if (ACT == 1 && p.has_residual == 2) {
 #pragma unroll
@@ -65,6 +65,24 @@ DEV Vec8 shared_eight(u32 at) {
     const float4 a = load_shared_f4(at), b = load_shared_f4(at + 16);
     return Vec8{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
+#if BETWEEN
+// Sums of a thread's rows as the integers that would be stored: `column` is the first of its eight channels in every 32.
+DEV void keep_integers(const Args& p, const Sum (&acc)[MI][BN / 2], uint2 (&kept)[MI][2][BN / 32], int column) {
+#pragma unroll
+    for (int g = 0; g < BN / 32; ++g) {
+        const Vec8 by = load8<0>(reinterpret_cast<const u8*>(p.between_factor), column + g * 32), add = load8<0>(reinterpret_cast<const u8*>(p.between_bias), column + g * 32);
+#pragma unroll
+        for (int i = 0; i < MI; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float v[8];
+#pragma unroll
+                for (int e = 0; e < 8; ++e) v[e] = __saturatef(fmaf((float)acc[i][g * 16 + half * 2 + e / 2 * 4 + e % 2], by.v[e], add.v[e]));
+                kept[i][half][g] = make_uint2(steps_of(v[0], v[1], v[2], v[3], p.between_span, p.between_base), steps_of(v[4], v[5], v[6], v[7], p.between_span, p.between_base));
+            }
+    }
+}
+#endif
 DEV const float* bias_of(const Args& p, int pixel) { return BORDER ? p.bias + (pixel < 0 ? 0 : p.classes[pixel % p.pixels]) * p.class_pitch : p.bias; }
 #endif
 
