@@ -54,3 +54,9 @@ def test_the_screen_fits_what_it_shows(heard, tmp_path):
     assert "[bold]not markup[/bold]" in text
     assert "best so far: scout 0001" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_what_a_user_named_is_printed_as_it_is(heard):
+    live, out = heard
+    live.note("python:m:metric and [bold] stay what they are")
+    assert "note: python:m:metric and [bold] stay what they are" in out.getvalue()

@@ -41,6 +41,15 @@ def test_training_is_for_engines_that_calibration_cost_too_much(qat, allowed, lo
     assert f"{lost:.3g}" in why
 
 
+def test_what_calibration_lost_is_counted_from_the_network_that_was_used():
+    from whet.search.prepare import Prepared
+
+    steps = [{"step": "recovered", "metric": {"value": 98.7}}, {"step": "fine-tuned (worse, not used)", "metric": {"value": 96.0}, "used": False}]
+    assert Prepared(perceptron()[0], steps=steps).metric["value"] == 98.7
+    steps[1]["used"] = True
+    assert Prepared(perceptron()[0], steps=steps).metric["value"] == 96.0
+
+
 @pytest.fixture(scope="module")
 def poor(case, tmp_path_factory):
     """The digits with calibration images five times too dark, so that ranges saturate; nothing is cut, and every layer is in INT8."""

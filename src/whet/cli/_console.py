@@ -20,8 +20,8 @@ def console() -> Console:
     """A rich console on standard output."""
     from rich.console import Console
 
-    made = Console(soft_wrap=False)
-    return made if made.is_terminal or "COLUMNS" in os.environ else Console(soft_wrap=False, width=PIPED_WIDTH)
+    made = Console(soft_wrap=False, emoji=False)  # python:m:f is no face
+    return made if made.is_terminal or "COLUMNS" in os.environ else Console(soft_wrap=False, emoji=False, width=PIPED_WIDTH)
 
 
 def progress_bar() -> Progress:

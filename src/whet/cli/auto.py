@@ -97,7 +97,7 @@ def _tell(found: Any, data: dict[str, Any]) -> None:
     print_table(out, columns, rows, f"{data['model']} on {data['device']}", below=("target", "what"))
     out.print(f"Energy{' of the original' if metered else ''}: {data['rows'][0]['energy']['about']}.", markup=False, highlight=False)
     for text in data["warnings"]:
-        out.print(f"[yellow]{text}[/]")
+        out.print(Text(text, style="yellow"))
     chosen = data["rows"][data["chosen"]]["name"]
     out.print(f"The target is met by {chosen}." if found.met else f"The target is NOT met; {chosen} comes nearest. Exit code {MISSED}.")
     click.echo(f"Deployed: {found.folder.deploy} (report.html, README.md)")

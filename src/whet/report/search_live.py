@@ -18,7 +18,7 @@ class SearchLive:
     def __init__(self, *, live: bool, console: Any = None):
         from rich.console import Console
 
-        self.console = console or Console(stderr=True)
+        self.console = console or Console(stderr=True, emoji=False)
         self.live = live
         self.phase_name, self.total, self.done = "", 1, 0
         self.target: Mapping[str, Any] = {}
@@ -122,7 +122,7 @@ class SearchLive:
         self._say(f"{result['role']} {folder.name} ({self.done}/{self.total}" + (f", {_time(left)} left" if left else "") + f"): {what}")
 
     def _say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _stage(folder: Path) -> str:

@@ -12,10 +12,10 @@ from whet.builder import BuildConfig, build
 from whet.builder.assemble import model_digest
 from whet.builder.float8 import build_float8
 from whet.builder.quantized import Calibration, build_int8, is_explicit, prepared, quantized_network
+from whet.builder.relock import read_recipe
 from whet.engine.plan import EnginePlan
 from whet.errors import UsageError
 from whet.network import Network
-from whet.precision import read_cache
 from whet.runtime import Context, Engine, Runtime
 from whet.search.metrics import Predict
 from whet.search.recipe import AutoRecipe
@@ -88,16 +88,12 @@ def again(net: Network, config: BuildConfig) -> EnginePlan:
     return (build_int8 if "int8" in config.precisions else build_float8)(net, config, Calibration())  # the lock has the ranges, if there are any
 
 
-def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan, folder: Path) -> Network | None:
+def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan) -> Network | None:
     """The network with Q/DQ that a calibrated INT8 plan was built of; None where the plan is of floating point or FP8 (its lock has all)."""
-    if "int8" not in config.precisions:
+    if "int8" not in config.precisions or "quantized" not in plan.report:
         return None
-    kept = next((c for c in plan.report.get("precision_choice", ()) if c["kept"]), None)
-    if kept is None or plan.model_digest == model_digest(net):
-        return None
-    made = prepared(net, config)
-    ranges = read_cache(folder / "calibration.json", made, model_digest(net))
-    chosen = quantized_network(made, ranges, frozenset(kept["float_layers"]), tables=plan.report["quantized"].get("tables", False))
+    ranges, skip, tables = read_recipe(plan.report["quantized"])
+    chosen = quantized_network(prepared(net, config), ranges, skip, tables=tables)
     return chosen if model_digest(chosen) == plan.model_digest else None
 
 

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
             found = j.failed(vars(todo), "out of memory")
         except Exception as e:  # noqa: BLE001 - a user's metric or data function may raise anything; the trial fails with its words
             traceback.print_exc()
-            found = j.failed(vars(todo), f"{type(e).__name__}: {e} (the whole story is in {j.LOG})")
+            found = j.failed(vars(todo), f"{type(e).__name__}: {e} (the whole story is in {folder / j.LOG})")
         j.write_json(folder / j.RESULT, found)
         if found["state"] == "done":
             for checkpoint in folder.glob("*.safetensors"):

@@ -53,7 +53,7 @@ class Built:
             write_cache(folder / CALIBRATION, self.ranges)
         else:
             (folder / QUANTIZED).unlink(missing_ok=True)
-            source = quantized_source(self.network, self.config, self.plan, folder)
+            source = quantized_source(self.network, self.config, self.plan)
             if source is not None:
                 save_onnx(source, folder / QUANTIZED)
         save_lock(self.plan, folder / LOCK)
@@ -82,7 +82,7 @@ def trained_engine(w: Worker, first: Built, made: Prepared, original: Network, r
         return None, None
     assert w.recipe.qat is not None
     sign = 1 if w.recipe.higher_is_better else -1
-    lost = sign * (made.steps[-1]["metric"]["value"] - first.score.value)
+    lost = sign * (made.metric["value"] - first.score.value)
     dropped = sign * (reference.value - first.score.value)
     train, why = loses_too_much(w.recipe.qat, w.job.allowed, lost, dropped, reference.value)
     if not train:

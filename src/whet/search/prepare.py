@@ -47,6 +47,11 @@ class Prepared:
     steps: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def metric(self) -> dict[str, Any]:
+        """What `network` scores: the last step's metric that was used."""
+        return next(s["metric"] for s in reversed(self.steps) if s.get("used", True))
+
 
 def prepared(
     net: Network, candidate: Candidate, kept: Mapping[str, int], data: Mapping[str, np.ndarray], effort: Effort,

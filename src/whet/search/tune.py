@@ -35,10 +35,10 @@ def fine_tuned(made: Prepared, original: Network, recipe: AutoRecipe, c: Candida
     config = as_config(recipe.finetune, checkpoint=str(path), masks="2:4" if c.two_four else "")
     teacher = original if config.distill > 0 else None
     result = going_on(path, lambda: finetune(made.network, data, config, teacher=teacher, progress=steps_of(say, "tuning")), made.notes)
-    before, after = made.steps[-1]["metric"], rate(result.network)
+    before, after = made.metric, rate(result.network)
     used = not better(before["value"], after["value"], recipe)
     row = {"params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start, "metric": after}
-    made.steps.append({"step": "fine-tuned with labels" + ("" if used else " (worse, not used)"), **row})
+    made.steps.append({"step": "fine-tuned with labels" + ("" if used else " (worse, not used)"), "used": used, **row})
     if used:
         made.network = result.network
 
