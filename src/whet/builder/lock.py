@@ -23,7 +23,7 @@ from whet.engine.plan import Choice, EnginePlan, Profile
 from whet.errors import BackendError, BuildError, EngineError, LockError
 from whet.network import Network, Tensor, network_text
 from whet.runtime.kernels import signature_of
-from whet.tactics import Operand, PlanRefused, Signature, get_tactic
+from whet.tactics import Operand, PlanRefused, Signature, Tactic, get_tactic
 
 FORMAT, VERSION = "whet tactic lock", 1
 
@@ -103,6 +103,8 @@ def read_lock(path: str | Path) -> dict[str, Any]:
     for key, kind in _FIELDS.items():
         if not isinstance(found.get(key), kind):
             raise LockError(f"the lock {path} is damaged: '{key}' is missing or no {kind.__name__}. Write it again with --saveLock.")
+    if not all(isinstance(t, dict) for t in found["tactics"].values()) or not all(isinstance(n, str) for n in found["unfused"]):
+        raise LockError(f"the lock {path} is damaged: 'tactics' holds objects and 'unfused' names. Write it again with --saveLock.")
     return found
 
 
@@ -185,7 +187,7 @@ class _LockedReformats:
         same = [c for c in self.choices.values() if (c.inputs, c.outputs) == wanted and not (apart and c.inplace)]
         own = [c for n, c in self.choices.items() if c in same and n == f"{t.name}_{target.format}_{target.dtype}"]
         for c in [*own, *same]:
-            tactic = get_tactic(c.tactic)
+            tactic = _tactic_of(c)
             return Option(tactic, Signature((source,), (target,), c.inplace), c.config, _Named(c), 0)  # type: ignore[arg-type]
         raise LockError(_text([f"%{t.name} needs a reformat from {source} to {target} that the lock has not"]))
 
@@ -197,9 +199,17 @@ class _Named:
         self.implementation, self.rtol, self.deterministic = c.implementation, c.rtol, c.deterministic
 
 
-def _option(choice: Choice, layer, machine: Any) -> Option:
+def _tactic_of(choice: Choice) -> Tactic:
+    """The choice's tactic. Raises LockError where there is none of its name."""
     try:
-        tactic = get_tactic(choice.tactic)
+        return get_tactic(choice.tactic)
+    except BuildError as e:
+        raise LockError(_text([str(e)])) from e
+
+
+def _option(choice: Choice, layer, machine: Any) -> Option:
+    tactic = _tactic_of(choice)
+    try:
         signature = signature_of(choice, layer)
         reason = tactic.why_not(layer) or tactic.refuses(layer, signature, machine)
         if reason is not None:

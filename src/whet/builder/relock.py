@@ -15,7 +15,7 @@ import numpy as np
 from whet.builder.config import BuildConfig
 from whet.builder.lock import read_lock
 from whet.engine.plan import EnginePlan
-from whet.errors import LockError
+from whet.errors import CalibrationError, LockError, NetworkError
 from whet.precision import Ranges
 from whet.precision.ranges import Range
 
@@ -69,7 +69,10 @@ def locked_again(
     elif integers is None:
         raise LockError(f"the lock {config.lock} is of an engine in INT8, and INT8 is not asked for. Give the flags that it was built with.")
     else:
-        plan = integers(ranges, floats, tables)
+        try:
+            plan = integers(ranges, floats, tables)
+        except (CalibrationError, NetworkError) as e:
+            raise LockError(f"the lock {config.lock} holds ranges that do not fit this network: {e} Write it again with --saveLock.") from e
     return note_found(plan, config)
 
 
@@ -77,6 +80,8 @@ def read_recipe(data: Mapping[str, Any]) -> tuple[Ranges, frozenset[str], bool]:
     """What `recipe` put together. Raises KeyError, TypeError, ValueError or AttributeError for other data."""
     tensors = {str(n): Range(float(low), float(high)) for n, (low, high) in data["ranges"].items()}
     arrays = [{str(n): np.array(v, np.float32) for n, v in data[k].items()} for k in ("scalings", "corrections")]
+    if not all(r.usable for r in tensors.values()) or not all(a.ndim == 1 and np.isfinite(a).all() for kind in arrays for a in kind.values()):
+        raise ValueError("a range, scaling or correction is no such thing")
     sums = frozenset(map(str, data.get("float_sums", ())))
     ranges = Ranges(tensors, scalings=arrays[0], corrections=arrays[1], float_sums=sums)
     return ranges, frozenset(map(str, data["float_layers"])), bool(data.get("tables"))

@@ -126,5 +126,5 @@ def _read_text(path: str | os.PathLike[str], text: str, net: Network) -> Ranges:
 
 
 def _check(path: str | os.PathLike[str], name: str, r: Range) -> None:
-    if not (np.isfinite(r.low) and np.isfinite(r.high) and r.low <= 0 < r.high and float(r.scale) > 0):
+    if not r.usable:
         raise CalibrationError(f"{path}: the range of %{name} is {r.low:g} to {r.high:g}, which no integers tell apart. Calibrate again.")

@@ -34,17 +34,25 @@ class Range:
         return Range(-most, most, method)
 
     @property
+    def usable(self) -> bool:
+        """Whether integers tell its values apart: finite, from 0 or below to above 0, with a scale that f32 holds."""
+        return bool(np.isfinite(self.low) and np.isfinite(self.high) and self.low <= 0 < self.high and self.scale > 0)
+
+    @property
     def dtype(self) -> DType:
+        """i8 for a range about 0, else u8."""
         return I8 if self.low == -self.high else U8
 
     @property
     def scale(self) -> np.float32:
+        """The step between two integers' values."""
         if self.dtype == I8:
             return np.float32(self.high / 127)
         return np.float32((self.high - self.low) / 255)
 
     @property
     def zero(self) -> int:
+        """The integer that stands for 0."""
         return 0 if self.dtype == I8 or self.low == 0 else int(np.rint(-self.low / float(self.scale)))
 
     def merge(self, other: Range) -> Range:

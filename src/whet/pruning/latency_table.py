@@ -12,6 +12,7 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,8 @@ def _read(path: Path) -> dict[str, Row]:
         rows = {str(k): Row(**r) for k, r in data["rows"].items()}
     except (KeyError, TypeError, AttributeError) as e:
         raise CacheError(f"the latency table {path} has a damaged row ({e}): delete it, or give another path") from e
-    if not all(isinstance(r.ms, int | float) and r.ms >= 0 for r in rows.values()):
+    if not all(isinstance(t, str) for r in rows.values() for t in (r.device, r.precisions, r.conditions, r.layer, r.tactic)):
+        raise CacheError(f"the latency table {path} has a damaged row (a text is no text): delete it, or give another path")
+    if not all(isinstance(t, int | float) and 0 <= t < inf for r in rows.values() for t in (r.ms, r.spread_ms)):
         raise CacheError(f"the latency table {path} holds a time that is no number from 0 on: delete it, or give another path")
     return rows

@@ -110,8 +110,10 @@ def recipe_from_json(data: Any) -> Recipe:
         raise PruneError(f"this is no pruning recipe: its 'format' is not {FORMAT!r}")
     if data.get("version") not in (1, VERSION):
         raise PruneError(f"the recipe has version {data.get('version')!r}; this whet reads versions 1 and {VERSION}")
-    entries = {}
-    for one in data.get("groups", []):
+    groups, entries = data.get("groups", []), {}
+    if not isinstance(groups, list):
+        raise PruneError("'groups' of the recipe must be a list: 'name', 'size' and 'kept' of each")
+    for one in groups:
         try:
             name, size, kept = str(one["name"]), one["size"], tuple(one["kept"])
             layers = tuple(str(n) for n in one.get("layers", ()))
