@@ -311,7 +311,7 @@ def main() -> int:
             hints = Hints(net, teacher, cut, recipe.kept(), args.device)
             whole = NetworkModule(teacher).to(args.device).eval().requires_grad_(False)
             module = NetworkModule(cut).to(args.device)
-            told[stem] = distil(whole, module, how, views, hints, args)
+            told[stem] = {"photos": len(pixels)} | distil(whole, module, how, views, hints, args)
             taught = from_module(network_from_onnx(start), module, about=json.dumps({"what": "distilled", **told[stem]}))
             save_onnx(rounded(taught), args.out / f"{stem}.onnx")
             print(stem, told[stem], flush=True)

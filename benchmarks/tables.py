@@ -17,7 +17,7 @@ from typing import Any
 from _record import neutral
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- table: (\S+)(?: columns: (.*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

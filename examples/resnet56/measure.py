@@ -105,7 +105,7 @@ def timed(out: Path, args: argparse.Namespace) -> None:
             low, middle, high = (round(float(q), 4) for q in np.quantile(times, (0.25, 0.5, 0.75)))
             rows[i].setdefault("ms", {})[str(batch)] = {"median": middle, "quartiles": [low, high]}
     for r, e in zip(rows, engines, strict=True):
-        r["peak MiB"] = round(e.memory().peak / 2**20, 2)
+        r |= {"peak MiB": round(e.memory().peak / 2**20, 2), "timed": time.strftime("%Y-%m-%dT%H:%M", time.gmtime())}
     write(rows, out, args)
 
 
