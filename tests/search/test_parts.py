@@ -443,3 +443,12 @@ def test_numbers_that_are_none_and_labels_that_are_no_class_are_refused(case, tm
     data = Labelled({"x": np.zeros((3, 64), np.float32)}, np.array([1, 2, 10]))
     with pytest.raises(CalibrationError, match="labels go from 1 to 10, but the model tells 10 classes apart: they count from 0"):
         top1(lambda feeds: {"y": np.zeros((3, 10), np.float32)}, data)
+
+
+def test_a_study_that_cannot_be_read_is_said_in_one_line(case, tmp_path):
+    from whet.errors import BuildError
+
+    (tmp_path / "study.sqlite3").write_bytes(b"this is no database, and was long enough to look like one" * 40)
+    space = search_space(network(case), recipe_with(case, tmp_path))
+    with pytest.raises(BuildError, match=r"study\.sqlite3 cannot be read or written: .*not a database"):
+        Study(tmp_path / "study.sqlite3", space, higher_is_better=True, sampler="random", seed=0, startup=4)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.errors import UsageError
+from whet.errors import BuildError, UsageError
 from whet.search.space import Dimension, SearchSpace
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class Study:
     """Ask and tell. `misses` of a finished trial, kept as constraints, steer the sampler towards the target."""
 
     def __init__(self, path: Path, space: SearchSpace, *, higher_is_better: bool, sampler: str, seed: int, startup: int):
-        self.optuna, self.space = _optuna(), space
-        with _quiet():
+        self.optuna, self.space, self.path = _optuna(), space, path
+        with self._stored():
             storage = self.optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
             self.study: optuna.Study = self.optuna.create_study(
                 storage=storage, study_name=_NAME, load_if_exists=True, directions=["minimize", "maximize" if higher_is_better else "minimize"]
@@ -35,6 +35,22 @@ class Study:
             # a sampler has no memory on disk: a resumed search draws other points than an unbroken one would have
             self.study.sampler = _sampler(self.optuna, sampler, seed + 1000003 * len(self.study.get_trials(deepcopy=False)), startup)
         self.distributions = {d.name: self._distribution(d) for d in space.dimensions}
+
+    @contextlib.contextmanager
+    def _stored(self) -> Iterator[None]:
+        """Optuna's notes on what is experimental in it are not for our users. Raises BuildError where its file cannot be read or written."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                yield
+            except (self.optuna.exceptions.StorageInternalError, SQLAlchemyError) as e:
+                why = str(getattr(e.__cause__ or e, "orig", None) or e).splitlines()[0]
+                raise BuildError(
+                    f"the study {self.path} cannot be read or written: {why}. Make room, or mend it; then the same command goes on, and "
+                    "loses one trial at most. (--fresh begins anew.)"
+                ) from e
 
     def _distribution(self, d: Dimension) -> Any:
         if d.values:
@@ -44,22 +60,22 @@ class Study:
 
     def enqueue(self, points: Sequence[Mapping[str, Any]]) -> None:
         """Points to try first; those that are there already are left alone."""
-        with _quiet():
+        with self._stored():
             for p in points:
                 self.study.enqueue_trial(dict(p), skip_if_exists=True)
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """A new trial's number and parameters."""
-        with _quiet():
+        with self._stored():
             trial = self.study.ask()
             return trial.number, self._drawn(trial)
 
     def unfinished(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Trials that were begun and not told: those of a killed process. Parameters that it had not drawn are drawn now."""
-        with _quiet():
+        with self._stored():
             running = self.study.get_trials(deepcopy=False, states=(self.optuna.trial.TrialState.RUNNING,))
         for found in running:
-            with _quiet():
+            with self._stored():
                 trial = self.optuna.trial.Trial(self.study, found._trial_id)
                 drawn = self._drawn(trial)
             yield found.number, drawn
@@ -75,10 +91,10 @@ class Study:
 
     def tell(self, number: int, values: tuple[float, float] | None, about: Mapping[str, Any]) -> None:
         """What came of a trial: (cost, metric), or None when it failed. `about` becomes its attributes; telling twice changes nothing."""
-        trials = self.study.get_trials(deepcopy=False)
-        if trials[number].state.is_finished():
-            return
-        with _quiet():
+        with self._stored():
+            trials = self.study.get_trials(deepcopy=False)
+            if trials[number].state.is_finished():
+                return
             trial = self.optuna.trial.Trial(self.study, trials[number]._trial_id)
             for name, value in about.items():
                 trial.set_user_attr(name, value)
@@ -89,11 +105,12 @@ class Study:
 
     def numbers(self) -> dict[int, str]:
         """State of all trials that were begun, by number: `running`, `complete`, `fail`."""
-        with _quiet():
+        with self._stored():
             return {t.number: t.state.name.lower() for t in self.study.get_trials(deepcopy=False) if t.state.name != "WAITING"}
 
     def attributes(self, number: int) -> dict[str, Any]:
-        return dict(self.study.get_trials(deepcopy=False)[number].user_attrs)
+        with self._stored():
+            return dict(self.study.get_trials(deepcopy=False)[number].user_attrs)
 
 
 def _misses(trial: Any) -> tuple[float, ...]:
@@ -108,14 +125,6 @@ def _sampler(optuna: Any, name: str, seed: int, startup: int) -> Any:
         "random": lambda: optuna.samplers.RandomSampler(seed=seed),
     }
     return made[name]()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Optuna's notes on what is experimental in it are not for our users."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _optuna() -> Any:
