@@ -229,7 +229,7 @@ def _lookup(known: Mapping[str, Tensor], name: str) -> Tensor:
 
 def _read_constant(s: _Scanner, name: str, type_: TensorType, arrays) -> np.ndarray | Weight:
     shape = tuple(int(d) for d in type_.shape if isinstance(d, int))
-    if len(shape) != type_.rank:
+    if len(shape) != type_.rank or min(shape, default=0) < 0:
         raise NetworkError(f"constant %{name} needs a static shape, not {type_}")
     if s.maybe("sha256:"):
         digest = "sha256:" + s.word()
@@ -238,13 +238,16 @@ def _read_constant(s: _Scanner, name: str, type_: TensorType, arrays) -> np.ndar
             raise NetworkError(f"the values of %{name} ({digest[:19]}...) were not given")
         return found
     if s.maybe("seed("):
-        k = int(s.word())
+        k = int(s.match(r"\d{1,18}", "a whole number"))
         s.take(")")
         return np.random.default_rng(k).standard_normal(shape).astype(type_.dtype.numpy)
     values = s.value()
     if not isinstance(values, tuple) or len(values) != int(np.prod(shape, dtype=np.int64)):
         raise NetworkError(f"constant %{name} needs {int(np.prod(shape, dtype=np.int64))} values")
-    return np.array(values, dtype=type_.dtype.numpy).reshape(shape)
+    try:
+        return np.array(values, dtype=type_.dtype.numpy).reshape(shape)
+    except (ValueError, TypeError, OverflowError) as e:
+        raise NetworkError(f"constant %{name} has values that are not {type_.dtype}: {e}") from e
 
 
 class _Scanner:
@@ -321,7 +324,7 @@ class _Scanner:
             except (SyntaxError, ValueError):  # a null byte, an escape that there is not
                 raise self.fail("a string") from None
         if self.maybe("float('"):
-            v = float(self.match(r"-?\w+", "inf or nan"))
+            v = float(self.match(r"-?(?:inf|nan)", "inf or nan"))
             self.take("')")
             return v
         token = self.match(r"[-+\w.]+", "a value")
