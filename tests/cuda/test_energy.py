@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_net_energy_is_what_the_load_adds(gpu):
-    """A product of 4096x4096 matrices takes a GPU well above its rest; twice the work costs twice the net energy, which gross would not say."""
+    """A product of 2048x2048 matrices takes a GPU well above its rest; twice the work costs twice the net energy, which gross would not say."""
     from whet.search.energy import Meter
     from whet.search.locks import physical_gpu
     from whet.search.measure import ready
@@ -31,13 +31,15 @@ def test_net_energy_is_what_the_load_adds(gpu):
     assert meter.idle is not None
     assert 5 < meter.idle < 500
     run = ready(context, {"x": np.zeros((2048, 2048), np.float16) + np.float16(0.01)})
+    cold = meter.of(run, 1, 1.0)
     found = meter.of(run, 1, 1.5)
     twice = meter.of(lambda: (run(), run()), 1, 1.5)
     others = gpu.state().get("other_processes")
-    print(f"others {others}, idle {meter.idle:.1f} W; {found}; twice {twice}")
+    for name, e in (("cold", cold), ("once", found), ("twice", twice)):
+        print(name, {k: round(v, 2) for k, v in e.items() if k != "about"}, f"others {others}")
     if others:
         pytest.skip(f"other processes use the GPU ({others}): what it draws is theirs too")
     assert found["watts"] > meter.idle
     assert 0 < found["net_mj"] < found["mj"]
     assert found["net_mj"] == pytest.approx(found["mj"] * (1 - meter.idle / found["watts"]), rel=1e-6)
-    assert twice["net_mj"] == pytest.approx(2 * found["net_mj"], rel=0.25)
+    assert twice["net_mj"] == pytest.approx(2 * found["net_mj"], rel=0.2)

@@ -14,6 +14,7 @@ POWERCAP = Path("/sys/class/powercap")
 _TICK = 0.3  # seconds that a counter is waited for until it moves: NVML's is renewed every 20 to 100 ms, RAPL's every one
 _SETTLED = 0.97  # an idle device whose power falls by less from one window to the next has settled
 _WINDOWS = 6
+_WARM = 0.25
 
 Read = Callable[[], float]
 
@@ -79,6 +80,7 @@ def idle_power(read: Read, seconds: float) -> float:
 def per_run(run: Callable[[], object], read: Read, seconds: float) -> dict[str, float]:
     """Joules of one `run` over at least `seconds`, from one move of the counter to another: a coarse counter cuts no run short.
 
+    A quarter of that time goes by under load first: clocks, power and the counter itself follow a load only after some tenths of a second.
     Keys: `mj` (millijoules, all that the device drew), `watts`, `seconds`, `runs`.
     """
     runs = 0
@@ -88,6 +90,9 @@ def per_run(run: Callable[[], object], read: Read, seconds: float) -> dict[str, 
         run()
         runs += 1
 
+    began = perf_counter()
+    while perf_counter() - began < _WARM * seconds:
+        once()
     first, start = _moved(read, once)
     runs = 0
     while perf_counter() - start < seconds or runs < 3:
