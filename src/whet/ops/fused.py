@@ -11,6 +11,7 @@ from whet.ops._moves_samples import SAMPLES as MOVES
 from whet.ops._pool_chain_samples import SAMPLES as POOLS
 from whet.ops._quantized_samples import SAMPLES as QUANTIZED
 from whet.ops._squeeze_samples import SAMPLES as GATES
+from whet.ops._upright_samples import SAMPLES as UPRIGHT
 
 
 def infer(layer: Layer) -> list[TensorType]:
@@ -48,5 +49,6 @@ op(
         *POOLS,
         *GATES,
         *QUANTIZED,
+        *UPRIGHT,
     ],
 )

@@ -1,0 +1,126 @@
+"""Convolutions of 64 channels for many pixels with weights as the tall operand (upright.cu): candidates, packing, the launch."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import MAX_SHARED, Launch
+from whet.tactics._base import Config
+from whet.tactics.cuda._conv import Activation, ConvShape, Finish
+from whet.tactics.cuda._kernel import loaded
+from whet.tactics.cuda._source import ACTIVATIONS, source
+
+CHANNELS = 64
+_WITH_RESIDUAL = 208  # pixels of a product whose residual is asked for meanwhile: registers
+_FEWEST = 32  # tiles: with less work most multiprocessors have none
+
+
+@dataclass(frozen=True, order=True)
+class Upright:
+    """One instance: rows of results of a tile, tiles of input on their way."""
+
+    rows: int
+    slots: int
+
+    def wide(self, s: ConvShape) -> int:
+        """Pixels from row to row of a tile."""
+        return s.q + s.s - 1
+
+    def bn(self, s: ConvShape) -> int:
+        """Pixels of a product."""
+        return -(-self.rows * self.wide(s) // 8) * 8
+
+    def slot(self, s: ConvShape) -> int:
+        """Bytes of a tile's input; mirrors upright.cu."""
+        wide = self.wide(s)
+        read = max((self.rows + s.r - 1) * wide, self.bn(s) + (s.r - 1) * wide + s.s - 1)
+        return -(-read * CHANNELS * 2 // 1024) * 1024
+
+    def shared(self, s: ConvShape, behind: int) -> int:
+        """Bytes of shared memory with `behind` times 64 channels of a second convolution."""
+        return 1024 + (s.r * s.s + behind) * CHANNELS * CHANNELS * 2 + self.slots * (self.slot(s) + 8) + 8
+
+    def tiles(self, s: ConvShape) -> int:
+        """Tiles of all images."""
+        return s.n * -(-s.p // self.rows)
+
+    @property
+    def config(self) -> Config:
+        """What an engine stores."""
+        return (("rows", self.rows), ("slots", self.slots))
+
+
+def unfit_shape(s: ConvShape, k: int) -> str | None:
+    """Why the kernel does not take a convolution (with k channels in the end), or None."""
+    if s.c != CHANNELS or s.k > CHANNELS or s.k % 8 or s.r * s.s == 1 or s.stride != (1, 1) or s.dilation != (1, 1):
+        return f"{s.c} to {s.k} channels, {s.r} x {s.s}: the kernel takes 64 to up to 64 channels by several taps, stride 1, no dilation"
+    if s.q % 2 or s.s % 2 == 0 or s.n * s.p * s.q * k >= 2**31:
+        return f"rows of {s.q} results by {s.s} taps: the kernel stores pairs"
+    return None if uprights(s, 0) else f"{s.n} images of {s.p} x {s.q}: too few tiles, or too large ones"
+
+
+def uprights(s: ConvShape, behind: int, residual: bool = False) -> list[Upright]:
+    """Candidates, those with the least products that nobody needs first; `behind`: 64s of channels of a second convolution."""
+    found = [Upright(rows, slots) for rows in range(1, min(s.p, 8) + 1) for slots in (4, 3, 2)]
+    kept: dict[int, Upright] = {}
+    for t in found:
+        widest = _WITH_RESIDUAL if residual and not behind else 256
+        if max(t.bn(s), t.wide(s)) <= widest and t.shared(s, behind) <= MAX_SHARED and t.tiles(s) >= _FEWEST:
+            kept.setdefault(t.rows, t)  # as many slots as there is room for
+    return sorted(kept.values(), key=lambda t: (t.tiles(s) * (t.bn(s) + 24), t))
+
+
+def pack_upright(weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Filters [k, 64, r, s] as rows [64s of k][r][s][64]: those of a lane, g and g + 8 of sixteen, are neighbouring channels."""
+    k, c, r, s = weights.shape
+    rows = np.zeros((-(-k // CHANNELS) * CHANNELS, r, s, c), dtype)
+    rows[:k] = weights.transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(rows.reshape(-1, 8, 2, r * s * c).transpose(0, 2, 1, 3)).reshape(rows.shape)
+
+
+def upright_source(constants: dict[str, int]) -> str:
+    """The kernel's complete text."""
+    return source("upright.cu", constants)
+
+
+def upright_constants(t: Upright, s: ConvShape, inner: Activation, last: Finish, behind: int, bf16: bool) -> dict[str, int]:
+    """The macros of an instance; without a second convolution `last` is the ending of the first."""
+    kinds = (inner[0], last.activation[0]) if behind else (last.activation[0], "clip")
+    return {
+        "TAPS_H": s.r,
+        "TAPS_W": s.s,
+        "WIDE": t.wide(s),
+        "ROWS": t.rows,
+        "BN": t.bn(s),
+        "SLOTS": t.slots,
+        "NEXT": behind,
+        "ACT": ACTIVATIONS[kinds[0]],
+        "ACT2": ACTIVATIONS[kinds[1]],
+        "RES": last.residual,
+        "BF16": int(bf16),
+    }
+
+
+def upright_launch(
+    t: Upright, s: ConvShape, k: int, addresses: tuple[int, ...], inner: Activation, last: Finish, bf16: bool, multiprocessors: int, label: str
+) -> Launch:
+    """The launch to k channels; `addresses`: image, filters, bias, second filters and their bias (0 without), residual (0), result."""
+    image, filters, bias, filters2, bias2, residual, out = addresses
+    behind, dtype, c = (k // CHANNELS if filters2 else 0), "bf16" if bf16 else "f16", CHANNELS
+    constants = upright_constants(t, s, inner, last, behind, bf16)
+    strides = tuple(c * 2 * n for n in (1, s.w, s.w * s.h))
+    row = s.r * s.s * c
+    maps = (
+        tensormap.tiled(filters, dtype, (row, c), (row * 2,), (c, c)),
+        tensormap.tiled(image, dtype, (c, s.w, s.h, s.n), strides, (c, t.wide(s), t.rows + s.r - 1, 1)),
+        tensormap.tiled(filters2, dtype, (c, k), (c * 2,), (c, c)) if behind else bytes(128),
+    )
+    first, second = (inner[1:], last.activation[1:]) if behind else (last.activation[1:], (0.0, 0.0))
+    sizes = (k, s.p, s.q, -(-s.p // t.rows), t.tiles(s), s.pad[0], s.pad[1])
+    args = b"".join(maps) + struct.pack("<4Q7i4f", bias, bias2, residual, out, *sizes, *first, *second)
+    kernel = loaded("upright.cu", "upright", tuple(sorted(constants.items())), t.shared(s, behind))
+    return Launch(kernel, (min(t.tiles(s), multiprocessors), 1, 1), 256, args + bytes(-len(args) % 64), label=label)

@@ -1,0 +1,70 @@
+"""64-channel convolutions with weights as the tall operand (upright.cu): candidates, packed filters, machine code."""
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+
+from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.launch import MAX_SHARED
+from whet.tactics.cuda._conv import NONE, ConvShape, Finish
+from whet.tactics.cuda._upright import Upright, pack_upright, unfit_shape, upright_constants, upright_source, uprights
+
+STAGE = ConvShape(128, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("behind", [0, 4])
+def test_candidates_fit_and_make_every_row(behind):
+    found = uprights(STAGE, behind)
+    assert {t.rows for t in found} == {1, 2, 3, 4}
+    assert {t.rows for t in uprights(STAGE, behind, residual=True)} == ({1, 2, 3, 4} if behind else {1, 2, 3}), "registers"
+    for t in found:
+        assert t.bn(STAGE) % 8 == 0
+        assert t.bn(STAGE) <= 256, "one product"
+        assert t.shared(STAGE, behind) <= MAX_SHARED
+        assert t.tiles(STAGE) * t.rows >= STAGE.n * STAGE.p
+        read = (t.bn(STAGE) - 1 + 2 * t.wide(STAGE) + 2) * 128 + 128
+        assert t.slot(STAGE) >= read, "the last tap of the last pixel lies in the slot"
+
+
+def test_what_does_not_fit_says_so():
+    assert unfit_shape(STAGE, 64) is None
+    for other in (ConvShape(128, 56, 56, 128, 128, 3, 3), ConvShape(128, 56, 56, 64, 64), ConvShape(128, 57, 57, 64, 64, 3, 3, (2, 2))):
+        assert "kernel takes 64" in str(unfit_shape(other, 64))
+    assert "pairs" in str(unfit_shape(ConvShape(128, 57, 57, 64, 64, 3, 3, pad=(1, 1, 1, 1)), 64))
+    assert "too few" in str(unfit_shape(ConvShape(1, 14, 14, 64, 64, 3, 3, pad=(1, 1, 1, 1)), 64))
+
+
+def test_a_lanes_two_rows_are_neighbouring_channels():
+    weights = np.arange(72, dtype=np.float32)[:, None, None, None] * np.ones((1, 64, 1, 1), np.float32)
+    packed = pack_upright(weights, np.dtype(np.float16))
+    assert packed.shape == (128, 1, 1, 64)
+    rows = packed[:, 0, 0, 0].reshape(8, 2, 8)  # sixteens, row g and row g + 8
+    for sixteen, g in np.ndindex(4, 8):
+        assert rows[sixteen, :, g].tolist() == [sixteen * 16 + g * 2, sixteen * 16 + g * 2 + 1]
+    assert not rows[5:].any(), "beyond the 72 there are zeros"
+
+
+@pytest.mark.parametrize(
+    ("tile", "behind", "residual", "activation"),
+    [
+        (Upright(4, 3), 0, 0, "clip"),
+        (Upright(3, 4), 0, 1, "clip"),
+        (Upright(3, 3), 4, 1, "clip"),
+        (Upright(4, 2), 4, 1, "clip"),
+        (Upright(2, 4), 4, 1, "clip"),
+        (Upright(2, 4), 0, 2, "silu"),
+    ],
+)
+def test_products_are_as_wide_as_the_tile(tile, behind, residual, activation, tmp_path):
+    made = upright_constants(tile, STAGE, NONE, Finish((activation, 0.0, np.inf), residual), behind, False)
+    text = sass(compile_cubin(upright_source(made), cached=False), tmp_path)
+    unrolled = behind if residual and tile.bn(STAGE) <= 128 else min(behind, 1)  # where residuals of two parts have room
+    assert text.count("HGMMA") == 36 + 4 * unrolled, "nine taps of four products; four for each part of what is behind"
+    assert f"HGMMA.64x{tile.bn(STAGE)}x16" in text
+    assert "UTMALDG.4D" in text, "inputs come by bulk copies"
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
