@@ -43,10 +43,10 @@ def as_the_kernel(x, constants):
 def test_rows_then_columns_give_the_reference(sample):
     network, layer, _ = sample_layer("Fused", sample)
     t = OwnPoolChain()
-    (signature,) = [s for s in t.signatures(layer, HOPPER) if s.outputs[0].dtype.name == "f16"]
+    (signature,) = [s for s in t.signatures(layer, HOPPER) if s.outputs[0].dtype.name in ("f16", "i8", "u8")]
     assert t.refuses(layer, signature, HOPPER) is None
     assert t.plan(layer, signature, (), HOPPER).rtol == 0
-    x = np.random.default_rng(0).standard_normal(layer.inputs[0].shape).astype(np.float32)
+    x = (40 * np.random.default_rng(0).standard_normal(layer.inputs[0].shape)).astype(layer.inputs[0].dtype.numpy)
     (want,) = run_network(network, {network.inputs[0].name: x}).values()
     assert np.array_equal(as_the_kernel(x, _constants(layer, signature)), want)
 
@@ -54,12 +54,26 @@ def test_rows_then_columns_give_the_reference(sample):
 def test_large_images_and_odd_channels_are_refused():
     t = OwnPoolChain()
     old = SimpleNamespace(**{**vars(HOPPER), "features": frozenset({"sm_86"})})
-    cases = ("f32[1,12,8,8]", HOPPER, "12 channels"), ("f32[1,8,100,100]", HOPPER, "320000 bytes"), ("f32[1,8,60,60]", old, "115200")
+    cases = (
+        ("f32[1,12,8,8]", HOPPER, "12 channels"),
+        ("u8[1,24,8,8]", HOPPER, "24 channels"),
+        ("f32[1,8,100,100]", HOPPER, "320000 bytes"),
+        ("f32[1,8,60,60]", old, "115200"),
+    )
     for x, machine, why in cases:
         layer = sample_layer("Fused", chain(x, 5, 3))[1]
         assert why in t.refuses(layer, t.signatures(layer, machine)[0], machine)
     assert t.refuses(layer, t.signatures(layer, HOPPER)[0], HOPPER) is None
     assert "Softmax" in t.why_not(sample_layer("Softmax", OPS["Softmax"].samples[0])[1])
+
+
+@pytest.mark.parametrize("kind", [3, 4])
+def test_machine_code_of_integers(kind, tmp_path):
+    constants = {"TYPE": kind, "H": 20, "W": 20, "R": 5, "POOLS": 3, "THREADS": 416}
+    text = sass(compile_cubin(source("pool_chain.cu", constants), cached=False), tmp_path)
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "LDG.E.128" in text
+    assert "STG.E.128" in text
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_86"])

@@ -20,4 +20,4 @@ def chain(x: str, window: int, pools: int) -> Sample:
     return Sample([x], {"hint": "PoolChain"}, regions)
 
 
-SAMPLES = [chain("f32[2,16,9,7]", 5, 3), chain("f32[1,40,20,20]", 5, 3), chain("f32[3,8,4,11]", 3, 2)]
+SAMPLES = [chain("f32[2,16,9,7]", 5, 3), chain("f32[1,40,20,20]", 5, 3), chain("f32[3,8,4,11]", 3, 2), chain("u8[2,32,9,7]", 5, 3)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whet.network import Layer, Tensor
+from whet.network import I8, U8, Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import fuse_whole, obstacle
 from whet.passes._graph import Graph
@@ -20,7 +20,8 @@ def fuse_pool_chain(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(f"'{pools[0].name}' and those behind it do not all keep the image's size with one odd, square window")
     for pool, after in zip(pools, (*pools[1:], None), strict=True):
         readers = (layer,) if after is None else (after, layer)
-        if reason := obstacle(g, pool, pool.output, *readers):
+        integers = pool.output.dtype in (I8, U8)
+        if reason := g.shared(pool.output, *readers) if integers else obstacle(g, pool, pool.output, *readers):
             return Skip(reason)
     return fuse_whole(g, HINT, *pools, layer)
 

@@ -1,4 +1,4 @@
-"""Max poolings in a row and what they are joined to, in one launch: a block keeps eight channels of an image in shared memory."""
+"""Max poolings in a row and what they are joined to, in one launch: a block keeps 16 bytes of an image's channels in shared memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import struct
 from typing import Any
 
 from whet.backends.cuda.launch import Launch
-from whet.network import Layer, static_shape
+from whet.network import I8, U8, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
-from whet.tactics.cuda._kernel import HALF, TYPE, GpuKernel, ahead, all_static, float_types, loaded, same, shared_limit
+from whet.tactics.cuda._conv import TYPES
+from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, float_types, loaded, same, shared_limit
 from whet.tactics.cuda._source import source
 
 _MOST_THREADS = 512
@@ -16,7 +17,7 @@ _MOST_THREADS = 512
 
 @tactic
 class OwnPoolChain(Tactic):
-    """What fuse_pool_chain makes, in 16-bit floats, channels last."""
+    """What fuse_pool_chain makes, in 16-bit floats or 8-bit integers, channels last."""
 
     ops = ("*",)
     hints = ("PoolChain",)
@@ -27,13 +28,14 @@ class OwnPoolChain(Tactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if not all_static(layer):
             return []
-        types = float_types([layer.inputs[0], layer.outputs[0]], HALF)
+        x = layer.needs(0)
+        types = [x.dtype] if x.dtype in (I8, U8) else float_types([x, layer.outputs[0]], HALF)
         return [same(layer, {0: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         n, c, h, w = static_shape(layer.inputs[0].shape)
-        if c % 8:
-            return f"{c} channels are no multiple of 8"
+        if c % (each := _each(signature)):
+            return f"{c} channels are no multiple of {each}"
         if n > 65535:
             return f"{n} images: a grid has 65535"
         if (need := _shared(h, w)) > (limit := shared_limit(machine)):
@@ -50,14 +52,20 @@ class OwnPoolChain(Tactic):
 
         def make(args: Args) -> list:
             kernel = loaded("pool_chain.cu", "pool_chain", tuple(sorted(made.items())), _shared(h, w))
-            numbers = struct.pack("<2Qi4x", args.inputs[0], args.outputs[0], c // 8)
-            return [Launch(kernel, (c // 8, n, 1), made["THREADS"], numbers, label=layer.name)]
+            groups = c // _each(signature)
+            numbers = struct.pack("<2Qi4x", args.inputs[0], args.outputs[0], groups)
+            return [Launch(kernel, (groups, n, 1), made["THREADS"], numbers, label=layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {made['POOLS']} poolings", rtol=0.0)
 
 
+def _each(signature: Signature) -> int:
+    """Channels in 16 bytes."""
+    return 128 // signature.outputs[0].dtype.bits
+
+
 def _shared(h: int, w: int) -> int:
-    """Bytes: eight channels of an image, twice."""
+    """Bytes: 16 of channels of an image, twice."""
     return 2 * 16 * h * w
 
 
@@ -66,4 +74,4 @@ def _constants(layer: Layer, signature: Signature) -> dict[str, int]:
     pools = [x for x in layer.regions["body"].layers if x.op == "MaxPool"]
     kind = signature.outputs[0].dtype.name
     threads = min(_MOST_THREADS, -(-h * w // 32) * 32)
-    return {"TYPE": TYPE[kind], "H": h, "W": w, "R": int(pools[0].attrs["kernel_shape"][0]), "POOLS": len(pools), "THREADS": threads}
+    return {"TYPE": TYPES[kind], "H": h, "W": w, "R": int(pools[0].attrs["kernel_shape"][0]), "POOLS": len(pools), "THREADS": threads}
