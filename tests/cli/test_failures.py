@@ -1,6 +1,7 @@
 """What commands say when they cannot go on: one line and an exit code, of memory and disks too; a model that only fixed shapes decide."""
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -15,6 +16,8 @@ from whet.cli.exec import command as exec_command
 from whet.cli.retune import command as retune_command
 from whet.cli.run import command as run_command
 from whet.errors import EngineError, UsageError
+from whet.frontends.onnx_writer import save_onnx
+from whet.network import Network, parse_type
 
 
 @pytest.mark.parametrize(
@@ -96,3 +99,25 @@ def test_run_at_fixed_shapes_what_symbols_leave_open(tmp_path):
     done = CliRunner().invoke(run_command, [str(tmp_path / "m.onnx"), "--shapes=x:4x1"])
     assert done.exit_code == 0, done.output + str(done.exception)
     assert "MATCH" in done.output
+
+
+def test_names_that_the_terminal_cannot_write(tmp_path):
+    """A locale of plain ASCII: names are written as escapes there, and files are UTF-8 as everywhere."""
+    net = Network("names")
+    x = net.add_input("größe", parse_type("f32[1,8]"))
+    net.mark_output(net.add("Gemm", x, net.constant(np.ones((8, 4), np.float32), "w"), name="层"), "y")
+    save_onnx(net, tmp_path / "m.onnx")
+    np.save(tmp_path / "d.npy", np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32))
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": str(tmp_path)}
+
+    def whet(*words):
+        done = subprocess.run([sys.executable, "-m", "whet", *words], cwd=tmp_path, env=env, capture_output=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    for _ in range(2):  # the second reads the calibration cache
+        flags = ("--builderOptimizationLevel=0", "--skipInference", "--dumpLayerInfo")
+        assert rb"\u5c42" in whet("exec", "--onnx=m.onnx", "--int8", "--calibData=d.npy", "--calib=c.cache", *flags)
+    whet("debug", "precision", "m.onnx", "--fp16", "--noTimes", "--samples=1", "--plot=p.html")
+    assert "层" in (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert "größe: " in (tmp_path / "c.cache").read_text(encoding="utf-8")

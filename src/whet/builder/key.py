@@ -151,7 +151,7 @@ def transitive_modules(module: str) -> set[str]:
 def _imports(path: Path) -> tuple[str, ...]:
     """The names under whet.tactics and whet.backends that a source file imports: modules, and what may be modules."""
     found: list[str] = []
-    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while waiting:  # statements alone: expressions, which are most of a tree, import nothing
         node = waiting.pop()
         if isinstance(node, ast.Import):

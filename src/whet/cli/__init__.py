@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -59,6 +60,9 @@ def group() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 fine, 1 an error whose text is printed (a WhetError, a disk that is full), 2 wrong usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):  # names that the terminal's encoding has not are written as \\u....
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # without Python's file and line
     try:
         code = group.main(args=argv, prog_name="whet", standalone_mode=False)

@@ -30,7 +30,7 @@ def write_cache(path: str | os.PathLike[str], ranges: Ranges) -> None:
     text = _json(ranges) if str(path).endswith(".json") else _text(ranges)
     try:
         with replacing(path) as part:
-            part.write_text(text)
+            part.write_text(text, encoding="utf-8")
     except OSError as e:
         raise UsageError(f"the calibration cache {path} cannot be written: {e.strerror}; choose another path") from e
 
@@ -41,7 +41,7 @@ def read_cache(path: str | os.PathLike[str], net: Network, model: str = "") -> R
     Raises CalibrationError for a file that is damaged, of another model, or lacks a tensor (which is named).
     """
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise CalibrationError(f"the calibration cache {path} cannot be read: {e}") from e
     found = _read_json(path, text, model) if text.lstrip().startswith("{") else _read_text(path, text, net)

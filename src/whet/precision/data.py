@@ -40,7 +40,7 @@ class Preprocessing:
         Raises UsageError.
         """
         if os.path.isfile(text):
-            lines = [line.split("#")[0].strip() for line in Path(text).read_text().splitlines()]
+            lines = [line.split("#")[0].strip() for line in Path(text).read_text(encoding="utf-8").splitlines()]
             pairs = [line for line in lines if line]
         else:
             pairs = [p for p in text.split(",") if p]

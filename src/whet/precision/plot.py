@@ -13,6 +13,7 @@ from whet.errors import UsageError
 from whet.precision.sensitivity import Harm
 
 _ROW, _LEFT, _WIDTH, _TOP, _RIGHT = 18, 330, 560, 54, 150
+_NAME = 46  # characters of a layer's name and its op that fit before the bars
 _MOST = 60  # rows that are drawn; the rest is named in a line
 _FLOOR = 90.0  # dB that end the scale: beyond it nothing is seen
 
@@ -28,7 +29,7 @@ def harm_svg(rows: Sequence[Harm], title: str, all_db: float) -> str:
     height = _TOP + _ROW * len(shown) + 48
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + _RIGHT}" height="{height}" '
-        'font-family="ui-sans-serif, system-ui, sans-serif" font-size="12">',
+        'font-family="ui-sans-serif, system-ui, sans-serif" font-size="12" style="background: #fff">',
         f'<text x="8" y="20" font-size="15" font-weight="bold">{escape(title)}</text>',
         f'<text x="8" y="40" fill="#555">all together: {all_db:.1f} dB at the outputs. Bar: the layer alone. Dot: it and all below it.</text>',
     ]
@@ -40,7 +41,8 @@ def harm_svg(rows: Sequence[Harm], title: str, all_db: float) -> str:
         y = _TOP + _ROW * i
         share = min(max(r.alone_db, 0.0), 60.0) / 60.0
         colour = f"hsl({130 * share:.0f}, 60%, 48%)"
-        name = r.layer if len(r.layer) <= 44 else "..." + r.layer[-41:]
+        most = _NAME - len(r.op)
+        name = r.layer if len(r.layer) <= most else "..." + r.layer[3 - most :]
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(name)} <tspan fill="#888">{escape(r.op)}</tspan></text>')
         parts.append(
             f'<rect x="{_LEFT}" y="{y + 2}" width="{at(r.alone_db) - _LEFT:.1f}" height="{_ROW - 5}" fill="{colour}">'
@@ -64,6 +66,6 @@ def write_plot(path: str | Path, rows: Sequence[Harm], title: str, all_db: float
     head = f'<!doctype html><html><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
     page = svg if ending == ".svg" else f"{head}<body>{svg}</body></html>"
     try:
-        Path(path).write_text(page)
+        Path(path).write_text(page, encoding="utf-8")
     except OSError as e:
         raise UsageError(f"--plot={path} cannot be written: {e.strerror}; choose another path") from e
