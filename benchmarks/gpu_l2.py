@@ -64,9 +64,12 @@ def turns(chain: Any, variants: list[Any], rounds: int, other: Any = None) -> np
     for executable in variants:
         executable.run()
     for r in range(rounds):
-        for k in range(len(variants)) if r % 2 == 0 else reversed(range(len(variants))):
-            seconds = machine.seconds(variants[k], 1)[0] if other is None else machine.cold_seconds(variants[k], None, other)
-            samples[k, r] = seconds * 1e6
+        order = list(range(len(variants)))[:: 1 if r % 2 == 0 else -1]
+        if other is None:
+            samples[order, r] = np.multiply(1e6, machine.seconds_in_row([variants[k] for k in order]))
+            continue
+        for k in order:
+            samples[k, r] = machine.cold_seconds(variants[k], None, other) * 1e6
     return samples
 
 

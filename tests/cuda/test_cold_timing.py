@@ -34,6 +34,7 @@ const %w1: f32[64,256,1,1] = seed(2)
 out %y
 """
 L2 = 1 << 20
+HOST_S = 5e-6  # that a launch by itself waits for the host
 FAST, SLOW = 1e11, 1e10  # bytes a second of weights out of the cache and out of memory
 
 
@@ -50,22 +51,28 @@ class Call:
 
 
 class CachedGpu(StandInGpu):
-    """A stand-in with an L2 cache, of weights alone: what was read longest ago leaves it first."""
+    """A stand-in with an L2 cache, of weights alone: what was read longest ago leaves it first. Its clock counts how long the host takes."""
 
     overlaps, l2_bytes = True, L2
     cached: OrderedDict[int, int]
     cold_runs: list
 
     def seconds(self, executable, repeats: int) -> list[float]:
-        return [sum(c.cost + sum(self._read(*r) for r in c.reads) for c in executable.calls) for _ in range(repeats)]
+        return [HOST_S + self._took(executable) for _ in range(repeats)]
+
+    def seconds_in_row(self, executables) -> list[float]:
+        return [self._took(e) for e in (executables[0], *executables)][1:]
 
     def cold_seconds(self, executable, before, other) -> float:
         assert other.nbytes >= 2 * L2
         self.cold_runs.append(executable)
         self.cached.clear()
         if before is not None:
-            self.seconds(before, 1)
-        return self.seconds(executable, 1)[0]
+            self._took(before)
+        return self._took(executable)
+
+    def _took(self, executable) -> float:
+        return sum(c.cost + sum(self._read(*r) for r in c.reads) for c in executable.calls)
 
     def _read(self, address: int, nbytes: int) -> float:
         known = self.cached.pop(address, 0) == nbytes
@@ -216,18 +223,19 @@ def test_it_stands_in_the_report_and_in_what_explain_says(gpu, config):
 
 @pytest.mark.gpu
 def test_weights_out_of_memory_take_longer_on_a_gpu():
-    """A layer of 18.9 MB of weights at batch 1, whose time is that of its weights: out of memory they take longer, whatever the kernel."""
+    """33.5 MB of weights for a few rows: no faster than memory (4.8 TB/s) gives them, where they lie in the cache faster than that."""
     from whet.backends import get_backend
     from whet.backends.cuda import driver
 
     if driver.available():
         pytest.skip(driver.available())
-    layer = conv(1024, 3, 1024)
-    options, timer = timed(get_backend("cuda"), layer, TimingCache(""))
+    net = Network("net", "lowered")
+    w = net.constant((np.random.default_rng(0).standard_normal((4096, 4096)) / 64).astype("f4"), "w")
+    net.mark_output(net.add("MatMul", net.add_input("x", parse_type("f32[16,4096]")), w), "y")
+    options, timer = timed(get_backend("cuda"), net.layers[0], TimingCache(""))
     near = [o for o in options if o.cold_ms is not None]
     assert near
-    for o in near:
-        assert o.cold_ms > o.ms + 0.001, f"{o.kernel.implementation}: {o.ms} ms warm, {o.cold_ms} cold"
-        assert o.cold_ms > weight_bytes(layer, o) / 5e12 * 1e3, "faster than memory"
-        assert o.cold_ms < 10 * o.ms
+    shown = [(o.kernel.implementation, o.ms, o.cold_ms) for o in near]
+    assert min(o.cold_ms for o in near) > min(o.ms for o in near) + 0.0005, shown
+    assert all(weight_bytes(net.layers[0], o) / 4.8e12 * 1e3 < o.cold_ms < 4 * o.ms for o in near), shown
     assert timer.cold_s < 2

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from whet.builder.candidates import Option
+from whet.builder.samples import in_row
 from whet.network import DType, Layer
 from whet.runtime.memory import write_bytes
 from whet.tactics import Args, Packed
@@ -50,7 +51,7 @@ class Bench:
         executable = self.record(o, [args])
         if self.timer.conditions.flush_bytes or not getattr(self.timer.machine, "runs", True):
             return executable, 1
-        once = min(self.timer.machine.seconds(executable, 3)) * 1e3
+        once = min(in_row(self.timer.machine, [executable] * 3)) * 1e3
         count = max(1, min(64, int(_HOT_SAMPLE_MS / max(once, 1e-4))))
         return (executable, 1) if count == 1 else (self.record(o, [args] * count), count)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from whet.builder.assemble import choice_of
 from whet.builder.candidates import Option
+from whet.builder.samples import in_row
 from whet.errors import BackendError, BuildError, EngineError
 from whet.runtime import Bound, WeightStore
 from whet.runtime.kernels import plan_layer
@@ -114,8 +115,9 @@ class _Chain:
         """Adds up to `rounds` samples to each, forwards and backwards in turns; at least `least`, else as many as the seconds allow."""
         once = sum(median(s) for s in samples.values() if s)
         for r in range(max(least, min(rounds, int(min(seconds / max(once, 1e-6), 1e6))))):
-            for i in samples if r % 2 == 0 else reversed(list(samples)):
-                samples[i].append(self.bound.backend.seconds(variants[i][1], 1)[0])
+            order = list(samples)[:: 1 if r % 2 == 0 else -1]
+            for i, seconds_of_one in zip(order, in_row(self.bound.backend, [variants[i][1] for i in order]), strict=True):
+                samples[i].append(seconds_of_one)
 
     def _runs(self, executable: Any) -> bool:
         try:

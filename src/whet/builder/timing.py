@@ -17,7 +17,7 @@ from whet.builder.bench import Bench
 from whet.builder.candidates import Option
 from whet.builder.cold import cold_samples, finalists
 from whet.builder.key import timing_key
-from whet.builder.samples import spread, typical
+from whet.builder.samples import in_row, spread, typical
 from whet.builder.timing_cache import Timed, TimingCache
 from whet.errors import BackendError, BuildError
 from whet.network import Layer
@@ -50,7 +50,7 @@ class Conditions:
     def of(machine: Any, footprint: int) -> Conditions:
         """From the bytes that one run of the network touches: what fits a cache is found there again, what does not is not."""
         if hasattr(machine, "cold_seconds"):
-            return Conditions("hot", 0, machine.l2_bytes)
+            return Conditions("hot, in a row", 0, machine.l2_bytes)
         caches = getattr(machine, "cache_bytes", {})
         second, last = caches.get(2, 0), max(caches.values(), default=0)
         if not getattr(machine, "runs", True) or footprint <= second or not last:
@@ -213,6 +213,11 @@ class Timer:
                 self._spare[key] = found
         return found
 
+    def chilled(self, bench: Bench, o: Option, executable: Any) -> float:
+        """Seconds of one run with the caches as the network leaves them."""
+        bench.chill(o)
+        return float(self.machine.seconds(executable, 1)[0])
+
     def flush(self) -> None:
         """Walks over memory until what was in the caches is gone."""
         if not self.conditions.flush_bytes:
@@ -254,12 +259,14 @@ def _take_turns(timer: Timer, bench: Bench, options: list[Option]) -> dict[int, 
     rounds = timer.rounds if getattr(timer.machine, "runs", True) else 1
     for r in range(rounds):
         order = alive if r % 2 == 0 else alive[::-1]
-        for o, executable, count in order:
-            bench.chill(o)
-            ms = timer.machine.seconds(executable, 1)[0] * 1e3 / count
+        if timer.conditions.flush_bytes:
+            taken = [timer.chilled(bench, o, executable) for o, executable, _ in order]
+        else:
+            taken = in_row(timer.machine, [executable for _, executable, _ in order])
+        for (o, _, count), seconds in zip(order, taken, strict=True):
             if r == 0:
                 samples[o.rank] = []  # the run before only warmed up
-            samples[o.rank].append(ms)
+            samples[o.rank].append(seconds * 1e3 / count)
         best = min((typical(samples[o.rank], True) for o, _, _ in alive), default=best)
         factors = _HOPELESS_LONG if best >= _LONG_MS else _HOPELESS
         factor = factors[min(r, len(factors) - 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -142,6 +142,10 @@ class CudaBackend:
     def seconds(self, executable: GpuExecutable, repeats: int) -> list[float]:
         """GPU seconds of each of `repeats` runs, by events around the graph."""
         return executable.seconds(repeats)
+
+    def seconds_in_row(self, executables: Sequence[GpuExecutable]) -> list[float]:
+        """GPU seconds of a run of each, none waiting for the host; the first runs once more in front."""
+        return executables[0].seconds_in_row(executables[1:]) if executables else []
 
     def cold_seconds(self, executable: GpuExecutable, before: GpuExecutable | None, other: Buffer) -> float:
         """GPU seconds of a run that finds nothing in the L2 cache but what `before` leaves there; `other` memory is larger than the cache."""

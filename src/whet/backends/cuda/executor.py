@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from whet.backends.cuda import nvtx
@@ -135,6 +136,24 @@ class GpuExecutable:
             end.record(self.stream)
             end.synchronize()
             times.append(end.since(start) / 1000)
+        return times
+
+    def seconds_in_row(self, others: Sequence[GpuExecutable]) -> list[float]:
+        """GPU seconds of a run of this and each of the others, one right behind the other on one stream, so that none waits for the host to
+        launch it; one more run in front, which does not count, gives the host that time."""
+        row = [self, *others]
+        for executable in row:
+            executable.prepare()
+        events = [Event() for _ in range(len(row) + 1)]
+        self.enqueue()
+        events[0].record(self.stream)
+        for executable, event in zip(row, events[1:], strict=True):
+            executable.enqueue(self.stream)
+            event.record(self.stream)
+        events[-1].synchronize()
+        times = [end.since(start) / 1000 for start, end in pairwise(events)]
+        for event in events:
+            event.close()
         return times
 
     def cold_seconds(self, before: GpuExecutable | None, other: DeviceBuffer) -> float:
