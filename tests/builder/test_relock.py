@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "precision"))
 from test_calibration import samples, small_network
 
-from whet.builder import BuildConfig, plan_digest, quantized, save_lock
+from whet.builder import BuildConfig, int8_choice, plan_digest, quantized, save_lock
 from whet.builder.floats import build_floats_within
 from whet.builder.quantized import Calibration, build_int8, prepared
 from whet.builder.timing import Timer
@@ -45,15 +45,15 @@ def keep(monkeypatch, wanted: str):
     def chosen(making, tried, times):
         return next(t for t in tried if t.what.startswith(wanted)).plan
 
-    monkeypatch.setattr(quantized, "_kept", chosen)
+    monkeypatch.setattr(quantized, "keep", chosen)
 
 
 @VNNI
 def test_a_partly_quantized_engine_is_locked(monkeypatch, tmp_path):
     net = small_network()
     names = [x.name for x in find_places(prepared(net, CONFIG)).layers]
-    monkeypatch.setattr(quantized, "slow_layers", lambda before, after, layers: {names[0]})
-    monkeypatch.setattr(quantized, "_LEAST_GAIN", float("-inf"))  # whatever the clock says of it
+    monkeypatch.setattr(int8_choice, "slow_layers", lambda before, after, layers: {names[0]})
+    monkeypatch.setattr(int8_choice, "_LEAST_GAIN", float("-inf"))  # whatever the clock says of it
     keep(monkeypatch, "int8 without 1")
     plan = build_int8(net, CONFIG, DATA)
     convs = [x for x in plan.network.layers if "Conv" in (x.op, x.hint) or "Gemm" in (x.op, x.hint)]

@@ -55,7 +55,7 @@ def test_every_translation_is_the_reference(name):
         try:
             got = outputs_of(to_torch(net).eval(), net, feeds)
         except UnsupportedError as e:
-            assert "cannot be trained" in str(e) or "cannot be trained with" in str(e)  # noqa: PT017
+            assert "cannot be trained" in str(e)  # noqa: PT017 - the other branch goes on
             continue
         for key, value in want.items():
             assert got[key].shape == value.shape, (name, k)
