@@ -207,6 +207,7 @@ def main() -> int:
             rows = [r for r in rows if r["case"] != d.model] + [r | times.get(r["step"], {}) for r in judge(d, cuts, args.work)]
         if "time" in stages:
             timed(d, cuts, args.work, rows)
+    rows.sort(key=lambda r: [d.model for d in DETECTORS].index(r["case"]))
     told = {k: v for f in sorted(args.work.glob("*.told.json")) for k, v in json.loads(f.read_text()).items()}
     args.out.write_text(json.dumps({**about, **({"distillation": told} if told else {}), "rows": rows}, indent=1) + "\n")
     return 0
