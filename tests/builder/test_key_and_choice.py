@@ -11,9 +11,10 @@ import whet.tactics
 from whet.backends import get_backend
 from whet.builder import key as keys
 from whet.builder.bench import fill
-from whet.builder.candidates import Option, list_candidates, macs
+from whet.builder.candidates import list_candidates, macs
 from whet.builder.choice import inplace_refusal, links
 from whet.builder.key import layer_text, source_digest, timing_key, transitive_modules
+from whet.builder.option import Option
 from whet.builder.precision import Permissions
 from whet.builder.reformats import Reformats, with_reformats
 from whet.builder.samples import typical

@@ -7,12 +7,10 @@ level times only so many, or because one is enough. So the texts wait with the o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from whet.builder.option import Option
 from whet.tactics import Config, Signature, Tactic
-
-if TYPE_CHECKING:
-    from whet.builder.candidates import Option
 
 _CLOSE = 1.1  # of the fastest: where all times are known, what the choice in the whole network may still take
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.builder.ahead import configs_with_texts
-from whet.builder.candidates import Option
 from whet.builder.key import source_digest
+from whet.builder.option import Option
 from whet.builder.timing import Timer
 from whet.builder.unfuse import unfuse
 from whet.engine.plan import Candidate

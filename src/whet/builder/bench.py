@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from whet.builder.candidates import Option
+from whet.builder.option import Option
 from whet.builder.samples import in_row
 from whet.network import DType, Layer
 from whet.runtime.memory import write_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from whet.builder.candidates import Option
+from whet.builder.option import Option
 from whet.builder.pbqp import Problem
 from whet.errors import NoTacticError
 from whet.network import Layer, Network, Tensor

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from whet.builder.bench import Bench, Weight
-from whet.builder.candidates import Option
+from whet.builder.option import Option
 from whet.builder.samples import typical
 from whet.errors import BackendError
 from whet.network import Layer

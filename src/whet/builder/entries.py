@@ -8,8 +8,8 @@ from math import inf
 
 import numpy as np
 
-from whet.builder.candidates import Option
 from whet.builder.choice import Choosing
+from whet.builder.option import Option
 from whet.builder.samples import spread, typical
 from whet.builder.search import Search
 from whet.builder.timing_cache import Timed

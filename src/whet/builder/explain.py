@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from whet.builder.candidates import Option
+from whet.builder.option import Option
 from whet.builder.search import Search
 from whet.engine.plan import Candidate
 from whet.network import Layer, Network

@@ -6,7 +6,7 @@ import dataclasses
 
 from whet.builder.ahead import start_compiling
 from whet.builder.apart import Apart, chains_apart, taken_apart, timed_apart
-from whet.builder.candidates import Option
+from whet.builder.option import Option
 from whet.builder.search import Search
 from whet.builder.unfuse import unfuse
 from whet.network import Layer, Network

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from whet.builder.assemble import choice_of
-from whet.builder.candidates import Option
+from whet.builder.option import Option
 from whet.builder.samples import in_row
 from whet.errors import BackendError, BuildError, EngineError
 from whet.runtime import Bound, WeightStore

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from whet.builder.assemble import assemble, model_digest
-from whet.builder.candidates import Option
 from whet.builder.config import BuildConfig
 from whet.builder.key import source_digest
+from whet.builder.option import Option
 from whet.builder.profiles import OPT, bound_layers, environment
 from whet.builder.reformats import with_reformats
 from whet.builder.unfuse import unfuse

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from whet.builder.candidates import Option
 from whet.builder.entries import Entry
 from whet.builder.in_chain import Kind, Winner
 from whet.builder.key import source_digest
+from whet.builder.option import Option
 from whet.builder.search import Search
 from whet.builder.timing_cache import Timed
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from whet.builder.candidates import Ident, Option, list_candidates
+from whet.builder.candidates import list_candidates
 from whet.builder.choice import inplace_refusal, links, stored, wanted
+from whet.builder.option import Ident, Option
 from whet.builder.precision import Permissions
 from whet.builder.timing import Timer, earliest_in_noise
 from whet.network import BF16, F16, Dim, Layer, Network, Tensor, substitute

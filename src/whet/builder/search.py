@@ -7,11 +7,12 @@ from typing import Any
 
 from whet.builder.ahead import start_compiling
 from whet.builder.apart import Apart, taken_apart
-from whet.builder.candidates import Candidates, Ident, Option, list_candidates, no_tactic
+from whet.builder.candidates import Candidates, list_candidates, no_tactic
 from whet.builder.choice import inplace_refusal
 from whet.builder.config import BuildConfig
 from whet.builder.key import layer_text
 from whet.builder.machine_state import machine_state
+from whet.builder.option import Ident, Option
 from whet.builder.precision import Permissions
 from whet.builder.profiles import OPT, bound_layers, environment
 from whet.builder.progress import Noting

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from whet.builder.candidates import Option
 from whet.builder.groups import Groups
+from whet.builder.option import Option
 from whet.errors import BuildError
 from whet.network import Layer, Network
 

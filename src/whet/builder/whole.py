@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from whet.builder.candidates import Option
 from whet.builder.choice import Choosing, ReformatCost, choose, links, total
 from whet.builder.entries import BrokenKernel, Entry, Make, Stand
 from whet.builder.fused import without_fused
+from whet.builder.option import Option
 from whet.builder.racing import race
 from whet.builder.recall import keep_times, recalled_times
 from whet.builder.refine import refined_entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whet.builder.candidates import Option
+from whet.builder.option import Option
 from whet.network import BF16, F16
 
 _FALLBACKS = 4  # the level from which references in NumPy are timed beside kernels

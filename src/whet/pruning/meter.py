@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from whet.backends import get_backend
-from whet.builder.candidates import Option, list_candidates
+from whet.builder.candidates import list_candidates
 from whet.builder.config import BuildConfig
 from whet.builder.key import layer_text, source_digest
+from whet.builder.option import Option
 from whet.builder.precision import Permissions
 from whet.builder.sources import tactics_for
 from whet.builder.timing import Conditions, Timer
