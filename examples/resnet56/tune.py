@@ -37,18 +37,20 @@ def tune_all(out: Path, data: Path, args: argparse.Namespace) -> dict[str, dict]
     import teachers
     from variants import LONG, SHORT, VARIANTS
 
-    began = time.time()
+    until = time.time() + args.seconds
     every = [n for n in args.variants if (out / f"{file_of(n)}.onnx").exists()]
     names = [n for n in every if not (out / f"{file_of(n)}.json").exists()]
     for f in (*out.glob("*.speed"), *out.glob("*.ready")):
         f.unlink()
     if names and not (out / PIXELS / "exact.y.npy").exists():  # the last that `decoded` writes
         cifar.decoded(data, out / PIXELS, args.limit or None)
-    for how, epochs in ((SHORT, args.epochs), (LONG, args.long_epochs)):
-        if some := [n for n in names if VARIANTS[n].training is how]:
-            if how is LONG:
-                teachers.write(out)
-            _run(some, out, data, args, began, epochs)
+    parts = [(how, some) for how in (SHORT, LONG) if (some := [n for n in names if VARIANTS[n].training is how])]
+    for i, (how, some) in enumerate(parts):
+        if how is LONG:
+            teachers.write(out)
+        began = time.time()
+        end = began + (until - began) / (len(parts) - i) if args.seconds else 0.0
+        _run(some, out, data, args, args.long_epochs if how is LONG else args.epochs, (began, end))
     return {n: json.loads(p.read_text()) for n in ("teacher", *every) if (p := out / f"{file_of(n)}.json").exists()}
 
 
@@ -86,7 +88,7 @@ def spread(names: list[str], out: Path, gpus: list[str]) -> dict[str, str]:
     return made
 
 
-def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, began: float, epochs: float) -> None:
+def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, epochs: float, time_of: tuple[float, float]) -> None:
     """The teacher, where it is wanted and not there, and all variants at once; the variants load their data and wait for the teacher."""
     from variants import LONG
 
@@ -94,7 +96,7 @@ def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, bega
                "--epochs", str(epochs), "--teacher-epochs", str(args.teacher_epochs), "--limit", str(args.limit),
                "--batch", str(args.batch), "--probe", str(args.probe), "--mantissa", str(args.mantissa),
                *([] if args.graph else ["--no-graph"]),
-               "--began", str(began), "--end", str(began + args.seconds if args.seconds else 0.0), "--beside", *names]  # fmt: skip
+               "--began", str(time_of[0]), "--end", str(time_of[1]), "--beside", *names]  # fmt: skip
     gpus = visible_gpus(args.device)
     place = spread(names, out, gpus) | {"teacher": gpus[0]}
     print(f"{len(gpus)} GPUs: {place}" if gpus[0] else "no GPU: on the CPU", flush=True)
