@@ -1,5 +1,7 @@
 """The public names: one sorted list, each of them there."""
 
+import importlib
+
 import pytest
 
 import whet
@@ -11,6 +13,10 @@ def test_every_name_is_there():
         assert getattr(whet, name) is not None
 
 
-def test_an_unknown_name_is_refused():
-    with pytest.raises(AttributeError, match="network_from_onnx"):
-        getattr(whet, "nothing")  # noqa: B009
+@pytest.mark.parametrize(
+    ("package", "wrong", "meant"), [("whet", "biuld", "build"), ("whet.search", "serch", "search"), ("whet.training", "fintune", "finetune")]
+)
+def test_an_unknown_name_is_refused_with_the_nearest(package, wrong, meant):
+    with pytest.raises(AttributeError, match=f"'{package}' has no attribute '{wrong}'. Did you mean '{meant}'"):
+        getattr(importlib.import_module(package), wrong)
+    assert meant in dir(importlib.import_module(package))

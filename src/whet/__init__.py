@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from whet.registry import on_demand
+
 __version__ = "0.1.0"
 
 _HOME = {
@@ -26,19 +28,14 @@ _HOME = {
     "read_engine": "whet.engine",
     "save_onnx": "whet.frontends",
     "write_engine": "whet.engine",
+    "zoo": "whet.zoo",
 }
 
-__all__ = [*_HOME, "zoo"]
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name == "zoo":
-        return import_module("whet.zoo")
-    if name not in _HOME:
-        raise AttributeError(f"module 'whet' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    return on_demand(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

@@ -1,11 +1,11 @@
-"""Finding code by a name: a folder's files register themselves, and a user's own function is python:MODULE:FUNCTION."""
+"""Finding code by a name: files register themselves, packages import when a name is asked for, users' functions are python:MODULE:FUNCTION."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -20,6 +20,17 @@ def load_folder(package: str, path: Iterable[str]) -> None:
     for m in sorted(iter_modules(list(path)), key=lambda m: m.name):
         if not m.name.startswith("_"):
             import_module(f"{package}.{m.name}")
+
+
+def on_demand(package: str, homes: Mapping[str, str], name: str) -> Any:
+    """What a package's `__getattr__` answers: `name` from the module `homes` has for it, imported now; a module that is `name` itself.
+
+    Raises AttributeError with the nearest of the package's names.
+    """
+    if name not in homes:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}.{nearest(name, homes)} It has {', '.join(homes)}.")
+    module = import_module(homes[name])
+    return module if homes[name] == f"{package}.{name}" else getattr(module, name)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from whet.registry import on_demand
+
 _HOME = {
-    "AutoRecipe": "recipe",
-    "Candidate": "space",
-    "SearchResult": "loop",
-    "dry_run": "loop",
-    "load_recipe": "recipe",
-    "recipe_from": "recipe",
-    "search": "loop",
+    "AutoRecipe": "whet.search.recipe",
+    "Candidate": "whet.search.space",
+    "SearchResult": "whet.search.loop",
+    "dry_run": "whet.search.loop",
+    "load_recipe": "whet.search.recipe",
+    "recipe_from": "whet.search.recipe",
+    "search": "whet.search.loop",
 }
 
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name not in _HOME:
-        raise AttributeError(f"module 'whet.search' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return on_demand(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

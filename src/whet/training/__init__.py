@@ -12,35 +12,35 @@ from __future__ import annotations
 
 from typing import Any
 
+from whet.registry import on_demand
+
 _HOME = {
-    "FinetuneConfig": "config",
-    "Finetuned": "tuning",
-    "NetworkModule": "module",
-    "QuantizationAware": "qat",
-    "TrainingData": "data",
-    "accuracy": "evaluate",
-    "finetune": "tuning",
-    "from_module": "module",
-    "hold": "masks",
-    "masks_of": "masks",
-    "quantization_aware": "qat",
-    "to_torch": "module",
-    "training_data": "data",
+    "FinetuneConfig": "whet.training.config",
+    "Finetuned": "whet.training.tuning",
+    "NetworkModule": "whet.training.module",
+    "QuantizationAware": "whet.training.qat",
+    "TrainingData": "whet.training.data",
+    "accuracy": "whet.training.evaluate",
+    "finetune": "whet.training.tuning",
+    "from_module": "whet.training.module",
+    "hold": "whet.training.masks",
+    "masks_of": "whet.training.masks",
+    "quantization_aware": "whet.training.qat",
+    "to_torch": "whet.training.module",
+    "training_data": "whet.training.data",
 }
+
+_WITHOUT_TORCH = ("whet.training", "whet.training.config", "whet.training.data")
 
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name not in _HOME:
-        raise AttributeError(f"module 'whet.training' has no attribute {name!r}; it has {', '.join(_HOME)}")
-    if _HOME[name] not in ("config", "data"):
+    if _HOME.get(name, __name__) not in _WITHOUT_TORCH:
         from whet.training._torch import need_torch
 
         need_torch()
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return on_demand(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:
