@@ -53,7 +53,7 @@ def checks(target: Target, row: Row, original: Row) -> list[Check]:
         if amount is not None:
             mj, limit_mj = row["energy"].get(of), amount.of(original["energy"].get(of))
             if mj is None or limit_mj is None:
-                found.append(Check(name, None, limit_mj, False, None, f"{name}: {row['energy']['about']}"))
+                found.append(Check(name, None, limit_mj, False, None, f"{name} not measurable"))  # why stands once beside the table
             else:
                 found.append(_most(name, mj, limit_mj, " mJ"))
     if target.accuracy_drop is not None:
