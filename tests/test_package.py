@@ -1,0 +1,31 @@
+"""What `pip install .` takes along: every file that the code reads, every folder that it imports; extras name what the code can use."""
+
+import re
+import tomllib
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ROOT / "src" / "whet"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FILES = [p.relative_to(SOURCES) for p in SOURCES.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+
+
+def test_files_that_are_no_python_are_package_data():
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["whet"]
+    others = [p for p in FILES if p.suffix != ".py"]
+    assert {p.suffix for p in others} == {".cu", ".cuh", ".html"}
+    left_out = [p for p in others if not any(PurePosixPath("whet", p).match(pattern.removeprefix("**/")) for pattern in patterns)]
+    assert left_out == []
+
+
+def test_folders_with_python_are_packages():
+    folders = {p.parent for p in FILES if p.suffix == ".py"}
+    assert [f for f in folders if not (SOURCES / f / "__init__.py").exists()] == []
+
+
+def test_extras_that_anything_tells_users_to_install_are_there():
+    extras = PROJECT["project"]["optional-dependencies"]
+    pages = [*SOURCES.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "Makefile", ROOT / "pyproject.toml"]
+    named = {name for page in pages for group in re.findall(r"(?:whet|-e '\.)\[([a-z,-]+)\]", page.read_text()) for name in group.split(",")}
+    assert {"train", "jit", "search", "test"} <= named
+    assert named <= set(extras)
