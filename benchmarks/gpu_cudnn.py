@@ -78,7 +78,7 @@ if __name__ == "__main__":
     rows: list[dict] = []
     gpu = get_backend("cuda")
     made = provenance(("numpy", "cuda-bindings")) | {"device": gpu.describe()["model"]}
-    made["versions"]["cudnn"] = library.version()
+    made["versions"]["cudnn"] = library.version().removeprefix("cudnn ")
     for word in sys.argv[1:]:
         network, size, what, *only = word.split(":")
         source = network_from_onnx(zoo.build(network, batch=int(size)))
