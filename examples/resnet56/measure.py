@@ -158,17 +158,22 @@ def judged(out: Path, folder: Path, args: argparse.Namespace) -> None:
     tests = {"exact": cifar.exact_test(folder), "JPEG": cifar.jpeg_test(folder, args.limit or None)}
     runtime, known = whet.Runtime(backend=args.backend, threads=args.threads), {}
     for r in sorted(rows, key=lambda r: -r["run at"][-1]):
-        if (key := (r["network"], r["precision"])) not in known:
+        if (key := (r["network"], computed_in(r, args.backend))) not in known:
             engine = runtime.load(out / r["file"])
             known[key] = {name: right(engine, test, r["run at"][-1]) for name, test in tests.items()}
             print(f"  {key}:", {name: percent(k) for name, k in known[key].items()}, flush=True)
     for r in rows:
         base = known.get((beside(r["network"]), "FP32"))
-        for name, k in known[r["network"], r["precision"]].items():
+        for name, k in known[r["network"], computed_in(r, args.backend)].items():
             r |= {f"{name} %": percent(k), f"{name} images": len(k)}
             if base is not None:
                 r |= dict(zip((f"{name} points", f"{name} points low", f"{name} points high"), paired(k, base[name]), strict=True))
     write(rows, out, args)
+
+
+def computed_in(row: dict[str, Any], backend: str) -> str:
+    """The precision of an engine's numbers: an INT8 build may have kept the engine in floating point, where integers do not pay."""
+    return PRECISIONS[backend][-2].upper() if row.get("kept") == "floating point" else row["precision"]
 
 
 def beside(name: str) -> str:

@@ -108,3 +108,11 @@ def test_the_short_table_has_one_line_a_network(case):
     (line,) = telling.short(rows)
     assert (line["network"], line["FP16 ms"], line["INT8 ms"]) == (telling.STEPS["depth"], 0.9, 0.3)
     assert line["INT8 JPEG points"] == "-0.50 [-1.00, +0.00]"
+
+
+def test_an_int8_build_that_kept_floating_point_is_judged_as_what_it_computes(case):
+    import measure
+
+    kept = {"precision": "INT8", "kept": "floating point"}
+    assert (measure.computed_in(kept, "cuda"), measure.computed_in(kept, "cpu")) == ("FP16", "FP32")
+    assert measure.computed_in({"precision": "INT8", "kept": "int8"}, "cuda") == measure.computed_in({"precision": "INT8"}, "cpu") == "INT8"
