@@ -69,6 +69,7 @@ def doubling(depth):
 W = numpy_helper.from_array(np.ones(3, np.float32), "w")
 REFUSED = {
     "functions that double": (doubling(30), FrontendError, "more than 2,000 nodes"),
+    "text as input": (model(node("Equal", ["x", "x"]), inputs=[value("x", [1], TensorProto.STRING)]), UnsupportedError, "'x' holds strings"),
     "shape that no memory holds": (model(node("Relu"), inputs=[value("x", [2**62, 2**62])]), FrontendError, "'x' has the shape .* no memory holds"),
     "cycle": (
         model(node("Add", ["x", "b"], ["a"], name="one"), node("Relu", ["a"], ["b"], name="two"), outputs=[value("b", None)]),

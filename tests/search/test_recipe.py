@@ -86,6 +86,8 @@ def test_mistakes_are_named(case, tmp_path, change, text):
     ("- a\n", r"r\.yaml: the recipe: expected keys with values"),
     ("", r"r\.yaml: the recipe: expected keys with values, not nothing"),
     ("model: !!python/object:os.system x\n", r"r\.yaml: this is no YAML"),
+    ("model: [&a0 [x, x]" + "".join(f", &a{i} [{f'*a{i - 1}, ' * 9}]" for i in range(1, 12)) + "]\n", r"r\.yaml: its aliases stand for more than"),
+    ("model: " + "[" * 5000 + "]" * 5000, r"r\.yaml: its lists and keys stand too deep"),
 ])  # fmt: skip
 def test_files_that_are_no_recipe(tmp_path, written, text):
     (tmp_path / "r.yaml").write_text(written)

@@ -278,3 +278,9 @@ def test_importing_and_listing_names_is_light():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": str(source)})
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("batch", ["-1", "a b", ""])
+def test_a_batch_is_a_number_or_a_name(batch):
+    with pytest.raises(UsageError, match="neither a positive number nor a name"):
+        zoo.build("lenet5", batch=batch)

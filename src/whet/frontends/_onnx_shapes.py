@@ -15,7 +15,7 @@ import onnx
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
 from whet.frontends._onnx_tensors import dtype_of_onnx
-from whet.network import Dim, Expr, TensorType, parse_dim, substitute, symbol, symbols
+from whet.network import STRING, Dim, Expr, TensorType, parse_dim, substitute, symbol, symbols
 from whet.registry import nearest
 
 _TOO_LARGE = 2**62  # bits
@@ -77,6 +77,8 @@ def value_type(info: onnx.ValueInfoProto, table: SymbolTable, what: str, user: S
         raise UnsupportedError(f"{what} is a {named}, not a tensor; whet has tensors only. Take the {named} apart before export.")
     tensor = info.type.tensor_type
     dtype = dtype_of_onnx(tensor.elem_type, what)
+    if dtype == STRING:
+        raise UnsupportedError(f"{what} holds strings, which no engine computes with. Turn text into numbers before the network.")
     if not tensor.HasField("shape"):
         if user is None:
             raise FrontendError(

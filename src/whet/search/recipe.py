@@ -20,6 +20,7 @@ from whet.search._training import FINETUNE, QAT, finetuning, quantization_traini
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8", "fp8")  # widest first
 GPU_ONLY = ("fp16", "fp8")
+_MOST_VALUES = 10_000  # in a recipe; real ones have tens
 #: sections and keys that say what is searched: a search goes on only under the same ones
 _IDENTITY = ("model", "data", "metric", "higher_is_better", "device", "threads", "shapes", "space", "scout")
 
@@ -253,6 +254,21 @@ def _yaml(written: str) -> Any:
 
     Once.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     try:
-        return yaml.load(written, Once)
+        made = yaml.load(written, Once)
+        if _values(made, {}) > _MOST_VALUES:
+            raise UsageError(f"its aliases stand for more than {_MOST_VALUES:,} values")
     except yaml.YAMLError as e:
         raise UsageError(f"this is no YAML: {' '.join(str(e).split())}") from None
+    except RecursionError:
+        raise UsageError("its lists and keys stand too deep inside each other") from None
+    return made
+
+
+def _values(node: Any, known: dict[int, int]) -> int:
+    """How many values there are when each alias is written out; `known` holds those of lists and mappings that were counted."""
+    if not isinstance(node, list | dict):
+        return 1
+    if id(node) not in known:
+        inner = [*node, *node.values()] if isinstance(node, dict) else node
+        known[id(node)] = 1 + sum(_values(v, known) for v in inner)
+    return known[id(node)]

@@ -79,6 +79,8 @@ def _write(it: Entry, *, batch: int | str, opset: int, seed: int, skeleton: bool
 
     if isinstance(batch, int) and batch < 1:
         raise UsageError(f"batch={batch}: a batch has at least one element; give a positive number or a name like 'N'.")
+    if isinstance(batch, str) and not batch.isidentifier():
+        raise UsageError(f"batch={batch!r} is neither a positive number nor a name like 'N'.")
     if not LOWEST_OPSET <= opset <= onnx_opset_version():
         raise UsageError(f"opset={opset}: the zoo writes opsets {LOWEST_OPSET} to {onnx_opset_version()}.")
     unknown = sorted(set(options) - set(it.options))
