@@ -45,7 +45,7 @@ def pareto_plot(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: f
         parts.append(tag("text", _short(v), x=_LEFT - 8, y=f"{sy(v) + 4:.1f}", text_anchor="end"))
     parts.append(tag("text", x_name, x=(WIDTH + _LEFT) // 2, y=HEIGHT - 8, text_anchor="middle", class_="axis"))
     parts.append(tag("text", y_name, x=14, y=HEIGHT // 2, text_anchor="middle", class_="axis", transform=f"rotate(-90 14 {HEIGHT // 2})"))
-    front = sorted((p for p in points if p.get("front")), key=lambda p: p["x"])
+    front = sorted((p for p in points if p.get("front") and y0 <= p["y"] <= y1), key=lambda p: p["x"])
     if len(front) > 1:
         way = " ".join(f"{sx(p['x']):.1f},{sy(p['y']):.1f}" for p in front)
         parts.append(tag("polyline", points=way, class_="front"))

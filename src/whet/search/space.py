@@ -115,12 +115,12 @@ class SearchSpace:
         widths = [d for d in self.dimensions if not d.values]
         found = []
         ways = ("class", "budget") if any(d.name == "width by" for d in self.dimensions) else ("",)
-        for share in (0.5, 0.3, 0.7) if widths else ():
+        for share in (0.5, 0.3, 0.7, 0.2) if widths else ():
             for p in dict.fromkeys((*types[-1:], *types[:1])) or (None,):
                 for way in ways:
                     point = {d.name: round(max(min(round(share / d.step) * d.step, d.most), d.least), 6) for d in widths}
                     found.append(point | ({} if p is None else {"precision": p}) | others | ({"width by": way} if way else {}))
-        return found
+        return [p for i, p in enumerate(found) if p not in found[:i]]  # with coarse steps two shares are one
 
     def size(self) -> int:
         """How many points there are."""

@@ -65,7 +65,7 @@ def checks(target: Target, row: Row, original: Row) -> list[Check]:
 
 
 def _most(name: str, value: float, limit: float, unit: str) -> Check:
-    return Check(name, value, limit, False, max(0.0, value / limit - 1), f"{name} {value:.3g}{unit} (at most {limit:g}{unit})")
+    return Check(name, value, limit, False, max(0.0, value / limit - 1), f"{name} {value:.3g}{unit} (at most {limit:.4g}{unit})")
 
 
 def met(found: Sequence[Check]) -> bool:
