@@ -1,5 +1,8 @@
 """Whole engines in turns: who leaves, and how many turns there are."""
 
+import pytest
+
+from whet.builder.payoff import standing
 from whet.builder.racing import FEWEST, race
 
 
@@ -35,3 +38,15 @@ def test_one_slow_run_is_no_reason_to_leave():
 def test_slow_things_have_few_turns():
     (a,) = race([runner([50.0] * 9, [], "a")], 1.0, 30)
     assert len(a) == FEWEST
+
+
+def test_the_first_that_noise_cannot_tell_from_the_fastest_is_kept():
+    steady = [[10.0, 10.0, 10.0, 10.0], [9.0, 9.0, 9.0, 9.0], [9.02, 9.02, 9.02, 9.02]]
+    assert standing(steady, [0, 1, 2]).kept == 1, "a tenth less is no noise"
+    assert standing(steady, [2, 1, 0]).kept == 2, "a five-hundredth is"
+    assert standing(steady, [0, 2]).kept == 2, "of those that may be kept"
+    scattered = [[8.0, 9.1, 9.2, 12.0], [8.0, 9.0, 9.0, 12.0]]
+    found = standing(scattered, [0, 1])
+    assert found.kept == 0, "times that scatter count as equal within a fiftieth"
+    assert found.ms == pytest.approx([9150.0, 9000.0])
+    assert standing([[9.2, 9.2, 9.2, 9.2], scattered[1]], [0, 1]).kept == 1, "both have to scatter"

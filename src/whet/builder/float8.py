@@ -10,8 +10,7 @@ of skip connections stay in 16 bits (all products remain in FP8); where that lea
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
-from statistics import median
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -21,14 +20,14 @@ from whet.builder.calibrating import Calibration, calibrated_ranges, prepared
 from whet.builder.config import BuildConfig
 from whet.builder.engine_run import EngineRun
 from whet.builder.lock import read_lock
-from whet.builder.payoff import in_turns, known_as, slow_layers
+from whet.builder.payoff import in_turns, known_as, slow_layers, standing
 from whet.builder.precision import demanded_floats, has_float8
 from whet.builder.progress import Progress
 from whet.builder.relock import locked_again, note_found, recipe
 from whet.builder.within import SAMPLES, Judge
 from whet.engine.plan import EnginePlan
 from whet.errors import BuildError, LockError
-from whet.network import Network
+from whet.network import Layer, Network
 from whet.precision import Analysis, Ranges, chosen_samples, find_places, quantize
 from whet.precision.budget import Budget, Verdict
 from whet.precision.calibrate import content_digest
@@ -36,6 +35,7 @@ from whet.precision.float8 import adapted_weights, corrected, kept_out, pack_rou
 
 ENOUGH_DB = 30.0  # of the outputs' signal over FP8's noise, on calibration samples: docs/design/precision.md has what less of it costs
 LEAST_DB = 28.0
+_Engine = tuple[str, EnginePlan, frozenset[str]]  # what it is, the engine, the layers that it leaves in floating point
 _NAMED = 4  # layers that a sentence names
 _JUDGES = 16  # samples that FP8's choices are judged on
 _LEAST_SAMPLES = 2 * _JUDGES
@@ -148,16 +148,14 @@ def build_float8(
         why = "this backend has no FP8 kernels, only an emulation (whet debug precision --fp8)" if layers else "no layer is one that FP8 takes"
         if config.strict:
             raise BuildError(f"--fp8 cannot be used: {why}. Leave out --strict to build without it.")
-        floats.report["notes"] = [*floats.report.get("notes", []), f"--fp8 is permitted but not used: {why}."]
-        return note_found(floats, config)
+        return _unused(floats, f"--fp8 is permitted but not used: {why}.", config)
     enough = budget.limit if budget is not None and budget.kind == "snr" else ENOUGH_DB
     ranges = float8_ranges(net, made, calibration, config, notes, info, enough)
     if budget is None:
         left |= harmful(made, ranges, calibration, config, left, progress=progress)
         layers = [x for x in layers if x.name not in left]
     if not layers:
-        floats.report["notes"] = [*floats.report.get("notes", []), f"--fp8 is not used: no layer of it leaves the outputs {LEAST_DB:g} dB."]
-        return note_found(floats, config)
+        return _unused(floats, f"--fp8 is not used: no layer of it leaves the outputs {LEAST_DB:g} dB.", config)
     judge = None
     if budget is not None:
         samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
@@ -175,22 +173,34 @@ def build_float8(
         plan.report["info"] = [*plan.report.get("info", []), *info]
         plan.report["notes"] += [*notes, "FP8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
         return note_found(plan, config)
-    tried: list[tuple[str, EnginePlan, frozenset[str]]] = [(_name(other), floats, frozenset()), ("fp8", low(frozenset()), frozenset())]
-    slow = slow_layers(floats, tried[1][1], layers)
-    if slow and len(slow) < len(layers):
-        tried.append((f"fp8 without {len(slow)} layers that do not pay", low(slow), slow))
-    if judge is not None:
-        fit = judge.fit([x.name for x in layers if x.name not in tried[-1][2]], {})
-        if fit.dropped:
-            skip = tried[-1][2] | frozenset(fit.dropped)
-            if len(skip) < len(layers):
-                tried.append((f"fp8 without {len(skip)} layers, within the budget", low(skip), skip))
+    tried = _tried((_name(other), floats, frozenset()), low, layers, judge)
     verdicts: list[Verdict | None] = [None] * len(tried)
     if judge is not None:
         for i, (_, plan, skip) in enumerate(tried[1:], 1):
             verdicts[i] = judge.engine(plan, config) or judge.low([x.name for x in layers if x.name not in skip])
     times = in_turns([plan for _, plan, _ in tried], machine, config)
     return note_found(_kept(tried, verdicts, times, left, ranges.float_sums, notes, info), config)
+
+
+def _unused(floats: EnginePlan, why: str, config: BuildConfig) -> EnginePlan:
+    """The engine in floating point, with a note."""
+    floats.report["notes"] = [*floats.report.get("notes", []), why]
+    return note_found(floats, config)
+
+
+def _tried(floats: _Engine, low: Callable[[frozenset[str]], EnginePlan], layers: list[Layer], judge: Judge | None) -> list[_Engine]:
+    """The engine that FP8 competes with; all FP8; FP8 without the layers that it makes slower; and without those that the budget forbids."""
+    tried = [floats, ("fp8", low(frozenset()), frozenset[str]())]
+    slow = slow_layers(floats[1], tried[1][1], layers)
+    if slow and len(slow) < len(layers):
+        tried.append((f"fp8 without {len(slow)} layers that do not pay", low(slow), slow))
+    if judge is not None:
+        last = tried[-1][2]
+        fit = judge.fit([x.name for x in layers if x.name not in last], {})
+        skip = last | frozenset(fit.dropped)
+        if fit.dropped and len(skip) < len(layers):
+            tried.append((f"fp8 without {len(skip)} layers, within the budget", low(skip), skip))
+    return tried
 
 
 def is_float8_lock(config: BuildConfig) -> bool:
@@ -221,17 +231,13 @@ def _name(other: EnginePlan | None) -> str:
 
 
 def _kept(
-    tried: list[tuple[str, EnginePlan, frozenset[str]]], verdicts: list[Verdict | None], times: list[list[float]], left: Mapping[str, str],
+    tried: list[_Engine], verdicts: list[Verdict | None], times: list[list[float]], left: Mapping[str, str],
     sums: Collection[str], notes: list[str], info: list[str],
 ) -> EnginePlan:  # fmt: skip
     """The fastest that holds the budget; the earlier one of those within the noise."""
-    middle = [median(t) * 1e3 for t in times]
-    spread = [(float(np.quantile(t, 0.75)) - float(np.quantile(t, 0.25))) * 500 for t in times]
     holds = [v is None or v.holds for v in verdicts]
-    able = [i for i in range(len(tried)) if holds[i]]
-    fastest = min(able, key=lambda i: middle[i])
-    best = middle[fastest]
-    kept = next(i for i in able if middle[i] - best <= max(0.003 * best, min(spread[i], spread[fastest], 0.02 * best)))
+    found = standing(times, [i for i in range(len(tried)) if holds[i]])
+    middle, spread, kept = found.ms, found.spread_ms, found.kept
     plan = tried[kept][1]
     earlier = plan.report.get("precision_choice", [])
     plan.report["latency_ms"] = middle[kept]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
-import numpy as np
-
 from whet.builder.int8_engines import Making, Tried
-from whet.builder.payoff import layer_times, slow_layers
+from whet.builder.payoff import layer_times, slow_layers, standing
 from whet.builder.within import Fit, report_of
 from whet.engine.plan import EnginePlan
 
@@ -111,13 +109,9 @@ def _say_budget(m: Making, fit: Fit) -> None:
 
 def keep(m: Making, tried: list[Tried], times: list[list[float]]) -> EnginePlan:
     """The fastest that holds the budget; of those within the noise the one with the fewest integers (floating point, then the fewest layers)."""
-    middle = [median(t) * 1e3 for t in times]
-    spread = [(float(np.quantile(t, 0.75)) - float(np.quantile(t, 0.25))) * 500 for t in times]
     open_ = [i for i, t in enumerate(tried) if t.allowed] or [0]
-    order = sorted(open_, key=lambda i: (i > 0, -len(tried[i].skip)))
-    fastest = min(open_, key=lambda i: middle[i])
-    best = middle[fastest]
-    kept = next(i for i in order if middle[i] - best <= max(0.003 * best, min(spread[i], spread[fastest], 0.02 * best)))
+    found = standing(times, sorted(open_, key=lambda i: (i > 0, -len(tried[i].skip))))
+    middle, spread, kept = found.ms, found.spread_ms, found.kept
     plan = tried[kept].plan
     plan.report["latency_ms"] = middle[kept]
     plan.report["precision_choice"] = [

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from whet.builder.config import BuildConfig
 from whet.builder.precision import on_integers
@@ -15,6 +19,7 @@ from whet.network import Layer
 from whet.runtime import Bound, WeightStore, bind
 
 _SECONDS, _TURNS = 3.0, 40  # spent on timing each engine that is not clearly behind (engines that nearly tie need turns); turns, at most
+_SAME, _NOISE = 0.003, 0.02  # of the fastest engine's time: what always counts as equal, and what at most does where times scatter
 _MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
 
 
@@ -73,6 +78,25 @@ def in_turns(plans: list[EnginePlan], machine: Any, config: BuildConfig) -> list
         bound.seconds(1)
         bounds.append(bound)
     return race([partial(_once, b) for b in bounds], _SECONDS, _TURNS)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Medians and quartile distances (ms) of engines that ran in turns, and which of them is kept."""
+
+    ms: list[float]
+    spread_ms: list[float]
+    kept: int
+
+
+def standing(times: Sequence[Sequence[float]], order: Sequence[int]) -> Standing:
+    """Which engine to keep of `times` (seconds): the first in `order` that the noise cannot tell from the fastest of them."""
+    middle = [median(t) * 1e3 for t in times]
+    spread = [(float(np.quantile(t, 0.75)) - float(np.quantile(t, 0.25))) * 1e3 / 2 for t in times]
+    fastest = min(sorted(order), key=lambda i: middle[i])
+    best = middle[fastest]
+    kept = next(i for i in order if middle[i] - best <= max(_SAME * best, min(spread[i], spread[fastest], _NOISE * best)))
+    return Standing(middle, spread, kept)
 
 
 def _once(bound: Bound) -> float:
