@@ -88,8 +88,10 @@ def _kernel_refusal(kernel: Kernel, deterministic: bool, workspace: int | None) 
 
 
 def no_tactic(layer: Layer, refused: list[Candidate], machine: Any, others: Sequence[Layer] = ()) -> NoTacticError:
-    """The error for a layer that nothing computes: every refusal, the names of `others` of that kind, and what to do."""
-    lines = [f"  {c.tactic}{' ' + c.signature if c.signature else ''}: {c.reason}" for c in refused]
+    """The error for a layer that nothing computes: refusals of tactics for its op, the names of `others` of that kind, and what to do."""
+    elsewhere = [c for c in refused if c.reason.startswith("computes ") and ", not " in c.reason]
+    lines = [f"  {c.tactic}{' ' + c.signature if c.signature else ''}: {c.reason}" for c in refused if c not in elsewhere]
+    lines += [f"  {len(elsewhere)} tactics are for other ops"] if elsewhere else []
     more = ", ".join(f"{x.op} '{x.name}'" for x in others)
     return NoTacticError(
         f"No tactic of '{machine.name}' computes {layer.op} '{layer.name}' (from {', '.join(layer.sources) or 'no node'}):\n"
