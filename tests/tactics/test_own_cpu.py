@@ -244,19 +244,7 @@ SILU = pytest.mark.skipif(_jit.available() is not None or not _jit.has("avx512f"
 def test_pointwise_convolutions_with_silu(shape, channels, threads):
     """Tiles that do and do not divide an image, channels that leave part of a block unused, threads that divide nothing."""
     sample = conv_silu(f"f32[{','.join(map(str, shape))}]", f"f32[{channels},{shape[1]},1,1]")
-    _, layer, arrays = sample_layer("Fused", sample)
-    arrays[0] *= 8
-    tactic, machine = get_tactic("cpu/pointwise"), CpuBackend(threads=threads)
-    (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
-    (signature,) = tactic.signatures(layer, machine)
-    configs = tactic.configs(layer, signature, machine)
-    assert configs
-    for config in configs:
-        kernel = tactic.plan(layer, signature, config, machine)
-        kernel.threads = min(threads, kernel.sizes[-2])  # small ones too
-        kernel.sizes[-1] = -(-kernel.sizes[-2] // kernel.threads)
-        got = launched(kernel, arrays[0], signature, layer)
-        assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+    judge_every_config("cpu/pointwise", sample, threads)
 
 
 @SILU
@@ -269,9 +257,14 @@ def test_pointwise_convolutions_with_silu(shape, channels, threads):
 def test_depthwise_convolutions_with_silu(shape, window, stride, pads, threads):
     """Windows that stand out above, below and beside the image, on one side or both; tiles that do and do not divide a row."""
     sample = conv_silu(f"f32[{','.join(map(str, shape))}]", f"f32[{shape[1]},1,{window},{window}]", group=shape[1], pads=pads, strides=(stride,) * 2)
+    judge_every_config("cpu/depthwise", sample, threads)
+
+
+def judge_every_config(name, sample, threads):
+    """Each configuration of a tactic, on as many threads as it can use, against the reference in float64."""
     _, layer, arrays = sample_layer("Fused", sample)
     arrays[0] *= 8
-    tactic, machine = get_tactic("cpu/depthwise"), CpuBackend(threads=threads)
+    tactic, machine = get_tactic(name), CpuBackend(threads=threads)
     (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
     (signature,) = tactic.signatures(layer, machine)
     configs = tactic.configs(layer, signature, machine)
