@@ -137,6 +137,9 @@ def test_what_is_deployed_has_the_trained_ranges_and_its_lock_builds_it(trained,
     with whet.Runtime(threads=1).load(deploy / "model.engine").create_context() as context:
         guesses = [int(context.run({"x": x[i : i + 1]}).popitem()[1].argmax()) for i in range(len(x))]
     assert 100 * np.mean(np.array(guesses) == y) == pytest.approx(data["rows"][data["chosen"]]["metric"]["value"])
+    other = pytest.importorskip("onnxruntime").InferenceSession(deploy / "model.int8.onnx", providers=["CPUExecutionProvider"])
+    theirs = other.run(None, {"x": x})[0].argmax(1)
+    assert np.mean(theirs == np.array(guesses)) > 0.98, "another runtime computes the same Q/DQ"
 
 
 def test_a_calibrated_engine_that_is_not_trained_says_why_and_its_lock_builds_it(case, tmp_path):
