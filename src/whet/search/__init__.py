@@ -14,7 +14,7 @@ from whet.registry import on_demand
 _HOME = {
     "AutoRecipe": "whet.search.recipe",
     "Candidate": "whet.search.space",
-    "SearchResult": "whet.search.loop",
+    "SearchResult": "whet.search.result",
     "dry_run": "whet.search.loop",
     "load_recipe": "whet.search.recipe",
     "recipe_from": "whet.search.recipe",

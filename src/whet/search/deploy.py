@@ -15,7 +15,7 @@ from whet.report import search_page
 from whet.search import job as j
 from whet.search.build import again, build_config
 from whet.search.engines import CALIBRATION, ENGINE, LOCK, ONNX, QUANTIZED
-from whet.search.loop import SearchResult
+from whet.search.result import SearchResult
 from whet.search.space import Candidate
 from whet.search.summary import summary
 from whet.search.work import PRUNING

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 from whet.errors import BuildError, PruneError, UsageError
@@ -20,39 +19,17 @@ from whet.registry import own_function
 from whet.search import advice
 from whet.search import job as j
 from whet.search.data import labelled, modules_of, unlabelled
+from whet.search.deploy import write_deploy
 from whet.search.folder import WorkFolder
 from whet.search.judging import Judging, Trial
 from whet.search.recipe import AutoRecipe, Effort
+from whet.search.result import SearchResult
 from whet.search.running import Running
 from whet.search.scouting import Scouting
-from whet.search.space import Candidate, SearchSpace, baseline_types, search_space
-from whet.search.targets import Check, checks, choose, distance, met, pareto
+from whet.search.space import Candidate, baseline_types, search_space
+from whet.search.targets import checks, choose, distance, pareto
 from whet.search.watching import Silent, Watcher
 from whet.search.workers import LocalWorkers, Workers, workers_for
-
-
-@dataclass
-class SearchResult:
-    """What a search found. `final["rows"]` are the compared engines (the original first), `chosen` one of them; `checks` and `points`
-    (cost, loss) belong to them."""
-
-    recipe: AutoRecipe
-    folder: WorkFolder
-    net: Network
-    space: SearchSpace
-    judging: Judging
-    trials: list[Trial]
-    final: dict[str, Any]
-    chosen: int
-    checks: list[list[Check]]
-    points: list[tuple[float, float]]
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0  # of work on trials, over all calls
-
-    @property
-    def met(self) -> bool:
-        """Whether the chosen engine meets the target."""
-        return met(self.checks[self.chosen])
 
 
 class Loop:
@@ -250,8 +227,6 @@ def search(
         workers: Any = stack.enter_context(_workers(recipe, ray))
         found = Loop(recipe, folder, workers, watch).run(resumed)
         if deploy:
-            from whet.search.deploy import write_deploy
-
             watch.phase("deploy", 1)
             write_deploy(found)
         return found
@@ -283,6 +258,3 @@ def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
         if recipe.metric != "top1":
             own_function(recipe.metric, "metric")
     return facts
-
-
-__all__ = ["Loop", "SearchResult", "Trial", "dry_run", "pick", "search"]

@@ -14,7 +14,7 @@ from whet import __version__
 from whet.backends import get_backend
 from whet.search import job as j
 from whet.search.judging import Trial
-from whet.search.loop import SearchResult
+from whet.search.result import SearchResult
 from whet.search.space import Candidate
 from whet.search.targets import Check, dominates, pareto
 
