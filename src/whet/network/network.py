@@ -183,6 +183,7 @@ class Network:
         return layer.outputs[0] if len(layer.outputs) == 1 else layer.outputs
 
     def add_layer(self, op, inputs, attrs=None, *, name="", outputs=(), regions=None, sources=(), at=None) -> Layer:
+        """As `add`, with inputs and attributes as they stand in a Layer; returns the layer."""
         from whet.ops import infer_layer
 
         wished = list(outputs)

@@ -75,6 +75,7 @@ class TensorType:
 
     @property
     def elements(self) -> Dim:
+        """How many there are; an expression where sizes are symbols."""
         return product(self.shape)
 
     @property
@@ -85,9 +86,11 @@ class TensorType:
 
     @property
     def static(self) -> bool:
+        """Whether all sizes are numbers."""
         return all(isinstance(d, int) for d in self.shape)
 
     def symbols(self) -> set[str]:
+        """Names of the symbols in the shape."""
         return set().union(*(symbols(d) for d in self.shape)) if self.shape else set()
 
     def with_dtype(self, dtype: DType) -> TensorType:

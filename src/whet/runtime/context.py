@@ -56,10 +56,12 @@ class Context:
 
     @property
     def input_names(self) -> list[str]:
+        """Names of the inputs, in the network's order."""
         return list(self.engine.inputs)
 
     @property
     def output_names(self) -> list[str]:
+        """Names of the outputs, in the network's order."""
         return list(self.engine.outputs)
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> None:
@@ -173,8 +175,6 @@ class Context:
             event = backend.event()
             event.record(target)
             return Pending(event, bound)
-
-    execute_async = enqueue
 
     def output_tensor(self, name: str) -> DeviceArray:
         """The memory on the GPU where an output without a bound array lies after a run, for torch.from_dlpack and the like.

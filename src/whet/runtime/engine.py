@@ -83,6 +83,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
+        """All of it together."""
         return self.arena + self.scratch + self.packed + self.weights
 
     def __str__(self) -> str:

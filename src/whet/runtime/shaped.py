@@ -36,6 +36,7 @@ class Shaped:
 
     @property
     def packed_bytes(self) -> int:
+        """Bytes of packed weights and constants, each counted once."""
         held = {id(s): s.buffer.nbytes for group in (*self.packed, *(c.values() for c in self.constants)) for s in group}
         return sum(held.values())
 
