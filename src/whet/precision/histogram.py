@@ -35,6 +35,7 @@ class Histogram:
 
     @property
     def total(self) -> int:
+        """Values counted."""
         return int(self.counts.sum())
 
     @property

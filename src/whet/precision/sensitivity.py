@@ -47,6 +47,7 @@ class Harm:
 
     @property
     def saved_ms(self) -> float | None:
+        """What low precision saves, in ms; None where no engine was timed."""
         return None if self.float_ms is None or self.low_ms is None else self.float_ms - self.low_ms
 
 

@@ -31,6 +31,7 @@ class Facts:
     engine_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Plain data."""
         return dict(vars(self))
 
 

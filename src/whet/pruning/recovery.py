@@ -77,7 +77,8 @@ def recover(
 
 
 def reestimate_batch_norms(net: Network, data: Mapping[str, np.ndarray], progress: Progress | None = None) -> Network:
-    """A copy of `net` whose batch norms have the mean and variance that `data` gives, each after those before it."""
+    """A copy of `net` whose batch norms have the mean and variance that `data` (inputs by name, samples along axis 0) gives, each after those
+    before it. Statistics that are computed at run time are left alone. Raises ShapeError for data that do not fit."""
     made = net.clone()
     sweep = Sweep(made, data)
     for n, layer in enumerate(made.layers):

@@ -26,7 +26,7 @@ def zero_smallest(net: Network, fraction: float) -> Network:
 
 
 def zeros(net: Network) -> float:
-    """Share of zeros among the weights of two or more axes."""
+    """Share (0..1) of zeros among the weights of two or more axes; 0 where there are none."""
     arrays = [t.array() for t in matrices(net)]
     total = sum(a.size for a in arrays)
     return sum(int(np.count_nonzero(a == 0)) for a in arrays) / total if total else 0.0

@@ -28,7 +28,7 @@ def two_four(w: np.ndarray, axis: int) -> np.ndarray:
 
 
 def is_two_four(w: np.ndarray, axis: int) -> bool:
-    """Whether every aligned four along `axis` has at most two elements that are not zero."""
+    """Whether every aligned four along `axis` has at most two elements that are not zero; never where the axis is no multiple of 4."""
     if w.shape[axis] % 4 or w.size == 0:
         return False
     moved = np.moveaxis(w, axis, -1)

@@ -246,7 +246,7 @@ def _find(root: nn.Module, path: str) -> torch.Tensor:
 
 
 def to_torch(net: Network, *, freeze: Iterable[str] = (), train: Iterable[str] = ()) -> NetworkModule:
-    """`net` (source stage) as a trainable module; see NetworkModule."""
+    """`net` (source stage) as a trainable module; see NetworkModule, which also says what is raised (BackendError without torch)."""
     return NetworkModule(net, freeze=freeze, train=train)
 
 
