@@ -374,51 +374,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
             for (int sums = 0; sums <= BETWEEN; ++sums) {
 #if BETWEEN
-            const int begin = sums ? p.first_steps : k0, end = sums ? k1 : p.first_steps;
+                const int begin = sums ? p.first_steps : k0, end = sums ? k1 : p.first_steps;  // a row of sums from each input
 #else
-            const int begin = k0, end = k1;
+                const int begin = k0, end = k1;
 #endif
-            for (int k = begin; k < end; ++k) {
-                if (!(HALO && HOLD)) barrier_wait(full + 8 * slot, phase);
-                if (threadIdx.x == 0 && k == k0) MARK(3)
-                if (HALO && (k == k0 || tap == 0)) barrier_wait(a_full + 8 * a_slot, a_phase);
+                for (int k = begin; k < end; ++k) {
+                    if (!(HALO && HOLD)) barrier_wait(full + 8 * slot, phase);
+                    if (threadIdx.x == 0 && k == k0) MARK(3)
+                    if (HALO && (k == k0 || tap == 0)) barrier_wait(a_full + 8 * a_slot, a_phase);
 #if DW
-                depthwise_rows(p, ring_a + a_slot * a_bytes, dw_weights + a_slot * DW_BYTES, made + (k & 1) * A_BYTES, group * MI * 64, t);
-                fence_async();
-                mma_wait<0>();  // the product before has read its operand: behind the barrier every warp may write there
-                named_barrier(1 + group, 128);
-                if (t == 0) barrier_arrive(a_empty + 8 * a_slot);
-                const u64 a = operand<ROW>(made + (k & 1) * A_BYTES + group * MI * 64 * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);
+                    depthwise_rows(p, ring_a + a_slot * a_bytes, dw_weights + a_slot * DW_BYTES, made + (k & 1) * A_BYTES, group * MI * 64, t);
+                    fence_async();
+                    mma_wait<0>();  // the product before has read its operand: behind the barrier every warp may write there
+                    named_barrier(1 + group, 128);
+                    if (t == 0) barrier_arrive(a_empty + 8 * a_slot);
+                    const u64 a = operand<ROW>(made + (k & 1) * A_BYTES + group * MI * 64 * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);
 #else
-                const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : slot) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);
+                    const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : slot) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + (HOLD ? k : slot) * B_BYTES);
 #endif
-                mma_begin();
+                    mma_begin();
 #pragma unroll
-                for (int i = 0; i < ROW / 32; ++i)
+                    for (int i = 0; i < ROW / 32; ++i)
 #pragma unroll
-                    for (int j = 0; j < MI; ++j) wgmma(chain[i % CHAINS][j], a + (j * 64 * ROW >> 4) + i * 2, b + i * 2, k > begin || i >= CHAINS);
-                mma_commit();
-                mma_wait<1>();
-                if (!(HALO && HOLD) && k > k0 && t == 0) barrier_arrive(empty + 8 * previous);
-                if (HALO) {
-                    if (!DW && left >= 0 && t == 0) barrier_arrive(a_empty + 8 * left);
-                    left = -1;
-                    ++shift;
-                    if (++s == p.taps_w) { s = 0; shift += p.wide - p.taps_w; }
-                    if (++tap == taps || k + 1 == k1) {
-                        tap = s = shift = 0;
-                        left = a_slot;
-                        if (++a_slot == HALO) { a_slot = 0; a_phase ^= 1; }
+                        for (int j = 0; j < MI; ++j) wgmma(chain[i % CHAINS][j], a + (j * 64 * ROW >> 4) + i * 2, b + i * 2, k > begin || i >= CHAINS);
+                    mma_commit();
+                    mma_wait<1>();
+                    if (!(HALO && HOLD) && k > k0 && t == 0) barrier_arrive(empty + 8 * previous);
+                    if (HALO) {
+                        if (!DW && left >= 0 && t == 0) barrier_arrive(a_empty + 8 * left);
+                        left = -1;
+                        ++shift;
+                        if (++s == p.taps_w) { s = 0; shift += p.wide - p.taps_w; }
+                        if (++tap == taps || k + 1 == k1) {
+                            tap = s = shift = 0;
+                            left = a_slot;
+                            if (++a_slot == HALO) { a_slot = 0; a_phase ^= 1; }
+                        }
                     }
+                    previous = slot;
+                    if (++slot == STAGES) { slot = 0; phase ^= 1; }
                 }
-                previous = slot;
-                if (++slot == STAGES) { slot = 0; phase ^= 1; }
-            }
 #if BETWEEN
-            if (sums == 0) {
-                mma_wait<0>();
-                keep_integers(p, acc, kept_between, n0 + lane % 4 * 8);
-            }
+                if (sums == 0) {
+                    mma_wait<0>();
+                    keep_integers(p, acc, kept_between, n0 + lane % 4 * 8);
+                }
 #endif
             }
 #endif
