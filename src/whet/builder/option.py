@@ -15,7 +15,7 @@ Ident = tuple[str, str, Config]
 class Option:
     """One planned way to run a layer. `ms` is None until it is timed; `estimate_ms` stands in where nothing is timed.
 
-    `cold_ms` is the time of a finalist whose weights are not in the cache, `rank_ms` what is compared where both count (timing.py).
+    `cold_ms` is the time of a finalist whose weights are not in the cache, `rank_ms` what options of its layer are compared by then (timing.py).
     """
 
     tactic: Tactic
@@ -40,6 +40,11 @@ class Option:
     def cost(self) -> float:
         """Milliseconds as far as they are known."""
         return next(ms for ms in (self.rank_ms, self.ms, self.estimate_ms) if ms is not None)
+
+    @property
+    def noise_ms(self) -> float:
+        """What `cost` varies by."""
+        return self.spread_ms if self.cold_ms is None else self.cold_spread_ms
 
     def candidate(self, reason: str = "") -> Candidate:
         """For the report."""

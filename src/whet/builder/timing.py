@@ -37,14 +37,12 @@ _PATIENCE = 6  # disturbed measurements that are repeated in one build; on a mac
 class Conditions:
     """How caches are left before each sample: "hot", or cold after walking over `flush_bytes`.
 
-    `l2_bytes` is the size of the cache out of which finalists' weights are taken for a second time, 0 where there is none (a CPU);
-    `cold_share` how much of the difference between the two times counts when kernels are compared: 0 ranks by the warm one, 1 by the cold.
+    `l2_bytes` is the size of the cache out of which finalists' weights are taken for a second time, 0 where there is none (a CPU).
     """
 
     state: str
     flush_bytes: int
     l2_bytes: int = 0
-    cold_share: float = 0.0
 
     @staticmethod
     def of(machine: Any, footprint: int) -> Conditions:
@@ -152,7 +150,8 @@ class Timer:
 
     def time_cold(self, layer: Layer, text: str, options: Sequence[Option]) -> None:
         """Times the finalists among the timed options of a layer with cold weights too, in turns; sets `cold_ms` and `cold_spread_ms`, and
-        `rank_ms` of all. Nothing where the machine has no such cache. Raises BuildError under `error_on_miss`.
+        `rank_ms` of all: this time, or where there is none what weights cost at least. Nothing where the machine has no such cache. Raises
+        BuildError under `error_on_miss`.
 
         A timing cache of a time when there was no such number misses it, keeps the warm one, and only this is timed.
         """
@@ -171,7 +170,7 @@ class Timer:
         extra = [o.cold_ms - o.ms for o in near if o.cold_ms is not None and o.ms is not None]
         for o in options:
             if o.ms is not None and extra:
-                o.rank_ms = o.ms + self.conditions.cold_share * (min(extra) if o.cold_ms is None else o.cold_ms - o.ms)
+                o.rank_ms = o.ms + min(extra) if o.cold_ms is None else o.cold_ms
 
     def _take_cold(self, bench: Bench, text: str, near: Sequence[Option]) -> None:
         """Measures finalists with cold weights and remembers what came out; a GPU without the memory for it leaves them without."""
@@ -192,10 +191,10 @@ class Timer:
         self.cold_s += perf_counter() - begun
 
     def cold_report(self) -> dict[str, Any]:
-        """How many options were timed with cold weights in this build, what that took, and which time ranks; nothing where none can be."""
+        """How many options were timed with cold weights in this build and what that took; nothing where none can be."""
         if not self.conditions.l2_bytes:
             return {}
-        return {"cold_timed": self.cold_timed, "cold_seconds": round(self.cold_s, 3), "cold_share": self.conditions.cold_share}
+        return {"cold_timed": self.cold_timed, "cold_seconds": round(self.cold_s, 3)}
 
     def other(self, nbytes: int) -> Any:
         """Memory of that size that nothing else uses: written, it takes the cache."""
@@ -280,6 +279,6 @@ def earliest_in_noise(options: Sequence[Option]) -> Option:
     """The first-listed of the options whose time cannot be told from the best one's."""
     best = min(options, key=lambda o: o.cost)
     for o in sorted(options, key=lambda o: o.rank):
-        if o.cost - best.cost <= max(o.spread_ms, best.spread_ms, 0.005 * best.cost):
+        if o.cost - best.cost <= max(o.noise_ms, best.noise_ms, 0.005 * best.cost):
             return o
     return best
