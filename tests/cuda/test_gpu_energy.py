@@ -13,7 +13,10 @@ pytestmark = pytest.mark.gpu
 
 
 def test_net_energy_is_what_the_load_adds(gpu):
-    """A product of 2048x2048 matrices takes a GPU well above its rest; twice the work costs twice the net energy, which gross would not say."""
+    """Sixty-four products in a row take a GPU well above its rest; twice the work costs twice the net energy.
+
+    (One product with its copies does not: on an H200 it drew 126 W, 6 more than at rest, and a watt is a sixth of that.)
+    """
     from whet.search.energy import Meter
     from whet.search.locks import physical_gpu
     from whet.search.measure import ready
@@ -21,16 +24,18 @@ def test_net_energy_is_what_the_load_adds(gpu):
     meter = Meter(physical_gpu("cuda"))
     if meter.read is None:
         pytest.skip(meter.about)
-    weights = np.random.default_rng(0).standard_normal((2048, 2048)).astype(np.float16)
-    net = Network("product")
-    x = net.add_input("x", parse_type("f16[2048,2048]"))
-    net.mark_output(net.add("MatMul", x, net.constant(weights, "w")))
-    plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1, optimization_level=1))
+    net = Network("products")
+    value = net.add_input("x", parse_type("f16[256,4096]"))
+    weights = net.constant((np.random.default_rng(0).standard_normal((4096, 4096)) / 64).astype(np.float16), "w")
+    for _ in range(64):
+        value = net.add("MatMul", value, weights)
+    net.mark_output(value)
+    plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1, optimization_level=1, verify=False))
     context = Runtime("cuda").load(plan).create_context()
     meter.rest(1.5)
     assert meter.idle is not None
     assert 5 < meter.idle < 500
-    run = ready(context, {"x": np.zeros((2048, 2048), np.float16) + np.float16(0.01)})
+    run = ready(context, {"x": np.random.default_rng(1).standard_normal((256, 4096)).astype(np.float16)})
     cold = meter.of(run, 1, 1.0)
     found = meter.of(run, 1, 1.5)
     twice = meter.of(lambda: (run(), run()), 1, 1.5)
@@ -39,7 +44,7 @@ def test_net_energy_is_what_the_load_adds(gpu):
         print(name, {k: round(v, 2) for k, v in e.items() if k != "about"}, f"others {others}")
     if others:
         pytest.skip(f"other processes use the GPU ({others}): what it draws is theirs too")
-    assert found["watts"] > meter.idle
+    assert found["watts"] > 1.2 * meter.idle
     assert 0 < found["net_mj"] < found["mj"]
     assert found["net_mj"] == pytest.approx(found["mj"] * (1 - meter.idle / found["watts"]), rel=1e-6)
     assert twice["net_mj"] == pytest.approx(2 * found["net_mj"], rel=0.2)
