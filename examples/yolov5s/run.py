@@ -9,7 +9,8 @@ about nothing breaking; accuracy after cutting is shown on trained detectors by 
 whole, and channels that are tied together (C3 blocks, the bottlenecks' sums, the concatenations of the neck) are cut together.
 
 `floor` is the roofline: the sum over layers of the longer of bytes/bandwidth and FLOPs/peak, with the best rates that the original's
-layers reached here (on a GPU the device's own). A cut that the machine can see lowers the time at least in step with it.
+layers reached here (on a GPU the device's own). It is one of the network, not of the engine: layers that an engine computes in one launch
+(a bottleneck, the heads) count as they do one by one. A cut that the machine can see lowers the time at least in step with it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rich.table import Table
 import whet
 from whet.backends import get_backend
 from whet.cli._build_progress import BuildProgress
+from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
 from whet.network import Network
 from whet.pruning import PruneConfig, count_flops, count_params, prune, save_recipe
@@ -183,9 +185,9 @@ def rates(engine: whet.Engine) -> tuple[float, float]:
 
 
 def floor_ms(engine: whet.Engine, batch: int, flops: float, moved: float) -> float:
-    """The roofline of all layers at this batch."""
+    """The roofline of all layers at this batch, those that the engine computes in one launch with others counted for themselves."""
     facts = layer_facts(engine.plan, {"images": (batch, 3, 640, 640)})
-    return 1e3 * sum(max(f.flops / flops, f.bytes / moved) for f in facts)
+    return 1e3 * sum(max(n / flops, size / moved) for f in facts for n, size in apart(f))
 
 
 def records(cases: list[Case], batches: list[int]) -> list[dict[str, Any]]:

@@ -102,8 +102,8 @@ OTHERS = [
     ("broadcast.cu", {"A_KIND": 1, "B_KIND": 1, "C_KIND": 0, "EXPRESSION": "a + b", "TO": 1}),
     ("gather.cu", {"UNIT": 16}),
     ("im2col.cu", {"UNIT": 16}),
-    ("moves.cu", {"FROM": 1, "TO": 0, "SPAN": 0, "EACH": 4, "STEPS": "EVERY(values[i] = source(0, at);)"}),
-    ("moves.cu", {"FROM": 1, "TO": 1, "SPAN": 85, "EACH": 3, "STEPS": "EVERY(values[i] = source(0, row * 85u + column);)"}),
+    ("moves.cu", {"FROM": 1, "TO": 0, "SPAN": 0, "MANY": 1, "EACH": 4, "STEPS": "EVERY(values[i] = source(0, at);)"}),
+    ("moves.cu", {"FROM": 1, "TO": 1, "SPAN": 85, "MANY": 4, "EACH": 3, "STEPS": "EVERY(values[i] = source(0, row * 85u + column);)"}),
     ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 32, "ITEMS": 1, "WIDE": 1}),
     ("qnarrow.cu", {"C": 32, "KC": 32, "R": 3, "S": 3, "STRIDE": 1, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 4, "RESIDUAL": 4, "LATE": 1, "IN8": 4,
                     "TO": 4, "ACT": 1, "FOLD": 1, "DEEP": 0, "BLOCKS": 3, "TALL_WEIGHTS": 1}),
@@ -122,6 +122,7 @@ OTHERS = [
 #: whose machine code is looked at by tests of their own
 ELSEWHERE = {
     "test_attention.py": {"attention.cu", "attention_long.cu"}, "test_first_rows.py": {"first_rows.cu"}, "test_upright.py": {"upright.cu"},
+    "test_heads.py": {"heads.cu"}, "test_narrow_conv.py": {"narrow.cu"},
     "test_pad_pool.py": {"pad.cu", "pool_any.cu"},
     "test_pool_chain.py": {"pool_chain.cu"}, "test_resize.py": {"resize.cu"}, "test_tf32.py": {"tf32.cu"},
     "test_transposed.py": {"transposed.cu", "affine.cu"},

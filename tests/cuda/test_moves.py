@@ -4,6 +4,7 @@ import ctypes
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from whet.precision import Range, Ranges, find_places, quantize
 from whet.tactics import is_quantized, tactics_of
 from whet.tactics.cuda._moves import Moves
 from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_moves import _constants, _moves
+from whet.tactics.cuda.own_moves import _constants, _many, _moves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _half import half
@@ -88,8 +89,8 @@ def test_the_code_compiles_for_gpus(i):
     tactic = next(t for t in tactics_of("cuda") if layer.hint in t.hints)
     for signature in tactic.signatures(layer, HOPPER)[::3]:
         assert tactic.refuses(layer, signature, HOPPER) is None
-        for config in ((), (("rows", 1),)):
-            compile_cubin(source("moves.cu", _constants(_moves(layer, signature, config), signature)), name="moves.cu", arch="sm_90a")
+        for config in ((), (("rows", 1),), (("rows", 4),)):
+            compile_cubin(source("moves.cu", _constants(_moves(layer, signature, config), signature, _many(config))), name="moves.cu", arch="sm_90a")
 
 
 @pytest.mark.parametrize("stored", ["f32", "f16"])
@@ -98,7 +99,7 @@ def test_a_detector_decodes_its_boxes_in_one_launch(stored, standin_gpu):
     net = network_from_onnx(half(model) if stored == "f16" else model)
     shape = {t.name: tuple(d if isinstance(d, int) else 2 for d in t.shape) for t in net.inputs}
     config = BuildConfig(backend="cuda", precisions=("fp16",), profiles=((shape, shape, shape),), timing_cache="", verify=False, avg_timing=1)
-    plan = build(net, config)
+    plan = build(net, replace(config, passes=("-fuse_heads",)))
     (last,) = [x for x in plan.network.layers if x.hint == "Moves"]
     assert last is plan.network.layers[-1]
     assert static_shape(last.outputs[0].shape[1:]) == (25200, 85)
@@ -133,8 +134,8 @@ def test_channels_that_are_filled_change_nothing(integers):
         made = prepared(net, BuildConfig())
         net = quantize(made, Ranges({t.name: Range(0.0, 3.0) for t in find_places(made).roots}))
     x = {"x": np.random.default_rng(3).standard_normal((2, 16, 6, 5)).astype(np.float32)}
-    plain, _ = lower(net, switches=["-pad_moved_channels"], refuses=lambda layer: None)
-    wide, log = lower(net, refuses=lambda layer: None)
+    plain, _ = lower(net, switches=["-pad_moved_channels", "-fuse_heads"], refuses=lambda layer: None)
+    wide, log = lower(net, switches=["-fuse_heads"], refuses=lambda layer: None)
     assert log.counts()["pad_moved_channels"] == 1
     conv = next(t.maker for x in wide.layers if x.hint == "Moves" for t in x.inputs if t.maker is not None)
     assert conv.outputs[0].shape[1] == 32

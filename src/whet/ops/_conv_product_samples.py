@@ -1,4 +1,4 @@
-"""Samples of convolutions with 1x1 convolutions behind them, as bottlenecks end; in floating point and on integers."""
+"""Samples of convolutions with 1x1 convolutions behind or in front of them, as bottlenecks have them; in floating point and on integers."""
 
 from __future__ import annotations
 
@@ -31,6 +31,28 @@ def conv_product(x: str, inner: int, k: int, *, taps: int = 3, hard: bool = Fals
         return {"body": body}
 
     return Sample(inputs, {"hint": "ConvProduct"}, regions)
+
+
+def product_conv(x: str, k: int, *, taps: int = 3, stride: int = 1, silu: bool = True, residual: bool = False) -> Sample:
+    """A 1x1 convolution of as many channels, an activation, a convolution, an activation, and the input added behind it."""
+    c = int(x.split(",")[1])
+    inputs = [x, f"const f32[{c},{c},1,1]", f"const f32[{c}]", f"const f32[{k},{c},{taps},{taps}]", f"const f32[{k}]"]
+
+    def activated(net: Network, y: Tensor) -> Tensor:
+        return net.add("Mul", y, net.add("Sigmoid", y)) if silu else net.add("Relu", y)
+
+    def regions() -> dict[str, Network]:
+        body, first, last = (Network("body", "lowered") for _ in range(3))
+        own = [body.add_input(f"i{i}", parse_type(t.split()[-1])) for i, t in enumerate(inputs)]
+        first.mark_output(activated(first, first.add("Conv", *[first.add_input(t.name, t.type) for t in own[:3]])))
+        between = body.add("Fused", *own[:3], hint="Conv", regions={"body": first})
+        read = [last.add_input(t.name, t.type) for t in (between, *own[3:], *own[: int(residual)])]
+        y = activated(last, last.add("Conv", *read[:3], pads=(taps // 2,) * 4, strides=(stride,) * 2))
+        last.mark_output(last.add("Add", y, read[3]) if residual else y)
+        body.mark_output(body.add("Fused", between, *own[3:], *own[: int(residual)], hint="Conv", regions={"body": last}))
+        return {"body": body}
+
+    return Sample(inputs, {"hint": "ProductConv"}, regions)
 
 
 def quantized_product(
@@ -80,6 +102,9 @@ SAMPLES = [
     conv_product("f32[2,64,9,11]", 64, 128, taps=5, hard=True),
     conv_product("f32[1,32,7,7]", 128, 256, residual="after"),
     conv_product("f32[1,64,56,56]", 64, 256),
+    product_conv("f32[2,32,18,20]", 32, residual=True),
+    product_conv("f32[1,64,11,13]", 40, stride=2),
+    product_conv("f32[1,16,17,36]", 16, taps=5, silu=False, residual=True),
     quantized_product("u8[1,256,14,14]", 256, 1024, residual="u8"),
     quantized_product("u8[2,64,9,11]", 64, 128, taps=5),
     quantized_product("i8[1,128,7,7]", 128, 256, middle=("i8", -100), silu=True, residual="i8"),

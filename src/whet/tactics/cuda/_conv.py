@@ -292,7 +292,7 @@ def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[Con
     found: set[ConvConfig] = set()
     taps, steps = shape.r * shape.s, shape.steps(bk)
     for wgs, mi in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2)):
-        for bn in (16, 32, 64, 128):
+        for bn in (16, 32, 64, *([80] if shape.k % 80 == 0 else []), 128):
             if bn > 32 // size and bn >= 2 * shape.k:
                 continue
             for sk in (1, 2, 4, 8, 16):

@@ -69,32 +69,54 @@ class ConvAndProduct(Tactic):
         return both if isinstance(both, str) else self.unfit_sizes(both, machine)
 
 
-def _both(layer: Layer) -> Both | str:
+@dataclass(frozen=True)
+class Pair:
+    """Two convolutions of which the second reads the first alone, as layers of their own, what ends them, and where the whole's operands are."""
+
+    first: Layer
+    second: Layer
+    inner: Ending
+    made: Ending
+    x: int
+    residual: int | None
+
+
+def pair_of(layer: Layer) -> Pair | str:
+    """The two convolutions of a fused layer, or why there are none that a kernel of floats with packed weights takes."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]]:
         return "the body is no pair of convolutions"
     if any(is_quantized(x) for x in body.layers):
         return "computes in floating point, the layer is quantized"
-    first, product = (seen(x, outer) for x in body.layers)
-    for view in (first, product):
+    first, second = (seen(x, outer) for x in body.layers)
+    for view in (first, second):
         head = anchor(view)
         if head.op != "Conv" or head.inputs[0].type.rank != 4:
             return "the kernel takes convolutions of two spatial axes"
         if reason := constant_weights(view, head):
             return reason
-    inner, made = ending(first, epilogue(first)), ending(product, epilogue(product))
+    inner, made = ending(first, epilogue(first)), ending(second, epilogue(second))
     if isinstance(inner, str):
         return inner
     if isinstance(made, str):
         return made
-    behind = conv_shape(product)
-    if inner.residual is not None or not behind.plain or anchor(product).attrs["group"] != 1:
-        return "the second is not 1x1 of one group without stride and padding, or the first adds something"
+    if inner.residual is not None or anchor(second).attrs["group"] != 1:
+        return "the first adds something, or the second has groups"
     fed = {t: i for i, t in enumerate(layer.inputs)}
     x = first.inputs[source_place(first)]
-    added = None if made.residual is None else product.inputs[made.residual]
-    read = product.inputs[source_place(product)]
+    added = None if made.residual is None else second.inputs[made.residual]
+    read = second.inputs[source_place(second)]
     if read is not first.outputs[0] or x not in fed or (added and added not in fed):
         return "the second convolution does not read the first alone"
-    return Both(first, product, conv_shape(first), behind.k, inner, made, fed[x], None if added is None else fed[added])
+    return Pair(first, second, inner, made, fed[x], None if added is None else fed[added])
+
+
+def _both(layer: Layer) -> Both | str:
+    pair = pair_of(layer)
+    if isinstance(pair, str):
+        return pair
+    behind = conv_shape(pair.second)
+    if not behind.plain:
+        return "the second is not 1x1 without stride and padding"
+    return Both(pair.first, pair.second, conv_shape(pair.first), behind.k, pair.inner, pair.made, pair.x, pair.residual)

@@ -144,6 +144,7 @@ LARGE_TILES = (
         (2, 2, 64),
         (3, 1, 64),
         (1, 2, 64),
+        (1, 1, 32),
         (2, 1, 32),
         (1, 1, 128),
         (2, 1, 128),
@@ -152,7 +153,7 @@ LARGE_TILES = (
         (1, 2, 128),
     ),
     *((2, 1, 192), (3, 1, 192), (2, 1, 256), (1, 1, 256)),
-    *((2, 1, 48), (2, 1, 80), (1, 1, 96), (2, 1, 96), (3, 1, 96), (2, 2, 96), (1, 1, 144), (2, 1, 144), (1, 1, 160), (2, 1, 160)),
+    *((2, 1, 48), (1, 1, 80), (2, 1, 80), (1, 1, 96), (2, 1, 96), (3, 1, 96), (2, 2, 96), (1, 1, 144), (2, 1, 144), (1, 1, 160), (2, 1, 160)),
 )  # warpgroups, 64-row tiles of each, channels
 
 
@@ -160,6 +161,8 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
     """Candidates where there are many pixels: large tiles, persistent blocks, as many of them as fit."""
     found = set()
     for wgs, mi, bn in LARGE_TILES:
+        if size == 1 and (wgs, mi, bn) == (1, 1, 32):
+            continue  # not tried on 8 bits
         if (bn >= 2 * k and bn > 32) or (bn % 64 and bn > 32 and not -(-k // bn) * bn < -(-k // 64) * 64):
             continue  # odd widths are for channel counts that waste less with them
         ways = [(1, 0, 0)]
@@ -167,11 +170,12 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int = 64, multiprocessor
             ways += [(2, 0, 0), (2, steps, 0), *([(3, steps, 0)] if size == 1 else [])]
         if steps <= 2 and mi == 1 and bn <= 96:
             ways += [(1, steps, 1)]
-        for stages, blocks, (outs, hold, direct) in product((2, 3, 4, 6), (1, 2, 3, 4), ways):
+        most = 8 if (wgs, mi, bn) == (1, 1, 32) else 4  # of the smallest tiles many: a round of blocks that is nearly empty costs little
+        for stages, blocks, (outs, hold, direct) in product((2, 3, 4, 6), range(1, most + 1), ways):
             if stages <= 4 or not hold:
                 config = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks, direct, size=size, outs=outs, hold=hold)
                 more = replace(config, blocks=blocks + 1)
-                if config.valid() and (not more.valid() or blocks == 4) and not (stages > 3 and steps <= 2):
+                if config.valid() and (not more.valid() or blocks == most) and not (stages > 3 and steps <= 2):
                     found.add(config)
     return sorted(found)
 

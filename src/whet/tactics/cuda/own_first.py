@@ -42,9 +42,9 @@ class OwnFirst(FirstLayer):
         for th, tw in _TILES:
             for blocks in (1, 2, 3, 4):
                 threads = th * tw * 2
-                pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) // threads) * s.c
-                registers = _columns(s) * 3 // 4 + pixels + 52
-                if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw) * blocks < 220 * 1024:
+                pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + float_taps(s)) // threads) * s.c
+                registers = _columns(s) * 3 // 4 + pixels + 30  # sums and biases, the next pixels, fragments and addresses
+                if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw, float_taps(s)) * blocks < 220 * 1024:
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
         made = ending(layer, epilogue(layer))
         source = signature.inputs[source_place(layer)]
@@ -70,7 +70,7 @@ class OwnFirst(FirstLayer):
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
-            kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(s, tile["th"], tile["tw"]))
+            kernel = loaded("first.cu", "first", tuple(sorted(constants.items())), _shared(s, tile["th"], tile["tw"], float_taps(s)))
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
             numbers = (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)
@@ -83,22 +83,23 @@ class OwnFirst(FirstLayer):
 
 
 def first_row(s: ConvShape) -> int:
-    """Elements of a packed filter: whole rows of 64."""
-    return _chunks(s) * 64
+    """Elements of a packed filter of floats: whole rows of 64."""
+    return _chunks(s, float_taps(s)) * 64
 
 
 def first_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
-    """Filters as first.cu reads them: rows of taps of four channels."""
+    """Filters of floats as first.cu reads them: rows of taps of four channels."""
+    taps = float_taps(s)
 
     def filters() -> np.ndarray:
         given = np.asarray(weights.array(), np.float32)  # [k, c, r, s]
-        side = np.zeros((s.k, s.r, _taps(s), 4), np.float32)
+        side = np.zeros((s.k, s.r, taps, 4), np.float32)
         side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
         out = np.zeros((s.k, first_row(s)), dtype.numpy)
         out[:, : side[0].size] = side.reshape(s.k, -1)
         return out
 
-    return packed_array(f"{weights.weight.digest}|first {_taps(s)} {first_row(s)} {dtype}", s.k * first_row(s) * 2, filters)
+    return packed_array(f"{weights.weight.digest}|first {taps} {first_row(s)} {dtype}", s.k * first_row(s) * 2, filters)
 
 
 def first_arguments(box: bytes, numbers: tuple, more: bytes = b"") -> bytes:
@@ -108,11 +109,13 @@ def first_arguments(box: bytes, numbers: tuple, more: bytes = b"") -> bytes:
 
 
 def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:
-    """The macros of an instance."""
+    """The macros of an instance for floats."""
+    taps = float_taps(s)
+    even = s.stride[1] % 2 == 0 and s.w % 2 == 0 and s.pad[1] % 2 == 0 and taps % 2 == 0  # tiles, rows and the image's rows begin at even pixels
     return {
         "C": s.c,
         "R": s.r,
-        "TAPS": _taps(s),
+        "TAPS": taps,
         "STRIDE_H": s.stride[0],
         "STRIDE_W": s.stride[1],
         "TH": tile["th"],
@@ -121,12 +124,19 @@ def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source:
         "BN": _columns(s),
         "FROM": TYPES[source.dtype.name],
         "NHWC": int(source.format == "nhwc"),
+        "PAIRS": int(even and source.dtype == F32 and source.format != "nhwc"),
         "ACT": ACTIVATIONS[activation],
         "BF16": int(dtype == "bf16"),
         "TO": 0,
         "FOLD": 0,
         "IN8": 0,
     }
+
+
+def float_taps(s: ConvShape) -> int:
+    """Taps of a filter row of floats, filled up to twos where the rows together are fours, else to fours: products take 16 elements of K."""
+    twos = -(-s.s // 2) * 2
+    return twos if s.r * twos % 4 == 0 else _taps(s)
 
 
 def _taps(s: ConvShape) -> int:
@@ -138,12 +148,12 @@ def _columns(s: ConvShape) -> int:
     return -(-s.k // 16) * 16
 
 
-def _chunks(s: ConvShape) -> int:
+def _chunks(s: ConvShape, taps: int) -> int:
     """Rows of 64 elements of K."""
-    return -(-s.r * _taps(s) // 16)
+    return -(-s.r * taps // 16)
 
 
-def _shared(s: ConvShape, th: int, tw: int) -> int:
+def _shared(s: ConvShape, th: int, tw: int, taps: int) -> int:
     """Bytes of shared memory; mirrors first.cu."""
-    patch = ((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) * 8
-    return 1024 + _chunks(s) * _columns(s) * 128 + patch + 32
+    patch = ((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + taps) * 8
+    return 1024 + _chunks(s, taps) * _columns(s) * 128 + patch + 32

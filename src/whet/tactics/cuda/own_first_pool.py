@@ -17,7 +17,7 @@ from whet.tactics.cuda._kernel import HALF, RTOL, GpuKernel, ahead, all_static, 
 from whet.tactics.cuda._source import source as text
 from whet.tactics.cuda.own_conv import conv_shape, packed_bias
 from whet.tactics.cuda.own_first import _shared as shared_of_first
-from whet.tactics.cuda.own_first import first_arguments, first_constants, first_filters, first_row
+from whet.tactics.cuda.own_first import first_arguments, first_constants, first_filters, first_row, float_taps
 from whet.tactics.cuda.own_stem import FirstLayer
 
 _TILES = ((8, 7), (3, 8), (4, 6), (4, 7), (5, 8), (2, 12), (7, 8), (3, 7))  # rows and columns of windows; most fill 64s of results
@@ -146,7 +146,7 @@ def _tile(pool: tuple[int, int, int], ph: int, pw: int) -> tuple[int, int, int]:
 def _shared(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
     """Bytes of shared memory; mirrors first.cu."""
     th, tw, threads = _tile(pool, ph, pw)
-    return shared_of_first(s, th, tw) + 128 + threads // 2 * 128
+    return shared_of_first(s, th, tw, float_taps(s)) + 128 + threads // 2 * 128
 
 
 def _constants(layer: Layer, signature: Signature, config: Config) -> dict[str, int]:

@@ -18,6 +18,7 @@ _BLOCK = 1024  # elements of a block
 _WARPS = 8  # of a block
 _EACH = 4  # elements of a thread
 _LEAST = 32  # elements of a row that a warp takes
+_ROWS = (1, 2, 4)  # that it takes
 _SOURCES = 4
 
 
@@ -56,27 +57,28 @@ class OwnMoves(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
         row = static_shape(stored_shape(signature.outputs[0].format, layer.outputs[0].shape))[-1]
-        found: list[Config] = [(), (("rows", 1),)] if row >= _LEAST else [()]
-        made = [m for m in (_moves(layer, signature, c) for c in found) if not isinstance(m, str)]
-        ahead(machine, [source("moves.cu", _constants(m, signature)) for m in made])
+        found: list[Config] = [(), *((("rows", n),) for n in _ROWS if row >= _LEAST)]
+        made = [(m, _many(c)) for c in found for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
+        ahead(machine, [source("moves.cu", _constants(m, signature, many)) for m, many in made])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         made = _moves(layer, signature, config)
         if isinstance(made, str):
             raise PlanRefused(made)
-        numbers, constants = made.numbers, _constants(made, signature)
+        many = _many(config)
+        numbers, constants = made.numbers, _constants(made, signature, many)
         key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
         packed = (packed_array(f"{key}|moves", numbers.nbytes, lambda: numbers),)
         count = functools.reduce(int.__mul__, static_shape(layer.outputs[0].shape), 1)
-        blocks = blocks_of(count // made.row * _parts(made.row), _WARPS) if made.row else blocks_of(count, _BLOCK)
+        blocks = blocks_of(-(-count // made.row // many) * _parts(made.row), _WARPS) if made.row else blocks_of(count, _BLOCK)
 
         def make(args: Args) -> list:
             given = [args.inputs[i] for i in made.sources]
             fields = struct.pack("<6QI4x", args.outputs[0], *given, *(0,) * (_SOURCES - len(given)), args.packed[0], count)
             return [launch("moves.cu", "moves", constants, (blocks, 1, 1), 256, f"<{len(fields)}s", fields)]
 
-        return GpuKernel(layer, signature, make, implementation="own moves by rows" if made.row else "own moves", packed=packed)
+        return GpuKernel(layer, signature, make, implementation=f"own moves by {many} rows" if made.row else "own moves", packed=packed)
 
 
 def _sources(layer: Layer) -> list[int]:
@@ -89,13 +91,19 @@ def _moves(layer: Layer, signature: Signature, config: Config = ()) -> Moves | s
     return described(lambda: Moves(layer, formats, signature.outputs[0].format, bool(config)))
 
 
+def _many(config: Config) -> int:
+    """Rows of a warp."""
+    return int(dict(config).get("rows", 1))
+
+
 def _parts(row: int) -> int:
     """Warps that a row takes."""
     return -(-row // (32 * _EACH))
 
 
-def _constants(made: Moves, signature: Signature) -> dict[str, Any]:
+def _constants(made: Moves, signature: Signature, many: int) -> dict[str, Any]:
     stored = signature.inputs[made.sources[0]]
     assert stored is not None
     each = -(-made.row // (32 * _parts(made.row))) if made.row else _EACH
-    return {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name], "SPAN": made.row, "EACH": each, "STEPS": made.text}
+    types = {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name]}
+    return {**types, "SPAN": made.row, "MANY": many, "EACH": each, "STEPS": made.text}

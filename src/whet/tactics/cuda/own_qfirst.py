@@ -137,7 +137,7 @@ def first_row8(s: ConvShape) -> int:
 
 def first_shared8(s: ConvShape, th: int, tw: int) -> int:
     """Bytes of shared memory for tiles of th x tw results; mirrors first.cu."""
-    return _shared(_wide(s), th, tw)
+    return _shared(_wide(s), th, tw, _taps(s))
 
 
 def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, Finish]:
@@ -200,7 +200,7 @@ def first_constants8(
 ) -> dict[str, int]:
     """The macros of an instance; `floats`: of an image that becomes integers on its way."""
     kind = TYPES[parts.reads[parts.source_place()].dtype.name]
-    fixed = {"BN": _columns(s), "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
+    fixed = {"BN": _columns(s), "TAPS": _taps(s), "PAIRS": 0, "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
     if floats:
         fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}
     return {**first_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}

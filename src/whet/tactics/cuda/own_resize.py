@@ -89,7 +89,7 @@ class OwnResize(Tactic):
             at_a, weight_a, at_b, weight_b = args.packed
             sizes = (count, in_a, in_b, out_a, out_b, inner // vec, *taps, beyond)
             values = (args.inputs[0], args.outputs[0], at_a, at_b, weight_a, weight_b, *sizes)
-            return [launch("resize.cu", "resize", {"TYPE": TYPE[kind.name], "VEC": vec}, (blocks_of(count, 256), 1, 1), 256, "<6Qq7if", *values)]
+            return [launch("resize.cu", "resize", {"TYPE": TYPE[kind.name], "VEC": vec}, (blocks_of(count, 256), 1, 1), 256, "<6Q6I2if", *values)]
 
         return GpuKernel(layer, signature, make, implementation=f"own resize {taps[0]}x{taps[1]} taps x{vec}", packed=packed)
 

@@ -1,7 +1,9 @@
 // A first convolution (few input channels) straight from the image: a block takes TH x TW output pixels, puts the piece of the image that
 // they need into shared memory (16-bit, channels filled to 4), and multiplies with the windows read as register fragments; the weights
 // stay in shared memory. K runs over filter rows, the TAPS of a row, the 4 channels. The next tile's pixels are on their way meanwhile.
-// Constants: C (channels, at most 4), R, TAPS (multiple of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS,
+// Where windows begin at even pixels (an even STRIDE_W) two taps are 16 aligned bytes, and one instruction reads a whole fragment.
+// With PAIRS (a f32 image, channels first; tiles and rows begin at even pixels) two pixels of a channel come with one load.
+// Constants: C (channels, at most 4), R, TAPS (multiple of 4; with floats of 2 where R * TAPS is one of 4), STRIDE_H, STRIDE_W, TH, TW (multiple of 8), BN (multiple of 16), FROM (type), NHWC, ACT, BF16, BLOCKS,
 // TO (0: 16 bits; 3 i8, 4 u8: integers in, products and out; pixels outside are the zero point, which the bias takes back; weight rows are
 // permuted as in conv.cu, BN is a multiple of 32), IN8 (FROM with TO, else 0), FOLD (as in conv.cu, without a residual).
 // With QUANT (FROM a float, IN8 the integers) pixels become integers on their way: round(x * image_per_step) + in_zero, NaN becomes 0.
@@ -11,10 +13,16 @@
 #include "vector.cuh"
 #include "wgmma"
 
+#ifndef PAIRS
+#define PAIRS 0
+#endif
+
 constexpr int GROUPS = (TH * TW + 63) / 64, THREADS = GROUPS * 128;
 constexpr int ROWS = (TH - 1) * STRIDE_H + R, COLUMNS = (TW - 1) * STRIDE_W + TAPS;
 constexpr int FOURS = R * TAPS / 4, STEPS = TO ? (FOURS + 1) / 2 : FOURS, CHUNKS = (STEPS + 3) / 4;               // of 16 and of 64 elements of K
-constexpr int PIXELS = ROWS * COLUMNS, PIXEL = TO ? 4 : 8, PATCH_BYTES = PIXELS * PIXEL, EACH = (PIXELS + THREADS - 1) / THREADS;
+constexpr int PIXELS = ROWS * COLUMNS, PIXEL = TO ? 4 : 8, PATCH_BYTES = PIXELS * PIXEL;
+constexpr int UNIT = PAIRS ? 2 : 1, UNITS = PIXELS / UNIT, EACH = (UNITS + THREADS - 1) / THREADS;  // pixels that are fetched together
+constexpr bool WHOLE = !TO && STRIDE_W % 2 == 0 && COLUMNS % 2 == 0;        // fragments by one instruction
 constexpr int DEEP = 2;                                                     // steps whose fragments are read at once
 #if POOL
 constexpr int WINDOW = TH - (POOL_H - 1) * POOL_STRIDE;                     // rows and columns of a window
@@ -26,7 +34,7 @@ static_assert(BN == 64 && WINDOW == TW - (POOL_W - 1) * POOL_STRIDE && WINDOW > 
 constexpr int DOWN = TH, RIGHT = TW, POOL_PAD = 0;
 static_assert(TH * TW % 64 == 0 && TW % 8 == 0, "tile");
 #endif
-static_assert(TAPS % 4 == 0 && BN % 16 == 0, "tile");
+static_assert(R * TAPS % 4 == 0 && TAPS % (TO ? 4 : 2) == 0 && BN % 16 == 0 && !(PAIRS && (TO || FROM || NHWC || COLUMNS % 2)), "tile");
 
 struct Args {
     TensorMap weights;     // [k][CHUNKS * 64], boxes of 64 x BN
@@ -88,9 +96,22 @@ DEV u32 pixel(const Args& a, const u8* image, int at) {
 #endif
 
 // This thread's pixels of the image under a tile; zeros outside.
-DEV void fetch(const Args& a, const Tile& t, Number (&v)[EACH][C]) {
+DEV void fetch(const Args& a, const Tile& t, Number (&v)[EACH][C * UNIT]) {
     const int y0 = (t.ty * DOWN - POOL_PAD) * STRIDE_H - a.pad_h, x0 = (t.tx * RIGHT - POOL_PAD) * STRIDE_W - a.pad_w, plane = a.h * a.w;
     const u8* image = a.in + (long long)t.n * plane * C * Element<FROM>::BYTES;
+#if PAIRS
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) {
+        const int i = threadIdx.x + j * THREADS, r = i / (COLUMNS / 2), y = y0 + r, x = x0 + (i - r * (COLUMNS / 2)) * 2, at = y * a.w + x;
+        const bool inside = (j + 1 < EACH || i < UNITS) && (u32)y < (u32)a.h && (u32)x < (u32)a.w;
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+            const float2 two = inside ? *reinterpret_cast<const float2*>(image + (c * plane + at) * 4) : make_float2(0.f, 0.f);
+            v[j][c] = two.x;
+            v[j][C + c] = two.y;
+        }
+    }
+#else
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
         const int i = threadIdx.x + j * THREADS, r = i / COLUMNS, y = y0 + r, x = x0 + i - r * COLUMNS, at = y * a.w + x;
@@ -105,6 +126,7 @@ DEV void fetch(const Args& a, const Tile& t, Number (&v)[EACH][C]) {
 #endif
         }
     }
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid_constant__ Args a) {
@@ -132,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
             kept_factor[TO ? g : 0] = load8<0>(reinterpret_cast<const u8*>(a.factor), g * 32 + lane % 4 * 8);
             kept_bias[TO ? g : 0] = load8<0>(reinterpret_cast<const u8*>(a.bias), g * 32 + lane % 4 * 8);
         }
-    Number pixels[EACH][C];
+    Number pixels[EACH][C * UNIT];
     Tile here(a, blockIdx.x), next = here;
     const Tile step(a, gridDim.x);
     wait_for_previous();
@@ -147,8 +169,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
 #if TO
             if (i < PIXELS) store_shared(patch + i * 4, v[0] | (C > 1 ? v[1 % C] << 8 : 0) | (C > 2 ? v[2 % C] << 16 : 0) | (C > 3 ? v[3 % C] << 24 : 0));
 #else
-            const u32 low = pack(v[0], C > 1 ? v[1 % C] : 0.f), high = pack(C > 2 ? v[2 % C] : 0.f, C > 3 ? v[3 % C] : 0.f);
-            if (i < PIXELS) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(patch + i * 8), "r"(low), "r"(high) : "memory");
+            u32 w[2 * UNIT];
+#pragma unroll
+            for (int u = 0; u < UNIT; ++u) {
+                w[2 * u] = pack(v[u * C], C > 1 ? v[u * C + 1 % C] : 0.f);
+                w[2 * u + 1] = pack(C > 2 ? v[u * C + 2 % C] : 0.f, C > 3 ? v[u * C + 3 % C] : 0.f);
+            }
+#if PAIRS
+            if (i < UNITS) asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(patch + i * 16), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+#else
+            if (i < PIXELS) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(patch + i * 8), "r"(w[0]), "r"(w[1]) : "memory");
+#endif
 #endif
         }
         __syncthreads();
@@ -161,6 +192,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
         for (int half = 0; half < 2; ++half) {
             const int m = TH * TW % 64 == 0 ? row + half * 8 : min(row + half * 8, TH * TW - 1);
             from[half] = patch + ((m / TW * STRIDE_H) * COLUMNS + m % TW * STRIDE_W) * PIXEL + lane % 4 * 4;
+        }
+        if (WHOLE) {  // this lane's address gives one pixel's taps, of the second two where the lane is one of the upper half: beside the first two, or a row further on
+            const int m = min(warp % 4 * 16 + warp / 4 * 64 + lane % 16, TH * TW - 1);
+            from[0] = patch + ((m / TW * STRIDE_H) * COLUMNS + m % TW * STRIDE_W) * PIXEL + lane / 16 * 16;
+            from[1] = from[0] + lane / 16 * (COLUMNS - TAPS) * 8;
         }
         Sum acc[BN / 2];
         u32 f[2][DEEP][4];
@@ -177,11 +213,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
                     g[d][2 * h + 1] = load_shared_u32(from[1] + at);
                 }
 #else
-                const int at = ((s + d) * 4 / TAPS) * COLUMNS * 8 + ((s + d) * 4 % TAPS) * 8;  // four taps of four channels: 32 bytes
-                g[d][0] = load_shared_u32(from[0] + at);
-                g[d][1] = load_shared_u32(from[1] + at);
-                g[d][2] = load_shared_u32(from[0] + at + 16);
-                g[d][3] = load_shared_u32(from[1] + at + 16);
+                const int two = (s + d) * 4, at = two / TAPS * COLUMNS * 8 + two % TAPS * 8;  // twice two taps of four channels: 16 bytes each
+                const int more = (two + 2) / TAPS * COLUMNS * 8 + (two + 2) % TAPS * 8;
+                if (WHOLE) load_fragment(g[d], from[more == at + 16 ? 0 : 1] + at);
+                else {
+                    g[d][0] = load_shared_u32(from[0] + at);
+                    g[d][1] = load_shared_u32(from[1] + at);
+                    g[d][2] = load_shared_u32(from[0] + more);
+                    g[d][3] = load_shared_u32(from[1] + more);
+                }
 #endif
             }
             mma_begin();
@@ -239,7 +279,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int j = (b * 4 + i) % (BN / 8), half = (b * 4 + i) / (BN / 8);
-                v[i] = pack(activate<ACT>(acc[j * 4 + half * 2] + bias[j].x, a.act), activate<ACT>(acc[j * 4 + half * 2 + 1] + bias[j].y, a.act));
+                float x = acc[j * 4 + half * 2] + bias[j].x, y = acc[j * 4 + half * 2 + 1] + bias[j].y;
+                activate_two<ACT>(x, y, a.act);
+                v[i] = pack(x, y);
             }
             turn_quad(v, lane);
             const int item = b * 4 + lane % 4, col = item % (BN / 8) * 8, m = row + item / (BN / 8) * 8;
@@ -249,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
             asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(results + placed(m, col / 8)), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 #else
             if (p < a.p && q < a.q && col < a.k)
-                *reinterpret_cast<uint4*>(a.out + (((long long)here.n * a.p + p) * a.q + q) * a.k * 2 + col * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+                reinterpret_cast<uint4*>(a.out)[((here.n * a.p + p) * a.q + q) * (u32)(a.k / 8) + col / 8] = make_uint4(v[0], v[1], v[2], v[3]);
 #endif
         }
 #if POOL

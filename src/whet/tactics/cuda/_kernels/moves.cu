@@ -1,8 +1,8 @@
 // Moves and arithmetic between them in one pass: each element of the result is computed from the elements that it comes from, by generated code.
 // STEPS is that code: it sets values[i] of EACH elements, through EVERY(code of one); source(i, place) reads a source, p.constants holds
-// constants in f32. Where SPAN is 0 a thread has elements at `at`, a block apart. Else a warp has elements of one row of SPAN, at `column` of `row`:
-// what depends on the row alone is reckoned once.
-// Constants: FROM, TO (types as in vector.cuh), SPAN, EACH, STEPS.
+// constants in f32. Where SPAN is 0 a thread has elements at `at`, a block apart. Else a warp has elements of MANY rows of SPAN, at `column` of `row`:
+// what depends on the row alone is reckoned once, and the loads of all rows are on their way before the first is computed with.
+// Constants: FROM, TO (types as in vector.cuh), SPAN, MANY, EACH, STEPS.
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -28,17 +28,21 @@ DEV void elements(const Args& p, u32 row, u32 first, float (&values)[EACH]) {
 extern "C" __global__ void __launch_bounds__(256) moves(const __grid_constant__ Args p) {
     let_next_start();
     wait_for_previous();
-    float values[EACH];
 #if SPAN
     constexpr u32 WIDE = 32 * EACH, PARTS = (SPAN + WIDE - 1) / WIDE;  // of a warp, of a row
-    const u32 warp = __shfl_sync(0xffffffff, (blockIdx.x * 256 + threadIdx.x) / 32, 0);
-    const u32 row = warp / PARTS, first = warp % PARTS * WIDE + threadIdx.x % 32;
-    if (row >= p.count / SPAN) return;
-    elements(p, row, first, values);
+    const u32 warp = __shfl_sync(0xffffffff, (blockIdx.x * 256 + threadIdx.x) / 32, 0), rows = p.count / SPAN;
+    const u32 row = warp / PARTS * MANY, first = warp % PARTS * WIDE + threadIdx.x % 32;
+    if (row >= rows) return;
+    float values[MANY][EACH];
 #pragma unroll
-    for (u32 i = 0; i < EACH; ++i)
-        if (first + i * 32 < SPAN) store1<TO>(p.out, row * SPAN + first + i * 32, values[i]);
+    for (u32 r = 0; r < MANY; ++r) elements(p, MANY > 1 ? min(row + r, rows - 1) : row, first, values[r]);
+#pragma unroll
+    for (u32 r = 0; r < MANY; ++r)
+#pragma unroll
+        for (u32 i = 0; i < EACH; ++i)
+            if (first + i * 32 < SPAN && row + r < rows) store1<TO>(p.out, (row + r) * SPAN + first + i * 32, values[r][i]);
 #else
+    float values[EACH];
     const u32 first = blockIdx.x * (256 * EACH) + threadIdx.x;
     elements(p, 0, first, values);
 #pragma unroll

@@ -9,19 +9,19 @@ struct Args {
     u8* out;
     const int *at_a, *at_b;
     const float *weight_a, *weight_b;
-    long long count;                         // outputs, in groups of VEC
-    int in_a, in_b, out_a, out_b, inner;     // inner in groups of VEC
+    u32 count;                               // outputs, in groups of VEC
+    u32 in_a, in_b, out_a, out_b, inner;     // inner in groups of VEC
     int taps_a, taps_b;
     float beyond;
 };
 
 extern "C" __global__ void __launch_bounds__(256) resize(const __grid_constant__ Args p) {
     let_next_start();
-    const long long index = (long long)blockIdx.x * 256 + threadIdx.x;
+    const u32 index = blockIdx.x * 256 + threadIdx.x;  // fewer than 2^31: divisions of 64 bits cost more than all else here
     wait_for_previous();
     if (index >= p.count) return;
-    const long long line = index / p.inner, plane = line / p.out_b, outer = plane / p.out_a;
-    const int i = (int)(index - line * p.inner), b = (int)(line - plane * p.out_b), a = (int)(plane - outer * p.out_a);
+    const u32 line = index / p.inner, plane = line / p.out_b, outer = plane / p.out_a;
+    const u32 i = index - line * p.inner, b = line - plane * p.out_b, a = plane - outer * p.out_a;
     const int *at_a = p.at_a + a * p.taps_a, *at_b = p.at_b + b * p.taps_b;
     const float *weight_a = p.weight_a + a * p.taps_a, *weight_b = p.weight_b + b * p.taps_b;
     float sum[VEC] = {};
@@ -30,10 +30,10 @@ extern "C" __global__ void __launch_bounds__(256) resize(const __grid_constant__
         for (int e = 0; e < VEC; ++e) sum[e] = p.beyond;
     else
         for (int s = 0; s < p.taps_a; ++s) {
-            const long long from = (outer * p.in_a + at_a[s]) * p.in_b;
+            const u32 from = (outer * p.in_a + at_a[s]) * p.in_b;
             const float by = weight_a[s];
             for (int t = 0; t < p.taps_b; ++t) {
-                const long long place = ((from + at_b[t]) * p.inner + i) * VEC;
+                const u32 place = ((from + at_b[t]) * p.inner + i) * VEC;
                 const float w = by * weight_b[t];
                 if (VEC == 8) {
                     const Vec8 x = load8<TYPE>(p.in, place);

@@ -1,0 +1,28 @@
+"""What layers that an engine computes together need when they are counted one by one: a yardstick that does not move with what is fused."""
+
+from __future__ import annotations
+
+from whet.inspector.facts import LayerFacts
+from whet.network import DTYPES, Tensor, TensorType, evaluate
+from whet.ops._cost import operations
+
+_HINTS = ("ConvProduct", "DepthwiseProduct", "Heads", "ProductConv")  # made around layers that compute; a Concat that is read in place costs nothing
+
+
+def apart(facts: LayerFacts) -> list[tuple[int, int]]:
+    """(operations, bytes) of a layer, or of each layer in its body where it was made around several that compute: convolutions in a row, a head.
+
+    What lies between them counts as written and read in the layer's own storage type.
+    """
+    layer, choice = facts.layer, facts.choice
+    if layer.hint not in _HINTS:
+        return [(facts.flops, facts.bytes)]
+    body = layer.regions["body"]
+    narrow = next(o[1] for o in (*choice.inputs, *choice.outputs) if o is not None)
+    stored = {t: o[1] for t, o in (*zip(body.inputs, choice.inputs, strict=True), *zip(body.outputs, choice.outputs, strict=True)) if o is not None}
+
+    def nbytes(t: Tensor) -> int:
+        kind = DTYPES[stored.get(t, narrow)]
+        return evaluate(TensorType(kind if t.dtype.is_float and kind.is_float else t.dtype, t.shape).nbytes, {})
+
+    return [(operations(x), sum(nbytes(t) for t in (*x.inputs, *x.outputs) if t is not None)) for x in body.layers]

@@ -1,0 +1,199 @@
+// A convolution of few channels (16, 32 or 64) by tiles of the image: a block takes TH x TW output pixels, one bulk copy brings the piece of the input
+// that their windows need, and every tap is read from it as register fragments, whatever the stride. The weights of a block's output channels stay in
+// shared memory. Where conv.cu copies each tap's pixels for themselves, an input pixel comes once here (and those at the edge of two tiles twice).
+// In shared memory pixels lie in rows of 128 bytes, PACK pixels a row, sixteens of bytes exchanged by row (the copy engine's own pattern): the image is
+// seen as one of PACK times the channels and a PACK-th of the width, so a tile's first pixel is a multiple of PACK, LEAD pixels before its windows.
+// With FRONT the input comes through a 1x1 convolution of as many channels (FRONT_ACT ends it): every pixel of an input tile is multiplied once where it
+// lies, and what comes of it, zeros outside the image, lies beside it in the same order. Pixels at the edge of two tiles are multiplied twice.
+// Constants: C, R, S, STRIDE_H, STRIDE_W, LEAD, TH, TW (TH * TW a multiple of 64), SLOTS (input tiles at a time), BN (multiple of 16), BLOCKS, ACT, BF16,
+// RESIDUAL (0 none, 1 before the activation, 2 after it).
+#include "common.cuh"
+#include "wgmma"
+
+#ifndef FRONT
+#define FRONT 0
+#endif
+
+constexpr int THREADS = TH * TW * 2, PACK = 64 / C, PIXEL = C * 2;
+constexpr int ROWS = (TH - 1) * STRIDE_H + R, COLUMNS = (LEAD + (TW - 1) * STRIDE_W + S + PACK - 1) / PACK * PACK;
+constexpr int SLOT = (ROWS * COLUMNS * PIXEL + 1023) / 1024 * 1024;
+constexpr int STEPS = R * S * C / 16, CHUNKS = (STEPS + 3) / 4;             // of 16 and of 64 elements of K
+constexpr int TALL = (ROWS * COLUMNS + 63) / 64, BETWEEN = FRONT ? C * 128 + SLOT : 0;  // FRONT: 64s of pixels; bytes of its weights and results
+constexpr u32 NOWHERE = ~0u;
+constexpr int DEEP = 2;                                                     // steps whose fragments are read at once
+static_assert(TH * TW % 64 == 0 && BN % 16 == 0 && 64 % C == 0 && C >= 16 && TW * STRIDE_W % PACK == 0, "tile");
+
+struct Args {
+    TensorMap in, weights;  // boxes of 64 x COLUMNS / PACK x ROWS x 1, and of 64 x BN of [k][CHUNKS * 64]
+    const float* bias;
+    const uint4* residual;
+    uint4* out;
+    int p, q, k, pad_h, pad_w;
+    int tiles_h, tiles_w, tiles, tiles_n;
+    Act act;
+#if FRONT
+    TensorMap front;        // boxes of 64 x C of [C][64]
+    const float* front_bias;
+    int h, w;               // size of the input image
+    Act front_act;
+#endif
+};
+
+struct Tile {  // which output pixels; steps to the block's next tile by addition
+    int tx, ty, n;
+    DEV Tile(const Args& a, int tile) { const int line = tile / a.tiles_w; tx = tile - line * a.tiles_w; n = line / a.tiles_h; ty = line - n * a.tiles_h; }
+    DEV void add(const Args& a, const Tile& step) {
+        tx += step.tx; ty += step.ty; n += step.n;
+        if (tx >= a.tiles_w) { tx -= a.tiles_w; ++ty; }
+        if (ty >= a.tiles_h) { ty -= a.tiles_h; ++n; }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __grid_constant__ Args a) {
+    extern __shared__ u8 raw[];
+    const u32 base = (shared_address(raw) + 1023) & ~1023u, front = base + CHUNKS * BN * 128, between = front + (FRONT ? C * 128 : 0);
+    const u32 patches = front + BETWEEN, bias = patches + SLOTS * SLOT, held = bias + BN * 4 + (FRONT ? C * 4 : 0), full = held + 8;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
+    const int n0 = (int)blockIdx.x % a.tiles_n * BN, first = (int)blockIdx.x / a.tiles_n, stride = (int)gridDim.x / a.tiles_n;
+    const bool one = elect();
+    auto ask = [&](int tile, int slot) {
+        const Tile t(a, tile);
+        barrier_expect(full + 8 * slot, ROWS * COLUMNS * PIXEL);
+        load_box4(patches + slot * SLOT, &a.in, full + 8 * slot, 0, (t.tx * TW * STRIDE_W - a.pad_w - LEAD) / PACK, t.ty * TH * STRIDE_H - a.pad_h, t.n);
+    };
+    Tile here(a, first);
+    const Tile step(a, stride);
+    if (warp == 0 && one) {
+        map_prefetch(&a.in);
+        barrier_init(held, 1);
+        for (int i = 0; i < SLOTS; ++i) barrier_init(full + 8 * i, 1);
+        barrier_init_fence();
+        barrier_expect(held, CHUNKS * BN * 128 + (FRONT ? C * 128 : 0));
+        for (int i = 0; i < CHUNKS; ++i) load_box2(base + i * BN * 128, &a.weights, held, i * 64, n0);
+#if FRONT
+        load_box2(front, &a.front, held, 0, 0);
+#endif
+    }
+    let_next_start();
+    if (threadIdx.x < BN) store_shared_f(bias + threadIdx.x * 4, a.bias[n0 + threadIdx.x]);
+#if FRONT
+    if (threadIdx.x < C) store_shared_f(bias + BN * 4 + threadIdx.x * 4, a.front_bias[threadIdx.x]);
+#endif
+    __syncthreads();
+    wait_for_previous();
+    int asked = first;
+    for (int i = 0; i < SLOTS && asked < a.tiles; ++i, asked += stride)
+        if (warp == 0 && one) ask(asked, i);
+    int slot = 0, phase = 0;
+    auto ask_next = [&]() {  // into the slot that everyone has read
+        if (asked >= a.tiles) return;
+        if (warp == 0 && one) ask(asked, slot);
+        asked += stride;
+    };
+    const int row = warp % 4 * 16 + warp / 4 * 64, m0 = row + lane % 16;  // of the tile's pixels: the warp's first, and the one whose channels this lane's address gives
+    const u32 own = ((m0 / TW * STRIDE_H) * COLUMNS + m0 % TW * STRIDE_W + LEAD) * PIXEL + lane / 16 * 16;
+    for (int tile = first; tile < a.tiles; tile += stride) {
+        u32 to[BN / 16];  // where this thread's sixteens of bytes go, in sixteens, or NOWHERE
+#if RESIDUAL
+        uint4 residual[BN / 16];
+#endif
+#pragma unroll
+        for (int b = 0; b < BN / 16; ++b) {
+            const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8, m = row + lane / 4 + item / (BN / 8) * 8;
+            const int p = here.ty * TH + m / TW, q = here.tx * TW + m % TW;
+            to[b] = p < a.p && q < a.q && col < a.k ? ((here.n * a.p + p) * a.q + q) * (u32)(a.k / 8) + col / 8 : NOWHERE;
+#if RESIDUAL
+            residual[b] = to[b] != NOWHERE ? a.residual[to[b]] : make_uint4(0, 0, 0, 0);
+#endif
+        }
+        if (tile == first) barrier_wait(held, 0);
+        barrier_wait(full + 8 * slot, phase);
+#if FRONT
+        for (int i = warp / 4; i < TALL; i += THREADS / 128) {
+            const int top = i * 64 + warp % 4 * 16, last = ROWS * COLUMNS - 1;
+            const u32 at = min(top + lane % 16, last) * PIXEL + lane / 16 * 16, place = at ^ (at & 0x380) >> 3;
+            float sums[C / 2];
+            u32 g[C / 16][4];
+#pragma unroll
+            for (int s = 0; s < C / 16; ++s) load_fragment(g[s], patches + slot * SLOT + (place ^ s * 32));
+            mma_begin();
+#pragma unroll
+            for (int s = 0; s < C / 16; ++s) wgmma_registers(sums, g[s], operand<128>(front) + s * 2, s > 0);
+            mma_commit();
+            bool inside[2];  // rows beyond the tile are its last pixel again
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int px = min(top + lane / 4 + half * 8, last), y = px / COLUMNS, x = px - y * COLUMNS;
+                inside[half] = (u32)(here.ty * TH * STRIDE_H - a.pad_h + y) < (u32)a.h && (u32)(here.tx * TW * STRIDE_W - a.pad_w - LEAD + x) < (u32)a.w;
+            }
+            mma_wait<0>();
+#pragma unroll
+            for (int s = 0; s < C / 16; ++s) {
+                u32 v[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const float2 add = load_shared_f2(bias + BN * 4 + (s * 2 + e / 2) * 32 + lane % 4 * 8);
+                    float x = sums[(s * 2 + e / 2) * 4 + e % 2 * 2] + add.x, y = sums[(s * 2 + e / 2) * 4 + e % 2 * 2 + 1] + add.y;
+                    activate_two<FRONT_ACT>(x, y, a.front_act);
+                    v[e] = inside[e % 2] ? pack(x, y) : 0;
+                }
+                store_fragment(v, between + (place ^ s * 32));
+            }
+        }
+        __syncthreads();
+        ask_next();
+        const u32 from = between + own;
+#else
+        const u32 from = patches + slot * SLOT + own;
+#endif
+        float acc[BN / 2];
+        u32 f[2][DEEP][4];
+#pragma unroll
+        for (int s = 0; s < STEPS; s += DEEP) {
+            u32(&g)[DEEP][4] = f[s / DEEP % 2];
+#pragma unroll
+            for (int d = 0; d < DEEP && s + d < STEPS; ++d) {
+                const int tap = (s + d) * 16 / C, part = (s + d) * 16 % C / 16;
+                const u32 at = from + (tap / S * COLUMNS + tap % S) * PIXEL;  // slots begin at whole patterns, so the address tells the place in one
+                load_fragment(g[d], (at ^ (at & 0x380) >> 3) ^ part * 32);
+            }
+            mma_begin();
+#pragma unroll
+            for (int d = 0; d < DEEP && s + d < STEPS; ++d)
+                wgmma_registers(acc, g[d], operand<128>(base + (s + d) / 4 * BN * 128) + (s + d) % 4 * 2, s + d > 0);
+            mma_commit();
+            mma_wait<1>();
+        }
+        __syncthreads();  // everyone has read the tile
+        if (!FRONT) ask_next();
+        mma_wait<0>();
+        if (++slot == SLOTS) { slot = 0; phase ^= 1; }
+#pragma unroll
+        for (int b = 0; b < BN / 16; ++b) {
+            u32 v[4];
+#if RESIDUAL
+            u32 r[4] = {residual[b].x, residual[b].y, residual[b].z, residual[b].w};
+            turn_quad(r, lane);
+#endif
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int j = (b * 4 + i) % (BN / 8), half = (b * 4 + i) / (BN / 8);
+                const float2 add = load_shared_f2(bias + j * 32 + lane % 4 * 8);
+                float x = acc[j * 4 + half * 2] + add.x, y = acc[j * 4 + half * 2 + 1] + add.y;
+#if RESIDUAL
+                const float2 other = unpack(r[i]);
+                if (RESIDUAL == 1) { x += other.x; y += other.y; }
+#endif
+                activate_two<ACT>(x, y, a.act);
+#if RESIDUAL == 2
+                x += other.x;
+                y += other.y;
+#endif
+                v[i] = pack(x, y);
+            }
+            turn_quad(v, lane);
+            if (to[b] != NOWHERE) a.out[to[b]] = make_uint4(v[0], v[1], v[2], v[3]);
+        }
+        here.add(a, step);
+    }
+}

@@ -1,0 +1,185 @@
+"""Convolutions of few channels by tiles of the image on the host: which tiles fit, how weights are packed, and the launch of narrow.cu."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Tensor
+from whet.network.types import DType
+from whet.tactics._base import Config, Packed
+from whet.tactics.cuda._conv import Activation, ConvShape, Finish
+from whet.tactics.cuda._conv_config import REGISTERS, SHARED_LIMIT
+from whet.tactics.cuda._kernel import ACTIVATIONS, loaded, packed_array
+from whet.tactics.cuda._source import source
+
+_TILES = ((8, 16), (16, 16), (4, 16), (8, 8), (4, 32), (8, 32), (16, 8))  # output rows and columns of a block
+_CHANNELS = (16, 32, 64)
+_MOST = 24  # configurations
+
+
+@dataclass(frozen=True, order=True)
+class NarrowTile:
+    """One instance of narrow.cu for a shape: rows and columns of a block's output pixels, output channels, input tiles at a time, blocks.
+
+    With `front` the input comes through a 1x1 convolution of as many channels.
+    """
+
+    th: int
+    tw: int
+    bn: int
+    slots: int = 2
+    blocks: int = 1
+    front: bool = field(default=False, kw_only=True)
+
+    @property
+    def config(self) -> Config:
+        """What an engine stores of it."""
+        return (("th", self.th), ("tw", self.tw), ("bn", self.bn), ("slots", self.slots), ("blocks", self.blocks))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.th * self.tw * 2
+
+    def box(self, s: ConvShape) -> tuple[int, int]:
+        """Rows of 128 bytes and image rows of an input tile."""
+        packed = 64 // s.c
+        return -(-(lead(s) + (self.tw - 1) * s.stride[1] + s.s) // packed), (self.th - 1) * s.stride[0] + s.r
+
+    def shared(self, s: ConvShape) -> int:
+        """Bytes of shared memory; mirrors narrow.cu."""
+        wide, tall = self.box(s)
+        slot = -(-wide * tall // 8) * 1024
+        between = s.c * 128 + slot + s.c * 4 if self.front else 0
+        return 1024 + chunks(s) * self.bn * 128 + between + self.slots * slot + self.bn * 4 + 8 + self.slots * 8
+
+    def unfit(self, s: ConvShape) -> str | None:
+        """Why a multiprocessor cannot hold it, or None."""
+        if self.tw * s.stride[1] % (64 // s.c) or max(self.box(s)) > 256:
+            return f"tiles of {self.th} x {self.tw} do not begin at whole rows of 128 bytes, or are too large"
+        registers = self.bn * 3 // 4 + 40  # sums, a residual, fragments, addresses
+        if self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024 or self.blocks * self.threads * registers > REGISTERS or self.threads > 1024:
+            return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
+        return None
+
+    def source(self, s: ConvShape, finish: Finish, bf16: bool, front: Activation | None = None) -> str:
+        """The kernel's complete text."""
+        return source("narrow.cu", self.constants(s, finish, bf16, front))
+
+    def constants(self, s: ConvShape, finish: Finish, bf16: bool, front: Activation | None = None) -> dict[str, int]:
+        """The macros of the instance; `front` is the activation of the 1x1 convolution."""
+        own = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
+        shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
+        more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "BN2": s.c}
+        return {**own, **shape, **more, "ACT": ACTIVATIONS[finish.activation[0]], "BF16": int(bf16), "RESIDUAL": finish.residual}
+
+    def __str__(self) -> str:
+        return f"{self.th}x{self.tw}x{self.bn} s{self.slots} b{self.blocks}"
+
+
+@dataclass(frozen=True)
+class Front:
+    """The 1x1 convolution in front: addresses of its packed weights and bias, and its activation."""
+
+    weights: int
+    bias: int
+    activation: Activation
+
+
+def narrow_launch(
+    tile: NarrowTile,
+    s: ConvShape,
+    addresses: tuple[int, int, int, int, int],
+    finish: Finish,
+    dtype: str,
+    multiprocessors: int,
+    label: str,
+    front: Front | None = None,
+) -> Launch:
+    """The launch of `s`; `addresses` are those of input, packed weights, packed bias, residual (0: none) and result."""
+    x, weights, bias, residual, out = addresses
+    constants = tile.constants(s, finish, dtype == "bf16", None if front is None else front.activation)
+    kernel = loaded("narrow.cu", "narrow", tuple(sorted(constants.items())), tile.shared(s))
+    row, line, (wide, tall) = chunks(s) * 64, s.w * s.c * 2, tile.box(s)
+    blob = tensormap.tiled(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
+    blob += tensormap.tiled(weights, dtype, (row, s.k), (row * 2,), (64, tile.bn))
+    tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
+    tiles = s.n * tiles_h * tiles_w
+    blob += struct.pack("<3Q9i2f", bias, residual, out, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles, tiles_n, *finish.activation[1:])
+    if front is not None:
+        blob += bytes(-len(blob) % 64) + tensormap.tiled(front.weights, dtype, (64, s.c), (128,), (64, s.c))
+        blob += struct.pack("<Q2i2f", front.bias, s.h, s.w, *front.activation[1:])
+    grid = max(1, min(tiles, multiprocessors * tile.blocks // tiles_n)) * tiles_n  # a block's tiles have the same output channels
+    return Launch(kernel, (grid, 1, 1), tile.threads, blob + bytes(-len(blob) % 64), label=label)
+
+
+def narrow_reason(s: ConvShape, front: bool = False) -> str | None:
+    """Why the kernel cannot compute a convolution, or None."""
+    if s.c not in _CHANNELS or s.w * s.c % 64:
+        return f"{s.c} channels, {s.w} pixels a row: 16, 32 or 64 channels, whole rows of 128 bytes"
+    if s.k % 8 or s.k > 256:
+        return f"{s.k} output channels: at most 256, in eights"
+    if s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
+        return f"filter {s.r} x {s.s}, strides {s.stride}: several taps, at most 49, strides up to 2, no dilation"
+    return None if any(t.unfit(s) is None for t in _every(s, front)) else "the weights do not fit beside two input tiles"
+
+
+def narrow_tiles(s: ConvShape, multiprocessors: int = 132, front: bool = False) -> list[NarrowTile]:
+    """Candidates, the most promising first: of each tile as many blocks as fit."""
+    found: dict[NarrowTile, NarrowTile] = {}
+    for t in _every(s, front):
+        if t.unfit(s) is None:
+            found.setdefault(replace(t, blocks=1), t)
+    return sorted(found.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[:_MOST]
+
+
+def _every(s: ConvShape, front: bool) -> list[NarrowTile]:
+    widest = min(64, -(-s.k // 16) * 16)
+    widths = [widest, *([32] if widest == 64 and not front else []), *([80] if s.k > 64 and s.k % 80 == 0 else [])]
+    tiles = [(th, tw) for th, tw in _TILES if (th < 2 * s.p and tw < 2 * s.q) or th == tw == 8]
+    return [NarrowTile(*tile, bn, slots, blocks, front=front) for bn in widths for tile in tiles for slots in (2, 1) for blocks in (6, 5, 4, 3, 2, 1)]
+
+
+def _estimate_us(t: NarrowTile, s: ConvShape, multiprocessors: int) -> float:
+    """A rough time on an H200: what orders candidates, never what chooses them.
+
+    The blocks of a multiprocessor share its way to the L2 cache (60 bytes/ns), its tensor cores and its special functions; what a block does
+    between a tile's arrival and its end takes about 700 ns.
+    """
+    wide, tall = t.box(s)
+    tiles = s.n * -(-s.p // t.th) * -(-s.q // t.tw) * -(-s.k // t.bn)
+    turns = -(-tiles // (multiprocessors * t.blocks))
+    pixels, touched = t.th * t.tw, wide * tall * 64 // s.c
+    products = pixels / 64 * s.r * s.s * s.c / 16 * max(20, t.bn // 2) / 1.8 + pixels * t.bn * 0.07
+    if t.front:
+        products += touched / 64 * s.c / 16 * max(20, s.c // 2) / 1.8 + touched * s.c * 0.07
+    work = max((wide * tall * 128 + pixels * t.bn * 2) / 60, products)
+    return (chunks(s) * t.bn * 128 / 80 + turns * (t.blocks * work + (700 if t.slots == 2 else 1300))) / 1000
+
+
+def lead(s: ConvShape) -> int:
+    """Pixels that an input tile has in front of its windows, so that it begins with a whole row of 128 bytes."""
+    return -s.pad[1] % (64 // s.c)
+
+
+def chunks(s: ConvShape) -> int:
+    """Rows of 64 elements of K."""
+    return -(-s.r * s.s * s.c // 64)
+
+
+def narrow_filters(weights: Tensor, dtype: DType) -> Packed:
+    """Filters [k, c, r, s] as rows [k][r][s][c], filled with zeros to whole rows of 64."""
+    k, c, r, s = (int(d) for d in weights.shape)
+    row = -(-r * s * c // 64) * 64
+
+    def filters() -> np.ndarray:
+        out = np.zeros((k, row), dtype.numpy)
+        out[:, : r * s * c] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(k, -1)
+        return out
+
+    return packed_array(f"{weights.weight.digest}|narrow {row} {dtype}", k * row * 2, filters)

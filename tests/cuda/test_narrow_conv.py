@@ -1,0 +1,189 @@
+"""Convolutions of few channels by tiles of the image (narrow.cu): what is packed, which tiles fit, the machine code, and on a GPU the results."""
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+from test_tactics import HOPPER, compute, judge, reference
+
+from whet.backends.cuda import compile as compiler
+from whet.backends.cuda.compile import compile_cubin
+from whet.builder import BuildConfig, build
+from whet.errors import BackendError
+from whet.network import Network, parse_network, parse_type
+from whet.ops import OPS, sample_layer
+from whet.ops._base import Sample
+from whet.ops._samples import sample_arrays
+from whet.tactics import PlanRefused, get_tactic
+from whet.tactics.cuda._conv import ConvShape, Finish
+from whet.tactics.cuda._narrow import NarrowTile, chunks, lead, narrow_reason, narrow_tiles
+from whet.tactics.cuda.own_conv import conv_shape
+
+TACTIC = get_tactic("cuda/own_narrow_conv")
+#: image, filters, attributes of the convolution, and whether an image is added behind the activation
+CASES = [
+    ((2, 32, 18, 20), (32, 3, 3), {"pads": (1, 1, 1, 1)}, True),
+    ((1, 32, 33, 36), (40, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 2)}, False),
+    ((2, 64, 11, 13), (64, 3, 3), {"pads": (1, 1, 1, 1)}, True),
+    ((1, 64, 21, 9), (136, 3, 3), {"pads": (0, 1, 2, 0), "strides": (1, 2)}, False),
+    ((2, 16, 17, 24), (24, 5, 5), {"pads": (2, 2, 2, 2)}, True),
+    ((1, 16, 40, 36), (16, 3, 1), {"pads": (1, 0, 1, 0), "strides": (2, 1)}, False),
+    ((1, 32, 40, 70), (8, 2, 4), {}, False),
+]
+
+
+def layer_of(image, filters, attrs, add):
+    """A convolution with bias and SiLU, an image added to it or not, as the passes leave it; and its arrays."""
+    k, r, s = filters
+    net, body = Network("narrow"), Network("body", "lowered")
+    specs = [f"f32[{','.join(map(str, image))}]", f"const f32[{k},{image[1]},{r},{s}]", f"const f32[{k}]"]
+    plain = Network("shape")
+    made = plain.add("Conv", *(plain.add_input(n, parse_type(t.split()[-1])) for n, t in zip("xwb", specs, strict=True)), **attrs)
+    specs += [str(made.type)] * add
+    arrays = sample_arrays(Sample(specs, {}), "narrow")
+    arrays[1] *= np.float32(2 / np.sqrt(image[1] * r * s))
+    outer = [net.constant(a, n) if "const" in t else net.add_input(n, parse_type(t)) for n, t, a in zip("xwbr", specs, arrays, strict=False)]
+    inner = [body.add_input(t.name, t.type) for t in outer]
+    y = body.add("Conv", *inner[:3], **attrs)
+    y = body.add("Mul", y, body.add("Sigmoid", y))
+    body.mark_output(body.add("Add", y, inner[3]) if add else y)
+    layer = net.add_layer("Fused", outer, {"hint": "Conv"}, regions={"body": body})
+    net.mark_output(layer.outputs[0])
+    return layer, arrays
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_packed_filters_meet_the_pixels_of_their_taps(case):
+    layer, arrays = layer_of(*case)
+    s, signature = conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
+    kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
+    rows = kernel.packed[0].make().view(np.float16).reshape(s.k, chunks(s) * 64).astype(np.float64)
+    x = np.pad(arrays[0].astype(np.float64), ((0, 0), (0, 0), (s.pad[0], s.pad[2]), (s.pad[1], s.pad[3])))
+    window = np.concatenate([x[0, :, i, j] for i in range(s.r) for j in range(s.s)])  # of the first result, taps in order, channels within
+    want = (arrays[1].astype(np.float64) * x[0, :, : s.r, : s.s]).sum(axis=(1, 2, 3))
+    np.testing.assert_allclose(rows[:, : window.size] @ window, want, rtol=2e-3, atol=2e-3 * np.abs(want).max())
+    assert not rows[:, window.size :].any()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_tile_that_is_offered_fits(case):
+    layer, _ = layer_of(*case)
+    s, signature = conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
+    found = narrow_tiles(s)
+    assert found
+    assert len(TACTIC.configs(layer, signature, HOPPER)) == len(found) == len(set(found))
+    for t in found:
+        assert t.unfit(s) is None
+        assert t.blocks * t.threads <= 2048
+        assert t.tw * s.stride[1] * s.c % 64 == 0, "every tile begins with a whole row of 128 bytes"
+        assert (t.tw * s.stride[1] * 3 - s.pad[1] - lead(s)) * s.c % 64 == 0
+        assert t.box(s)[0] * (64 // s.c) >= lead(s) + (t.tw - 1) * s.stride[1] + s.s
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (ConvShape(1, 8, 8, 48, 32, 3, 3), "16, 32 or 64 channels"),
+        (ConvShape(1, 8, 7, 32, 32, 3, 3), "whole rows"),
+        (ConvShape(1, 8, 8, 64, 20, 3, 3), "in eights"),
+        (ConvShape(1, 8, 8, 64, 64), "several taps"),
+        (ConvShape(1, 8, 8, 64, 64, 3, 3, dilation=(2, 2)), "no dilation"),
+        (ConvShape(1, 40, 40, 64, 64, 7, 7, (2, 2)), "do not fit"),
+    ],
+)
+def test_it_says_what_it_does_not_take(shape, words):
+    assert words in narrow_reason(shape)
+
+
+def test_a_tile_that_does_not_fit_is_refused():
+    layer, _ = layer_of(*CASES[2])
+    config = (("th", 16), ("tw", 16), ("bn", 64), ("slots", 2), ("blocks", 2))
+    with pytest.raises(PlanRefused, match="cannot hold"):
+        TACTIC.plan(layer, TACTIC.signatures(layer, HOPPER)[0], config, HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "residual"),
+    [
+        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 16, 32, 2, 4), 2),
+        (ConvShape(8, 320, 320, 32, 64, 3, 3, (2, 2), (1, 1, 1, 1)), NarrowTile(8, 16, 64, 1, 2), 0),
+        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(16, 16, 64, 1, 1), 1),
+        (ConvShape(1, 40, 40, 16, 16, 5, 5, (1, 1), (2, 2, 2, 2)), NarrowTile(4, 16, 16, 2, 6), 0),
+        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 16, 32, 2, 3, front=True), 2),
+        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 16, 64, 1, 1, front=True), 2),
+    ],
+    ids=str,
+)
+def test_its_machine_code_is_what_was_meant(shape, tile, residual, tmp_path):
+    try:
+        compiler.nvrtc()
+    except BackendError as error:
+        pytest.skip(str(error))
+    assert tile.unfit(shape) is None
+    silu = ("silu", 0.0, 0.0)
+    text = sass(compile_cubin(tile.source(shape, Finish(silu, residual), False, silu if tile.front else None), cached=False), tmp_path)
+    products = (shape.r * shape.s + tile.front) * shape.c // 16
+    assert text.count("HGMMA") == products, "every product once, unrolled"
+    assert len(re.findall(r"\bLDSM\b", text)) == products, "a fragment is one instruction"
+    assert "UTMALDG.4D" in text, "input tiles come by bulk copies"
+    assert len(re.findall(r"\bSTSM\b", text)) == tile.front * shape.c // 16, "what lies between goes to shared memory by fragments"
+    assert "STG.E.128" in text, "results leave in sixteens of bytes"
+    assert ("LDG.E.128" in text) == (residual > 0)
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_match_the_reference(gpu, case):
+    layer, arrays = layer_of(*case)
+    for signature in TACTIC.signatures(layer, gpu):
+        for config in TACTIC.configs(layer, signature, gpu)[:4]:
+            kernel = TACTIC.plan(layer, signature, config, gpu)
+            got, fed = compute(gpu, layer, arrays, signature, kernel)
+            judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
+
+
+NET = """network bottleneck source
+in %x: f32[2,32,24,24]
+const %w0: f32[32,32,1,1] = seed(1)
+const %w1: f32[32,32,3,3] = seed(2)
+const %w2: f32[32,32,1,1] = seed(3)
+const %w3: f32[32,32,3,3] = seed(4)
+%a = Conv(%x, %w0) from "narrow"
+%b = Sigmoid(%a)
+%c = Mul(%a, %b)
+%d = Conv(%c, %w1, pads=(1, 1, 1, 1)) from "wide"
+%e = Sigmoid(%d)
+%f = Mul(%d, %e)
+%g = Add(%x, %f) from "sum"
+%h = Conv(%g, %w2) from "read twice"
+%i = Conv(%h, %w3, pads=(1, 1, 1, 1)) from "last"
+%j = Add(%h, %i)
+out %j
+"""
+
+
+def test_a_bottleneck_is_one_launch_where_nothing_else_reads_what_lies_between(standin_gpu):
+    config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
+    plan = build(parse_network(NET), config)
+    made = [x for x in plan.network.layers if (x.hint or x.op) in ("Conv", "ProductConv")]
+    assert [x.hint or x.op for x in made] == ["ProductConv", "Conv", "Conv"], "the second pair's first result is added as well"
+    pair = made[0]
+    assert {"narrow", "wide", "sum"} <= set(pair.sources)
+    assert plan.choices[pair.name].tactic == "cuda/own_product_conv"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("i", [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ProductConv"])
+def test_pairs_match_the_reference(gpu, i):
+    _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
+    tactic = get_tactic("cuda/own_product_conv")
+    for signature in tactic.signatures(layer, gpu):
+        for config in tactic.configs(layer, signature, gpu)[:4]:
+            kernel = tactic.plan(layer, signature, config, gpu)
+            got, fed = compute(gpu, layer, arrays, signature, kernel)
+            judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
