@@ -1,6 +1,7 @@
 """64-channel convolutions with weights as the tall operand (upright.cu): candidates, packed filters, machine code."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,32 +11,32 @@ from test_compile import sass
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.launch import MAX_SHARED
-from whet.tactics.cuda._conv import NONE, ConvShape, Finish
+from whet.tactics.cuda._conv import ConvShape, Finish
 from whet.tactics.cuda._upright import Upright, pack_upright, unfit_shape, upright_constants, upright_source, uprights
 
 STAGE = ConvShape(128, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1))
 
 
-@pytest.mark.parametrize("behind", [0, 4])
-def test_candidates_fit_and_make_every_row(behind):
-    found = uprights(STAGE, behind)
-    assert {t.rows for t in found} == {1, 2, 3, 4}
-    assert {t.rows for t in uprights(STAGE, behind, residual=True)} == ({1, 2, 3, 4} if behind else {1, 2, 3}), "registers"
+@pytest.mark.parametrize("shape", [STAGE, replace(STAGE, k=56)])
+def test_candidates_fit_and_make_every_row(shape):
+    found = uprights(shape, True)
+    assert {t.rows for t in found} == ({4} if shape is STAGE else {1, 2, 3}), "what is staged has no pixels beyond the tile; registers"
     for t in found:
-        assert t.bn(STAGE) % 8 == 0
-        assert t.bn(STAGE) <= 256, "one product"
-        assert t.shared(STAGE, behind) <= MAX_SHARED
-        assert t.tiles(STAGE) * t.rows >= STAGE.n * STAGE.p
-        read = (t.bn(STAGE) - 1 + 2 * t.wide(STAGE) + 2) * 128 + 128
-        assert t.slot(STAGE) >= read, "the last tap of the last pixel lies in the slot"
+        assert t.bn(shape) % 8 == 0
+        assert t.bn(shape) <= 256, "one product"
+        assert not t.stage(shape) or t.stage(shape) >= t.bn(shape) // t.wide(shape) * shape.q * 128
+        assert t.shared(shape) <= MAX_SHARED
+        assert t.tiles(shape) * t.rows >= shape.n * shape.p
+        read = (t.bn(shape) - 1 + 2 * t.wide(shape) + 2) * 128 + 128
+        assert t.slot(shape) >= read, "the last tap of the last pixel lies in the slot"
 
 
 def test_what_does_not_fit_says_so():
-    assert unfit_shape(STAGE, 64) is None
+    assert unfit_shape(STAGE) is None
     for other in (ConvShape(128, 56, 56, 128, 128, 3, 3), ConvShape(128, 56, 56, 64, 64), ConvShape(128, 57, 57, 64, 64, 3, 3, (2, 2))):
-        assert "kernel takes 64" in str(unfit_shape(other, 64))
-    assert "pairs" in str(unfit_shape(ConvShape(128, 57, 57, 64, 64, 3, 3, pad=(1, 1, 1, 1)), 64))
-    assert "too few" in str(unfit_shape(ConvShape(1, 14, 14, 64, 64, 3, 3, pad=(1, 1, 1, 1)), 64))
+        assert "kernel takes 64" in str(unfit_shape(other))
+    assert "pairs" in str(unfit_shape(ConvShape(128, 57, 57, 64, 64, 3, 3, pad=(1, 1, 1, 1))))
+    assert "too few" in str(unfit_shape(ConvShape(1, 14, 14, 64, 64, 3, 3, pad=(1, 1, 1, 1))))
 
 
 def test_a_lanes_two_rows_are_neighbouring_channels():
@@ -49,22 +50,22 @@ def test_a_lanes_two_rows_are_neighbouring_channels():
 
 
 @pytest.mark.parametrize(
-    ("tile", "behind", "residual", "activation"),
+    ("tile", "k", "residual", "activation"),
     [
-        (Upright(4, 3), 0, 0, "clip"),
-        (Upright(3, 4), 0, 1, "clip"),
-        (Upright(3, 3), 4, 1, "clip"),
-        (Upright(4, 2), 4, 1, "clip"),
-        (Upright(2, 4), 4, 1, "clip"),
-        (Upright(2, 4), 0, 2, "silu"),
+        (Upright(4, 2), 64, 0, "clip"),
+        (Upright(4, 2), 64, 1, "clip"),
+        (Upright(4, 2), 64, 2, "silu"),
+        (Upright(3, 4), 56, 1, "clip"),
+        (Upright(4, 3), 40, 0, "clip"),
     ],
 )
-def test_products_are_as_wide_as_the_tile(tile, behind, residual, activation, tmp_path):
-    made = upright_constants(tile, STAGE, NONE, Finish((activation, 0.0, np.inf), residual), behind, False)
+def test_products_are_as_wide_as_the_tile(tile, k, residual, activation, tmp_path):
+    shape = replace(STAGE, k=k)
+    made = upright_constants(tile, shape, Finish((activation, 0.0, np.inf), residual), False)
     text = sass(compile_cubin(upright_source(made), cached=False), tmp_path)
-    unrolled = behind if residual and tile.bn(STAGE) <= 128 else min(behind, 1)  # where residuals of two parts have room
-    assert text.count("HGMMA") == 36 + 4 * unrolled, "nine taps of four products; four for each part of what is behind"
-    assert f"HGMMA.64x{tile.bn(STAGE)}x16" in text
+    assert text.count("HGMMA") == 36, "nine taps of four products"
+    assert f"HGMMA.64x{tile.bn(shape)}x16" in text
     assert "UTMALDG.4D" in text, "inputs come by bulk copies"
+    assert ("UTMASTG.4D" in text) == (k == 64), "lines of 64 channels leave by bulk copies"
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"

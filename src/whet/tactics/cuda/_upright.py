@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import MAX_SHARED, Launch
 from whet.tactics._base import Config
-from whet.tactics.cuda._conv import Activation, ConvShape, Finish
+from whet.tactics.cuda._conv import ConvShape, Finish
 from whet.tactics.cuda._kernel import loaded
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
@@ -40,9 +40,19 @@ class Upright:
         read = max((self.rows + s.r - 1) * wide, self.bn(s) + (s.r - 1) * wide + s.s - 1)
         return -(-read * CHANNELS * 2 // 1024) * 1024
 
-    def shared(self, s: ConvShape, behind: int) -> int:
-        """Bytes of shared memory with `behind` times 64 channels of a second convolution."""
-        return 1024 + (s.r * s.s + behind) * CHANNELS * CHANNELS * 2 + self.slots * (self.slot(s) + 8) + 8
+    def stage(self, s: ConvShape) -> int:
+        """Bytes of a tile's results where they pass through shared memory: lines of all 64 channels."""
+        return 0 if s.k != CHANNELS else -(-self.rows * s.q * CHANNELS * 2 // 1024) * 1024
+
+    def shared(self, s: ConvShape) -> int:
+        """Bytes of shared memory."""
+        return 1024 + s.r * s.s * CHANNELS * CHANNELS * 2 + self.slots * (self.slot(s) + 8) + 2 * self.stage(s) + 24
+
+    def fits(self, s: ConvShape, residual: bool) -> bool:
+        """Whether there is room, and work for many multiprocessors; what is staged has no pixels beyond the tile."""
+        widest = _WITH_RESIDUAL if residual and not self.stage(s) else 256
+        whole = not self.stage(s) or self.bn(s) == self.rows * self.wide(s)
+        return whole and max(self.bn(s), self.wide(s)) <= widest and self.shared(s) <= MAX_SHARED and self.tiles(s) >= _FEWEST
 
     def tiles(self, s: ConvShape) -> int:
         """Tiles of all images."""
@@ -54,22 +64,20 @@ class Upright:
         return (("rows", self.rows), ("slots", self.slots))
 
 
-def unfit_shape(s: ConvShape, k: int) -> str | None:
-    """Why the kernel does not take a convolution (with k channels in the end), or None."""
+def unfit_shape(s: ConvShape) -> str | None:
+    """Why the kernel does not take a convolution, or None."""
     if s.c != CHANNELS or s.k > CHANNELS or s.k % 8 or s.r * s.s == 1 or s.stride != (1, 1) or s.dilation != (1, 1):
         return f"{s.c} to {s.k} channels, {s.r} x {s.s}: the kernel takes 64 to up to 64 channels by several taps, stride 1, no dilation"
-    if s.q % 2 or s.s % 2 == 0 or s.n * s.p * s.q * k >= 2**31:
+    if s.q % 2 or s.s % 2 == 0 or s.n * s.p * s.q * s.k >= 2**31:
         return f"rows of {s.q} results by {s.s} taps: the kernel stores pairs"
-    return None if uprights(s, 0) else f"{s.n} images of {s.p} x {s.q}: too few tiles, or too large ones"
+    return None if uprights(s, True) else f"{s.n} images of {s.p} x {s.q}: too few tiles, or none of the right size"
 
 
-def uprights(s: ConvShape, behind: int, residual: bool = False) -> list[Upright]:
-    """Candidates, those with the least products that nobody needs first; `behind`: 64s of channels of a second convolution."""
-    found = [Upright(rows, slots) for rows in range(1, min(s.p, 8) + 1) for slots in (4, 3, 2)]
+def uprights(s: ConvShape, residual: bool) -> list[Upright]:
+    """Candidates, those with the least products that nobody needs first."""
     kept: dict[int, Upright] = {}
-    for t in found:
-        widest = _WITH_RESIDUAL if residual and not behind else 256
-        if max(t.bn(s), t.wide(s)) <= widest and t.shared(s, behind) <= MAX_SHARED and t.tiles(s) >= _FEWEST:
+    for t in (Upright(rows, slots) for rows in range(1, min(s.p, 8) + 1) for slots in (4, 3, 2)):
+        if t.fits(s, residual):
             kept.setdefault(t.rows, t)  # as many slots as there is room for
     return sorted(kept.values(), key=lambda t: (t.tiles(s) * (t.bn(s) + 24), t))
 
@@ -87,9 +95,8 @@ def upright_source(constants: dict[str, int]) -> str:
     return source("upright.cu", constants)
 
 
-def upright_constants(t: Upright, s: ConvShape, inner: Activation, last: Finish, behind: int, bf16: bool) -> dict[str, int]:
-    """The macros of an instance; without a second convolution `last` is the ending of the first."""
-    kinds = (inner[0], last.activation[0]) if behind else (last.activation[0], "clip")
+def upright_constants(t: Upright, s: ConvShape, finish: Finish, bf16: bool) -> dict[str, int]:
+    """The macros of an instance."""
     return {
         "TAPS_H": s.r,
         "TAPS_W": s.s,
@@ -97,30 +104,27 @@ def upright_constants(t: Upright, s: ConvShape, inner: Activation, last: Finish,
         "ROWS": t.rows,
         "BN": t.bn(s),
         "SLOTS": t.slots,
-        "NEXT": behind,
-        "ACT": ACTIVATIONS[kinds[0]],
-        "ACT2": ACTIVATIONS[kinds[1]],
-        "RES": last.residual,
+        "ACT": ACTIVATIONS[finish.activation[0]],
+        "RES": finish.residual,
+        "STAGE": t.stage(s),
         "BF16": int(bf16),
     }
 
 
-def upright_launch(
-    t: Upright, s: ConvShape, k: int, addresses: tuple[int, ...], inner: Activation, last: Finish, bf16: bool, multiprocessors: int, label: str
-) -> Launch:
-    """The launch to k channels; `addresses`: image, filters, bias, second filters and their bias (0 without), residual (0), result."""
-    image, filters, bias, filters2, bias2, residual, out = addresses
-    behind, dtype, c = (k // CHANNELS if filters2 else 0), "bf16" if bf16 else "f16", CHANNELS
-    constants = upright_constants(t, s, inner, last, behind, bf16)
-    strides = tuple(c * 2 * n for n in (1, s.w, s.w * s.h))
-    row = s.r * s.s * c
-    maps = (
+def upright_launch(t: Upright, s: ConvShape, addresses: tuple[int, ...], finish: Finish, bf16: bool, multiprocessors: int, label: str) -> Launch:
+    """The launch; `addresses`: image, filters, bias, residual (0 without), result."""
+    image, filters, bias, residual, out = addresses
+    dtype, c, row, pixels = "bf16" if bf16 else "f16", CHANNELS, s.r * s.s * CHANNELS, s.p * s.q
+    maps = [
         tensormap.tiled(filters, dtype, (row, c), (row * 2,), (c, c)),
-        tensormap.tiled(image, dtype, (c, s.w, s.h, s.n), strides, (c, t.wide(s), t.rows + s.r - 1, 1)),
-        tensormap.tiled(filters2, dtype, (c, k), (c * 2,), (c, c)) if behind else bytes(128),
-    )
-    first, second = (inner[1:], last.activation[1:]) if behind else (last.activation[1:], (0.0, 0.0))
-    sizes = (k, s.p, s.q, -(-s.p // t.rows), t.tiles(s), s.pad[0], s.pad[1])
-    args = b"".join(maps) + struct.pack("<4Q7i4f", bias, bias2, residual, out, *sizes, *first, *second)
-    kernel = loaded("upright.cu", "upright", tuple(sorted(constants.items())), t.shared(s, behind))
+        tensormap.tiled(image, dtype, (c, s.w, s.h, s.n), tuple(c * 2 * n for n in (1, s.w, s.w * s.h)), (c, t.wide(s), t.rows + s.r - 1, 1)),
+    ]
+    if t.stage(s):
+        size, each, box = (c, pixels, s.n, 1), (c * 2, pixels * c * 2, s.n * pixels * c * 2), (c, t.rows * s.q, 1, 1)
+        maps += [tensormap.tiled(at, dtype, size, each, box) for at in (residual or out, out)]
+    else:
+        maps += [bytes(128), bytes(128)]  # not used: plain addresses
+    sizes = (s.k, s.p, s.q, -(-s.p // t.rows), t.tiles(s), s.pad[0], s.pad[1])
+    args = b"".join(maps) + struct.pack("<3Q7i2f", bias, residual, out, *sizes, *finish.activation[1:])
+    kernel = loaded("upright.cu", "upright", tuple(sorted(upright_constants(t, s, finish, bf16).items())), t.shared(s))
     return Launch(kernel, (min(t.tiles(s), multiprocessors), 1, 1), 256, args + bytes(-len(args) % 64), label=label)

@@ -10,7 +10,6 @@ import numpy as np
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
-from whet.tactics.cuda._conv import NONE
 from whet.tactics.cuda._kernel import GpuKernel, ahead, ending, machine_has, packed_array
 from whet.tactics.cuda._upright import Upright, pack_upright, unfit_shape, upright_constants, upright_launch, upright_source, uprights
 from whet.tactics.cuda.own_conv import OwnConv, conv_shape, packed_bias
@@ -24,21 +23,22 @@ class OwnUprightConv(OwnConv):
         if not machine_has(machine, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made = ending(layer, epilogue(layer))
-        return made if isinstance(made, str) else unfit_shape(conv_shape(layer), conv_shape(layer).k)
+        return made if isinstance(made, str) else unfit_shape(conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
         made, s, bf16 = ending(layer, epilogue(layer)), conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
         if isinstance(made, str):
             return []
-        found = uprights(s, 0, made.residual is not None)
-        ahead(machine, [upright_source(upright_constants(t, s, NONE, made.finish, 0, bf16)) for t in found])
+        found = uprights(s, made.residual is not None)
+        ahead(machine, [upright_source(upright_constants(t, s, made.finish, bf16)) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), Upright(**{k: int(v) for k, v in config})
-        reason = made if isinstance(made, str) else unfit_shape(s, s.k)
-        if reason or isinstance(made, str):
-            raise PlanRefused(str(reason))
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        if not tile.fits(s, made.residual is not None):
+            raise PlanRefused(unfit_shape(s) or f"{tile} is no tile of {s}")
         x, (weights, own), dtype = source_place(layer), constants_of(layer), signature.outputs[0].dtype
         packed = (
             packed_array(
@@ -51,7 +51,7 @@ class OwnUprightConv(OwnConv):
 
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
-            addresses = (args.inputs[x], *args.packed, 0, 0, residual, args.outputs[0])
-            return [upright_launch(tile, s, s.k, addresses, NONE, made.finish, dtype.name == "bf16", machine.multiprocessors, layer.name)]
+            addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
+            return [upright_launch(tile, s, addresses, made.finish, dtype.name == "bf16", machine.multiprocessors, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma upright {tile.rows} rows s{tile.slots}", packed=packed)

@@ -2,34 +2,32 @@
 // pixels are the wide one, so a product reads less than it multiplies. A tile is ROWS rows of results of one image; its input, with the pixels of all taps,
 // lies in shared memory as rows of WIDE pixels, and a tap is the same matrix further on; the ends of rows make results that nobody stores.
 // Two warpgroups take tiles in turns: one multiplies while the other finishes. A lane's two rows of the operand are neighbouring channels of the result.
-// With NEXT a 1x1 convolution to NEXT * 64 channels stands behind it: what lies between takes the place of the tile's input and is stored nowhere.
-// Constants: TAPS_H, TAPS_W, WIDE (even), ROWS, BN (ROWS * WIDE in eights), SLOTS (tiles of input on their way), NEXT, ACT, ACT2 (behind the second),
-// RES (what is added at the end: 0 nothing, 1 before, 2 behind the last activation), BF16.
+// Constants: TAPS_H, TAPS_W, WIDE (even), ROWS, BN (ROWS * WIDE in eights), SLOTS (tiles of input on their way), ACT,
+// RES (what is added at the end: 0 nothing, 1 before, 2 behind the activation), STAGE (bytes of a tile's results, where these and what is added to them
+// pass through shared memory in whole lines; 0: straight between registers and memory), BF16.
 #include "common.cuh"
 #include "wgmma"
 
 constexpr int TAPS = TAPS_H * TAPS_W, BOX = (ROWS + TAPS_H - 1) * WIDE * 128, FILTERS = 8192;  // bytes of a tile's input and of 64 x 64 weights
 constexpr int READ = (BN + (TAPS_H - 1) * WIDE + TAPS_W - 1) * 128, SLOT = ((BOX > READ ? BOX : READ) + 1023) / 1024 * 1024;
-constexpr bool EARLY = NEXT && RES && BN <= 128;  // residuals of the next 64 channels are on their way while these are finished
+static_assert(!STAGE || BN == ROWS * WIDE, "only pixels of the tile are staged");
 static_assert(WIDE % 2 == 0 && BN % 8 == 0 && BN >= ROWS * WIDE && BN <= 256, "tile");
 
 struct Args {
-    TensorMap weights, in, next;  // [64][TAPS * 64] and [NEXT * 64][64] in boxes of 64 x 64; [n][h][w][64]
+    TensorMap weights, in;  // [64][TAPS * 64] in boxes of 64 x 64; [n][h][w][64]
+    TensorMap added, made;  // with STAGE: residual and result as [n][height * width][64] in boxes of a tile
     const float* bias;
-    const float* bias2;
     const u8* residual;
     u8* out;
     int k, height, width, per, tiles, pad_h, pad_w;  // channels and size of the result, tiles of an image
-    Act act, act2;
+    Act act;
 };
 
-DEV float2 activated(float a, float b, Act act) { return make_float2(activate<ACT>(a, act), activate<ACT>(b, act)); }
 DEV u32 ended(float a, float b, u32 residual, Act act) {  // two channels of a result
-    constexpr int KIND = NEXT ? ACT2 : ACT;
     const float2 r = RES ? unpack(residual) : make_float2(0.f, 0.f);
     if (RES == 1) { a += r.x; b += r.y; }
-    a = activate<KIND>(a, act);
-    b = activate<KIND>(b, act);
+    a = activate<ACT>(a, act);
+    b = activate<ACT>(b, act);
     if (RES == 2) { a += r.x; b += r.y; }
     return pack(a, b);
 }
@@ -60,6 +58,22 @@ DEV void store(u8* out, const Out& o, const float (&acc)[BN / 2], const u32 (&r)
         *reinterpret_cast<u32*>(out + 2ll * (e + o.k)) = ended(acc[4 * j + 1] + bias.x, acc[4 * j + 3] + bias.y, r[2 * j + 1], act);
     }
 }
+DEV void store_box4(const TensorMap* m, u32 src, int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(m), "r"(src), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+// The same through shared memory, where what is added lies already; rows of 128 bytes, sixteens of bytes exchanged by row as the copy engine does it.
+DEV void store_staged(u32 stage, int width, int rows, int pair, int channel, const float (&acc)[BN / 2], float2 bias, Act act) {
+    const u32 part = channel / 8, inner = channel % 8 * 2;
+#pragma unroll
+    for (int j = 0; j < BN / 8; ++j) {
+        const int n = j * 8 + pair, y = n / WIDE, x = n - y * WIDE, p = y * width + x;
+        if (x >= width || y >= rows) continue;
+        const u32 even = stage + p * 128 + ((part ^ (p & 7)) << 4) + inner, odd = stage + (p + 1) * 128 + ((part ^ (p + 1 & 7)) << 4) + inner;
+        const u32 a = RES ? load_shared(even) : 0, b = RES ? load_shared(odd) : 0;
+        store_shared(even, ended(acc[4 * j] + bias.x, acc[4 * j + 2] + bias.y, a, act));
+        store_shared(odd, ended(acc[4 * j + 1] + bias.x, acc[4 * j + 3] + bias.y, b, act));
+    }
+}
 DEV void load_tile(const Args& a, int tile, u32 slot, u32 bar) {
     const int image = tile / a.per, row = (tile - image * a.per) * ROWS;
     barrier_expect(bar, BOX);
@@ -68,14 +82,13 @@ DEV void load_tile(const Args& a, int tile, u32 slot, u32 bar) {
 
 extern "C" __global__ void __launch_bounds__(256, 1) upright(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
-    const u32 filters = (shared_address(raw) + 1023) & ~1023u, next = filters + TAPS * FILTERS, slots = next + NEXT * FILTERS, bars = slots + SLOTS * SLOT;
+    const u32 filters = (shared_address(raw) + 1023) & ~1023u, slots = filters + TAPS * FILTERS, stages = slots + SLOTS * SLOT, bars = stages + 2 * STAGE;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4, lane = threadIdx.x % 32;
     if (warp == 0 && elect()) {
-        for (int i = 0; i <= SLOTS; ++i) barrier_init(bars + i * 8, 1);
+        for (int i = 0; i <= SLOTS + 2; ++i) barrier_init(bars + i * 8, 1);
         barrier_init_fence();
-        barrier_expect(bars + SLOTS * 8, (TAPS + NEXT) * FILTERS);
+        barrier_expect(bars + SLOTS * 8, TAPS * FILTERS);
         for (int i = 0; i < TAPS; ++i) load_box2(filters + i * FILTERS, &a.weights, bars + SLOTS * 8, i * 64, 0);
-        for (int i = 0; i < NEXT; ++i) load_box2(next + i * FILTERS, &a.next, bars + SLOTS * 8, 0, i * 64);
     }
     let_next_start();
     const int channel = warp % 4 * 16 + lane / 4 * 2;
@@ -87,14 +100,21 @@ extern "C" __global__ void __launch_bounds__(256, 1) upright(const __grid_consta
     __syncthreads();
     barrier_wait(bars + SLOTS * 8, 0);
     int place = group % SLOTS;
-    u32 parity = 0;
+    u32 parity = 0, added = 0;
+    const u32 stage = __shfl_sync(~0u, stages + group * STAGE, 0), stage_bar = bars + (SLOTS + 1 + group) * 8;
     for (int tile = blockIdx.x + group * gridDim.x; tile < a.tiles; tile += 2 * gridDim.x) {
-        const u32 slot = __shfl_sync(~0u, slots + place * SLOT, 0), bar = bars + place * 8;  // the shuffle: equal in a warp
+        const u32 bar = bars + place * 8;
         const int image = tile / a.per, row = (tile - image * a.per) * ROWS;
         Out o{((image * a.height + row) * a.width) * a.k + channel, channel < a.k ? min(ROWS, a.height - row) : 0, a.width, a.k, lane % 4 * 2};
         float acc[BN / 2];
-        u32 residual[EARLY ? 2 : 1][BN / 4];
+        u32 residual[BN / 4];
+        if (STAGE && RES && warp % 4 == 0 && elect()) {
+            store_wait_read();  // the tile before has left
+            barrier_expect(stage_bar, ROWS * (WIDE - TAPS_W + 1) * 128);
+            load_box4(stage, &a.added, stage_bar, 0, row * a.width, image, 0);
+        }
         barrier_wait(bar, parity);
+        const u32 slot = __shfl_sync(~0u, slots + place * SLOT, 0);  // the shuffle: equal in a warp
         mma_begin();
 #pragma unroll
         for (int tap = 0; tap < TAPS; ++tap)
@@ -102,43 +122,25 @@ extern "C" __global__ void __launch_bounds__(256, 1) upright(const __grid_consta
             for (int k = 0; k < 4; ++k)
                 wgmma(acc, operand<128>(filters + tap * FILTERS) + k * 2, operand<128>(slot + (tap / TAPS_W * WIDE + tap % TAPS_W) * 128) + k * 2, tap + k > 0);
         mma_commit();
-        if (EARLY || (RES && !NEXT)) load_residual(a.residual, o, residual[0]);
+        if (RES && !STAGE) load_residual(a.residual, o, residual);
         mma_wait<0>();
-        named_barrier(1 + group, 128);  // nobody reads the slot any more
-#if NEXT
-        const u32 to = slot + lane % 4 * 256 + channel % 8 * 2;
-        const u32 even = to + ((channel / 8 ^ lane % 4 * 2) << 4), odd = to + 128 + ((channel / 8 ^ lane % 4 * 2 + 1) << 4);
-#pragma unroll
-        for (int j = 0; j < BN / 8; ++j) {  // rows of the next product's operand
-            const float2 v = activated(acc[4 * j] + bias.x, acc[4 * j + 2] + bias.y, a.act), w = activated(acc[4 * j + 1] + bias.x, acc[4 * j + 3] + bias.y, a.act);
-            store_shared(even + j * 1024, pack(v.x, v.y));
-            store_shared(odd + j * 1024, pack(w.x, w.y));
-        }
+        if (STAGE && !RES && warp % 4 == 0 && elect()) store_wait_read();
+        named_barrier(1 + group, 128);  // nobody reads the slot any more, nor what was stored before
+        if (warp % 4 == 0 && elect() && tile + SLOTS * gridDim.x < a.tiles) load_tile(a, tile + SLOTS * gridDim.x, slot, bar);
+#if STAGE
+        if (RES) { barrier_wait(stage_bar, added); added ^= 1; }
+        store_staged(stage, a.width, a.height - row, lane % 4 * 2, channel, acc, bias, a.act);
         fence_async();
         named_barrier(1 + group, 128);
-#pragma unroll(EARLY ? NEXT : 1)
-        for (int c = 0; c < NEXT; ++c) {
-            const float2 bias2 = *reinterpret_cast<const float2*>(a.bias2 + c * 64 + channel);
-            mma_begin();
-#pragma unroll
-            for (int k = 0; k < 4; ++k) wgmma(acc, operand<128>(next + c * FILTERS) + k * 2, operand<128>(slot) + k * 2, k > 0);
-            mma_commit();
-            const Out here = o;
-            o.first += 64;
-            if (RES && !EARLY) load_residual(a.residual, here, residual[0]);
-            if (EARLY && c + 1 < NEXT) load_residual(a.residual, o, residual[EARLY ? (c + 1) % 2 : 0]);
-            mma_wait<0>();
-            if (c == NEXT - 1) {
-                named_barrier(1 + group, 128);
-                if (warp % 4 == 0 && elect() && tile + SLOTS * gridDim.x < a.tiles) load_tile(a, tile + SLOTS * gridDim.x, slot, bar);
-            }
-            store(a.out, here, acc, residual[EARLY ? c % 2 : 0], bias2, a.act2);
+        if (warp % 4 == 0 && elect()) {
+            store_box4(&a.made, stage, 0, row * a.width, image, 0);
+            store_commit();
         }
 #else
-        if (warp % 4 == 0 && elect() && tile + SLOTS * gridDim.x < a.tiles) load_tile(a, tile + SLOTS * gridDim.x, slot, bar);
-        store(a.out, o, acc, residual[0], bias, a.act);
+        store(a.out, o, acc, residual, bias, a.act);
 #endif
         place += 2;
         if (place >= SLOTS) { place -= SLOTS; parity ^= 1; }
     }
+    if (STAGE && warp % 4 == 0 && elect()) store_wait_read();
 }
