@@ -66,7 +66,7 @@ class OwnQNarrow(QuantizedTactic):
         fit = [t for t in tiles8(conv_shape_of(parts)) if t.fits(made.residual is not None)]
         good = [t for t in fit if replace(t, blocks=t.blocks + 2) not in fit]  # as many blocks as fit, and one less
         ahead(machine, [text("qnarrow.cu", t.constants(parts, made)) for t in good])
-        return [(("wide", t.wide), ("tall", t.tall), ("blocks", t.blocks), ("deep", t.deep)) for t in good]
+        return [(("wide", t.wide), ("tall", t.tall), ("blocks", t.blocks)) for t in good]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         parts = parts_of(layer)
@@ -99,19 +99,18 @@ class OwnQNarrow(QuantizedTactic):
             grid = min(tiles, machine.multiprocessors * tile.blocks)
             return [Launch(kernel, (grid, 1, 1), THREADS, blob + bytes(-len(blob) % 64), label=layer.name)]
 
-        name = f"own narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}{' deep' if tile.deep else ''}"
+        name = f"own narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=(rows, numbers), rtol=0.0)
 
 
 @dataclass(frozen=True)
 class NarrowTile8:
-    """Sizes of an instance of qnarrow.cu: columns of results, passes of 64 / channels rows, blocks on a multiprocessor, passes at once less one."""
+    """Sizes of an instance of qnarrow.cu: columns of results, passes of 64 / channels rows, blocks on a multiprocessor."""
 
     shape: ConvShape
     wide: int
     tall: int
     blocks: int
-    deep: int = 0
 
     @property
     def side(self) -> int:
@@ -148,7 +147,7 @@ class NarrowTile8:
 
     def fits(self, added: bool) -> bool:
         """Whether a multiprocessor holds it: registers for sums, weights, a residual, addresses."""
-        registers = self.wide // 2 * (1 + self.deep) + self.steps * 4 + 44 + (-(-self.wide * 4 // THREADS) * 4 if added else 0)
+        registers = self.wide // 2 + self.steps * 4 + 44 + (-(-self.wide * 4 // THREADS) * 4 if added else 0)
         return max(self.columns, self.rows) <= 256 and held(registers, self.shared, self.blocks)
 
     def constants(self, parts: Parts, made: Ending) -> dict[str, int]:
@@ -159,8 +158,7 @@ class NarrowTile8:
         return {
             "C": s.c, "KC": s.k, "R": s.r, "S": s.s, "STRIDE": s.stride[0], "PAD_H": s.pad[0], "PAD_W": s.pad[1], "BN": self.wide,
             "TALL": self.tall, "RESIDUAL": other, "LATE": int(made.finish.residual == 2), "IN8": TYPES[parts.reads[parts.source_place()].dtype.name],
-            "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[made.finish.activation[0]], "FOLD": 1, "DEEP": self.deep, "BLOCKS": self.blocks,
-            "TALL_WEIGHTS": 1,
+            "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[made.finish.activation[0]], "FOLD": 1, "BLOCKS": self.blocks, "TALL_WEIGHTS": 1,
         }  # fmt: skip
 
 
@@ -175,8 +173,7 @@ def narrow_reason8(s: ConvShape) -> str | None:
 
 def tiles8(s: ConvShape) -> list[NarrowTile8]:
     """What to look at."""
-    found = [NarrowTile8(s, w, tall, blocks) for w in widths(s.q) for tall in (1, 2, 4) for blocks in (1, 2, 3, 4) if tall * (64 // s.k) < 2 * s.p]
-    return [*found, *(replace(t, deep=1) for t in found if t.tall > 1 and t.blocks > 1)]
+    return [NarrowTile8(s, w, tall, blocks) for w in widths(s.q) for tall in (1, 2, 4) for blocks in (1, 2, 3, 4) if tall * (64 // s.k) < 2 * s.p]
 
 
 def narrow_registers(weights: np.ndarray, s: ConvShape) -> np.ndarray:

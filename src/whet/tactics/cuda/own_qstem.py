@@ -58,7 +58,7 @@ class OwnQStem(Tactic):
         assert isinstance(found, Image)
         good = [c for c in _tiles(layer, found.shape) if c.fits()]
         ahead(machine, [text("qstem.cu", _constants(layer, found, signature, c)) for c in good])
-        return [(("wide", c.wide), ("tall", c.tall), ("blocks", c.blocks), ("ways", c.ways)) for c in good]
+        return [(("wide", c.wide), ("tall", c.tall), ("blocks", c.blocks)) for c in good]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         found = _parts(layer)
@@ -77,8 +77,8 @@ class OwnQStem(Tactic):
         assert weights is not None
         step, zero = found.step, parts.reads[parts.source_place()].zero
         assert step is not None
-        key, size = f"{weights.weight.digest}|stem 8 bits {s.pad} {tile.ways}", tile.steps * THREADS * 16
-        packed = (packed_array(key, size, lambda: fragments(weights.array(), s, tile.ways)), numbers)
+        key, size = f"{weights.weight.digest}|stem 8 bits {s.pad}", tile.steps * THREADS * 16
+        packed = (packed_array(key, size, lambda: fragments(weights.array(), s)), numbers)
 
         def make(args: Args) -> list:
             kernel = loaded("qstem.cu", "qstem", tuple(sorted(constants.items())), tile.shared)
@@ -88,7 +88,7 @@ class OwnQStem(Tactic):
             grid = min(tiles, machine.multiprocessors * tile.blocks)
             return [Launch(kernel, (grid, 1, 1), THREADS, blob, label=layer.name)]
 
-        name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks} w{tile.ways}"
+        name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
 
 
@@ -101,7 +101,6 @@ class _Tile:
     wide: int
     tall: int
     blocks: int
-    ways: int
 
     @property
     def side(self) -> int:
@@ -114,7 +113,7 @@ class _Tile:
 
     @property
     def steps(self) -> int:
-        return len(places_of_steps(self.shape, self.ways))
+        return len(places_of_steps(self.shape))
 
     @property
     def shared(self) -> int:
@@ -122,7 +121,7 @@ class _Tile:
         ty, tx = _places(self.shape)
         lines = 2 * self.tall + 1 if self.pooled else self.stored_rows
         stage = self.side * (self.wide // 2 if self.pooled else self.wide) * self.shape.k
-        return 1024 + -(-(lines + ty - 1) * (self.wide + tx - 1) * self.ways * 16 // 128) * 128 + 2 * stage
+        return 1024 + -(-(lines + ty - 1) * (self.wide + tx - 1) * 16 // 128) * 128 + 2 * stage
 
     def fits(self) -> bool:
         """Whether so many blocks run on a multiprocessor: registers for sums, weights, maxima and addresses, and shared memory."""
@@ -169,20 +168,17 @@ def _places(s: ConvShape) -> tuple[int, int]:
     return (s.pad[0] % 2 + s.r + 1) // 2, (s.pad[1] % 2 + s.s + 1) // 2
 
 
-def places_of_steps(s: ConvShape, ways: int) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
-    """The two places (row, column) of each step of 32 bytes of K, as `multiply` of qstem.cu reads them."""
+def places_of_steps(s: ConvShape) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
+    """The two places (row, column) of each step of 32 bytes of K, as step_place and step_apart of qstem.cu have them."""
     ty, tx = _places(s)
     depth = ty + 64 // s.k - 1
-    if ways > 1:
-        columns = range(0, -(-tx // ways) * ways, 2)
-        return [((y, x), (y, x + 1) if x + 1 < tx else None) for y in range(depth) for x in columns]
     found: list[tuple[tuple[int, int], tuple[int, int] | None]] = [((y, x), (y, x + 1)) for y in range(depth) for x in range(0, tx - 1, 2)]
     if tx % 2:
         found += [((y, tx - 1), (y + 1, tx - 1) if y + 1 < depth else None) for y in range(0, depth, 2)]
     return found
 
 
-def fragments(weights: np.ndarray, s: ConvShape, ways: int) -> np.ndarray:
+def fragments(weights: np.ndarray, s: ConvShape) -> np.ndarray:
     """Filters [k, c, r, s] of i8 as registers of the tall operand: [step, thread, 16 bytes]."""
     k, c, (ty, tx) = s.k, s.c, _places(s)
     by_place = np.zeros((k, ty * 2, tx * 2, c), np.int8)
@@ -190,12 +186,12 @@ def fragments(weights: np.ndarray, s: ConvShape, ways: int) -> np.ndarray:
     by_place[:, top : top + s.r, left : left + s.s] = np.asarray(weights, np.int8).transpose(0, 2, 3, 1)
     place = np.zeros((k, ty, tx, 16), np.int8)  # two rows, two columns, channels
     place[..., : 4 * c] = by_place.reshape(k, ty, 2, tx, 2, c).transpose(0, 1, 3, 2, 4, 5).reshape(k, ty, tx, 4 * c)
-    steps = places_of_steps(s, ways)
+    steps = places_of_steps(s)
     tall = np.zeros((64, len(steps), 2, 16), np.int8)
     for side in range(64 // k):
         for i, pair in enumerate(steps):
             for half, at in enumerate(pair):
-                if at is not None and 0 <= at[0] - side < ty and at[1] < tx:
+                if at is not None and 0 <= at[0] - side < ty:
                     tall[side * k : (side + 1) * k, i, half] = place[:, at[0] - side, at[1]]
     return registers_of(tall.reshape(64, len(steps), 32))
 
@@ -204,9 +200,8 @@ def _tiles(layer: Layer, s: ConvShape) -> list[_Tile]:
     """What to time."""
     if _pooled(layer):
         wide = -(-s.q // 16) * 16
-        return [_Tile(s, True, wide, tall, blocks, ways) for tall in (2, 4, 7) for blocks in (2, 3, 4) for ways in (1, 2, 4)]
-    every = (1, 2, 4) if _places(s)[1] > 2 else (1, 2)
-    return [_Tile(s, False, w, tall, blocks, ways) for w in widths(s.q)[:2] for tall in (2, 4) for blocks in (3, 4) for ways in every]
+        return [_Tile(s, True, wide, tall, blocks) for tall in (1, 2, 4, 7) for blocks in (2, 3, 4)]
+    return [_Tile(s, False, w, tall, blocks) for w in widths(s.q) for tall in (2, 4) for blocks in (2, 3, 4)]
 
 
 def _constants(layer: Layer, found: Image, signature: Signature, tile: _Tile) -> dict[str, int]:
@@ -215,7 +210,7 @@ def _constants(layer: Layer, found: Image, signature: Signature, tile: _Tile) ->
     ty, tx = _places(s)
     kind = TYPES[parts.reads[parts.source_place()].dtype.name]
     return {
-        "C": s.c, "TY": ty, "TX": tx, "BN": tile.wide, "KC": s.k, "WAYS": tile.ways, "TALL": tile.tall,
+        "C": s.c, "TY": ty, "TX": tx, "BN": tile.wide, "KC": s.k, "TALL": tile.tall,
         "POOL": int(tile.pooled), "Q": s.q if tile.pooled else 0, "IN8": kind, "TO": TYPES[stores],
         "ACT": ACTIVATIONS[found.made.finish.activation[0]], "FOLD": int(folds(found.made, stores)), "BLOCKS": tile.blocks, "TALL_WEIGHTS": 1,
     }  # fmt: skip

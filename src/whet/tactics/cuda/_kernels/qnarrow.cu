@@ -3,7 +3,7 @@
 // odd columns lie apart, so that neighbouring results read neighbouring rows). Weights are the tall operand, see tall.cuh.
 // Pixels outside the image become the zero point before the products, so one bias does for all.
 // Constants: C (bytes of a pixel, 32 or 64), KC (channels out), R, S, STRIDE, PAD_H, PAD_W (in front), BN (results of a row of the tile), TALL
-// (passes of 64 / KC rows of results), DEEP (sums of two passes: the next is multiplied while one is ended), RESIDUAL (0 none, 3 i8, 4 u8), LATE (it is added behind the activation), IN8, TO, ACT, FOLD 1, BLOCKS,
+// (passes of 64 / KC rows of results), RESIDUAL (0 none, 3 i8, 4 u8), LATE (it is added behind the activation), IN8, TO, ACT, FOLD 1, BLOCKS,
 // TALL_WEIGHTS 1.
 #include "common.cuh"
 #include "vector.cuh"
@@ -62,7 +62,7 @@ DEV void fill_outside(const Args& a, const Tile& t, u32 patch) {
     }
 }
 
-// Begins the sums of row `line` of the tile (and of the next, where the tall operand holds two).
+// Sums of row `line` of the tile (and of the next, where the tall operand holds two).
 DEV void multiply(int (&acc)[BN / 2], const u32 (&weights)[STEPS][4], u32 patch, int line) {
     const u32 at = patch + line * STRIDE * COLUMNS * C;
     mma_begin();
@@ -73,6 +73,7 @@ DEV void multiply(int (&acc)[BN / 2], const u32 (&weights)[STEPS][4], u32 patch,
         wgmma_registers(acc, weights[s], operand<C>(at + place) + half * 2, s > 0);
     }
     mma_commit();
+    mma_wait<0>();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qnarrow(const __grid_constant__ Args a) {
@@ -103,9 +104,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qnarrow(const __gr
             fence_async();
             __syncthreads();
         }
-        int sums[1 + DEEP][BN / 2];
-        if (DEEP) multiply(sums[0], weights, patch, 0);
-#pragma unroll(DEEP ? TALL : 1)
         for (int j = 0; j < TALL; ++j) {
             u8* stage = stages + flip * STAGE;
 #if RESIDUAL
@@ -118,10 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qnarrow(const __gr
                     other[e] = *reinterpret_cast<const uint4*>(a.residual + (((long long)t.n * a.store_p + p) * a.store_q + q) * KC + i % PARTS * 16);
             }
 #endif
-            int(&acc)[BN / 2] = sums[DEEP ? j & 1 : 0];
-            if (!DEEP || j + 1 < TALL) multiply(sums[DEEP ? j + 1 & 1 : 0], weights, patch, (j + DEEP) * SIDE);
-            if (DEEP && j + 1 < TALL) mma_wait<1>();
-            else mma_wait<0>();
+            int acc[BN / 2];
+            multiply(acc, weights, patch, j * SIDE);
 #if RESIDUAL
 #pragma unroll
             for (int e = 0; e < RESIDUALS; ++e) {

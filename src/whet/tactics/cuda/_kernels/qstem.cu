@@ -1,14 +1,13 @@
 // A quantized first convolution of stride 2 from a float image, on integers, with the 3x3 max pooling of stride 2 behind it or without.
 // A block makes the integers of its piece of the image and puts two rows and two columns of all channels into 16 bytes of shared memory: a
-// place. The convolution then is one of stride 1 over TY x TX places, which windows read where they lie: with WAYS 1 eight places that follow
-// each other are eight rows of a K-major operand without a swizzle, whose halves of 16 bytes may lie anywhere; with WAYS 2 (4) a place is
-// stored as often, so that a row of 32 (64) bytes, swizzled, has a place and those behind it.
+// place. The convolution then is one of stride 1 over TY x TX places, and eight places that follow each other are eight rows of a K-major
+// operand without a swizzle, whose halves of 16 bytes may lie anywhere: windows overlap where they lie, nothing is copied for them.
 // Weights are the tall operand and stay in registers: a sum's row is a channel, its column a pixel, so a thread has two channels and pairs
 // of neighbouring pixels. Maxima are taken of the sums (scales are not negative and a clip never falls, so rounding may come behind), and
 // bytes turn to channels last as they go to shared memory.
 // Constants: C (channels, at most 4), TY, TX (places of a window), BN (results of a row of the tile, multiple of 16), KC (channels out, 32 or
 // 64; of 32 the tall operand holds two rows of results), TALL (rows of the tile: of maxima, or passes of 64 / KC rows of results), POOL, Q
-// (columns of the convolution, with POOL), WAYS, IN8, TO (3 i8, 4 u8), ACT, FOLD (as in conv.cu), BLOCKS, TALL_WEIGHTS 1.
+// (columns of the convolution, with POOL), IN8, TO (3 i8, 4 u8), ACT, FOLD (as in conv.cu), BLOCKS, TALL_WEIGHTS 1.
 #include "common.cuh"
 #include "vector.cuh"
 #include "wgmma"
@@ -17,9 +16,8 @@ constexpr int WIDE = POOL ? BN / 2 : BN;                            // pixels of
 #include "tall.cuh"
 
 constexpr int LINES = POOL ? 2 * TALL + 1 : TALL * SIDE;           // rows of results of a tile
-constexpr int ROWS = LINES + TY - 1, COLUMNS = BN + TX - 1, PLACES = ROWS * COLUMNS, ROW = WAYS * 16, PITCH = COLUMNS * ROW;
-constexpr int DEPTH = TY + SIDE - 1, PAIRS = TX / 2, BESIDE = (TX + WAYS - 1) / WAYS, HALVES = WAYS > 1 ? WAYS / 2 : 1;
-constexpr int STEPS = WAYS > 1 ? DEPTH * BESIDE * HALVES : DEPTH * PAIRS + TX % 2 * ((DEPTH + 1) / 2);
+constexpr int ROWS = LINES + TY - 1, COLUMNS = BN + TX - 1, PLACES = ROWS * COLUMNS, PITCH = COLUMNS * 16;
+constexpr int DEPTH = TY + SIDE - 1, PAIRS = TX / 2, STEPS = DEPTH * PAIRS + TX % 2 * ((DEPTH + 1) / 2);
 constexpr int EACH = 4;                                            // places of a thread whose pixels are on their way at once
 constexpr int LOWEST = -2147483647 - 1;
 static_assert(C <= 4 && (!POOL || (SIDE == 1 && Q <= BN)), "sizes");
@@ -39,7 +37,7 @@ struct Args {
     int in_zero;
 };
 
-// WAYS 1: the two places of K of a step: where the first lies, and how far behind it the second (a number times 0 where there is none).
+// The two places of K of a step: where the first lies, and how far behind it the second (a number times 0 where there is none).
 DEV constexpr int step_place(int s) { return s < DEPTH * PAIRS ? s / (PAIRS ? PAIRS : 1) * COLUMNS + s % (PAIRS ? PAIRS : 1) * 2 : (s - DEPTH * PAIRS) * 2 * COLUMNS + TX - 1; }
 DEV constexpr int step_apart(int s) { return s < DEPTH * PAIRS ? 1 : (s - DEPTH * PAIRS) * 2 + 1 < DEPTH ? COLUMNS : 0; }
 
@@ -91,12 +89,9 @@ DEV void fill(const Args& a, u32 patch, int n, int y, int x) {
             u32 word[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) word[i] = word_of(byte[4 * i], byte[4 * i + 1], byte[4 * i + 2], byte[4 * i + 3]);
-#pragma unroll
-            for (int j = 0; j < WAYS; ++j) {  // the j-th of the row that begins j places before; the first rows have nothing in front
-                const int i = first + e * THREADS, row = i - j, slot = WAYS == 4 ? j ^ (row >> 1 & 3) : WAYS == 2 ? j ^ (row >> 2 & 1) : 0;
-                if (i < PLACES && row >= 0)
-                    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(patch + row * ROW + slot * 16), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]) : "memory");
-            }
+            const int i = first + e * THREADS;
+            if (i < PLACES)
+                asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(patch + i * 16), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]) : "memory");
         }
     }
 }
@@ -106,10 +101,7 @@ DEV void multiply(int (&acc)[BN / 2], const u32 (&weights)[STEPS][4], u32 patch,
     const u32 at = patch + line * PITCH;
     mma_begin();
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-        if (WAYS == 1) wgmma_registers(acc, weights[s], plain_operand(at + step_place(s) * 16, step_apart(s)), s > 0);
-        else wgmma_registers(acc, weights[s], operand<ROW>(at + (s / HALVES / BESIDE * COLUMNS + s / HALVES % BESIDE * WAYS) * ROW) + s % HALVES * 2, s > 0);
-    }
+    for (int s = 0; s < STEPS; ++s) wgmma_registers(acc, weights[s], plain_operand(at + step_place(s) * 16, step_apart(s)), s > 0);
     mma_commit();
     mma_wait<0>();
 }
@@ -117,7 +109,7 @@ DEV void multiply(int (&acc)[BN / 2], const u32 (&weights)[STEPS][4], u32 patch,
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qstem(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
     const u32 base = shared_address(raw), patch = (base + 1023) & ~1023u;
-    u8* stages = raw + (patch - base) + (PLACES * ROW + 127) / 128 * 128;
+    u8* stages = raw + (patch - base) + (PLACES * 16 + 127) / 128 * 128;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, quad = lane % 4;
     let_next_start();
     u32 weights[STEPS][4];
