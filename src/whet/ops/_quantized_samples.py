@@ -103,6 +103,7 @@ _CHANNELS = _rng.uniform(0.5, 2, 32).astype(np.float32) * _FAN
 _BIAS = _rng.standard_normal(32).astype(np.float32)
 _DEPTHWISE = _rng.integers(-127, 128, (32, 1, 3, 3)).astype(np.int8)
 _FIRST = _rng.integers(-127, 128, (16, 3, 7, 7)).astype(np.int8)
+_NARROW = _rng.integers(-127, 128, (32, 32, 3, 3)).astype(np.int8)
 _MATRIX = _rng.integers(-127, 128, (64, 24)).astype(np.int8)
 _ONES = np.eye(16, dtype=np.int8).reshape(16, 16, 1, 1)
 
@@ -126,6 +127,7 @@ SAMPLES = [
         _conv(True, pads=(1,) * 4),
         (0.05, 0, "u8"),
     ),
+    quantized("Conv", [("full u8[1,32,20,24]", 0.02, 40, 1), (_NARROW, _CHANNELS, None, 0), _BIAS], _conv(True, pads=(1,) * 4), (0.05, 3, "u8")),
     # the largest sums that u8 by i8 can have: pairs of them leave 16 bits
     quantized(
         "Conv", [("extreme u8[1,16,8,8]", 0.01, 0, 1), (_EXTREME, _FAN, None, 0), _BIAS], _conv(pads=(1,) * 4), (0.3, 0, "i8")

@@ -10,6 +10,7 @@ from whet.ops._joined_samples import SAMPLES as JOINED
 from whet.ops._moves_samples import SAMPLES as MOVES
 from whet.ops._pool_chain_samples import SAMPLES as POOLS
 from whet.ops._quantized_samples import SAMPLES as QUANTIZED
+from whet.ops._quantized_sum_samples import SAMPLES as QUANTIZED_SUMS
 from whet.ops._squeeze_samples import SAMPLES as GATES
 from whet.ops._upright_samples import SAMPLES as UPRIGHT
 
@@ -49,6 +50,7 @@ op(
         *POOLS,
         *GATES,
         *QUANTIZED,
+        *QUANTIZED_SUMS,
         *UPRIGHT,
     ],
 )
