@@ -119,7 +119,7 @@ def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_pat
     build(parse_network(NET), CONFIG)  # a network of a second is not replayed hundreds of times
 
 
-HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "Heads", "PoolGemm", "ProductConv", "SqueezeExcite")
+HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm", "ProductConv", "SqueezeExcite")
 PLAIN = [(i, s) for i, s in enumerate(OPS["Fused"].samples) if all(isinstance(x, str) for x in s.inputs)]  # none is quantized
 INTEGERS = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ConvProduct" and (i, s) not in PLAIN]
 SAMPLES = [i for i, s in PLAIN if s.attrs["hint"] in HINTS] + INTEGERS

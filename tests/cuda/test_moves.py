@@ -4,7 +4,6 @@ import ctypes
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,7 +98,7 @@ def test_a_detector_decodes_its_boxes_in_one_launch(stored, standin_gpu):
     net = network_from_onnx(half(model) if stored == "f16" else model)
     shape = {t.name: tuple(d if isinstance(d, int) else 2 for d in t.shape) for t in net.inputs}
     config = BuildConfig(backend="cuda", precisions=("fp16",), profiles=((shape, shape, shape),), timing_cache="", verify=False, avg_timing=1)
-    plan = build(net, replace(config, passes=("-fuse_heads",)))
+    plan = build(net, config)
     (last,) = [x for x in plan.network.layers if x.hint == "Moves"]
     assert last is plan.network.layers[-1]
     assert static_shape(last.outputs[0].shape[1:]) == (25200, 85)
@@ -134,8 +133,8 @@ def test_channels_that_are_filled_change_nothing(integers):
         made = prepared(net, BuildConfig())
         net = quantize(made, Ranges({t.name: Range(0.0, 3.0) for t in find_places(made).roots}))
     x = {"x": np.random.default_rng(3).standard_normal((2, 16, 6, 5)).astype(np.float32)}
-    plain, _ = lower(net, switches=["-pad_moved_channels", "-fuse_heads"], refuses=lambda layer: None)
-    wide, log = lower(net, switches=["-fuse_heads"], refuses=lambda layer: None)
+    plain, _ = lower(net, switches=["-pad_moved_channels"], refuses=lambda layer: None)
+    wide, log = lower(net, refuses=lambda layer: None)
     assert log.counts()["pad_moved_channels"] == 1
     conv = next(t.maker for x in wide.layers if x.hint == "Moves" for t in x.inputs if t.maker is not None)
     assert conv.outputs[0].shape[1] == 32

@@ -112,6 +112,10 @@ def random_quantized(seed):
             t = net.add("Conv", t, weights(net, rng, c, c, 3, 3), pads=(1,) * 4)
             if seed % 4 == 1:
                 t = fakes[1](net.add("Conv", fakes[0](t), weights(net, rng, c, c, 1, 1)))
+            elif seed % 4 == 3:  # the end of a block with a projection
+                read = fakes[0](t)
+                first, last = (net.add("Conv", read, weights(net, rng, c, c, 1, 1)) for _ in range(2))
+                t = fakes[0](net.add("Relu", net.add("Add", fakes[1](first), last)))
         elif kind == 4:
             t = net.add("Relu", t)
         elif kind == 5:

@@ -6,11 +6,11 @@ from whet.inspector.facts import LayerFacts
 from whet.network import DTYPES, Tensor, TensorType, evaluate
 from whet.ops._cost import operations
 
-_HINTS = ("ConvProduct", "DepthwiseProduct", "Heads", "ProductConv")  # made around layers that compute; a Concat that is read in place costs nothing
+_HINTS = ("ConvProduct", "DepthwiseProduct", "ProductConv")  # made around layers that compute; a Concat that is read in place costs nothing
 
 
 def apart(facts: LayerFacts) -> list[tuple[int, int]]:
-    """(operations, bytes) of a layer, or of each layer in its body where it was made around several that compute: convolutions in a row, a head.
+    """(operations, bytes) of a layer, or of each layer in its body where it was made around several that compute: convolutions in a row.
 
     What lies between them counts as written and read in the layer's own storage type.
     """

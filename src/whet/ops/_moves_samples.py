@@ -39,29 +39,6 @@ def head(images: int, anchors: int, classes: int, *sides: tuple[int, int]) -> Sa
     return Sample(inputs, {"hint": "Moves"}, regions)
 
 
-def heads(images: int, anchors: int, classes: int, *levels: tuple[int, int, int]) -> Sample:
-    """The same behind 1x1 convolutions (input channels, height, width) with biases."""
-    plain = head(images, anchors, classes, *(x[1:] for x in levels))
-    k = anchors * (5 + classes)
-    own: list[Any] = []
-    for c, h, w in levels:
-        own += [f"f32[{images},{c},{h},{w}]", f"const f32[{k},{c},1,1]", f"const f32[{k}]"]
-    rest = [t for t in plain.inputs if not isinstance(t, str)]
-
-    def regions() -> dict[str, Network]:
-        body, inner = Network("body", "lowered"), plain.regions()["body"]  # type: ignore[misc]
-        kinds = [t.split()[-1] if isinstance(t, str) else f"f32{list(t.shape)}".replace(" ", "") for t in (*own, *rest)]
-        given = [body.add_input(f"i{i}", parse_type(t)) for i, t in enumerate(kinds)]
-        made = [body.add("Conv", *given[3 * i : 3 * i + 3]) for i in range(len(levels))]
-        numbers = iter(given[3 * len(levels) :])
-        images_of = iter(made)
-        fed = [next(images_of) if t.type.rank == 4 else next(numbers) for t in inner.inputs]
-        body.mark_output(body.add("Fused", *fed, hint="Moves", regions={"body": inner}))
-        return {"body": body}
-
-    return Sample([*own, *rest], {"hint": "Heads"}, regions)
-
-
 def shuffle(images: int, groups: int, each: int, h: int, w: int) -> Sample:
     """Two halves joined, scaled by channel, and their channels dealt out in turns."""
     c = groups * each
@@ -83,8 +60,6 @@ SAMPLES = [
     head(2, 3, 2, (4, 6), (2, 3)),
     head(1, 2, 80, (20, 20), (10, 10), (5, 5)),
     head(3, 1, 1, (7, 5)),
-    heads(2, 3, 2, (64, 4, 6), (40, 2, 4)),
-    heads(2, 3, 80, (32, 12, 14), (160, 6, 8), (320, 4, 4)),
     shuffle(2, 2, 8, 5, 3),
     shuffle(1, 3, 4, 1, 9),
     shuffle(1, 2, 4, 2, 150),

@@ -47,7 +47,6 @@ _PIECES = {
     "ConvProduct": "no tactic here computes a convolution and the product behind it at once",
     "ConvSum": "no tactic here computes two convolutions and their sum at once",
     "DepthwiseProduct": "no tactic here computes a depthwise convolution and the product behind it at once",
-    "Heads": "no tactic here computes a detector's last convolutions and what makes boxes of them at once",
     "ImageConv": "no tactic here makes an image's integers and computes a convolution of them at once",
     "JoinedConv": "no tactic here convolves two images' joined channels where they lie",
     "Moves": "no tactic here moves numbers and computes with them on the way",

@@ -6,7 +6,6 @@ the element's own place. Where parts are joined the tree has a choice; what all 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from math import prod
 
@@ -45,33 +44,10 @@ class Moves:
         self._nodes: dict[tuple[Tensor, tuple[Index, ...]], Node] = {}
         shape = static_shape(layer.outputs[0].shape)
         self.row = static_shape(stored_shape(out, shape))[-1] if rows else 0
-        self._root = self._node(self.body.outputs[0], _stored_place(shape, out, rows))
-        self.text = _Writer(rows).all(self._root, {})
+        root = self._node(self.body.outputs[0], _stored_place(shape, out, rows))
+        self.text = _Writer(rows).all(root, {})
         if len(self.text) > _LONGEST:
             raise Refused(f"{len(self.text)} characters of code for an element")
-
-    def level(self, which: int, first: int, anchors: int, pixels: int, channels: int) -> str | None:
-        """With `rows`, for results [images, rows, numbers]: the code of the rows that source `which` makes, each an anchor of one of its pixels.
-
-        None unless every number of row `first + anchor * pixels + pixel` of an image is computed of that number of that anchor alone, of an
-        image stored channels last (anchor, number), `channels` in all.
-        """
-        images, all_rows, span = static_shape(self.layer.outputs[0].shape)
-        rows = (np.array([[0], [images - 1]]) * all_rows + np.arange(first, first + anchors * pixels)).reshape(-1)
-        node = self._root
-        if node[0] == "choice" and "column" not in node[1]:
-            place, starts = _evaluated(node[1], rows, 0), (0, *node[2])
-            found = [p for p, low, high in zip(node[3], starts, node[2], strict=False) if place.min() >= low and place.max() < high]
-            if len(found) != 1:
-                return None
-            (node,) = found
-        local = rows % all_rows - first
-        begin = (rows // all_rows * pixels + local % pixels) * channels + local // pixels * span
-        for source in _sources(node):
-            ends = all(np.array_equal(_evaluated(source[2], rows, c), begin + c) for c in (0, span - 1))
-            if source[1] != which or not ends or any(_evaluated(source[2], rows[:1], c) != begin[0] + c for c in range(span)):
-                return None
-        return _Writer(True).all(node, {})
 
     @property
     def numbers(self) -> np.ndarray:
@@ -332,19 +308,6 @@ def _inside(node: Node) -> set[Node]:
     if node[0] == "choice":
         return {node} | set.intersection(*(_inside(p) for p in node[3]))
     return {node}.union(*(_inside(p) for p in node[2:])) if node[0] == "step" else {node}
-
-
-def _sources(node: Node) -> set[Node]:
-    """All loads of sources below a node, whatever its choices are."""
-    if node[0] == "source":
-        return {node}
-    return set().union(*map(_sources, node[3] if node[0] == "choice" else node[2:] if node[0] == "step" else ()))
-
-
-def _evaluated(text: str, row: np.ndarray, column: int) -> np.ndarray:
-    """The value of a place's text for these rows: sums, products, quotients and remainders as _cut and _place write them."""
-    python = re.sub(r"\b(\d+)u\b", r"\1", text).replace("/", "//")
-    return np.broadcast_to(eval(python, {"__builtins__": {}}, {"row": row, "column": column}), row.shape)
 
 
 def _height(node: Node) -> int:

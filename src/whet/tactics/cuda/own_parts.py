@@ -15,7 +15,7 @@ from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._kernel import HALF, RTOL, GpuKernel, all_static, float_types, launch, same
 from whet.tactics.cuda.own_reformat import FIELDS, moving
 
-_HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "Heads", "PoolGemm", "ProductConv", "QuantizedSum", "SqueezeExcite")
+_HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm", "ProductConv", "QuantizedSum", "SqueezeExcite")
 _INTEGERS = (I8, U8)
 _ALIGNMENT = 256
 _Place = tuple[str, int]  # "input", "output" or "scratch", and which or where
