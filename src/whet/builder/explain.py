@@ -50,7 +50,7 @@ def _why_not_chosen(o: Option, mine: Option) -> str:
         return "listed after the chosen one, and nothing was timed"
     cold = "" if not o.cold_ms or not mine.cold_ms else f", {(o.cold_ms / mine.cold_ms - 1) * 100:+.0f} % with cold weights"
     if o.ms - mine.ms > max(o.spread_ms, mine.spread_ms):
-        return f"{(o.ms / mine.ms - 1) * 100:.0f} % slower{cold}"
+        return f"{(o.ms / mine.ms - 1) * 100:.0f} % slower{cold}" if mine.ms else f"{(o.ms - mine.ms) * 1e3:.3g} us slower{cold}"
     if o.signature != mine.signature:
         return f"as fast or faster alone{cold}, but its formats would cost reformats around it"
     return f"not told from the chosen one by time{cold}"
