@@ -34,8 +34,8 @@ _ALIGNMENT = 256
 
 def finalists(layer: Layer, options: Sequence[Option]) -> list[Option]:
     """The fastest options of a layer in a warm cache, those that read weights; in order of rank."""
-    timed = sorted((o for o in options if o.ms is not None and weight_bytes(layer, o)), key=lambda o: (o.ms, o.rank))
-    return sorted((o for o in timed[:MOST] if o.ms <= NEAR * timed[0].ms), key=lambda o: o.rank)  # type: ignore[operator]
+    timed = sorted((o.ms, o.rank, o) for o in options if o.ms is not None and weight_bytes(layer, o))[:MOST]
+    return [o for _, o in sorted((rank, o) for ms, rank, o in timed if ms <= NEAR * timed[0][0])]
 
 
 def weight_bytes(layer: Layer, o: Option) -> int:

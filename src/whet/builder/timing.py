@@ -161,8 +161,8 @@ class Timer:
             return
         known = [self.cache.get(self.key(o, text, cold=True)) for o in near]
         if None not in known:
-            for o, timed in zip(near, known, strict=True):
-                o.cold_ms, o.cold_spread_ms = timed.ms, timed.spread_ms  # type: ignore[union-attr]
+            for o, timed in zip(near, filter(None, known), strict=True):
+                o.cold_ms, o.cold_spread_ms = timed.ms, timed.spread_ms
         elif self.error_on_miss:
             raise _missed(layer, near[known.index(None)])
         else:

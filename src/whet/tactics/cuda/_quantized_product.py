@@ -79,18 +79,24 @@ class Both8:
     residual: int | None
 
 
-def both_of(layer: Layer) -> Both8 | str:
-    """The layer taken apart, or why the kernel is not for it."""
+def halves_of(layer: Layer) -> tuple[Half, Half] | str:
+    """Both convolutions of the layer's body, the second of which makes its result, or why it has no such two."""
     body = layer.regions["body"]
     if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]] or any(x.op != "Fused" for x in body.layers):
         return "the body is no pair of quantized convolutions"
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    fed = {t: i for i, t in enumerate(layer.inputs)}
-    first, product = (half_of(seen(x, outer)) for x in body.layers)
+    first, second = (half_of(seen(x, outer)) for x in body.layers)
     if isinstance(first, str):
         return first
-    if isinstance(product, str):
-        return product
+    return second if isinstance(second, str) else (first, second)
+
+
+def both_of(layer: Layer) -> Both8 | str:
+    """The layer taken apart, or why the kernel is not for it."""
+    halves = halves_of(layer)
+    if isinstance(halves, str):
+        return halves
+    (first, product), body, fed = halves, layer.regions["body"], {t: i for i, t in enumerate(layer.inputs)}
     if product.reads is not body.layers[0].outputs[0] or first.reads not in fed:
         return "the second convolution does not read the first alone"
     if product.added is not None and product.added not in fed:

@@ -6,32 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from whet.network import Layer
-from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
-from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, ending, machine_has
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics.cuda._kernel import GpuKernel, ahead, ending, machine_has
 from whet.tactics.cuda._narrow import NarrowTile, narrow_filters, narrow_launch, narrow_reason, narrow_tiles
-from whet.tactics.cuda.own_conv import conv_reason, conv_shape, conv_signatures, packed_bias
+from whet.tactics.cuda.own_conv import OwnConv, conv_shape, packed_bias
 
 
 @tactic
-class OwnNarrowConv(Tactic):
+class OwnNarrowConv(OwnConv):
     """Group 1, filters of several taps, strides up to 2, no dilation; output channels in eights."""
-
-    ops = ("Conv",)
-
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        head = anchor(layer)
-        if head.attrs["group"] != 1:
-            return "the kernel has no groups"
-        return conv_reason(layer, head)
-
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        if self.why_not(layer) or not all_static(layer):
-            return []
-        return conv_signatures(layer, "nhwc")
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         if not machine_has(machine, "wgmma"):

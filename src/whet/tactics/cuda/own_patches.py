@@ -8,34 +8,20 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer
-from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import constants_of, epilogue, source_place
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
-from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, blocks_of, ending, launch, machine_has, packed_array
-from whet.tactics.cuda.own_conv import as_config, conv_reason, conv_shape, conv_signatures, from_config, packed_bias
+from whet.tactics.cuda._kernel import GpuKernel, ahead, blocks_of, ending, launch, machine_has, packed_array
+from whet.tactics.cuda.own_conv import OwnConv, as_config, conv_shape, from_config, packed_bias
 
 MAX_CONFIGS = 12
 _MOST_BYTES = 256 << 20  # of windows laid out
 
 
 @tactic
-class OwnPatches(Tactic):
+class OwnPatches(OwnConv):
     """What no other tensor-core kernel takes: windows above 7 x 7 over channels that are no multiple of eight."""
-
-    ops = ("Conv",)
-
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        head = anchor(layer)
-        return "the kernel has no groups" if head.attrs["group"] != 1 else conv_reason(layer, head)
-
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        if self.why_not(layer) or not all_static(layer):
-            return []
-        return conv_signatures(layer, "nhwc")
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         if not machine_has(machine, "wgmma"):

@@ -10,12 +10,11 @@ import numpy as np
 
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import Between, Eight, Second, Steps, View, bias_count, conv_launch, conv_source, pack_weights8, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, estimate_us, large_batch_configs, step_channels, varied
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, machine_has, packed_array, same
 from whet.tactics.cuda._quantized import has_border, weight_bytes
-from whet.tactics.cuda._quantized_product import Half, half_of
+from whet.tactics.cuda._quantized_product import Half, halves_of
 from whet.tactics.cuda.own_conv import as_config, from_config
 
 MAX_CONFIGS = 24
@@ -133,16 +132,10 @@ def _able(tile: ConvConfig) -> bool:
 
 def _sum_of(layer: Layer) -> _Sum | str:
     """The layer taken apart, or why the kernel is not for it."""
-    body = layer.regions["body"]
-    if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]] or any(x.op != "Fused" for x in body.layers):
-        return "the body is no pair of quantized convolutions"
-    outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    fed = {t: i for i, t in enumerate(layer.inputs)}
-    first, last = (half_of(seen(x, outer)) for x in body.layers)
-    if isinstance(first, str):
-        return first
-    if isinstance(last, str):
-        return last
+    halves = halves_of(layer)
+    if isinstance(halves, str):
+        return halves
+    (first, last), body, fed = halves, layer.regions["body"], {t: i for i, t in enumerate(layer.inputs)}
     if last.added is not body.layers[0].outputs[0] or first.added is not None or first.reads not in fed or last.reads not in fed:
         return "the second convolution does not add the first, or reads it"
     if first.made.finish.activation[0] != "clip" or has_border(first.parts, first.shape):
