@@ -22,6 +22,7 @@ from whet.builder.profiles import resolve_profiles
 from whet.builder.progress import Noting, Progress
 from whet.builder.search import Search
 from whet.builder.sources import tactics_for
+from whet.builder.sparse import with_sparsity
 from whet.builder.threads import fastest, thread_counts
 from whet.builder.verification import ban, ban_failures, ban_nearest, verification_inputs, verify_engine
 from whet.builder.whole import BrokenKernel, best_engine
@@ -77,6 +78,9 @@ def _built(
         tell.note(caution)
     permissions = Permissions.of(config)
     tactics = tactics_for(machine.name, config.tactic_sources)
+    net, said = with_sparsity(net, config)
+    for n in said:
+        tell.note(n)
     if lock is not None:
         check_lock(lock, net, config, machine)
     tell.stage("passes", 1)

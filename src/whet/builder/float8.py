@@ -24,6 +24,7 @@ from whet.builder.payoff import in_turns, known_as, slow_layers, standing
 from whet.builder.precision import demanded_floats, has_float8
 from whet.builder.progress import Progress
 from whet.builder.relock import locked_again, note_found, recipe
+from whet.builder.sparse import with_sparsity
 from whet.builder.within import SAMPLES, Judge
 from whet.engine.plan import EnginePlan
 from whet.errors import BuildError, LockError
@@ -134,8 +135,21 @@ def build_float8(
     Raises CalibrationError, BuildError under `strict` where FP8 cannot be used, and what `build` raises. The plan's report says under
     "precision_choice" what was timed, under "fp8" which layers stay out and why.
     """
-    if config.lock:
-        return _locked(net, config, progress, inputs)
+    net, said = with_sparsity(net, config)
+    plan = _locked(net, config, progress, inputs) if config.lock else _built_float8(net, config, calibration, budget, other, progress, inputs)
+    plan.report["notes"] = [*said, *plan.report.get("notes", [])]
+    return plan
+
+
+def _built_float8(
+    net: Network,
+    config: BuildConfig,
+    calibration: Calibration,
+    budget: Budget | None,
+    other: EnginePlan | None,
+    progress: Progress | None,
+    inputs: Mapping[str, np.ndarray] | None,
+) -> EnginePlan:
     notes: list[str] = []
     info: list[str] = []
     plain = dataclasses.replace(config, precisions=tuple(p for p in config.precisions if p not in ("fp8", "int8")))

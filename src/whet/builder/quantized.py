@@ -31,6 +31,7 @@ from whet.builder.payoff import in_turns, slow_layers
 from whet.builder.precision import demanded_floats, demanded_integers
 from whet.builder.progress import Noting, Progress
 from whet.builder.relock import locked_again, note_found, read_recipe
+from whet.builder.sparse import with_sparsity
 from whet.builder.verified import kept_verified
 from whet.builder.within import SAMPLES, Fit, Judge, report_of
 from whet.engine.plan import EnginePlan
@@ -59,6 +60,8 @@ def build_int8(
     Raises CalibrationError, BuildError for a layer that --layerPrecisions demands in INT8 under obey and that cannot be, and what `build`
     raises. The plan's report says under "precision_choice" what was timed, under "accuracy" which layers the budget keeps out of INT8.
     """
+    net, said = with_sparsity(net, config)
+
     def source(plan: EnginePlan) -> Network:
         if "quantized" not in plan.report:
             return net
@@ -68,6 +71,7 @@ def build_int8(
     began, tell = perf_counter(), Noting(progress)
     with _times_shared(config) as sharing:
         plan = kept_verified(lambda c: _built_int8(net, c, calibration, budget, tell, inputs), source, sharing, tell, inputs)
+    plan.report["notes"] = [*said, *plan.report["notes"]]
     plan.report["build_seconds"], plan.report["phase_seconds"] = perf_counter() - began, tell.seconds()  # of all the engines
     return note_found(plan, config)
 

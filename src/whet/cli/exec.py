@@ -127,8 +127,8 @@ def _build(o: Options, log: Log):
         log.info("The model can be built for fixed shapes only: those of --shapes.")
     log.info(f"Read {o.get('onnx')}: {len(net.layers)} layers, {len(net.constants)} weights in {time.perf_counter() - start:.2f} s")
     check_against(o, {t.name: t.shape for t in net.inputs})
-    net = _sparsity(o, log, net)
     config = build_config(o, log, net)
+    net = _sparsity(log, net, config)
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
         plan = build_from(o, net, config, progress)
     for note in plan.report.get("notes", []):
@@ -192,23 +192,16 @@ def _copies_to_host(log: Log, plan) -> None:
         log.warn(f"{layer.op} '{layer.name}' runs on the host, no kernel here computes it: {moved / 2**20:.3f} MiB are copied there and back.")
 
 
-def _sparsity(o: Options, log: Log, net):
+def _sparsity(log: Log, net, config):
+    """The network with the weights that --sparsity asks for, before anything is calibrated on it; a word about zeros that no kernel skips."""
+    from whet.builder.sparse import with_sparsity
     from whet.sparsity.report import said_of_zeros
 
-    mode = o.get("sparsity", "disable")
-    if mode != "force":
-        if (said := said_of_zeros(net)) is not None:
-            log.warn(said)
-        return net
-    from whet.sparsity import force_two_four
-
-    net, done, left = force_two_four(net)
-    log.warn(
-        f"--sparsity=force wrote 2:4 weights into {len(done)} layers (the two largest of every four along the reduction axis stay); "
-        "the accuracy is not to be trusted before fine-tuning."
-    )
-    if left:
-        log.info(f"(Sparsity) {len(left)} weighted layers cannot be 2:4: " + "; ".join(f"{n}: {why}" for n, why in list(left.items())[:4]))
+    net, notes = with_sparsity(net, config)
+    if config.sparsity != "force" and (said := said_of_zeros(net)) is not None:
+        notes.append(said)
+    for note in notes:
+        log.warn(note)
     return net
 
 

@@ -76,7 +76,7 @@ def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
 
 
 def force_two_four(net: Network) -> tuple[Network, list[str], dict[str, str]]:
-    """A copy of `net` with 2:4 weights wherever the shape allows it; names of the layers changed, and reasons for the others.
+    """A copy of `net` with 2:4 weights wherever the shape allows it; names of the layers changed, and reasons for those that cannot be.
 
     trtexec's `--sparsity=force` keeps the first two of every four; this keeps the two of largest magnitude. Either way the
     accuracy is not to be trusted before fine-tuning.
@@ -91,6 +91,8 @@ def force_two_four(net: Network) -> tuple[Network, list[str], dict[str, str]]:
         w, axis = found
         if w.shape[axis] % 4:
             left[layer.name] = f"its reduction axis has {w.shape[axis]} elements, no multiple of 4"
+            continue
+        if found not in renewed and is_two_four(w.array(), axis):
             continue
         if found not in renewed:
             array = two_four(w.array(), axis)

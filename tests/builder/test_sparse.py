@@ -1,0 +1,97 @@
+"""BuildConfig.sparsity from Python: "force" writes 2:4 weights, whichever way the engine is built; the others leave weights alone."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from whet.builder import BuildConfig, Calibration, build, build_float8, build_int8, save_lock
+from whet.builder.sparse import with_sparsity
+from whet.errors import LockError
+from whet.network import parse_network
+from whet.ops import run_network
+from whet.runtime import Runtime
+from whet.sparsity import eligible_layers, force_two_four
+
+TEXT = """network n source
+in %x: f32[2,8,6,6]
+const %w: f32[8,8,3,3] = seed(3)
+const %narrow: f32[4,8,1,1] = seed(4)
+%a = Conv(%x, %w, pads=(1, 1, 1, 1))
+%r = Relu(%a)
+%b = Conv(%r, %narrow)
+out %b
+"""
+ONE_CANNOT = """network n source
+in %x: f32[1,6,4,4]
+const %w: f32[4,6,1,1] = seed(1)
+const %v: f32[4,4,1,1] = seed(2)
+%a = Conv(%x, %w)
+%b = Conv(%a, %v)
+out %b
+"""
+FORCE = BuildConfig(sparsity="force", optimization_level=0, timing_cache="")
+
+
+@pytest.fixture
+def net():
+    return parse_network(TEXT)
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
+
+
+def told(plan):
+    return [n for n in plan.report["notes"] if "2:4" in n]
+
+
+def test_force_writes_the_weights_that_the_engine_computes_with(net, x):
+    plan = build(net, FORCE)
+    assert len(eligible_layers(plan.network)[0]) == 2
+    got = Runtime().load(plan).create_context().run({"x": x})["b"]
+    wanted = run_network(force_two_four(net)[0], {"x": x})["b"]
+    assert np.abs(got - wanted).max() < 1e-4 * np.abs(wanted).max()
+    assert not np.allclose(got, run_network(net, {"x": x})["b"], rtol=0.05)
+    (note,) = told(plan)
+    assert "2 layers" in note
+    assert eligible_layers(net)[0] == []  # the caller's network stays
+
+
+@pytest.mark.parametrize("mode", ["disable", "enable"])
+def test_the_others_leave_weights_as_they_are(net, mode):
+    config = dataclasses.replace(FORCE, sparsity=mode)
+    assert with_sparsity(net, config) == (net, [])
+    assert told(build(net, config)) == []
+
+
+def test_a_second_time_changes_nothing(net):
+    once, said = with_sparsity(net, FORCE)
+    assert said
+    assert with_sparsity(once, FORCE) == (once, [])
+
+
+@pytest.mark.parametrize("way", [build_int8, build_float8])
+def test_calibrated_engines_have_them_too(net, x, way):
+    kind = "int8" if way is build_int8 else "fp8"
+    config = dataclasses.replace(FORCE, backend="null", precisions=(kind,))
+    plan = way(net, config, Calibration(samples=lambda: [{"x": x}]))
+    assert len(told(plan)) == 1
+    assert len(eligible_layers(plan.network)[0]) == 2
+
+
+def test_layers_that_cannot_be_are_named():
+    net = parse_network(ONE_CANNOT)
+    _, (said,) = with_sparsity(net, FORCE)
+    assert "into 1 layers" in said
+    assert "a: its reduction axis has 6 elements" in said
+
+
+def test_a_lock_keeps_it(net, tmp_path):
+    plan = build(net, FORCE)
+    save_lock(plan, tmp_path / "lock.json")
+    locked = dataclasses.replace(FORCE, lock=str(tmp_path / "lock.json"))
+    assert build(net, locked).model_digest == plan.model_digest
+    with pytest.raises(LockError, match="sparsity"):
+        build(net, dataclasses.replace(locked, sparsity="disable"))
