@@ -52,6 +52,13 @@ class Signature:
     outputs: tuple[Operand, ...]
     inplace: tuple[tuple[int, int], ...] = ()
 
+    def needs(self, i: int) -> Operand:
+        """How input `i` is stored, which is neither absent nor packed by the tactic. Raises BuildError when it is."""
+        o = self.inputs[i]
+        if o is None:
+            raise BuildError(f"input {i} of {self} is not stored: it is absent, or packed by the tactic itself")
+        return o
+
     def __str__(self) -> str:
         ins = ",".join("-" if o is None else str(o) for o in self.inputs)
         return f"({ins})->({','.join(map(str, self.outputs))})" + "".join(f" in-place {i}->{o}" for i, o in self.inplace)

@@ -50,8 +50,7 @@ def unquantized(layer: Layer) -> Unquantized | str:
         if x.op == "QuantizeLinear":
             if x is not body.layers[-1]:
                 return "an integer is stored before the end"
-            source = x.inputs[0]
-            assert source is not None
+            source = x.needs(0)
             last, seen[x.output] = x, seen[source]
         elif x.op == "DequantizeLinear":
             i = place.get(x.inputs[0])
@@ -152,6 +151,5 @@ def places(layer: Layer) -> tuple[int, int, int | None]:
 def constants_of(layer: Layer) -> tuple[Tensor, Tensor | None]:
     """The tensors that the anchor reads as weights and as bias, as the layer has them."""
     _, w, b = places(layer)
-    weights = layer.inputs[w]
-    assert weights is not None
+    weights = layer.needs(w)
     return weights, None if b is None else layer.inputs[b]

@@ -138,8 +138,7 @@ def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Sha
 def _slopes(made: Chain, post: Post, layer: Layer, out: tuple[int, ...], shaper: Shaper | None) -> str | None:
     """Appends a PRelu with constant slopes, one or one a channel. Returns why not."""
     assert post.other is not None
-    slope = layer.inputs[post.other]
-    assert slope is not None
+    slope = layer.needs(post.other)
     if not slope.is_constant:
         return "PRelu's slopes are computed at run time"
     shape = static_shape(slope.shape)

@@ -60,7 +60,7 @@ def address(ir: str, name: str) -> int:
 
 def _opaque(ir: str) -> str:
     """The same text with LLVM 17's pointer type."""
-    return re.sub(r"(<\d+ x (i\d+|float)>|i32 \(\)|i\d+|float)\*", "ptr", ir)
+    return re.sub(r"(<\d+ x (i\d+|float)>|i32 \(\)|i\d+|float)\*", "ptr", re.sub(r"\.p0v\d+f32\b", ".p0", ir))
 
 
 def opening(name: str, words: Sequence[str], whole: str) -> str:

@@ -120,9 +120,7 @@ def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | No
     """+ (z - zero) * scale: a sum in place, or the running value scaled to z's steps and back."""
     i, made = post.other, Chain()
     assert i is not None
-    z, t, stored = parts.reads[i], parts.view.inputs[i], signature.inputs[i]
-    assert t is not None
-    assert stored is not None
+    z, t, stored = parts.reads[i], parts.view.needs(i), signature.needs(i)
     if post.op != "Add":
         return f"{post.op} with an integer operand: only Add takes one"
     if (i, 0) in signature.inplace:
@@ -170,7 +168,6 @@ def _maker(a: np.ndarray) -> Callable[[], np.ndarray]:
 
 def weight_key(parts: Parts, x: int, w: int) -> str:
     """Key of packed weights: with a signed input, or one with a zero point, they carry sums that undo it."""
-    t = parts.view.inputs[w]
-    assert t is not None
+    t = parts.view.needs(w)
     assert t.weight is not None
     return f"{t.weight.digest}|{parts.reads[x].dtype}|{bool(parts.reads[x].zero)}"

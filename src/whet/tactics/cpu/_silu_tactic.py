@@ -31,8 +31,7 @@ class SiluKernel:
         assert places[0] is not None
         assert places[1] is not None
         self.x = places[0]
-        weights = layer.inputs[places[1]]
-        assert weights is not None
+        weights = layer.needs(places[1])
         self.weights: Tensor = weights
         self.bias = None if places[2] is None else layer.inputs[places[2]]
         self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))

@@ -47,8 +47,7 @@ class OneDnnBinary(OneDnnTactic):
                 out = Operand(f, dtype)
                 stored = second_operands(posts, layer, out)
                 for i in outer[:1] if head.op == "BatchNormalization" else outer:
-                    t = layer.inputs[i]
-                    assert t is not None
+                    t = layer.needs(i)
                     if not t.is_constant:
                         stored[i] = out if t.type.rank == rank else Operand("linear", dtype)
                 found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (out,)))
@@ -78,8 +77,7 @@ class OneDnnBinary(OneDnnTactic):
         first = dnn.binary(_ALGORITHMS[head.op], left, right, describe(layer.outputs[0], target), fused.attributes)
         recipe = Recipe(first, {"dst": ("output", 0)})
         for name, i in zip(("src", "src1"), outer, strict=True):
-            tensor = layer.inputs[i]
-            assert tensor is not None
+            tensor = layer.needs(i)
             if tensor.is_constant:
                 recipe.constant(name, *constant_f32(tensor))
             else:

@@ -36,7 +36,6 @@ class OneDnnConv(OneDnnTactic):
             return []
         head = anchor(layer)
         x = source_place(layer)
-        assert x is not None
         formats = [f for f in image_formats(head.inputs[0].type.rank) if f != "linear"]
         pairs = [(f, f) for f in formats]
         if head.inputs[0].shape[1] in (1, 2, 3, 4) and head.op == "Conv":
@@ -52,16 +51,11 @@ class OneDnnConv(OneDnnTactic):
         assert posts is not None
         head = anchor(layer)
         x, w, b = places(layer)
-        assert x is not None
-        assert w is not None
-        source, weights = layer.inputs[x], layer.inputs[w]
-        assert source is not None
-        assert weights is not None
+        source, weights = layer.needs(x), layer.needs(w)
         fused = chain(posts, layer, signature)
         if isinstance(fused, str):
             return fused
-        stored, target = signature.inputs[x], signature.outputs[0]
-        assert stored is not None
+        stored, target = signature.needs(x), signature.outputs[0]
         transposed = head.op == "ConvTranspose"
         shape = _grouped(static_shape(weights.shape), head.attrs["group"], transposed)
         strides, dilations, pads = _geometry(head, static_shape(source.shape), static_shape(layer.outputs[0].shape), shape)
@@ -83,8 +77,7 @@ class OneDnnConv(OneDnnTactic):
         key = f"{_digest(weights)}|{head.op} {head.attrs['group']}"
         recipe.constant("weights", key, lambda: _plain(f32_of(weights), shape, transposed), dnn.describe(shape, "f32"))
         if b is not None:
-            bias = layer.inputs[b]
-            assert bias is not None
+            bias = layer.needs(b)
             recipe.constant("bias", f"{_digest(bias)}|f32", lambda: f32_of(bias))
         return recipe
 

@@ -61,7 +61,6 @@ class OneDnnEltwise(OneDnnTactic):
         posts, head = epilogue(layer), anchor(layer)
         assert posts is not None
         x = source_place(layer)
-        assert x is not None
         bounds = _parameters(layer, head)
         if head.op == "PRelu":
             if bounds["input1"].size != 1:

@@ -81,9 +81,7 @@ class _Matrices:
     def __init__(self, layer: Layer, signature: Signature) -> None:
         self.layer, self.signature, self.head = layer, signature, anchor(layer)
         self.a, self.b = (_at(layer, t) for t in self.head.inputs[:2])
-        left, right = layer.inputs[self.a], layer.inputs[self.b]
-        assert left is not None
-        assert right is not None
+        left, right = layer.needs(self.a), layer.needs(self.b)
         self.left, self.right = left, right
         gemm = self.head.op == "Gemm"
         self.trans_a, self.trans_b = (bool(gemm and self.head.attrs.get(n)) for n in ("transA", "transB"))
@@ -133,8 +131,7 @@ class _Matrices:
         i = outer_input(self.layer, self.head.input(2))
         if i is None or self.beta == 0.0:
             return None
-        c = self.layer.inputs[i]
-        assert c is not None
+        c = self.layer.needs(i)
         shape = static_shape(c.shape)
         if c.is_constant and shape in ((self.out[-1],), (1, self.out[-1])):
             return c

@@ -47,8 +47,7 @@ class OneDnnPad(OneDnnTactic):
         ]
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        x, y, stored = layer.inputs[0], layer.outputs[0], signature.outputs[0]
-        assert x is not None
+        x, y, stored = layer.needs(0), layer.outputs[0], signature.outputs[0]
         pads, shape = amounts(layer), static_shape(x.shape)
         axis = next(i for i, p in enumerate(pads) if p != (0, 0))
         value = 0.0 if layer.input(2) is None else float(layer.inputs[2].array().reshape(-1)[0])

@@ -65,9 +65,7 @@ class OneDnnPool(OneDnnTactic):
         posts, head = epilogue(layer), anchor(layer)
         assert posts is not None
         x = source_place(layer)
-        assert x is not None
-        stored = signature.inputs[x]
-        assert stored is not None
+        stored = signature.needs(x)
         source = static_shape(layer.inputs[x].shape)
         fused = chain(posts, layer, signature)
         if isinstance(fused, str):

@@ -30,8 +30,7 @@ class OneDnnPRelu(OneDnnTactic):
         return [Signature((Operand(f, d), None), (Operand(f, d),)) for d in types for f in formats]
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        slope, layout = layer.inputs[1], describe(layer.outputs[0], signature.outputs[0])
-        assert slope is not None
+        slope, layout = layer.needs(1), describe(layer.outputs[0], signature.outputs[0])
         shape = static_shape(slope.shape)
         full = (1,) * (layer.outputs[0].type.rank - len(shape)) + shape
         if sum(d != 1 for d in full) > 1:

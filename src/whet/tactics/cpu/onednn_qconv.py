@@ -51,10 +51,7 @@ class OneDnnQConv(OneDnnQuantized):
         x, w, b = parts.places()
         assert x is not None
         assert w is not None
-        source, weights, stored = view.inputs[x], view.inputs[w], signature.inputs[x]
-        assert source is not None
-        assert weights is not None
-        assert stored is not None
+        source, weights, stored = view.needs(x), view.needs(w), signature.needs(x)
         group, count = head.attrs["group"], int(weights.shape[0])
         channels = (1 if group == 1 else 3, count)
         fused = attributes(parts, signature)
@@ -80,8 +77,7 @@ class OneDnnQConv(OneDnnQuantized):
         key = f"{weight_key(parts, x, w)}|Conv {group}"
         recipe.constant("weights", key, lambda: np.reshape(weights.array(), shape), dnn.describe(shape, "i8"))
         if b is not None:
-            bias = view.inputs[b]
-            assert bias is not None
+            bias = view.needs(b)
             assert bias.weight is not None
             recipe.constant("bias", f"{bias.weight.digest}|f32", lambda: f32_of(bias).reshape(-1))
         return recipe
@@ -91,8 +87,7 @@ def _why_not(parts: Parts) -> str | None:
     x, w, b = parts.places()
     if x not in parts.reads or w not in parts.reads:
         return "its input or its weights are not quantized"
-    weights = parts.view.inputs[w]
-    assert weights is not None
+    weights = parts.view.needs(w)
     if not weights.is_constant or (b is not None and not parts.view.inputs[b].is_constant):
         return "the weights are computed at run time"
     if parts.reads[w].zero or parts.reads[w].dtype.name != "i8":

@@ -66,8 +66,7 @@ def _why_not(parts: Parts) -> str | None:
     a, b = (parts.place(t) for t in parts.head.inputs[:2])
     if a not in parts.reads or b not in parts.reads:
         return "one of its operands is not quantized"
-    right = parts.view.inputs[b]
-    assert right is not None
+    right = parts.view.needs(b)
     if parts.reads[b].zero or parts.reads[b].dtype.name != "i8":
         return "oneDNN takes a symmetric i8 matrix on the right"
     if parts.view.inputs[a].is_constant:
@@ -93,9 +92,7 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     a, b, c = (parts.place(t) for t in (*head.inputs, None)[:3])
     assert a is not None
     assert b is not None
-    left, right, target = view.inputs[a], view.inputs[b], signature.outputs[0].dtype.name
-    assert left is not None
-    assert right is not None
+    left, right, target = view.needs(a), view.needs(b), signature.outputs[0].dtype.name
     out, source = static_shape(head.outputs[0].shape), static_shape(left.shape)
     k, n = source[-1], out[-1]
     rows = right.is_constant and right.type.rank == 2

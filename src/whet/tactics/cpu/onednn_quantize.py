@@ -26,9 +26,8 @@ class OneDnnQuantize(OneDnnTactic):
         if said:
             return said
         integer = layer.outputs[0] if layer.op == "QuantizeLinear" else layer.inputs[0]
-        real = layer.inputs[0] if layer.op == "QuantizeLinear" else layer.outputs[0]
+        real = layer.needs(0) if layer.op == "QuantizeLinear" else layer.outputs[0]
         assert integer is not None
-        assert real is not None
         if layer.op == "Fused" or layer.inputs[0].is_constant:
             return "its input is constant, or it is fused to something"
         if integer.dtype.name not in _STORED or real.dtype != F32:
@@ -58,9 +57,7 @@ class OneDnnQuantize(OneDnnTactic):
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
         side, values, shift = scales_of_layer(layer)
-        x, stored = layer.inputs[0], signature.inputs[0]
-        assert x is not None
-        assert stored is not None
+        x, stored = layer.needs(0), signature.needs(0)
         mask = 0 if values.size == 1 else 1 << (layer.attrs["axis"] % x.type.rank)
         made = dnn.Attributes(scales=((side, mask, values.size),), zero_points=((side, 0, 1),) if shift else ())
         first = dnn.reorder(describe(x, stored), describe(layer.outputs[0], signature.outputs[0]), made)
@@ -86,8 +83,7 @@ class OneDnnQuantize(OneDnnTactic):
 
 def scales_of_layer(layer: Layer) -> tuple[str, np.ndarray, int]:
     """Which side of the conversion is scaled, by what, and the zero point."""
-    scale, zero = layer.inputs[1], layer.input(2)
-    assert scale is not None
+    scale, zero = layer.needs(1), layer.input(2)
     shift = 0 if zero is None or not zero.array().size else int(zero.array().reshape(-1)[0])
     return "dst" if layer.op == "QuantizeLinear" else "src", np.asarray(scale.array(), np.float32).reshape(-1), shift
 
@@ -95,9 +91,7 @@ def scales_of_layer(layer: Layer) -> tuple[str, np.ndarray, int]:
 def _as_binary(layer: Layer, signature: Signature) -> Recipe | str:
     """max(x, x), scaled and shifted: two and a half times as fast as the reorder from f32 to integers, where the format stays."""
     side, values, shift = scales_of_layer(layer)
-    x, stored, out = layer.inputs[0], signature.inputs[0], signature.outputs[0]
-    assert x is not None
-    assert stored is not None
+    x, stored, out = layer.needs(0), signature.needs(0), signature.outputs[0]
     if values.size != 1 or stored.format != out.format or x.type.rank > MAX_RANK:
         return "one scale, and the same format before and behind"
     factor = float(values[0])

@@ -23,16 +23,14 @@ class OneDnnRearrange(OneDnnTactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        x, y = layer.inputs[0], layer.outputs[0]
-        assert x is not None
+        x, y = layer.needs(0), layer.outputs[0]
         types = storage_types([x, y], machine) or ([y.dtype] if y.dtype.name in _INTEGERS else [])
         rest = (None,) * (len(layer.inputs) - 1)
         formats = [f for f in ("nhwc", "linear") if format_fits(f, x.type.rank)]
         return [Signature((Operand(f, d), *rest), (Operand("linear", d),)) for d in types for f in formats]
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        stored = signature.inputs[0]
-        assert stored is not None
+        stored = signature.needs(0)
         axes = runs(layer, stored.format)
         shape = tuple(n for n, _, _ in axes)
         source = dnn.describe(shape, stored.dtype.name, strides=tuple(a for _, a, _ in axes))

@@ -54,8 +54,7 @@ class OneDnnReduce(OneDnnTactic):
         x, axes = source_place(layer), reduced_axes(head)
         assert x is not None
         assert axes
-        stored = signature.inputs[x]
-        assert stored is not None
+        stored = signature.needs(x)
         source = static_shape(layer.inputs[x].shape)
         target = tuple(1 if i in axes else d for i, d in enumerate(source))
         if source == target:

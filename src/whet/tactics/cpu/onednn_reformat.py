@@ -31,8 +31,7 @@ class OneDnnReformat(OneDnnTactic):
         return [Signature((Operand(a["source_format"], DTYPES[a["source_dtype"]]),), (Operand(a["format"], DTYPES[a["dtype"]]),))]
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        source, target = signature.inputs[0], signature.outputs[0]
-        assert source is not None
+        source, target = signature.needs(0), signature.outputs[0]
         shape = static_shape(layer.outputs[0].shape)
         if len(shape) > 12:
             return f"oneDNN moves tensors of rank up to 12, not {len(shape)}"

@@ -33,18 +33,16 @@ class OneDnnSlice(OneDnnTactic):
         return None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        x, y = layer.inputs[0], layer.outputs[0]
+        x, y = layer.needs(0), layer.outputs[0]
         if self.why_not(layer) or not static(layer):
             return []
-        assert x is not None
         types = storage_types([x], machine) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
         formats = [f for f in image_formats(y.type.rank) if not f.startswith("nChw") and (layer.op == "Slice" or f == "linear")]
         absent = (None,) * (len(layer.inputs) - 1)
         return [Signature((Operand(f, d), *absent), (Operand(f, d),)) for d in types for f in formats]
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        x, y, stored = layer.inputs[0], layer.outputs[0], signature.outputs[0]
-        assert x is not None
+        x, y, stored = layer.needs(0), layer.outputs[0], signature.outputs[0]
         own = static_shape(x.shape)
         steps = list(strides(stored.format, own))
         shape, start = list(own), 0
@@ -71,8 +69,7 @@ def _cuts(layer: Layer, shape: tuple[int, ...]) -> dict[int, tuple[Any, Any, int
     if layer.op == "Slice":
         return ranges(layer)
     axis = layer.attrs["axis"] % len(shape)
-    chosen = layer.inputs[1]
-    assert chosen is not None
+    chosen = layer.needs(1)
     assert chosen.shape_value is not None
     index = int(chosen.shape_value[0])
     return {axis: (index % shape[axis], 1, 1)}

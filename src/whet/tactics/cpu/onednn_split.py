@@ -43,10 +43,9 @@ class OneDnnSplit(OneDnnTactic):
         return None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        x = layer.inputs[0]
+        x = layer.needs(0)
         if self.why_not(layer) or not static(layer):
             return []
-        assert x is not None
         types = storage_types([x], machine) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
         absent = (None,) * (len(layer.inputs) - 1)
         formats = [f for f in image_formats(x.type.rank) if not f.startswith("nChw")]
@@ -59,8 +58,7 @@ class OneDnnSplit(OneDnnTactic):
         return None if all(isinstance(n, int) for n in sizes(layer)) else "the parts' sizes are known only at run time"
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> SplitKernel:
-        x, stored = layer.inputs[0], signature.outputs[0]
-        assert x is not None
+        x, stored = layer.needs(0), signature.outputs[0]
         own = static_shape(x.shape)
         axis, at, parts = layer.attrs["axis"] % len(own), 0, []
         steps = strides(stored.format, own)

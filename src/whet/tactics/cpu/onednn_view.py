@@ -57,8 +57,7 @@ class OneDnnView(OneDnnTactic):
         return found
 
     def _operands(self, layer: Layer, machine: Any) -> list[tuple[Operand, Operand]]:
-        a, x, y = layer.attrs, layer.inputs[0], layer.outputs[0]
-        assert x is not None
+        a, x, y = layer.attrs, layer.needs(0), layer.outputs[0]
         if layer.op == "Reformat":
             dtype = DTYPES[a["dtype"]]
             return [(Operand(a["source_format"], dtype), Operand(a["format"], dtype))]

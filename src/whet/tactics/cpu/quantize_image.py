@@ -30,8 +30,7 @@ class ImageKernel:
     scratch, rtol, deterministic = 0, 0.0, True
 
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
-        x, y = layer.inputs[0], layer.outputs[0]
-        assert x is not None
+        x, y = layer.needs(0), layer.outputs[0]
         shape = static_shape(x.shape)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         self.inputs = tuple(0 if o is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))

@@ -68,8 +68,7 @@ class Moves:
         layer = t.maker
         if layer is None:
             raise Refused(f"%{t.name} comes from nowhere")
-        shape, x = static_shape(t.shape), layer.inputs[0]
-        assert x is not None
+        shape, x = static_shape(t.shape), layer.needs(0)
         if layer.op == "Reshape":
             return self._node(x, _regrouped(at, shape, static_shape(x.shape)))
         if layer.op == "Transpose":

@@ -142,8 +142,7 @@ class F32Product(Tactic):
             ),
             packed_bias(made, own, shape.k),
         )
-        source = signature.inputs[x]
-        assert source is not None
+        source = signature.needs(x)
         finish, residual_at = made.finish, made.residual
 
         def make(args: Args) -> list:

@@ -41,7 +41,7 @@ MAX_CONFIGS = 24
 
 
 @dataclass(frozen=True)
-class _Joined:
+class Joined:
     """The convolution as it would stand alone, its epilogue and sizes, and which of the whole's inputs are the two images and the residual."""
 
     conv: Layer
@@ -92,7 +92,7 @@ class OwnJoinedConv(Tactic):
         return None
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        found = _joined(layer) if all_static(layer) else "static"
+        found = joined_conv(layer) if all_static(layer) else "static"
         if isinstance(found, str):
             return []
         if found.parts is None:
@@ -106,7 +106,7 @@ class OwnJoinedConv(Tactic):
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         if not machine_has(machine, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        found = _joined(layer)
+        found = joined_conv(layer)
         if isinstance(found, str):
             return found
         if any(c * found.size % 16 for c in found.channels) or found.shape.k % 16:
@@ -114,7 +114,7 @@ class OwnJoinedConv(Tactic):
         return None
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
-        found = _joined(layer)
+        found = joined_conv(layer)
         if isinstance(found, str):
             return []
         m, k, steps, processors = found.shape.m, found.shape.k, found.steps(), machine.multiprocessors
@@ -131,7 +131,7 @@ class OwnJoinedConv(Tactic):
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        found, tile = _joined(layer), from_config(config)
+        found, tile = joined_conv(layer), from_config(config)
         if isinstance(found, str):
             raise PlanRefused(found)
         steps, dtype = found.steps(), signature.outputs[0].dtype
@@ -166,7 +166,7 @@ class OwnJoinedConv(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if eight else RTOL[dtype.name])
 
 
-def _signature(layer: Layer, found: _Joined, image: Operand, result: Operand) -> Signature:
+def _signature(layer: Layer, found: Joined, image: Operand, result: Operand) -> Signature:
     """The images as `image`; a residual in its own integers, or as the result."""
     stored: dict[int, Operand] = dict.fromkeys(found.images, image)
     if found.residual is not None:
@@ -175,7 +175,7 @@ def _signature(layer: Layer, found: _Joined, image: Operand, result: Operand) ->
     return Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (result,))
 
 
-def _ends(found: _Joined, signature: Signature) -> tuple[Eight | None, Output, Finish, tuple[str, Callable[[], Factors]] | None]:
+def _ends(found: Joined, signature: Signature) -> tuple[Eight | None, Output, Finish, tuple[str, Callable[[], Factors]] | None]:
     """How 8-bit sums end: types, numbers of the output, the activation, and key and values of factors and biases; of floats the activation."""
     parts, made = found.parts, found.made
     if parts is None:
@@ -196,7 +196,7 @@ def _ends(found: _Joined, signature: Signature) -> tuple[Eight | None, Output, F
 
 
 @functools.lru_cache(maxsize=8)
-def _joined(layer: Layer) -> _Joined | str:
+def joined_conv(layer: Layer) -> Joined | str:
     """The layer taken apart, or why the kernel is not for it."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
@@ -236,4 +236,4 @@ def _joined(layer: Layer) -> _Joined | str:
         return "an image is made within the layer"
     channels = tuple(int(part.shape[1]) for part in joined.inputs)
     bias = None if b is None else view.inputs[b]
-    return _Joined(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)
+    return Joined(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)

@@ -102,8 +102,7 @@ def _parts(row: int) -> int:
 
 
 def _constants(made: Moves, signature: Signature, many: int) -> dict[str, Any]:
-    stored = signature.inputs[made.sources[0]]
-    assert stored is not None
+    stored = signature.needs(made.sources[0])
     each = -(-made.row // (32 * _parts(made.row))) if made.row else _EACH
     types = {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name]}
     return {**types, "SPAN": made.row, "MANY": many, "EACH": each, "STEPS": made.text}

@@ -27,8 +27,7 @@ class OwnPad(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        x = layer.inputs[0]
-        assert x is not None
+        x = layer.needs(0)
         if layer.op == "Fused" or x.type.rank > _RANK or x.dtype.bits % 8 or x.dtype.bits > 64:
             return f"at most {_RANK} axes, elements of 1, 2, 4 or 8 bytes, nothing fused"
         known = all(t is None or t.is_constant for t in layer.inputs[1:])

@@ -70,8 +70,7 @@ class OwnQDirect(QuantizedTactic):
         s: ConvShape = conv_shape_of(parts) if conv else rows_of(parts)
         group = int(parts.head.attrs["group"]) if conv else 1
         x, w, b = parts.places()
-        weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
-        assert weights is not None
+        weights, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
 
         def filters() -> np.ndarray:
             given = np.asarray(weights.array(), np.float32) if conv else matrix(parts).astype(np.float32)

@@ -56,8 +56,7 @@ class OwnQMul(QuantizedTactic):
         x, gate = _places(parts)
         assert x is not None
         assert gate is not None
-        reads, stores, kind = parts.reads[x], parts.stores, signature.inputs[gate]
-        assert kind is not None
+        reads, stores, kind = parts.reads[x], parts.stores, signature.needs(gate)
         n, c, h, w = static_shape(layer.outputs[0].shape)
         step = reads.number / stores.number
         constants = {"FROM": TYPES[reads.dtype.name], "TO": TYPES[stores.dtype.name], "GATE": TYPES[kind.dtype.name]}

@@ -54,8 +54,7 @@ class OwnQuantize(Tactic):
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        source, target = signature.inputs[0], signature.outputs[0]
-        assert source is not None
+        source, target = signature.needs(0), signature.outputs[0]
         shape = static_shape(layer.outputs[0].shape)
         entry, constants, grid, rows, columns = moving(shape, source, target)
         quantizes = target.dtype.name not in RTOL

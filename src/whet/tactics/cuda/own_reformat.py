@@ -38,8 +38,7 @@ class OwnReformat(Tactic):
         return [Signature((Operand(a["source_format"], DTYPES[a["source_dtype"]]),), (Operand(a["format"], DTYPES[a["dtype"]]),))]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        source, target = signature.inputs[0], signature.outputs[0]
-        assert source is not None
+        source, target = signature.needs(0), signature.outputs[0]
         shape = static_shape(layer.outputs[0].shape)
         entry, constants, grid, rows, columns = moving(shape, source, target)
 

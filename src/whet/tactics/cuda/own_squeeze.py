@@ -167,8 +167,7 @@ def _gate(layer: Layer) -> _Gate | str:
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     pool, *convs = body.layers[:-1]
-    x = pool.inputs[0]
-    assert x is not None
+    x = pool.needs(0)
     n, c, h, w = static_shape(x.shape)
     made = []
     for conv in convs:

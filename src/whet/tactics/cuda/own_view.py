@@ -27,8 +27,7 @@ class OwnView(Tactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer) or layer.op == "Fused":
             return []
-        t = layer.inputs[0]
-        assert t is not None
+        t = layer.needs(0)
         kinds = [t.dtype]
         if t.dtype.name == "f32":
             from whet.network.types import BF16, F16
