@@ -20,7 +20,7 @@ def test_a_recipe_comes_back_from_its_plain_data(case, tmp_path):
     assert recipe.search.timeout == 120
     assert recipe.shapes == {"x": (1, 64)}
     assert recipe_from(recipe.to_plain()) == recipe
-    assert recipe_from(recipe.to_plain()).digest() == recipe.digest()
+    assert recipe_from(recipe.to_plain()).identity() == recipe.identity()
 
 
 def test_paths_are_of_the_recipe_s_folder(case):
@@ -30,15 +30,41 @@ def test_paths_are_of_the_recipe_s_folder(case):
     assert recipe.out == str(case / "recipe.auto")
 
 
-def test_the_digest_knows_the_bytes_of_model_and_data(case, tmp_path):
-    before = recipe_with(case, tmp_path).digest()
-    assert recipe_with(case, tmp_path, search__trials=99, target={"latency": "0.9x"}).digest() == before
-    assert recipe_with(case, tmp_path, space__batch=[2]).digest() != before
+def test_a_search_is_of_the_contents_of_what_its_recipe_names(case, tmp_path):
+    before = recipe_with(case, tmp_path).identity()
+    assert recipe_with(case, tmp_path, search__trials=99, target={"latency": "0.9x"}).identity() == before
+    assert recipe_with(case, tmp_path, space__batch=[2]).identity() != before
     other = tmp_path / "calibrate.npz"
     other.write_bytes((case / "calibrate.npz").read_bytes())
-    same = recipe_with(case, tmp_path, data__calibrate=str(other)).digest()
+    assert recipe_with(case, tmp_path, data__calibrate=str(other)).identity() == before, "the same bytes elsewhere"
     other.write_bytes((case / "judge.npz").read_bytes())
-    assert recipe_with(case, tmp_path, data__calibrate=str(other)).digest() != same
+    assert changed(before, recipe_with(case, tmp_path, data__calibrate=str(other)).identity()) == ["data.calibrate"]
+
+
+def changed(before: dict, after: dict) -> list[str]:
+    return [k for k in {**before, **after} if before.get(k) != after.get(k)]
+
+
+def test_folders_functions_and_external_weights_are_contents_too(case, tmp_path):
+    import onnx
+
+    for name in ("calibrate.npz", "score.npz", "judge.npz"):
+        (tmp_path / name).write_bytes((case / name).read_bytes())
+    (tmp_path / "mine.py").write_text("def metric(predict):\n    return 1.0\n")
+    (tmp_path / "prep.txt").write_text("scale: 1/255\n")
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    onnx.save(onnx.load(case / "model.onnx"), tmp_path / "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+
+    def identity() -> dict:
+        return recipe_with(tmp_path, tmp_path / "w", metric="python:mine:metric", data__train="images", data__preprocess="prep.txt").identity()
+
+    before = identity()
+    for path, key in (("mine.py", "metric"), ("prep.txt", "data.preprocess"), ("images/cat/1.png", "data.train"), ("w.bin", "model")):
+        with (tmp_path / path).open("ab") as f:
+            f.write(b"\n")
+        after = identity()
+        assert changed(before, after) == [key]
+        before = after
 
 
 @pytest.mark.parametrize(("change", "text"), [

@@ -1,7 +1,8 @@
 """A file or a model -> Network, and back. The only folder, beside the zoo, that imports onnx."""
 
+from whet.frontends._onnx_load import external_files
 from whet.frontends.onnx import network_from_onnx
 from whet.frontends.onnx_check import Problem, Report, check_onnx
 from whet.frontends.onnx_writer import onnx_from_network, save_onnx
 
-__all__ = ["Problem", "Report", "check_onnx", "network_from_onnx", "onnx_from_network", "save_onnx"]
+__all__ = ["Problem", "Report", "check_onnx", "external_files", "network_from_onnx", "onnx_from_network", "save_onnx"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -78,3 +79,22 @@ def opsets(imports, what: str) -> dict[str, int]:
                 f"{what} imports two opsets of the domain {domain or 'ai.onnx'!r}: {found[domain]} and {entry.version}. Export it anew."
             )
     return found
+
+
+def external_files(path: str | os.PathLike) -> list[Path]:
+    """Files beside the model that hold weights of it (external data), those that are there. Raises FrontendError for what is no model."""
+    model, folder = load_model(path)
+    assert folder is not None
+    named = {e.value for t in _tensors(model.graph) for e in t.external_data if e.key == "location"}
+    return [found for name in sorted(named) if (found := folder / name).is_file()]
+
+
+def _tensors(g: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Weights of a graph and of the graphs inside its nodes."""
+    yield from g.initializer
+    for a in (a for n in g.node for a in n.attribute):
+        if a.HasField("t"):
+            yield a.t
+        yield from a.tensors
+        for inner in [*([a.g] if a.HasField("g") else []), *a.graphs]:
+            yield from _tensors(inner)

@@ -67,23 +67,35 @@ class WorkFolder:
             yield self._belongs(recipe)
 
     def _belongs(self, recipe: AutoRecipe) -> bool:
-        identity = {"digest": recipe.digest(), **recipe.identity()}
-        found = j.read_json(self.path / IDENTITY)
-        if found is None:
-            strangers = [p.name for p in self.path.iterdir() if p.name != "lock" and p.suffix != ".part"]
-            if strangers:
+        identity, found = recipe.identity(), j.read_json(self.path / IDENTITY)
+        if not isinstance(found, dict):
+            if (self.path / IDENTITY).exists() or self.study.exists():
+                raise UsageError(
+                    f"{self.path / IDENTITY} is damaged or gone, and nothing else says which recipe the search in this folder is of: "
+                    "--fresh throws the search away, --out names another folder"
+                )
+            if strangers := [p.name for p in self.path.iterdir() if p.name != "lock" and p.suffix != ".part"]:
                 raise UsageError(f"{self.path} holds something else ({', '.join(sorted(strangers)[:4])}): name an empty folder with --out")
             j.write_json(self.path / IDENTITY, identity)
             return False
-        if found.get("digest") != identity["digest"]:
-            moved = [k for k in identity if k != "digest" and found.get(k) != identity[k]] or ["the bytes of the model or the data"]
+        moved = [k for k in {**identity, **found} if found.get(k) != identity.get(k)]
+        if moved and self._begun():
             raise UsageError(
-                f"{self.path} holds a search of another recipe (changed: {', '.join(moved)}): --fresh throws it away, --out names another folder"
+                f"{self.path} holds a search of another recipe (changed: {', '.join(moved)}; files and functions count by their content): "
+                "--fresh throws it away, --out names another folder"
             )
+        if moved:
+            j.write_json(self.path / IDENTITY, identity)
         return True
 
+    def _begun(self) -> bool:
+        """Whether anything was measured that another recipe would make worthless."""
+        results = (j.result_of(p) for p in (self.path / "baselines").glob("*"))
+        return self.study.exists() or any(r is not None and r["state"] == "done" for r in results)
+
     def _clear(self) -> None:
-        if any(self.path.iterdir()) and j.read_json(self.path / IDENTITY) is None and [p for p in self.path.iterdir() if p.name != "lock"]:
+        ours = (self.path / IDENTITY).exists() or self.study.exists()
+        if not ours and [p for p in self.path.iterdir() if p.name != "lock"]:
             raise UsageError(f"{self.path} holds no search: --fresh deletes only what a search has left")
         for name in _OURS:
             target = self.path / name
@@ -93,5 +105,3 @@ class WorkFolder:
                 target.unlink(missing_ok=True)
         for extra in self.path.glob(f"{STUDY}-*"):
             extra.unlink()
-
-

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from whet.registry import OWN, nearest
 from whet.search import _fields as f
 from whet.search._fields import Amount, key
 from whet.search._training import FINETUNE, QAT, finetuning, quantization_training
+from whet.search.contents import SOURCES, contents
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8", "fp8")  # widest first
 GPU_ONLY = ("fp16", "fp8")
 _MOST_VALUES = 10_000  # in a recipe; real ones have tens
-#: sections and keys that say what is searched: a search goes on only under the same ones
-_IDENTITY = ("model", "data", "metric", "higher_is_better", "device", "threads", "shapes", "space", "scout")
+#: sections and keys that say what is searched: a search goes on only under the same ones, and the same contents (contents.py)
+_IDENTITY = ("higher_is_better", "device", "threads", "shapes", "space", "scout")
 
 
 @dataclass(frozen=True)
@@ -154,16 +154,10 @@ class AutoRecipe:
         return _plain(self)
 
     def identity(self) -> dict[str, Any]:
-        """What must not change while a search goes on."""
-        return {k: v for k, v in self.to_plain().items() if k in _IDENTITY}
-
-    def digest(self) -> str:
-        """SHA-256 of the identity, files by their bytes."""
-        h = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode())
-        for path in (self.model, *(getattr(self.data, n) for n in ("calibrate", "score", "judge", "train"))):
-            if path and os.path.isfile(path):
-                h.update(Path(path).read_bytes())
-        return h.hexdigest()
+        """What must not change while a search goes on: settings, and digests of what the recipe names. Raises FrontendError, OSError."""
+        plain = self.to_plain()
+        settings = {k: plain[k] for k in _IDENTITY if k in plain} | {"data.preprocess": self.data.preprocess}
+        return settings | contents(self)
 
 
 def load_recipe(path: str | os.PathLike[str]) -> AutoRecipe:
@@ -187,7 +181,9 @@ def recipe_from(data: Any, folder: str | os.PathLike[str] = ".", name: str = "se
     def absolute(path: str) -> str:
         return path if path.startswith("python:") else str((base / path).resolve())
 
-    sources = {n: absolute(v) for n in ("calibrate", "score", "judge", "train") if (v := getattr(made.data, n))}
+    sources = {n: absolute(v) for n in SOURCES if (v := getattr(made.data, n))}
+    if made.data.preprocess and (base / made.data.preprocess).is_file():
+        sources["preprocess"] = absolute(made.data.preprocess)
     made = dataclasses.replace(
         made, model=absolute(made.model), data=dataclasses.replace(made.data, **sources), folder=str(base),
         out=absolute(made.out or f"{name}.auto"), timing_cache=absolute(made.timing_cache) if made.timing_cache else None,
@@ -207,7 +203,7 @@ def _check(r: AutoRecipe) -> None:
         raise UsageError(f"'metric' is top1 or python:MODULE:FUNCTION, not {r.metric!r}")
     if r.metric == "top1" and r.data.score is None:
         raise UsageError("'data.score' is missing: top1 needs labelled data (an .npz with `labels`, or python:MODULE:FUNCTION)")
-    for n in ("calibrate", "score", "judge", "train"):
+    for n in SOURCES:
         source = getattr(r.data, n)
         if source and not source.startswith("python:") and not os.path.exists(source):
             raise UsageError(f"'data.{n}': there is no file or folder {source}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,7 @@ class Study:
             self.study: optuna.Study = self.optuna.create_study(
                 storage=storage, study_name=_NAME, load_if_exists=True, directions=["minimize", "maximize" if higher_is_better else "minimize"]
             )
-            # a sampler has no memory on disk: a resumed search draws other points than an unbroken one would have
-            self.study.sampler = _sampler(self.optuna, sampler, seed + 1000003 * len(self.study.get_trials(deepcopy=False)), startup)
+            self.study.sampler = _sampler(self.optuna, sampler, seed, startup)
         self.distributions = {d.name: self._distribution(d) for d in space.dimensions}
 
     @contextlib.contextmanager
@@ -119,12 +118,15 @@ def _misses(trial: Any) -> tuple[float, ...]:
 
 
 def _sampler(optuna: Any, name: str, seed: int, startup: int) -> Any:
-    made: dict[str, Callable[[], Any]] = {
-        "tpe": lambda: optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=startup, constraints_func=_misses),
-        "nsga2": lambda: optuna.samplers.NSGAIISampler(seed=seed, population_size=max(startup, 8), constraints_func=_misses),
-        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+    """The sampler of a name; one that draws the same after a kill as without one."""
+    from whet.search.sampling import Make, Repeatable
+
+    made: dict[str, Make] = {
+        "tpe": lambda s: optuna.samplers.TPESampler(seed=s, multivariate=True, n_startup_trials=startup, constraints_func=_misses),
+        "nsga2": lambda s: optuna.samplers.NSGAIISampler(seed=s, population_size=max(startup, 8), constraints_func=_misses),
+        "random": lambda s: optuna.samplers.RandomSampler(seed=s),
     }
-    return made[name]()
+    return Repeatable(made[name], seed)
 
 
 def _optuna() -> Any:

@@ -1,0 +1,52 @@
+"""A search that is killed draws the points that an unbroken one draws, given the same results."""
+
+from __future__ import annotations
+
+import pytest
+
+from search.conftest import recipe_with
+from whet.search.space import search_space
+from whet.search.study import Study
+
+TRIALS = 16
+
+
+def opened(case, out, sampler: str, seed: int = 0) -> Study:
+    from whet.frontends import network_from_onnx
+
+    recipe = recipe_with(case, out, space={"precision": ["fp32", "int8"], "width": {"step": 0.05}})
+    space = search_space(network_from_onnx(recipe.model), recipe)
+    return Study(out / "study.sqlite3", space, higher_is_better=True, sampler=sampler, seed=seed, startup=4)
+
+
+def told(study: Study, number: int, params: dict) -> None:
+    """A result that depends on the point alone."""
+    a, b = params["96 inner"], params["64 inner"]
+    faster = 2.0 if params["precision"] == "int8" else 1.0
+    study.tell(number, ((2 - a - b) / faster, 99 - 30 * a * b - faster), {"misses": [max(0.0, a * b - 0.2)], "candidate": {}})
+
+
+def drawn(case, out, sampler: str, kills: frozenset[int] = frozenset(), seed: int = 0) -> list[dict]:
+    """The points of a search whose process is gone after the trials `kills` were drawn, before they were told."""
+    out.mkdir()
+    study, found = opened(case, out, sampler, seed), []
+    study.enqueue(study.space.seeds()[:2])
+    while len(found) < TRIALS:
+        number, params = study.ask()
+        if number in kills:
+            study = opened(case, out, sampler, seed)
+            study.enqueue(study.space.seeds()[:2])
+            ((again, params),) = study.unfinished()
+            assert again == number
+        told(study, number, params)
+        found.append(params)
+    return found
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+def test_a_killed_search_draws_what_an_unbroken_one_draws(case, tmp_path, sampler):
+    unbroken = drawn(case, tmp_path / "a", sampler)
+    assert drawn(case, tmp_path / "b", sampler, frozenset({1, 3, 7, 12})) == unbroken
+    assert len({tuple(sorted(p.items())) for p in unbroken}) > TRIALS // 2
+    assert any(p["96 inner"] != p["64 inner"] for p in unbroken[2:]), "dimensions of one range are drawn apart"
+    assert drawn(case, tmp_path / "c", sampler, seed=1)[2:] != unbroken[2:]
