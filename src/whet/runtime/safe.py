@@ -8,7 +8,7 @@ from whet.errors import BackendError
 from whet.network import Layer, from_stored, static_shape, stored_shape, to_stored
 from whet.ops import run_layer, run_regions
 from whet.runtime.memory import array_at
-from whet.tactics import Args, Signature, Stream, operand_bytes
+from whet.tactics import Args, Signature, Stream, stored_bytes
 
 
 class SafeKernel:
@@ -18,8 +18,7 @@ class SafeKernel:
 
     def __init__(self, layer: Layer, signature: Signature):
         self.layer, self.signature = layer, signature
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+        self.inputs, self.outputs = stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         stream.record(SafeCall(self, args))

@@ -18,14 +18,15 @@ from whet.tactics._base import (
     Tactic,
     get_tactic,
     operand_bytes,
+    stored_bytes,
     tactic,
 )
 from whet.tactics._fused import Post, anchor, epilogue, is_quantized, outer_input, places, source_place, unquantized
 
 __all__ = [
     "TACTICS", "Args", "Call", "Config", "Kernel", "Machine", "Operand", "Packed", "PlanRefused", "Post", "Signature", "Stream", "Tactic",
-    "anchor", "epilogue", "get_tactic", "is_quantized", "load_tactics", "operand_bytes", "outer_input", "places", "source_place", "tactic",
-    "tactics_of", "unquantized",
+    "anchor", "epilogue", "get_tactic", "is_quantized", "load_tactics", "operand_bytes", "outer_input", "places", "source_place", "stored_bytes",
+    "tactic", "tactics_of", "unquantized",
 ]  # fmt: skip
 
 

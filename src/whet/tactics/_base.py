@@ -222,3 +222,9 @@ def operand_bytes(t: Tensor, o: Operand | None) -> int:
     n = format_bytes(t.type.with_dtype(o.dtype), o.format)
     assert isinstance(n, int), f"{t} is not static"
     return n
+
+
+def stored_bytes(layer: Layer, signature: Signature) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes of every input (0: absent, or packed by the tactic) and every output of a layer with static shapes."""
+    ins = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
+    return ins, tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from whet.errors import BuildError
 from whet.network import Layer, Network, Tensor
 
 
@@ -56,8 +57,7 @@ def unquantized(layer: Layer) -> Unquantized | str:
             i = place.get(x.inputs[0])
             if i is None or i in found:
                 return "one value is dequantized twice"
-            t = outer[i]
-            assert t is not None
+            t = layer.needs(i)
             found[i] = x
             seen[x.output] = inner[i] = Tensor(t.name, x.output.type)
             outer[i] = Tensor(t.name, t.type.with_dtype(x.output.dtype), weight=t.weight)
@@ -124,6 +124,14 @@ def epilogue(layer: Layer) -> list[Post] | None:
     return steps if body.outputs == [running] else None
 
 
+def steps_after(layer: Layer) -> list[Post]:
+    """`epilogue` of a layer that a tactic has taken, whose body is a chain. Raises BuildError for another one."""
+    steps = epilogue(layer)
+    if steps is None:
+        raise BuildError(f"what is fused to {layer.name} is not a chain")
+    return steps
+
+
 def outer_input(layer: Layer, inner: Tensor | None) -> int | None:
     """Index among `layer.inputs` of what the anchor calls `inner`; None when absent."""
     if inner is None:
@@ -133,19 +141,20 @@ def outer_input(layer: Layer, inner: Tensor | None) -> int | None:
     return next(i for i, t in enumerate(layer.regions["body"].inputs) if t is inner)
 
 
-def source_place(layer: Layer) -> int:
-    """Index among `layer.inputs` of what the anchor reads first."""
-    found = outer_input(layer, anchor(layer).inputs[0])
+def _place(layer: Layer, i: int) -> int:
+    found = outer_input(layer, anchor(layer).needs(i))
     assert found is not None
     return found
 
 
+def source_place(layer: Layer) -> int:
+    """Index among `layer.inputs` of what the anchor reads first."""
+    return _place(layer, 0)
+
+
 def places(layer: Layer) -> tuple[int, int, int | None]:
     """Indices among `layer.inputs` of what the anchor reads as data, as weights and as bias (None: it has none)."""
-    x, w, b = (outer_input(layer, t) for t in (*anchor(layer).inputs, None)[:3])
-    assert x is not None
-    assert w is not None
-    return x, w, b
+    return _place(layer, 0), _place(layer, 1), outer_input(layer, anchor(layer).input(2))
 
 
 def constants_of(layer: Layer) -> tuple[Tensor, Tensor | None]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor
 from whet.tactics._fused import Post, anchor, epilogue, outer_input, places, source_place, unquantized
 
@@ -40,6 +41,13 @@ class Parts:
     posts: list[Post]
     reads: dict[int, Scale]
     stores: Scale | None
+
+    @property
+    def result(self) -> Scale:
+        """Scale of the integers that it stores. Raises BuildError where it stores floats."""
+        if self.stores is None:
+            raise BuildError(f"{self.view.name} stores floats, not integers of a scale")
+        return self.stores
 
     @property
     def float8(self) -> bool:
@@ -81,6 +89,14 @@ def take_apart(layer: Layer, *, float8: bool = False) -> Parts | str:
     if posts is None or head is view:
         return "what is fused to it is not a chain"
     return Parts(view, head, posts, {i: s for i, s in scales.items() if i is not None}, stores)
+
+
+def taken_apart(layer: Layer) -> Parts:
+    """The parts of a quantized layer that a tactic has taken. Raises BuildError, with the reason, for one that it cannot have."""
+    parts = take_apart(layer)
+    if isinstance(parts, str):
+        raise BuildError(f"{layer.name}: {parts}")
+    return parts
 
 
 def _scale(layer: Layer, given: Sequence[Tensor | None]) -> Scale | str:

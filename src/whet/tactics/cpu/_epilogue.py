@@ -203,8 +203,7 @@ def _scaled(op: str, value: float) -> dnn.Eltwise:
 
 def constant_f32(tensor: Tensor) -> tuple[str, Callable[[], np.ndarray]]:
     """Key and maker of a constant as plain f32."""
-    assert tensor.weight is not None
-    return f"{tensor.weight.digest}|f32", lambda: np.asarray(tensor.array(), np.float32)
+    return f"{tensor.constant().digest}|f32", lambda: np.asarray(tensor.array(), np.float32)
 
 
 def same_places(operand: Operand, shape: Sequence[int], full: Sequence[int]) -> bool:

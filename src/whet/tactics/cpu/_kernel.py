@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends.cpu import threads
 from whet.network import FORMATS, Layer, Tensor, format_fits, static_shape
 from whet.network.types import BF16, F32, DType
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, operand_bytes
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._declared import Reference, declared
 
@@ -64,8 +64,7 @@ class OneDnnKernel:
     ) -> None:
         self.offsets = dict(offsets or {})
         self.descriptor, self.places, self.packed = descriptor, dict(places), tuple(packed)
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+        self.inputs, self.outputs = stored_bytes(layer, signature)
         self.scratch = descriptor.scratch_bytes
         self.implementation = descriptor.name
         self.rtol = RTOL[signature.outputs[0].dtype.name] if rtol is None else rtol

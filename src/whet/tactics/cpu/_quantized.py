@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from whet.network import BF16, F32, DType, static_shape
-from whet.tactics._base import Operand, Signature
+from whet.network import BF16, F32, DType, Layer, format_fits, static_shape
+from whet.tactics._base import Operand, Signature, Tactic
 from whet.tactics._fused import Post
-from whet.tactics._quantized import Parts, Scale, take_apart
+from whet.tactics._quantized import Parts, Scale, take_apart, taken_apart
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, Shaper, chain, clip_bounds, same_places
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe
@@ -18,13 +18,15 @@ from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe
 __all__ = [
     "OneDnnQuantized",
     "Parts",
+    "QuantizedTactic",
     "Scale",
     "add_scales",
     "attributes",
     "needed",
     "quantization",
+    "same_format",
     "signatures",
-    "take_apart",
+    "taken_apart",
     "unsafe",
     "weight_key",
 ]
@@ -33,10 +35,25 @@ __all__ = [
 _EXACT = ("vnni", "amx", "x64:gemm", "gemm:jit", "ref:", "simple:")
 
 
-class OneDnnQuantized(OneDnnTactic):
-    """A tactic for quantized layers: of oneDNN's implementations those whose sums are exact on this CPU."""
+class QuantizedTactic(Tactic):
+    """A tactic for quantized layers: each is taken apart first, and what the kernel does not take is said of its parts."""
 
     quantized = True
+
+    def unfit(self, parts: Parts) -> str | None:
+        """Why the kernel does not take a layer of these parts; None when it might."""
+        raise NotImplementedError
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        parts = take_apart(layer)
+        return parts if isinstance(parts, str) else self.unfit(parts)
+
+
+class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
+    """Of oneDNN's implementations those whose sums are exact on this CPU."""
 
     def _usable(self, recipe: Recipe) -> list[str]:
         found = super()._usable(recipe)
@@ -61,6 +78,16 @@ def float_types(parts: Parts, machine) -> list[DType]:
         t is not None and not t.is_constant and i not in parts.reads and t.dtype.is_float for i, t in enumerate(parts.view.inputs)
     )
     return [F32, BF16] if floats and "avx512_bf16" in machine.features and dnn.has_isa("avx512_core_bf16") else [F32]
+
+
+def same_format(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list[Signature]:
+    """Signatures with the inputs at these places and the output in one format, any that does it number by number."""
+    found = []
+    for f in ("nhwc", "linear"):
+        if format_fits(f, layer.outputs[0].type.rank):
+            inputs = tuple(Operand(f, reads[i]) if i in reads else None for i in range(len(layer.inputs)))
+            found.append(Signature(inputs, (Operand(f, stores),)))
+    return found
 
 
 def signatures(parts: Parts, fmt: str, machine) -> list[Signature]:
@@ -168,6 +195,4 @@ def _maker(a: np.ndarray) -> Callable[[], np.ndarray]:
 
 def weight_key(parts: Parts, x: int, w: int) -> str:
     """Key of packed weights: with a signed input, or one with a zero point, they carry sums that undo it."""
-    t = parts.view.needs(w)
-    assert t.weight is not None
-    return f"{t.weight.digest}|{parts.reads[x].dtype}|{bool(parts.reads[x].zero)}"
+    return f"{parts.view.needs(w).constant().digest}|{parts.reads[x].dtype}|{bool(parts.reads[x].zero)}"

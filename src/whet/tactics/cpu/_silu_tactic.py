@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from whet.backends.cpu import threads
-from whet.network import F32, Layer, Tensor
-from whet.tactics._base import Args, Operand, Packed, Signature, Stream, Tactic, operand_bytes
-from whet.tactics._fused import anchor, epilogue, outer_input, source_place
+from whet.network import F32, Layer
+from whet.tactics._base import Args, Operand, Packed, Signature, Stream, Tactic, stored_bytes
+from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._kernel import static
@@ -27,20 +27,14 @@ class SiluKernel:
     implementation: str
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
-        places = [outer_input(layer, t) for t in (*anchor(layer).inputs, None)[:3]]
-        assert places[0] is not None
-        assert places[1] is not None
-        self.x = places[0]
-        weights = layer.needs(places[1])
-        self.weights: Tensor = weights
-        self.bias = None if places[2] is None else layer.inputs[places[2]]
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = (operand_bytes(layer.outputs[0], signature.outputs[0]),)
+        self.x = source_place(layer)
+        self.weights, self.bias = constants_of(layer)
+        self.inputs, self.outputs = stored_bytes(layer, signature)
 
     @property
     def constants(self) -> str:
         """What weights and biases are known by."""
-        return "|".join("" if t is None or t.weight is None else t.weight.digest for t in (self.weights, self.bias))
+        return "|".join("" if t is None else t.constant().digest for t in (self.weights, self.bias))
 
     def share(self, sizes: list[int], items: int, count: int, work: int, small: int) -> None:
         """Sets threads and sizes; up to `small` multiplications one thread has done before the others are there."""

@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends.cpu import threads
 from whet.network import F32, Layer
 from whet.tactics._attention import Heads, View, taken_apart
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._declared import Reference
@@ -42,8 +42,7 @@ class AttentionKernel:
     deterministic = True
 
     def __init__(self, layer: Layer, signature: Signature, found: Heads, products: tuple[dnn.Descriptor, dnn.Descriptor], group: int, count: int):
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = (operand_bytes(layer.outputs[0], signature.outputs[0]),)
+        self.inputs, self.outputs = stored_bytes(layer, signature)
         self.found, self.group, self.rtol = found, group, RTOL["f32"]
         self.first = _Product(products[0], {"src": ("input", found.q.place), "weights": ("input", found.k.place), "dst": ("output", 1)})
         self.last = _Product(products[1], {"src": ("output", 1), "weights": ("input", found.v.place), "dst": ("output", 0)})

@@ -13,7 +13,7 @@ import numpy as np
 
 from whet.backends.cpu import threads
 from whet.network import F32, Layer, format_fits, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics._quantized import Parts, take_apart
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
@@ -33,8 +33,7 @@ class GateKernel:
     def __init__(self, layer: Layer, signature: Signature, parts: Parts, count: int) -> None:
         assert parts.stores is not None
         self.x, self.factor = places_of(parts)  # type: ignore[misc]
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = (operand_bytes(layer.outputs[0], signature.outputs[0]),)
+        self.inputs, self.outputs = stored_bytes(layer, signature)
         shape = static_shape(layer.outputs[0].shape)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         reads, stores = parts.reads[self.x], parts.stores

@@ -10,7 +10,7 @@ import numpy as np
 from whet.errors import BackendError
 from whet.network import Layer, static_shape
 from whet.ops import get_op, run_layer, run_regions
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
 
 
 def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -67,8 +67,7 @@ class NumpyKernel:
 
     def __init__(self, layer: Layer, signature: Signature):
         self.layer, self.signature = layer, signature
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+        self.inputs, self.outputs = stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         stream.record(NumpyCall(self, args))

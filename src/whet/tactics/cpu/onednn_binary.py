@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input
+from whet.tactics._fused import anchor, epilogue, outer_input, steps_after
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, chain, constant_f32, same_places, second_operands
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
@@ -54,8 +54,7 @@ class OneDnnBinary(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        posts, head = epilogue(layer), anchor(layer)
-        assert posts is not None
+        posts, head = steps_after(layer), anchor(layer)
         if head.op == "BatchNormalization":
             return _batch_norm(layer, head, signature)
         fused = chain(posts, layer, signature)
@@ -116,8 +115,7 @@ def _side(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...],
 def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str:
     """x * factor + shift, both a value a channel."""
     x, scale, bias, mean, variance = _outer(layer, head)
-    posts, shape, target = epilogue(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
-    assert posts is not None
+    posts, shape, target = steps_after(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
     fused = chain(posts, layer, signature)
     if isinstance(fused, str):
         return fused

@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import Post, anchor, epilogue, outer_input, places, source_place
+from whet.tactics._fused import Post, anchor, epilogue, outer_input, places, source_place, steps_after
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import chain, residuals, second_operands
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
@@ -47,8 +47,7 @@ class OneDnnConv(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        posts = epilogue(layer)
-        assert posts is not None
+        posts = steps_after(layer)
         head = anchor(layer)
         x, w, b = places(layer)
         source, weights = layer.needs(x), layer.needs(w)
@@ -97,8 +96,7 @@ def _weights(layer: Layer, head: Layer) -> list[int | None]:
 
 
 def _digest(tensor: Tensor) -> str:
-    assert tensor.weight is not None
-    return tensor.weight.digest
+    return tensor.constant().digest
 
 
 def _grouped(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input, source_place
+from whet.tactics._fused import anchor, epilogue, outer_input, source_place, steps_after
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._declared import Reference, declared
 from whet.tactics.cpu._epilogue import Chain, activation, chain, clip_bounds, second_operands
@@ -58,8 +58,7 @@ class OneDnnEltwise(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        posts, head = epilogue(layer), anchor(layer)
-        assert posts is not None
+        posts, head = steps_after(layer), anchor(layer)
         x = source_place(layer)
         bounds = _parameters(layer, head)
         if head.op == "PRelu":

@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Operand, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, outer_input
+from whet.tactics._fused import anchor, epilogue, outer_input, steps_after
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, chain, constant_f32, residuals, second_operands
 from whet.tactics.cpu._kernel import OneDnnKernel, OneDnnTactic, Recipe, activations, f32_of, static, storage_types
@@ -99,8 +99,7 @@ class _Matrices:
         return (1, shape[-1]) if prod(shape[:-1]) == 1 else None
 
     def recipe(self, kind: str) -> Recipe | str:
-        posts = epilogue(self.layer)
-        assert posts is not None
+        posts = steps_after(self.layer)
         constant = self.right.is_constant
         if kind == "inner_product" and (not constant or self.right.type.rank != 2 or self.trans_a):
             return "an inner product has a constant matrix on its right"
@@ -122,8 +121,7 @@ class _Matrices:
         else:
             recipe.places["weights"] = ("input", self.b)
         if bias is not None:
-            assert bias.weight is not None
-            recipe.constant("bias", f"{bias.weight.digest}|f32|{self.beta}", lambda: f32_of(bias) * np.float32(self.beta))
+            recipe.constant("bias", f"{bias.constant().digest}|f32|{self.beta}", lambda: f32_of(bias) * np.float32(self.beta))
         return recipe
 
     def _bias(self, steps: Chain) -> Tensor | str | None:
@@ -194,8 +192,7 @@ class _Matrices:
             lead = (1,) * (rank - len(shape))
             own = turned if self.trans_b else strides
             given = dnn.describe((*lead, *shape), "f32", strides=(*(prod(shape),) * len(lead), *own))
-        assert self.right.weight is not None
-        key = f"{self.right.weight.digest}|{self.alpha}"
+        key = f"{self.right.constant().digest}|{self.alpha}"
         recipe.constant("weights", key, lambda: f32_of(self.right) * np.float32(self.alpha), given)
 
 

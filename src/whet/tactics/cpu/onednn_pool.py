@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import anchor, epilogue, source_place
+from whet.tactics._fused import anchor, epilogue, source_place, steps_after
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._axes import reduced_axes
 from whet.tactics.cpu._epilogue import chain, second_operands
@@ -62,8 +62,7 @@ class OneDnnPool(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        posts, head = epilogue(layer), anchor(layer)
-        assert posts is not None
+        posts, head = steps_after(layer), anchor(layer)
         x = source_place(layer)
         stored = signature.needs(x)
         source = static_shape(layer.inputs[x].shape)

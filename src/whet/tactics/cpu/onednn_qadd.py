@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.network import Layer, format_fits
-from whet.tactics._base import Operand, Signature, tactic
+from whet.network import Layer
+from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, chain
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, static
-from whet.tactics.cpu._quantized import Parts, needed, take_apart
+from whet.tactics.cpu._quantized import Parts, QuantizedTactic, needed, same_format, taken_apart
 
 
 @tactic
-class OneDnnQAdd(OneDnnTactic):
+class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
     ops = ("Add",)
     version = 2
-    quantized = True
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = take_apart(layer)
-        if isinstance(parts, str):
-            return parts
+    def unfit(self, parts: Parts) -> str | None:
         if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
             return "adds integers and stores integers"
         if any(parts.view.inputs[i].is_constant for i in parts.reads):
@@ -34,20 +27,11 @@ class OneDnnQAdd(OneDnnTactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        parts = take_apart(layer)
-        assert isinstance(parts, Parts)
-        assert parts.stores is not None
-        found = []
-        for f in ("nhwc", "linear"):
-            if format_fits(f, layer.outputs[0].type.rank):
-                inputs = tuple(Operand(f, parts.reads[i].dtype) if i in parts.reads else None for i in range(len(layer.inputs)))
-                found.append(Signature(inputs, (Operand(f, parts.stores.dtype),)))
-        return found
+        parts = taken_apart(layer)
+        return same_format(layer, {i: s.dtype for i, s in parts.reads.items()}, parts.result.dtype)
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        parts = take_apart(layer)
-        assert isinstance(parts, Parts)
-        assert parts.stores is not None
+        parts = taken_apart(layer)
         places = [i for i in (parts.place(t) for t in parts.head.inputs) if i is not None]
         shift = -sum(parts.reads[i].zero * parts.reads[i].number for i in places)
         steps = Chain([dnn.Eltwise("linear", 1.0, shift)] if shift else [])
@@ -55,7 +39,7 @@ class OneDnnQAdd(OneDnnTactic):
         if isinstance(fused, str):
             return fused
         steps.extend(fused)
-        steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.stores.number, float(parts.stores.zero)))
+        steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.result.number, float(parts.result.zero)))
         sides = [describe(parts.view.inputs[i], signature.inputs[i]) for i in places]
         made = dnn.Attributes(tuple(steps.post_ops), scales=(("src", 0, 1), ("src1", 0, 1)))
         first = dnn.binary("add", sides[0], sides[1], describe(parts.view.outputs[0], signature.outputs[0]), made)

@@ -18,7 +18,7 @@ from whet.tactics.cpu._quantized import (
     attributes,
     quantization,
     signatures,
-    take_apart,
+    taken_apart,
     unsafe,
     weight_key,
 )
@@ -30,27 +30,27 @@ class OneDnnQConv(OneDnnQuantized):
     ops = ("Conv",)
     version = 2
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = take_apart(layer)
-        return parts if isinstance(parts, str) else _why_not(parts)
+    def unfit(self, parts: Parts) -> str | None:
+        x, w, b = parts.places()
+        if x not in parts.reads or w not in parts.reads:
+            return "its input or its weights are not quantized"
+        weights = parts.view.needs(w)
+        if not weights.is_constant or (b is not None and not parts.view.inputs[b].is_constant):
+            return "the weights are computed at run time"
+        if parts.reads[w].zero or parts.reads[w].dtype.name != "i8":
+            return "oneDNN takes symmetric i8 weights"
+        return unsafe(parts.reads[x])
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
-        parts = take_apart(layer)
-        assert isinstance(parts, Parts)
+        parts = taken_apart(layer)
         return signatures(parts, "nhwc", machine)
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        parts = take_apart(layer)
-        assert isinstance(parts, Parts)
+        parts = taken_apart(layer)
         head, view = parts.head, parts.view
         x, w, b = parts.places()
-        assert x is not None
-        assert w is not None
         source, weights, stored = view.needs(x), view.needs(w), signature.needs(x)
         group, count = head.attrs["group"], int(weights.shape[0])
         channels = (1 if group == 1 else 3, count)
@@ -78,18 +78,5 @@ class OneDnnQConv(OneDnnQuantized):
         recipe.constant("weights", key, lambda: np.reshape(weights.array(), shape), dnn.describe(shape, "i8"))
         if b is not None:
             bias = view.needs(b)
-            assert bias.weight is not None
-            recipe.constant("bias", f"{bias.weight.digest}|f32", lambda: f32_of(bias).reshape(-1))
+            recipe.constant("bias", f"{bias.constant().digest}|f32", lambda: f32_of(bias).reshape(-1))
         return recipe
-
-
-def _why_not(parts: Parts) -> str | None:
-    x, w, b = parts.places()
-    if x not in parts.reads or w not in parts.reads:
-        return "its input or its weights are not quantized"
-    weights = parts.view.needs(w)
-    if not weights.is_constant or (b is not None and not parts.view.inputs[b].is_constant):
-        return "the weights are computed at run time"
-    if parts.reads[w].zero or parts.reads[w].dtype.name != "i8":
-        return "oneDNN takes symmetric i8 weights"
-    return unsafe(parts.reads[x])

@@ -20,7 +20,7 @@ from whet.tactics.cpu._quantized import (
     attributes,
     quantization,
     signatures,
-    take_apart,
+    taken_apart,
     unsafe,
     weight_key,
 )
@@ -31,18 +31,31 @@ class OneDnnQMatMul(OneDnnQuantized):
     ops = ("Gemm", "MatMul")
     version = 2
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = take_apart(layer)
-        return parts if isinstance(parts, str) else _why_not(parts)
+    def unfit(self, parts: Parts) -> str | None:
+        a, b = (parts.place(t) for t in parts.head.inputs[:2])
+        if a not in parts.reads or b not in parts.reads:
+            return "one of its operands is not quantized"
+        right = parts.view.needs(b)
+        if parts.reads[b].zero or parts.reads[b].dtype.name != "i8":
+            return "oneDNN takes a symmetric i8 matrix on the right"
+        if parts.view.inputs[a].is_constant:
+            return "the first operand is constant; oneDNN packs the second"
+        if any(t is not None and t.type.rank < 2 for t in parts.head.inputs[:2]):
+            return "takes matrices, not vectors"
+        gemm = parts.head.op == "Gemm"
+        if gemm and (parts.head.attrs["transA"] or parts.head.attrs["alpha"] != 1 or parts.head.attrs["beta"] != 1):
+            return "transA, alpha and beta are for float products"
+        c = parts.place(parts.head.input(2))
+        if c is not None and not parts.view.inputs[c].is_constant:
+            return "its C is computed at run time"
+        if not right.is_constant and gemm and parts.head.attrs["transB"]:
+            return "transB of a computed matrix is for float products"
+        return unsafe(parts.reads[a])
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        parts = take_apart(layer)
-        assert isinstance(parts, Parts)
+        parts = taken_apart(layer)
         return signatures(parts, "linear", machine)
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
@@ -62,35 +75,12 @@ class OneDnnQMatMul(OneDnnQuantized):
         return super()._plan(lambda: _product(layer, signature, "inner_product"), layer, signature, config, machine)
 
 
-def _why_not(parts: Parts) -> str | None:
-    a, b = (parts.place(t) for t in parts.head.inputs[:2])
-    if a not in parts.reads or b not in parts.reads:
-        return "one of its operands is not quantized"
-    right = parts.view.needs(b)
-    if parts.reads[b].zero or parts.reads[b].dtype.name != "i8":
-        return "oneDNN takes a symmetric i8 matrix on the right"
-    if parts.view.inputs[a].is_constant:
-        return "the first operand is constant; oneDNN packs the second"
-    if any(t is not None and t.type.rank < 2 for t in parts.head.inputs[:2]):
-        return "takes matrices, not vectors"
-    gemm = parts.head.op == "Gemm"
-    if gemm and (parts.head.attrs["transA"] or parts.head.attrs["alpha"] != 1 or parts.head.attrs["beta"] != 1):
-        return "transA, alpha and beta are for float products"
-    c = parts.place(parts.head.input(2))
-    if c is not None and not parts.view.inputs[c].is_constant:
-        return "its C is computed at run time"
-    if not right.is_constant and gemm and parts.head.attrs["transB"]:
-        return "transB of a computed matrix is for float products"
-    return unsafe(parts.reads[a])
-
-
 def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     """The product in oneDNN's words. With a constant matrix on the right, all axes but the last of the left one are rows."""
-    parts = take_apart(layer)
-    assert isinstance(parts, Parts)
+    parts = taken_apart(layer)
     head, view = parts.head, parts.view
     a, b, c = (parts.place(t) for t in (*head.inputs, None)[:3])
-    assert a is not None
+    assert a is not None  # `unfit` said so
     assert b is not None
     left, right, target = view.needs(a), view.needs(b), signature.outputs[0].dtype.name
     out, source = static_shape(head.outputs[0].shape), static_shape(left.shape)

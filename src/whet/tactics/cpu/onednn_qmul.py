@@ -5,34 +5,26 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from whet.network import F32, Layer, format_fits, static_shape
-from whet.tactics._base import Operand, Signature, tactic
+from whet.errors import BuildError
+from whet.network import F32, Layer, static_shape
+from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, chain
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, describe, static
-from whet.tactics.cpu._quantized import Parts, needed, take_apart
+from whet.tactics.cpu._quantized import Parts, QuantizedTactic, needed, same_format, taken_apart
 
 _COST_OF_PLAIN_LOOPS = 100  # multiply-adds in whose time they do one number (50 ns): what several images get
 
 
 @tactic
-class OneDnnQMul(OneDnnTactic):
+class OneDnnQMul(QuantizedTactic, OneDnnTactic):
     ops = ("Mul",)
-    quantized = True
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = take_apart(layer)
-        if isinstance(parts, str):
-            return parts
+    def unfit(self, parts: Parts) -> str | None:
         places = places_of(parts)
         if parts.stores is None or places is None:
             return "multiplies one integer by one floating-point factor and stores integers"
-        x, factor = (parts.view.inputs[i] for i in places)
-        assert x is not None
-        assert factor is not None
+        x, factor = (parts.view.needs(i) for i in places)
         if x.is_constant or factor.is_constant or x.shape != parts.view.outputs[0].shape or x.type.rank != factor.type.rank:
             return "the integer has the output's shape, the factor its rank, and both are computed"
         return None
@@ -40,30 +32,17 @@ class OneDnnQMul(OneDnnTactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        parts = take_apart(layer)
-        assert isinstance(parts, Parts)
-        assert parts.stores is not None
-        places = places_of(parts)
-        assert places is not None
-        x, factor = places
-        found = []
-        for f in ("nhwc", "linear"):
-            if format_fits(f, layer.outputs[0].type.rank):
-                stored = {x: Operand(f, parts.reads[x].dtype), factor: Operand(f, F32)}
-                found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand(f, parts.stores.dtype),)))
-        return found
+        parts = taken_apart(layer)
+        x, factor = integer_and_factor(parts)
+        return same_format(layer, {x: parts.reads[x].dtype, factor: F32}, parts.result.dtype)
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        parts = take_apart(layer)
-        assert isinstance(parts, Parts)
-        assert parts.stores is not None
-        places = places_of(parts)
-        assert places is not None
-        x, factor = places
+        parts = taken_apart(layer)
+        x, factor = integer_and_factor(parts)
         fused = chain(needed(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
-        whole, gate = (describe(parts.view.inputs[i], signature.inputs[i]) for i in places)
+        whole, gate = (describe(parts.view.needs(i), signature.needs(i)) for i in (x, factor))
         if any(a not in (1, b) for a, b in zip(static_shape(parts.view.inputs[factor].shape), static_shape(layer.outputs[0].shape), strict=True)):
             return "the factor broadcasts the integer"
         reads, steps, names = parts.reads[x], Chain(), {"src": x, "src1": factor}
@@ -71,7 +50,7 @@ class OneDnnQMul(OneDnnTactic):
             steps = Chain([dnn.Eltwise("linear", 1.0, -reads.zero * reads.number), dnn.Binary("mul", gate)], {"post1": ("input", factor)})
             names["src1"] = x
         steps.extend(fused)
-        steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.stores.number, float(parts.stores.zero)))
+        steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.result.number, float(parts.result.zero)))
         scaled = ("src", "src1") if reads.zero else ("src",)
         made = dnn.Attributes(tuple(steps.post_ops), scales=tuple((name, 0, 1) for name in scaled))
         target = describe(parts.view.outputs[0], signature.outputs[0])
@@ -90,3 +69,11 @@ def places_of(parts: Parts) -> tuple[int, int] | None:
     if a is None or b is None or (a in parts.reads) == (b in parts.reads):
         return None
     return (a, b) if a in parts.reads else (b, a)
+
+
+def integer_and_factor(parts: Parts) -> tuple[int, int]:
+    """`places_of` a layer that a tactic has taken. Raises BuildError for one that has not one of each."""
+    places = places_of(parts)
+    if places is None:
+        raise BuildError(f"{parts.view.name} has not one integer and one factor")
+    return places

@@ -8,22 +8,15 @@ from whet.network import Layer, format_fits, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._kernel import OneDnnTactic, Recipe, static
-from whet.tactics.cpu._quantized import Parts, take_apart
+from whet.tactics.cpu._quantized import Parts, QuantizedTactic, taken_apart
 from whet.tactics.cpu.onednn_pool import _window
 
 
 @tactic
-class OneDnnQPool(OneDnnTactic):
+class OneDnnQPool(QuantizedTactic, OneDnnTactic):
     ops = ("AveragePool", "GlobalAveragePool")
-    quantized = True
 
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        parts = take_apart(layer)
-        if isinstance(parts, str):
-            return parts
+    def unfit(self, parts: Parts) -> str | None:
         x = parts.source_place()
         if x not in parts.reads or parts.stores is None or parts.posts:
             return "pools integers and stores integers"
@@ -34,24 +27,19 @@ class OneDnnQPool(OneDnnTactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.inputs[0].type.rank):
             return []
-        parts = take_apart(layer)
-        assert isinstance(parts, Parts)
-        assert parts.stores is not None
+        parts = taken_apart(layer)
         x = parts.source_place()
-        own = Operand("nhwc", parts.stores.dtype)
+        own = Operand("nhwc", parts.result.dtype)
         inputs = tuple(own if i == x else None for i in range(len(layer.inputs)))
         # One value a channel lies row-major too.
         whole = [Operand("linear", own.dtype)] if parts.head.op == "GlobalAveragePool" else []
         return [Signature(inputs, (o,)) for o in (own, *whole)]
 
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
-        parts = take_apart(layer)
-        assert isinstance(parts, Parts)
-        assert parts.stores is not None
+        parts = taken_apart(layer)
         x, head = parts.source_place(), parts.head
-        assert x is not None
         source, target = static_shape(parts.view.inputs[x].shape), static_shape(parts.view.outputs[0].shape)
-        reads, stores, dtype = parts.reads[x], parts.stores, parts.stores.dtype.name
+        reads, stores, dtype = parts.reads[x], parts.result, parts.result.dtype.name
         alg, r = "avg_exclude_padding", len(source) - 2
         if head.op == "GlobalAveragePool":
             kernel, strides, dilations, pads = source[2:], (1,) * r, (1,) * r, ((0,) * r, (0,) * r)

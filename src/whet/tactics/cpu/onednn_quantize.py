@@ -25,9 +25,9 @@ class OneDnnQuantize(OneDnnTactic):
         said = super().why_not(layer)
         if said:
             return said
-        integer = layer.outputs[0] if layer.op == "QuantizeLinear" else layer.inputs[0]
-        real = layer.needs(0) if layer.op == "QuantizeLinear" else layer.outputs[0]
-        assert integer is not None
+        integer, real = layer.outputs[0], layer.needs(0)
+        if layer.op == "DequantizeLinear":
+            integer, real = real, integer
         if layer.op == "Fused" or layer.inputs[0].is_constant:
             return "its input is constant, or it is fused to something"
         if integer.dtype.name not in _STORED or real.dtype != F32:

@@ -6,7 +6,7 @@ from typing import Any
 
 from whet.network import Layer, static_shape, strides
 from whet.ops.split import sizes
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._kernel import OneDnnKernel, OneDnnTactic, Recipe, image_formats, static, storage_types
 
@@ -21,8 +21,7 @@ class SplitKernel:
 
     def __init__(self, layer: Layer, signature: Signature, parts: list[OneDnnKernel]) -> None:
         self.parts, self.implementation = parts, parts[0].implementation
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+        self.inputs, self.outputs = stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         for part in self.parts:

@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.network import FORMATS, Layer, format_fits, static_shape
 from whet.network.types import DTYPES, DType
-from whet.tactics._base import Args, Config, Operand, Signature, Stream, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Signature, Stream, operand_bytes, stored_bytes, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._kernel import OneDnnKernel, OneDnnTactic, Recipe, image_formats, static, storage_types
 
@@ -18,8 +18,7 @@ class NothingToDo:
     scratch, packed, rtol, deterministic, implementation = 0, (), 0.0, True, "in place, nothing to do"
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = (operand_bytes(layer.outputs[0], signature.outputs[0]),)
+        self.inputs, self.outputs = stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         """Nothing."""

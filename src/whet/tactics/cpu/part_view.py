@@ -11,7 +11,7 @@ from typing import Any
 from whet.errors import EngineError
 from whet.network import Layer, Tensor, format_fits, static_shape, stored_shape
 from whet.ops.slice import ranges
-from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics.cpu._kernel import image_formats, static, storage_types
 
 _ALIGNMENT = 64  # bytes: a part begins where any kernel may read and write vectors
@@ -25,8 +25,7 @@ class PartKernel:
 
     def __init__(self, layer: Layer, signature: Signature, shifts: tuple[int, ...]) -> None:
         self.name, self.pairs, self.shifts = layer.name, signature.inplace, shifts
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+        self.inputs, self.outputs = stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         """Nothing to launch, but the parts must lie where they belong. Raises EngineError where they do not."""
@@ -58,8 +57,7 @@ class PartView(Tactic):
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        whole = layer.outputs[0] if layer.op == "Concat" else layer.inputs[0]
-        assert whole is not None
+        whole = layer.outputs[0] if layer.op == "Concat" else layer.needs(0)
         found = []
         floats = storage_types([whole], machine)
         others = [whole.dtype] if whole.dtype.bits >= 8 and whole.dtype.name != "string" else []
@@ -88,8 +86,7 @@ def _signature(layer: Layer, o: Operand) -> Signature:
 
 def _shifts(layer: Layer, o: Operand) -> tuple[int, ...] | None:
     """Bytes from the whole's beginning to each part's, or None where parts are no contiguous pieces of it."""
-    whole = layer.outputs[0] if layer.op == "Concat" else layer.inputs[0]
-    assert whole is not None
+    whole = layer.outputs[0] if layer.op == "Concat" else layer.needs(0)
     if not format_fits(o.format, whole.type.rank):
         return None
     shape = static_shape(whole.shape)

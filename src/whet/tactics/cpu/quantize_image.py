@@ -13,7 +13,7 @@ import numpy as np
 
 from whet.backends.cpu import threads
 from whet.network import F32, Layer, format_fits, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._kernel import static
@@ -33,8 +33,7 @@ class ImageKernel:
         x, y = layer.needs(0), layer.outputs[0]
         shape = static_shape(x.shape)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
-        self.inputs = tuple(0 if o is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = (operand_bytes(y, signature.outputs[0]),)
+        self.inputs, self.outputs = stored_bytes(layer, signature)
         _, values, shift = scales_of_layer(layer)
         low, high = (-128, 127) if y.dtype.name == "i8" else (0, 255)
         numbers = np.array([np.float32(1) / values[0], shift, low, high], np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends.cpu import threads
 from whet.network import DType, Layer, Tensor, format_fits
 from whet.ops import run_layer
-from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._kernel import static
@@ -95,8 +95,7 @@ class TableKernel:
     scratch, rtol, deterministic = 0, 0.0, True
 
     def __init__(self, layer: Layer, signature: Signature, wide: bool, count: int) -> None:
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = (operand_bytes(layer.outputs[0], signature.outputs[0]),)
+        self.inputs, self.outputs = stored_bytes(layer, signature)
         self.x = next(i for i, o in enumerate(signature.inputs) if o is not None)
         results = table(layer)
         self.packed = (Packed(f"table|{results.tobytes().hex()}", 256, lambda: results.view(np.uint8)),)

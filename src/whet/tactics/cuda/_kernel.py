@@ -14,7 +14,7 @@ from whet.backends.cuda.executor import GpuCall
 from whet.backends.cuda.launch import Kernel, Launch, Module
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
-from whet.tactics._base import Args, Operand, Packed, Signature, Stream, operand_bytes
+from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_bytes
 from whet.tactics._fused import Post
 from whet.tactics.cuda._conv import NONE, Activation, Finish
 from whet.tactics.cuda._source import ACTIVATIONS, source
@@ -41,8 +41,7 @@ class GpuKernel:
         scratch: int = 0,
         rtol: float | None = None,
     ) -> None:
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+        self.inputs, self.outputs = stored_bytes(layer, signature)
         self.packed, self.scratch, self.implementation = tuple(packed), scratch, implementation
         stored = [o.dtype.name for o in (*signature.inputs, *signature.outputs) if o is not None]
         self.rtol = max((RTOL[name] for name in stored if name in RTOL), default=0.0) if rtol is None else rtol

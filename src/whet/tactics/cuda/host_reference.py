@@ -13,7 +13,7 @@ from whet.errors import BackendError
 from whet.network import Layer, from_stored, static_shape
 from whet.ops import run_layer, run_regions
 from whet.tactics import tactics_of
-from whet.tactics._base import Args, Config, Operand, Signature, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Signature, Tactic, stored_bytes, tactic
 from whet.tactics.cuda._kernel import all_static
 
 
@@ -54,8 +54,7 @@ class HostKernel:
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
         self.layer, self.signature = layer, signature
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+        self.inputs, self.outputs = stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Any) -> None:
         """Record the step for these addresses."""

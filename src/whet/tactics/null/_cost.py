@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from whet.network import Layer, Tensor, evaluate, format_fits, static_shape
-from whet.tactics._base import Args, Operand, Packed, Signature, Stream, operand_bytes
+from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_bytes
 from whet.tactics._fused import anchor
 
 LAUNCH_SECONDS, BYTES_PER_SECOND, MACS_PER_SECOND = 2e-6, 10e9, 100e9
@@ -33,8 +33,7 @@ class NullKernel:
     packed: tuple[Packed, ...] = ()
 
     def __init__(self, layer: Layer, signature: Signature, implementation: str, macs: int = 0, slow: float = 1.0, scratch: int = 0):
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+        self.inputs, self.outputs = stored_bytes(layer, signature)
         self.implementation, self.scratch = implementation, scratch
         constants = [t for t, o in zip(layer.inputs, signature.inputs, strict=True) if t is not None and o is None and t.is_constant]
         weights = sum(evaluate(t.type.nbytes, {}) for t in constants)
