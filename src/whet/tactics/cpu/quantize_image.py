@@ -11,51 +11,42 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends.cpu import threads
 from whet.network import F32, Layer, format_fits, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._kernel import static
+from whet.tactics.cpu._own import LAST_WORDS, Lanes, OwnKernel, OwnTactic, integer_range, numbers, packed_numbers, rounding
 from whet.tactics.cpu.onednn_quantize import scales_of_layer
 
 _CHANNELS = (2, 3, 4)
-_WIDE = 16  # pixels at once
+_WIDE, _ONE = Lanes(16), Lanes(1)  # pixels at once
 _SMALL = 1 << 13  # numbers that one thread has done before the others are there
 
 
-class ImageKernel:
+class ImageKernel(OwnKernel):
     """A planned quantization; its packed operand holds factor, zero point and the integers' bounds."""
 
-    scratch, rtol, deterministic = 0, 0.0, True
-
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
-        x, y = layer.needs(0), layer.outputs[0]
-        shape = static_shape(x.shape)
+        shape = static_shape(layer.needs(0).shape)
+        super().__init__(layer, signature, prod(shape), _SMALL, count)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
-        self.inputs, self.outputs = stored_bytes(layer, signature)
-        _, values, shift = scales_of_layer(layer)
-        low, high = (-128, 127) if y.dtype.name == "i8" else (0, 255)
-        numbers = np.array([np.float32(1) / values[0], shift, low, high], np.float32)
-        self.packed = (Packed(f"line|{numbers.tobytes().hex()}", numbers.nbytes, lambda: numbers.view(np.uint8)),)
-        self.threads = count if self.pixels * self.channels * self.images > _SMALL else 1
+        _, values, zero = scales_of_layer(layer)
+        self.packed = (packed_numbers(np.float32(1) / values[0], zero, *integer_range(layer.outputs[0].dtype)),)
         self.implementation = f"own:{self.channels} channels"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        ir = _ir(self.channels)
-        ask = threads.address("omp_get_thread_num") if self.threads > 1 else _jit.address(ir, "first")
-        share = -(-self.pixels // (self.threads * _WIDE)) * _WIDE
-        context = [args.inputs[0], args.outputs[0], self.images, self.pixels, share, args.packed[0], ask]
-        operands = {("input", 0): 0, ("output", 0): 1}
-        stream.record(_jit.ParallelCall(_jit.address(ir, "quantize"), context, operands, self.threads, self.implementation))
+        words = (("input", 0), ("output", 0), self.images, self.pixels)
+        self.launch(stream, _ir(self.channels), "quantize", args, words, self.pixels, _WIDE.count)
 
 
 @tactic
-class QuantizeImage(Tactic):
+class QuantizeImage(OwnTactic):
+    """Its numbers are the op's but for ties: x / scale is x times the scale's inverse."""
+
     ops = ("QuantizeLinear",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer) or _jit.available()
+        said = super().why_not(layer)
         if said:
             return said
         x, zero = layer.inputs[0], layer.input(2)
@@ -76,90 +67,61 @@ class QuantizeImage(Tactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ImageKernel:
         return ImageKernel(layer, signature, machine.threads)
 
-    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Nothing but ties: x / scale is x times the scale's inverse."""
-        return [{}]
 
-    def library_version(self) -> str:
-        return _jit.version()
+def _each(channels: int, lanes: Lanes, s: str, at: str) -> str:
+    """%z<s><c> for each channel c: the integers of the pixels from %<at> on."""
+    f = lanes.of("float")
+    return "\n".join(
+        f"""  %f{s}{c} = mul i64 %pixels, {c}
+  %n{s}{c} = add i64 %f{s}{c}, %{at}
+  %p{s}{c} = getelementptr float, float* %x, i64 %n{s}{c}
+  %v{s}{c} = bitcast float* %p{s}{c} to {f}*
+  %x{s}{c} = load {f}, {f}* %v{s}{c}, align 4
+  %m{s}{c} = fmul {f} %x{s}{c}, {lanes.constant("factor")}{lanes.stored(f"%m{s}{c}", f"{s}{c}")}"""
+        for c in range(channels)
+    )
+
+
+def _mixed(channels: int) -> str:
+    """Stores %z.w<c> of 16 pixels as they lie between each other."""
+    n, q = _WIDE.count, _WIDE.of("i8")
+    pair, joined = f"<{2 * n} x i8>", f"<{n * channels} x i8>"
+    both = ", ".join(f"i32 {i}" for i in range(2 * n))
+    order = ", ".join(f"i32 {c * n + p}" for p in range(n) for c in range(channels))
+    last, more = "%z.w2" if channels > 2 else "undef", "%z.w3" if channels > 3 else "undef"
+    return f"""  %front = shufflevector {q} %z.w0, {q} %z.w1, <{2 * n} x i32> <{both}>
+  %back = shufflevector {q} {last}, {q} {more}, <{2 * n} x i32> <{both}>
+  %mixed = shufflevector {pair} %front, {pair} %back, <{n * channels} x i32> <{order}>
+  %at = mul i64 %w, {channels}
+  %yp = getelementptr i8, i8* %y, i64 %at
+  %yv = bitcast i8* %yp to {joined}*
+  store {joined} %mixed, {joined}* %yv, align 1"""
+
+
+def _one_by_one(channels: int) -> str:
+    """Stores %z.t<c> of one pixel."""
+    return "\n".join(
+        f"""  %tb{c} = mul i64 %i, {channels}
+  %tc{c} = add i64 %tb{c}, {c}
+  %ty{c} = getelementptr i8, i8* %y, i64 %tc{c}
+  store i8 %z.t{c}, i8* %ty{c}"""
+        for c in range(channels)
+    )
 
 
 @cache
 def _ir(channels: int) -> str:
     """`quantize(context)` for so many channels: 16 pixels at a time, what is left of a thread's share pixel by pixel."""
-    f, q = f"<{_WIDE} x float>", f"<{_WIDE} x i8>"
-    wide, joined = _WIDE * channels, f"<{_WIDE * channels} x i8>"
-    lines = []
-    for c in range(channels):
-        lines += [
-            f"  %o{c} = mul i64 %pixels, {c}",
-            f"  %a{c} = add i64 %o{c}, %w",
-            f"  %e{c} = getelementptr float, float* %x, i64 %a{c}",
-            f"  %v{c} = bitcast float* %e{c} to {f}*",
-            f"  %x{c} = load {f}, {f}* %v{c}, align 4",
-            f"  %m{c} = fmul {f} %x{c}, %factors",
-            f"  %r{c} = call {f} @llvm.rint.v{_WIDE}f32({f} %m{c})",
-            f"  %s{c} = fadd {f} %r{c}, %shifts",
-            f"  %g{c} = fcmp ogt {f} %s{c}, %lows",
-            f"  %h{c} = select <{_WIDE} x i1> %g{c}, {f} %s{c}, {f} %lows",
-            f"  %j{c} = fcmp olt {f} %h{c}, %highs",
-            f"  %k{c} = select <{_WIDE} x i1> %j{c}, {f} %h{c}, {f} %highs",
-            f"  %u{c} = fptosi {f} %k{c} to <{_WIDE} x i32>",
-            f"  %q{c} = trunc <{_WIDE} x i32> %u{c} to {q}",
-        ]
-    pair, both = f"<{2 * _WIDE} x i8>", ", ".join(f"i32 {i}" for i in range(2 * _WIDE))
-    last = "%q2" if channels > 2 else "undef"
-    more = "%q3" if channels > 3 else "undef"
-    order = [i * _WIDE + p for p in range(_WIDE) for i in range(channels)]
-    lines += [
-        f"  %front = shufflevector {q} %q0, {q} %q1, <{2 * _WIDE} x i32> <{both}>",
-        f"  %back = shufflevector {q} {last}, {q} {more}, <{2 * _WIDE} x i32> <{both}>",
-        f"  %mixed = shufflevector {pair} %front, {pair} %back, <{wide} x i32> <{', '.join(f'i32 {i}' for i in order)}>",
-        f"  %at = mul i64 %w, {channels}",
-        "  %yp = getelementptr i8, i8* %y, i64 %at",
-        f"  %yv = bitcast i8* %yp to {joined}*",
-        f"  store {joined} %mixed, {joined}* %yv, align 1",
-    ]
-    single = []
-    for c in range(channels):
-        single += [
-            f"  %to{c} = mul i64 %pixels, {c}",
-            f"  %ta{c} = add i64 %to{c}, %i",
-            f"  %tp{c} = getelementptr float, float* %x, i64 %ta{c}",
-            f"  %tx{c} = load float, float* %tp{c}",
-            f"  %tm{c} = fmul float %tx{c}, %factor",
-            f"  %tr{c} = call float @llvm.rint.f32(float %tm{c})",
-            f"  %ts{c} = fadd float %tr{c}, %shift",
-            f"  %tg{c} = fcmp ogt float %ts{c}, %low",
-            f"  %th{c} = select i1 %tg{c}, float %ts{c}, float %low",
-            f"  %tj{c} = fcmp olt float %th{c}, %high",
-            f"  %tk{c} = select i1 %tj{c}, float %th{c}, float %high",
-            f"  %ti{c} = fptosi float %tk{c} to i32",
-            f"  %tq{c} = trunc i32 %ti{c} to i8",
-            f"  %tb{c} = mul i64 %i, {channels}",
-            f"  %tc{c} = add i64 %tb{c}, {c}",
-            f"  %ty{c} = getelementptr i8, i8* %y, i64 %tc{c}",
-            f"  store i8 %tq{c}, i8* %ty{c}",
-        ]
-    names = ("factor", "shift", "low", "high")
-    loads = []
-    for i, n in enumerate(names):
-        loads += [
-            f"  %{n}.p = getelementptr float, float* %line, i64 {i}",
-            f"  %{n} = load float, float* %{n}.p",
-            f"  %{n}.one = insertelement {f} undef, float %{n}, i32 0",
-            f"  %{n}s = shufflevector {f} %{n}.one, {f} undef, <{_WIDE} x i32> zeroinitializer",
-        ]
+    words = ("source", "target", "images", "pixels", *LAST_WORDS)
     return f"""
-declare {f} @llvm.rint.v{_WIDE}f32({f})
-declare float @llvm.rint.f32(float)
-{_jit.opening("quantize", ("source", "target", "images", "pixels", "share", "lines", "ask"), "pixels")}
-  %whole = sub i64 %end, {_WIDE - 1}
+{rounding(_WIDE, _ONE)}
+{_jit.opening("quantize", words, "pixels")}
+  %whole = sub i64 %end, {_WIDE.count - 1}
   %size = mul i64 %pixels, {channels}
-  %line = inttoptr i64 %lines to float*
+  %line = inttoptr i64 %packed to float*
   %x.0 = inttoptr i64 %source to float*
   %y.0 = inttoptr i64 %target to i8*
-{chr(10).join(loads)}
+{numbers(("factor", "zero", "low", "high"), _WIDE)}
   br label %image
 image:
   %n = phi i64 [ 0, %start ], [ %n1, %next ]
@@ -175,15 +137,17 @@ wide:
   %fits = icmp slt i64 %w, %whole
   br i1 %fits, label %many, label %tail
 many:
-{chr(10).join(lines)}
-  %w1 = add i64 %w, {_WIDE}
+{_each(channels, _WIDE, ".w", "w")}
+{_mixed(channels)}
+  %w1 = add i64 %w, {_WIDE.count}
   br label %wide
 tail:
   %i = phi i64 [ %w, %wide ], [ %i1, %one ]
   %some = icmp slt i64 %i, %end
   br i1 %some, label %one, label %next
 one:
-{chr(10).join(single)}
+{_each(channels, _ONE, ".t", "i")}
+{_one_by_one(channels)}
   %i1 = add i64 %i, 1
   br label %tail
 next:

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends.cpu import threads
 from whet.network import DType, Layer, Tensor, format_fits
 from whet.ops import run_layer
-from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, stored_bytes, tactic
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._kernel import static
+from whet.tactics.cpu._own import LAST_WORDS, OwnKernel, OwnTactic
 
 HINT = "Table"
 _SMALL = 1 << 15  # bytes that one thread has done before the others are there
@@ -25,7 +24,7 @@ _STEP = 64
 _IR = """
 declare <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8>, <64 x i8>, <64 x i8>)
 <OPENING>
-  %t = inttoptr i64 %table to i8*
+  %t = inttoptr i64 %packed to i8*
   %x = inttoptr i64 %source to i8*
   %y = inttoptr i64 %target to i8*
 <WIDE>
@@ -82,38 +81,31 @@ many:
 
 
 def _ir(wide: bool) -> str:
-    ir = _IR.replace("<OPENING>", _jit.opening("look_up", ("source", "target", "count", "share", "table", "ask"), "count"))
+    ir = _IR.replace("<OPENING>", _jit.opening("look_up", ("source", "target", "count", *LAST_WORDS), "count"))
     if wide:
         return ir.replace("<WIDE>", _WIDE.strip("\n")).replace("<COMES>", "[ %w, %wide ]")
     plain = ir.replace("<WIDE>", "  br label %tail").replace("<COMES>", "[ %from, %start ]")
     return plain.replace("declare <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8>, <64 x i8>, <64 x i8>)\n", "")
 
 
-class TableKernel:
+class TableKernel(OwnKernel):
     """A planned look-up; its one packed operand is the table."""
 
-    scratch, rtol, deterministic = 0, 0.0, True
-
     def __init__(self, layer: Layer, signature: Signature, wide: bool, count: int) -> None:
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        super().__init__(layer, signature, stored_bytes(layer, signature)[1][0], _SMALL, count)
         self.x = next(i for i, o in enumerate(signature.inputs) if o is not None)
         results = table(layer)
         self.packed = (Packed(f"table|{results.tobytes().hex()}", 256, lambda: results.view(np.uint8)),)
-        self.wide, self.count = wide, count
-        self.threads = count if self.outputs[0] > _SMALL else 1
+        self.wide = wide
         self.implementation = "own:avx512_vbmi" if wide else "own:scalar"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        ir = _ir(self.wide)
-        size, ask = self.outputs[0], threads.address("omp_get_thread_num") if self.threads > 1 else _jit.address(ir, "first")
-        share = -(-size // (self.threads * _STEP)) * _STEP
-        context = [args.inputs[self.x], args.outputs[0], size, share, args.packed[0], ask]
-        operands = {("input", self.x): 0, ("output", 0): 1}
-        stream.record(_jit.ParallelCall(_jit.address(ir, "look_up"), context, operands, self.threads, self.implementation))
+        size = self.outputs[0]
+        self.launch(stream, _ir(self.wide), "look_up", args, (("input", self.x), ("output", 0), size), size, _STEP)
 
 
 @tactic
-class Table(Tactic):
+class Table(OwnTactic):
     hints = (HINT,)
     quantized = True
 
@@ -137,13 +129,6 @@ class Table(Tactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> TableKernel:
         return TableKernel(layer, signature, _jit.has("avx512vbmi"), machine.threads)
 
-    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Nothing: its results are the reference's own."""
-        return [{}]
-
-    def library_version(self) -> str:
-        return _jit.version()
-
 
 def _integer(layer: Layer) -> int:
     """Place of the input that is looked up."""
@@ -155,8 +140,7 @@ def table(layer: Layer) -> np.ndarray:
     """The layer's result for each of the 256 bytes that its integer may be, in the order of the bytes; by the reference."""
     body, x = layer.regions["body"], _integer(layer)
     values: dict[Tensor, np.ndarray] = {}
-    for i, (inner, t) in enumerate(zip(body.inputs, layer.inputs, strict=True)):
-        assert t is not None
+    for i, (inner, t) in enumerate(zip(body.inputs, map(layer.needs, range(len(layer.inputs))), strict=True)):
         values[inner] = _all(t.dtype) if i == x else t.array()
     values |= {t: t.array() for t in body.constants.values()}
     for step in body.layers:
