@@ -452,3 +452,36 @@ def test_a_study_that_cannot_be_read_is_said_in_one_line(case, tmp_path):
     space = search_space(network(case), recipe_with(case, tmp_path))
     with pytest.raises(BuildError, match=r"study\.sqlite3 cannot be read or written: .*not a database"):
         Study(tmp_path / "study.sqlite3", space, higher_is_better=True, sampler="random", seed=0, startup=4)
+
+
+def test_a_metric_function_may_have_data_for_the_last_comparison():
+    from whet.search.metrics import knows_which, user_metric
+
+    def plain(predict, batch=32):
+        return float(batch)
+
+    def told(predict, which):
+        return {"score": 1.0, "judge": 2.0}[which]
+
+    def with_a_default(predict, which="score"):
+        return which == "judge"
+
+    assert [knows_which(f) for f in (plain, told, with_a_default, max)] == [False, True, True, False]
+    assert [user_metric(f, lambda feeds: {}, "m", "judge").value for f in (plain, told, with_a_default)] == [32.0, 2.0, 1.0]
+
+
+def test_the_last_comparison_says_what_it_was_judged_on(case, tmp_path, monkeypatch):
+    """A metric function without data of its own for it is not judged on unseen data, whatever the recipe names."""
+    from whet.search.job import Job
+    from whet.search.workplace import Worker
+
+    (tmp_path / "mine_judged.py").write_text("def one(predict):\n    return 1.0\n\n\ndef two(predict, which):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def last(**changes) -> str:
+        return Worker(Job("final", "n", recipe_with(case, tmp_path, **changes).to_plain(), Candidate().to_plain()), tmp_path).last_data
+
+    assert last() == "judge"
+    assert last(data={"calibrate": "calibrate.npz", "score": "score.npz"}) == "score"
+    assert last(metric="python:mine_judged:one") == "score"
+    assert last(metric="python:mine_judged:two") == "judge"

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.report._html import number
+from whet.search.job import WAITING, stage_of
 
 _SHOWN = 12  # trials in the table
+_LONG = 20.0  # seconds of waiting for the device that are worth a line
 
 
 class SearchLive:
@@ -28,6 +30,7 @@ class SearchLive:
         self.slots = 1
         self._screen: Any = None
         self._drawn = 0.0
+        self._waits: dict[Path, float] = {}  # since when; inf: it was said
 
     def __enter__(self) -> SearchLive:
         if self.live:
@@ -71,6 +74,8 @@ class SearchLive:
         self._say(f"note: {text}")
 
     def tick(self) -> None:
+        if self._screen is None:
+            self._tell_waiting()
         if self._screen is not None and time.monotonic() - self._drawn > 0.2:
             self._drawn = time.monotonic()
             self._screen.update(self.view(), refresh=True)
@@ -98,7 +103,8 @@ class SearchLive:
         about = "" if left is None else f", about {_time(left)} left in this phase"
         parts.append(Text(f"{self.phase_name or 'starting'}: {min(self.done, self.total)} of {self.total}{about}", style="bold"))
         for folder, (what, since) in self.running.items():
-            parts.append(Text(f"  {folder.name}: {_stage(folder)} ({time.monotonic() - since:.0f} s)  {what}", overflow="ellipsis", no_wrap=True))
+            stage = stage_of(folder) or "starting"
+            parts.append(Text(f"  {folder.name}: {stage} ({time.monotonic() - since:.0f} s)  {what}", overflow="ellipsis", no_wrap=True))
         found = self.best()
         if found is not None:
             parts.append(Text(f"best so far: {found[0]}: {_numbers(found[1])}", style="green"))
@@ -114,6 +120,19 @@ class SearchLive:
         parts.append(t)
         return Group(*parts)
 
+    def _tell_waiting(self) -> None:
+        """Where there is no screen: which jobs have waited for the device for long, once each."""
+        if time.monotonic() - self._drawn < _LONG / 4:
+            return
+        self._drawn = time.monotonic()
+        for folder in self.running:
+            stage = stage_of(folder)
+            if not stage.startswith(WAITING):
+                self._waits.pop(folder, None)
+            elif time.monotonic() - self._waits.setdefault(folder, time.monotonic()) > _LONG:
+                self._waits[folder] = float("inf")
+                self._say(f"{folder.parent.name} {folder.name}: {stage}")
+
     def _line(self, folder: Path, result: Mapping[str, Any]) -> None:
         if self.live:
             return
@@ -123,14 +142,6 @@ class SearchLive:
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-def _stage(folder: Path) -> str:
-    """What a job is busy with, as it says itself."""
-    try:
-        return (folder / "stage.txt").read_text() or "starting"
-    except OSError:
-        return "starting"
 
 
 def _numbers(r: Mapping[str, Any]) -> str:

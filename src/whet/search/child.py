@@ -6,6 +6,7 @@ The parent holds the other end of standard input: when the parent is gone, howev
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -24,7 +25,7 @@ def main(argv: list[str]) -> int:
     with file_lock(folder / j.LOCK):  # one that lost its parent and is still dying holds this
         todo = j.Job.read(folder)
         for leftover in folder.iterdir():
-            if leftover.is_file() and leftover.name not in (j.JOB, j.LOG, j.LOCK) and leftover.suffix != ".safetensors":  # a checkpoint
+            if leftover.is_file() and leftover.name not in (j.JOB, j.LOG, j.LOCK) and leftover.suffix != j.CHECKPOINT:
                 leftover.unlink()
         where = todo.recipe.get("folder", ".")
         if os.path.isdir(where):
@@ -41,9 +42,9 @@ def main(argv: list[str]) -> int:
         except Exception as e:  # noqa: BLE001 - a user's metric or data function may raise anything; the trial fails with its words
             traceback.print_exc()
             found = j.failed(vars(todo), f"{type(e).__name__}: {e} (the whole story is in {folder / j.LOG})")
-        j.write_json(folder / j.RESULT, found)
+        j.sealed(folder, found)
         if found["state"] == "done":
-            for checkpoint in folder.glob("*.safetensors"):
+            for checkpoint in folder.glob(f"*{j.CHECKPOINT}"):
                 checkpoint.unlink()
     return 0
 
@@ -51,6 +52,8 @@ def main(argv: list[str]) -> int:
 def _until_parent_dies() -> None:
     while os.read(0, 4096):
         pass
+    if os.getpgrp() == os.getpid():  # this process leads: what it has begun ends with it
+        os.killpg(0, signal.SIGKILL)
     os._exit(3)
 
 

@@ -13,7 +13,10 @@ from whet.errors import UsageError
 from whet.files import replacing
 
 JOB, RESULT, LOG, STAGE, LOCK = "job.json", "result.json", "log.txt", "stage.txt", "lock"
-_ELSEWHERE = ("target", "search", "prefer", "survivor", "scout", "out", "folder")  # keys of the recipe that a job does not depend on
+WAITING = "waiting for the device"  # a stage that no time limit counts
+CHECKPOINT = ".safetensors"  # how the name of a training's checkpoint ends, which a killed job goes on from
+#: keys of the recipe that a job does not depend on; what `model`, `data` and `metric` name is the search's identity (contents.py), wherever it lies
+_ELSEWHERE = ("target", "search", "prefer", "survivor", "scout", "out", "folder", "timing_cache", "model", "data")
 _TRAINING = ("finetune", "qat")  # and those that survivors alone depend on
 ROLES = ("baseline", "scout", "survivor", "final")
 
@@ -23,7 +26,8 @@ class Job:
     """What a child process does. `reference` is the folder of the original's FP32 baseline at the same batch (none: this is it).
 
     `kept` are channels by group; `allowed` is the drop that the target permits, which says whether a survivor is trained for INT8; a `final`
-    job compares the engines in `folders`.
+    job compares the engines in `folders`. `made_by` is the version of whet, and the processor where that is known: engines and times of
+    another count no more.
     """
 
     role: str
@@ -35,6 +39,7 @@ class Job:
     reference: str | None = None
     folders: list[str] = field(default_factory=list)
     allowed: float | None = None
+    made_by: str = ""
 
     def write(self, folder: Path) -> None:
         """Makes the folder; an unfinished one is used again."""
@@ -46,10 +51,8 @@ class Job:
         found = read_json(folder / JOB)
         if not isinstance(found, dict):
             return False
-        mine = asdict(self)
         apart = _ELSEWHERE if self.role == "survivor" else _ELSEWHERE + _TRAINING
-        either = [{**job, "recipe": {k: v for k, v in job.get("recipe", {}).items() if k not in apart}} for job in (mine, {"allowed": None, **found})]
-        return json.dumps(either[0], sort_keys=True) == json.dumps(either[1], sort_keys=True)
+        return _compared(asdict(self), apart) == _compared({"allowed": None, "made_by": "", **found}, apart)
 
     @staticmethod
     def read(folder: Path) -> Job:
@@ -58,6 +61,29 @@ class Job:
         if not isinstance(found, dict):
             raise UsageError(f"{folder} holds no job ({JOB})")
         return Job(**found)
+
+
+def _compared(job: Mapping[str, Any], apart: tuple[str, ...]) -> str:
+    """What two jobs are compared by. Other jobs go by the names of their folders, so that a moved search is the same."""
+    recipe = {k: v for k, v in job.get("recipe", {}).items() if k not in apart}
+    reference = Path(job["reference"]).name if job.get("reference") else None
+    names = {"reference": reference, "folders": [Path(p).name for p in job.get("folders", [])]}
+    return json.dumps({**job, "recipe": recipe, **names}, sort_keys=True)
+
+
+def sealed(folder: Path, found: dict[str, Any]) -> None:
+    """Writes the result after everything else in the folder has reached the disk, with the sizes of those files: power may go at any moment."""
+    files = [p for p in folder.iterdir() if p.is_file() and p.name not in (JOB, LOG, STAGE, LOCK, RESULT)]
+    for path in files:
+        with path.open("rb") as f:
+            os.fsync(f.fileno())
+    write_json(folder / RESULT, {**found, "files": {p.name: p.stat().st_size for p in files if p.suffix != CHECKPOINT}})
+
+
+def whole(folder: Path, found: Mapping[str, Any]) -> bool:
+    """Whether the files that a result was sealed with are there, none of them cut off."""
+    sizes: Mapping[str, int] = found.get("files", {})
+    return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes.items())
 
 
 def result_of(folder: Path) -> dict[str, Any] | None:
@@ -80,6 +106,14 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def stage_of(folder: Path) -> str:
+    """What a job is busy with, as it says itself; empty before it says anything."""
+    try:
+        return (folder / STAGE).read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def failed(job: Mapping[str, Any], reason: str) -> dict[str, Any]:

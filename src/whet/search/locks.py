@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,9 +18,13 @@ from whet.errors import BackendError
 
 
 class DeviceLock:
-    """The lock of a device of this machine, the same file for all searches of this user. `folder` is for tests."""
+    """The lock of a device of this machine, the same file for all searches of this user. `folder` is for tests.
 
-    def __init__(self, device: str, folder: str | os.PathLike[str] | None = None):
+    `waiting` is told who holds the device, in words, where it must be waited for; and None when it is had.
+    """
+
+    def __init__(self, device: str, folder: str | os.PathLike[str] | None = None, waiting: Callable[[str | None], object] = lambda _: None):
+        self.waiting = waiting
         self.folder = Path(folder) if folder is not None else Path(user_cache_dir("whet")) / "locks"
         gpu = physical_gpu(device)
         self.name = "cpu" if gpu is None else f"cuda-{gpu}"
@@ -53,13 +57,31 @@ class DeviceLock:
 
     @contextmanager
     def _held(self, how: int) -> Iterator[None]:
-        with file_lock(self.folder / f"{self.name}.turn", fcntl.LOCK_EX):
-            held = _open(self.folder / f"{self.name}.lock")
-            fcntl.flock(held, how)
+        turn, held = (_open(self.folder / f"{self.name}.{what}") for what in ("turn", "lock"))
+        try:
+            waited = [self._taken(turn, fcntl.LOCK_EX, held), self._taken(held, how, held)]
+            os.ftruncate(held, 0)
+            if how == fcntl.LOCK_EX:
+                os.pwrite(held, str(os.getpid()).encode(), 0)
+        finally:
+            os.close(turn)
+        if any(waited):
+            self.waiting(None)
         try:
             yield
         finally:
             os.close(held)
+
+    def _taken(self, f: int, how: int, held: int) -> bool:
+        """Takes a lock; gives whether it had to be waited for."""
+        try:
+            fcntl.flock(f, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(held, 20, 0).decode()
+            self.waiting(f"process {holder} times on it" if holder else "others compute on it")
+            fcntl.flock(f, how)
+            return True
+        return False
 
 
 @contextmanager

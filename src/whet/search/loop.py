@@ -139,7 +139,7 @@ class Loop:
         effort = {"samples": self.recipe.survivor.samples, "seconds": self.recipe.survivor.seconds}
         made = "".join(str(p.stat().st_mtime_ns) for p in (f / j.RESULT for f in folders))  # engines that were made anew are compared anew
         job = j.Job("final", f"comparison {hash_of(made)}", self.jobs.plain, Candidate(batch=self.batches[0]).to_plain(), effort=effort,
-                    folders=[str(p) for p in folders])  # fmt: skip
+                    folders=[str(p) for p in folders], made_by=self.jobs.made_by)  # fmt: skip
         self.jobs.do([(self.folder.final, job)])
         found = j.result_of(self.folder.final) or {}
         if found.get("state") != "done":
@@ -165,7 +165,8 @@ class Loop:
         effort = {k: v for k, v in dataclasses.asdict(self.recipe.survivor).items() if k != "count"}
         reference = None if precision == "fp32" else str(self.folder.baseline("fp32", batch))
         c = Candidate(precision=precision, batch=batch)
-        return j.Job("baseline", f"{precision}, batch {batch}", self.jobs.plain, c.to_plain(), effort=effort, reference=reference)
+        return j.Job("baseline", f"{precision}, batch {batch}", self.jobs.plain, c.to_plain(), effort=effort, reference=reference,
+                     made_by=self.jobs.made_by)  # fmt: skip
 
     def _batch_of(self, name: str) -> int:
         """The batch of a compared folder: of `int8-b8` 8, else that of the survivor's job."""

@@ -1,11 +1,13 @@
 """What a candidate is judged by: top-1 accuracy on labelled data, or a function of the user's; with how sure the number is.
 
 A metric function is called as `metric(predict)`, where `predict({input: array}) -> {output: array}` runs the engine on any number of
-samples. It returns a number, or a score for each sample (a 1-D array, whose mean is the value).
+samples. It returns a number, or a score for each sample (a 1-D array, whose mean is the value). One with a second parameter is called as
+`metric(predict, which)`, where `which` is "score" while the search goes on and "judge" in the last comparison: data that nothing was chosen by.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
@@ -56,9 +58,20 @@ def top1(predict: Predict, data: Labelled) -> Score:
     return Score(float(right.mean()), 100 * low, 100 * high, len(right), right)
 
 
-def user_metric(function: Callable[[Predict], Any], predict: Predict, name: str) -> Score:
+def knows_which(function: Callable[..., Any]) -> bool:
+    """Whether a metric function takes `which` beside `predict`: a second parameter of that name, or without a default."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of a builtin without a signature
+        return False
+    second = parameters[1] if len(parameters) > 1 else None
+    return second is not None and second.kind in (second.POSITIONAL_ONLY, second.POSITIONAL_OR_KEYWORD) and (
+        second.name == "which" or second.default is second.empty)  # fmt: skip
+
+
+def user_metric(function: Callable[..., Any], predict: Predict, name: str, which: str = "score") -> Score:
     """The value of the user's function. Raises UsageError when it gives no finite number."""
-    given = np.asarray(function(predict))
+    given = np.asarray(function(predict, which) if knows_which(function) else function(predict))
     if given.dtype.kind not in "fiub" or given.ndim > 1 or not given.size or not np.isfinite(given).all():
         raise UsageError(f"{name} must return a finite number, or one for each sample; it returned {str(given)[:80]}")
     if given.ndim == 0:

@@ -19,7 +19,9 @@ from typing import Any
 
 from whet.errors import UsageError
 from whet.search import job as j
+from whet.search.contents import SOURCES
 from whet.search.recipe import AutoRecipe
+from whet.search.workers import end_session
 
 _STAYS = (j.LOCK, j.STAGE)  # files of a job's folder that need not come back
 
@@ -105,7 +107,7 @@ class RayWorkers:
     def _files(self) -> dict[str, bytes]:
         """Files that every job needs, by a name that says what they are: `model`, `data.score`, modules by their own names."""
         named = {"model": self.recipe.model}
-        named |= {f"data.{n}": v for n in ("calibrate", "score", "judge", "train") if (v := getattr(self.recipe.data, n))}
+        named |= {f"data.{n}": v for n in SOURCES if (v := getattr(self.recipe.data, n))}
         found = {}
         for name, path in named.items():
             if os.path.isfile(path):
@@ -124,12 +126,11 @@ def run_remote(job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[
         began = time.monotonic()
         with (folder / j.LOG).open("ab") as log:
             command = [sys.executable, "-m", "whet.search.child", str(folder), "--watch"]
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
             try:
                 code = child.wait(timeout)
             except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+                end_session(child)
                 return {"problem": f"took longer than search.trial_timeout, {timeout:g} s, and was ended".encode()}
         if not (folder / j.RESULT).is_file():
             tail = (folder / j.LOG).read_text(errors="replace").strip().splitlines()[-1:]

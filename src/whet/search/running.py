@@ -9,13 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from whet import __version__
+from whet.backends import get_backend
 from whet.search import job as j
 from whet.search.folder import WorkFolder
 from whet.search.judging import Trial
 from whet.search.recipe import AutoRecipe, Effort
 from whet.search.space import SearchSpace
 from whet.search.watching import Watcher
-from whet.search.workers import Workers
+from whet.search.workers import LocalWorkers, Workers
 
 _POLL = 0.1
 
@@ -26,6 +28,7 @@ class Running:
     def __init__(self, recipe: AutoRecipe, folder: WorkFolder, workers: Workers, watcher: Watcher):
         self.recipe, self.folder, self.workers, self.watch = recipe, folder, workers, watcher
         self.plain = recipe.to_plain()
+        self.made_by = made_by(recipe, workers)
         self.notes: list[str] = []
 
     @property
@@ -39,7 +42,8 @@ class Running:
             c, kept = dataclasses.replace(c, removed=tuple(trial.result["removed"])), trial.result["kept"]
         reference = str(self.folder.baseline("fp32", c.batch))
         allowed = self.recipe.target.accuracy_drop if role == "survivor" and c.precision == "int8" and self.recipe.qat is not None else None
-        return j.Job(role, f"trial {trial.number}", self.plain, c.to_plain(), kept, dataclasses.asdict(effort), reference, allowed=allowed)
+        return j.Job(role, f"trial {trial.number}", self.plain, c.to_plain(), kept, dataclasses.asdict(effort), reference, allowed=allowed,
+                     made_by=self.made_by)  # fmt: skip
 
     def begin(self, folder: Path, what: str) -> None:
         """Starts a job that is written in its folder."""
@@ -55,7 +59,7 @@ class Running:
         waiting, running = [], 0
         for folder, job in jobs:
             found = j.result_of(folder) if job.same_as(folder) else None
-            if found is not None and found["state"] == "done":
+            if found is not None and found["state"] == "done" and j.whole(folder, found):
                 self.watch.ended(folder, found, True)
             else:
                 (folder / j.RESULT).unlink(missing_ok=True)
@@ -97,3 +101,9 @@ class Running:
         job = None if folder is None else str(folder.relative_to(self.folder.path))
         with (self.folder.path / "events.jsonl").open("a") as f:
             f.write(json.dumps({"time": time.time(), "event": what, "job": job}) + "\n")
+
+
+def made_by(recipe: AutoRecipe, workers: Workers) -> str:
+    """What engines and times are of: this version of whet, and this machine's processor where it runs the trials (a GPU is not opened here)."""
+    here = recipe.backend == "cpu" and isinstance(workers, LocalWorkers)
+    return f"whet {__version__}" + (f" on {get_backend('cpu', threads=recipe.threads).describe().get('model')}" if here else "")

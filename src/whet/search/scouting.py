@@ -34,10 +34,10 @@ class Scouting:
 
     def run(self) -> list[Trial]:
         """All trials, run until the budget is used."""
-        self._read()
+        lost = self._read()
         timeout = self.recipe.search.timeout
         deadline = None if timeout is None else time.monotonic() + timeout
-        waiting = list(self.study.unfinished())
+        waiting = [*((n, self.study.params(n)) for n in lost), *self.study.unfinished()]
         while True:
             while len(self.running) < self.jobs.slots:
                 if waiting:
@@ -86,20 +86,27 @@ class Scouting:
         self.running[folder] = trial
         self.jobs.begin(folder, trial.candidate.words())
 
-    def _read(self) -> None:
-        """Trials that were told, with their results from their folders."""
+    def _read(self) -> list[int]:
+        """Trials that were told, with their results from their folders; gives those whose result is damaged or gone, which run again."""
+        lost, others = [], 0
         for number, state in self.study.numbers().items():
             if state == "running":
                 continue
             about = self.study.attributes(number)
             same = about.get("same_as")
             result = j.result_of(self.folder.scout(number if same is None else same))
+            if result is None and same is None:
+                lost.append(number)
+                continue
             trial = Trial(number, Candidate.from_plain(about["candidate"]), result, same)
             self.trials[number] = trial
             if result is not None and same is None:
                 self.known.setdefault(self.space.key(trial.candidate), trial)
-            if result is not None and same is None:
                 self.jobs.watch.ended(self.folder.scout(number), result, True)
+                others += (j.read_json(self.folder.scout(number) / j.JOB) or {}).get("made_by") != self.jobs.made_by
+        if others:
+            self.jobs.note(f"{others} trials were measured by another whet or on another processor; originals and survivors are built again")
+        return lost
 
     def _tell(self, trial: Trial, found: bool = False) -> None:
         r = trial.result

@@ -107,6 +107,11 @@ class Study:
         with self._stored():
             return {t.number: t.state.name.lower() for t in self.study.get_trials(deepcopy=False) if t.state.name != "WAITING"}
 
+    def params(self, number: int) -> dict[str, Any]:
+        """The parameters of a trial that was drawn."""
+        with self._stored():
+            return dict(self.study.get_trials(deepcopy=False)[number].params)
+
     def attributes(self, number: int) -> dict[str, Any]:
         with self._stored():
             return dict(self.study.get_trials(deepcopy=False)[number].user_attrs)

@@ -111,7 +111,7 @@ def _branch_order(w: Worker, net: Network, data: dict[str, np.ndarray]) -> list[
 def _compare(w: Worker) -> dict[str, Any]:
     """Engines of `folders` in turns (the first is the original), and scored on data that the search has not seen where there are such."""
     recipe, folders = w.recipe, [Path(p) for p in w.job.folders]
-    which = "judge" if recipe.data.judge else "score"
+    which = w.last_data
     w.say("reading")
     net = network_from_onnx(recipe.model)
     data = unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)

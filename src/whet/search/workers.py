@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -33,8 +34,9 @@ class Workers(Protocol):
 class _Running:
     process: subprocess.Popen
     log: IO[bytes]
-    begun: float
+    begun: float  # later by what it waited for the device
     device: str | None
+    seen: float
 
 
 class LocalWorkers:
@@ -53,19 +55,24 @@ class LocalWorkers:
         if device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = device
         command = [sys.executable, "-m", "whet.search.child", str(folder), "--watch"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
-        self._running[folder] = _Running(process, log, time.monotonic(), device)
+        # a session of its own, so that what a metric function has started ends with it
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
+        now = time.monotonic()
+        self._running[folder] = _Running(process, log, now, device, now)
 
     def finished(self) -> list[tuple[Path, str | None]]:
         """Jobs that ended since the last call, with what went wrong where no result was left."""
         found: list[tuple[Path, str | None]] = []
         for folder, r in list(self._running.items()):
-            code = r.process.poll()
-            late = time.monotonic() - r.begun > self.timeout
+            code, now = r.process.poll(), time.monotonic()
+            if j.stage_of(folder).startswith(j.WAITING):
+                r.begun += now - r.seen
+            r.seen = now
+            late = now - r.begun > self.timeout
             if code is None and not late:
                 continue
             if code is None:
-                _end(r)
+                end_session(r.process)
             del self._running[folder]
             r.log.close()
             if r.process.stdin is not None:
@@ -81,7 +88,7 @@ class LocalWorkers:
     def stop(self) -> None:
         """Ends what runs; those jobs begin anew when the search goes on."""
         for r in self._running.values():
-            _end(r)
+            end_session(r.process)
             r.log.close()
             if r.process.stdin is not None:
                 r.process.stdin.close()
@@ -94,9 +101,12 @@ class LocalWorkers:
         self.stop()
 
 
-def _end(r: _Running) -> None:
-    r.process.kill()
-    r.process.wait()
+def end_session(process: subprocess.Popen) -> None:
+    """Ends a process that was begun in a session of its own, and all that it has begun."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
 
 
 def _words(code: int, folder: Path) -> str:

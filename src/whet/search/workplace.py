@@ -13,9 +13,9 @@ from whet.runtime import Engine, Runtime
 from whet.search import _fields as f
 from whet.search.data import Labelled, labelled
 from whet.search.energy import Meter
-from whet.search.job import STAGE, Job
+from whet.search.job import STAGE, WAITING, Job
 from whet.search.locks import DeviceLock, physical_gpu
-from whet.search.metrics import Predict, Score, top1, user_metric
+from whet.search.metrics import Predict, Score, knows_which, top1, user_metric
 from whet.search.recipe import Effort, recipe_from
 from whet.search.space import Candidate
 
@@ -30,10 +30,10 @@ class Worker:
         self.recipe = recipe_from(job.recipe)
         self.candidate = Candidate.from_plain(job.candidate)
         self.effort = f.read(Effort, job.effort, "effort") if job.effort else Effort()
-        self.lock = DeviceLock(self.recipe.device)
+        self.lock = DeviceLock(self.recipe.device, waiting=self._waits)
         self.started = perf_counter()
         self.stages: dict[str, float] = {}
-        self._stage, self._since = "", self.started
+        self._stage, self._since, self._said, self._before = "", self.started, "", ""
         self._data: dict[str, Labelled] = {}
         self.meter = Meter(physical_gpu(self.recipe.device))
 
@@ -42,8 +42,16 @@ class Worker:
         now, kind = perf_counter(), what.split(" ")[0]
         if self._stage:
             self.stages[self._stage] = self.stages.get(self._stage, 0.0) + now - self._since
-        self._stage, self._since = kind, now
+        self._stage, self._since, self._said = kind, now, what
         (self.folder / STAGE).write_text(what)
+
+    def _waits(self, holder: str | None) -> None:
+        """Says that the device is waited for, and afterwards what was said before."""
+        if holder is None:
+            self.say(self._before)
+        elif not self._said.startswith(WAITING):
+            self._before = self._said
+            self.say(f"{WAITING} ({holder})")
 
     def score(self, predict: Predict, net: Network, which: str = "score") -> Score:
         """The metric on `data.score` or `data.judge`."""
@@ -53,7 +61,14 @@ class Worker:
             if source not in self._data:
                 self._data[source] = labelled(source, net, f"data.{which}")
             return top1(predict, self._data[source])
-        return user_metric(own_function(self.recipe.metric, "metric"), predict, self.recipe.metric)
+        return user_metric(own_function(self.recipe.metric, "metric"), predict, self.recipe.metric, which)
+
+    @property
+    def last_data(self) -> str:
+        """What the last comparison is scored on: "judge" where there are data that the trials are not scored on, else "score"."""
+        if self.recipe.metric == "top1":
+            return "judge" if self.recipe.data.judge else "score"
+        return "judge" if knows_which(own_function(self.recipe.metric, "metric")) else "score"
 
     def machine(self) -> Any:
         """The recipe's device."""

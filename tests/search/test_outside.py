@@ -1,0 +1,197 @@
+"""What comes from outside while a search runs or rests: kills, power cuts, moved folders, other versions, devices that others hold."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from search.conftest import recipe_with
+from whet.errors import UsageError
+from whet.search import job as j
+from whet.search import search
+from whet.search.folder import IDENTITY, WorkFolder
+from whet.search.locks import DeviceLock, file_lock
+from whet.search.workers import LocalWorkers
+
+SMALL = {"search__trials": 2, "survivor__count": 1}
+
+
+@pytest.fixture(scope="module")
+def found(case, tmp_path_factory):
+    """A finished search in a project's folder of its own: PROJECT/model.onnx, data, and work/."""
+    project = tmp_path_factory.mktemp("project")
+    for name in ("model.onnx", "calibrate.npz", "score.npz", "judge.npz"):
+        shutil.copy(case / name, project / name)
+    search(recipe_with(project, project / "work", **SMALL))
+    return project
+
+
+@pytest.fixture
+def project(found, tmp_path):
+    """A copy of it at another place: moved, with its times kept."""
+    return Path(shutil.copytree(found, tmp_path / "moved"))
+
+
+def jobs_of(project: Path, **changes) -> list[str]:
+    """What runs again when the search goes on."""
+    before = (project / "work" / "events.jsonl").read_text()
+    search(recipe_with(project, project / "work", **SMALL, **changes))
+    new = (project / "work" / "events.jsonl").read_text()[len(before) :]
+    return [e["job"] for e in map(json.loads, new.splitlines()) if e["event"] == "begin" and e["job"]]
+
+
+def test_a_moved_search_goes_on_and_does_nothing_again(project):
+    assert jobs_of(project) == []
+
+
+def test_files_that_a_power_cut_left_short_are_made_again(project):
+    work = project / "work"
+    (engine,) = work.glob("survivors/*/model.engine")
+    for short in (engine, work / "baselines" / "fp32-b1" / "model.engine", work / "scouts" / "0001" / "result.json"):
+        os.truncate(short, 100)
+    assert jobs_of(project) == ["baselines/fp32-b1", "scouts/0001", f"survivors/{engine.parent.name}", "final"]
+    assert j.result_of(work / "scouts" / "0001")["state"] == "done"
+    assert "it builds this very engine again" in (work / "deploy" / "README.md").read_text()
+
+
+def test_engines_of_another_version_are_built_again_and_that_is_said(project, monkeypatch):
+    from whet.search import running
+
+    monkeypatch.setattr(running, "__version__", "9.9")
+    again = jobs_of(project)
+    assert again[0] == "baselines/fp32-b1"
+    assert again[-1] == "final"
+    assert not any(job.startswith("scouts") for job in again)
+    assert "2 trials were measured by another whet" in (project / "work" / "deploy" / "report.json").read_text()
+
+
+def test_what_was_searched_may_not_change_but_a_recipe_that_nothing_was_measured_of_may(project, case, tmp_path):
+    (project / "score.npz").write_bytes((project / "judge.npz").read_bytes())
+    with pytest.raises(UsageError, match=r"another recipe \(changed: data\.score; files and functions count by their content\)"):
+        search(recipe_with(project, project / "work", **SMALL))
+    with WorkFolder(tmp_path / "w").opened(recipe_with(case, tmp_path / "w")) as resumed:
+        assert not resumed
+    with WorkFolder(tmp_path / "w").opened(recipe_with(case, tmp_path / "w", space__batch=[2])) as resumed:
+        assert resumed
+    assert json.loads((tmp_path / "w" / IDENTITY).read_text())["space"]["batch"] == [2]
+
+
+def test_a_damaged_identity_is_said_and_can_be_thrown_away(project):
+    work, recipe = project / "work", recipe_with(project, project / "work", **SMALL)
+    os.truncate(work / IDENTITY, 10)
+    with pytest.raises(UsageError, match=r"search\.json is damaged or gone.*--fresh"), WorkFolder(work).opened(recipe):
+        pass
+    with WorkFolder(work).opened(recipe, fresh=True) as resumed:
+        assert not resumed
+    assert not (work / "study.sqlite3").exists()
+
+
+LINGERS = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]])
+open(sys.argv[1] + "/begun", "w").close()
+time.sleep(600)
+"""
+
+
+def lingering(folder: Path) -> list[int]:
+    """Processes whose command line names the folder."""
+    found = []
+    for p in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder).encode() in p.read_bytes():
+                found.append(int(p.parent.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def until(true, seconds: float = 60.0) -> bool:
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.05)
+    return true()
+
+
+def test_what_a_trial_has_started_ends_with_it(tmp_path, monkeypatch):
+    """A metric with processes of its own, in a trial that hangs."""
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen([sys.executable, "-c", LINGERS, str(tmp_path)], **more))
+    with LocalWorkers(1, job_timeout=600.0) as workers:
+        workers.start(tmp_path)
+        assert until(lambda: (tmp_path / "begun").exists() and len(lingering(tmp_path)) == 2)
+    assert until(lambda: lingering(tmp_path) == [])
+
+
+def test_a_trial_that_loses_its_parent_takes_along_what_it_has_started(tmp_path):
+    from whet.search import child
+
+    script = f"import threading\nfrom whet.search.child import _until_parent_dies\nthreading.Thread(target=_until_parent_dies).start()\n{LINGERS}"
+    assert callable(child._until_parent_dies)
+    p = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, start_new_session=True)
+    assert until(lambda: (tmp_path / "begun").exists() and len(lingering(tmp_path)) == 2)
+    p.stdin.close()  # as the system does when the parent is gone
+    assert p.wait(60) == -signal.SIGKILL
+    assert until(lambda: lingering(tmp_path) == [])
+
+
+def test_waiting_for_the_device_is_said_and_counts_against_no_limit(tmp_path, monkeypatch):
+    said: list[str | None] = []
+    with DeviceLock("cpu", tmp_path).timing():
+        script = "import sys, time\nfrom whet.search.locks import DeviceLock\nwith DeviceLock('cpu', sys.argv[1], print).timing():\n    print('had')"
+        p = subprocess.Popen([sys.executable, "-uc", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        said.append(p.stdout.readline().strip())
+    said += p.communicate()[0].split()
+    assert said == [f"process {os.getpid()} times on it", "None", "had"]
+    folder = tmp_path / "job"
+    folder.mkdir()
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen([sys.executable, "-c", "import time; time.sleep(600)"], **more))
+    with LocalWorkers(1, job_timeout=0.5) as workers:
+        (folder / j.STAGE).write_text(f"{j.WAITING} (process 1 times on it)")
+        workers.start(folder)
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            assert workers.finished() == []
+            time.sleep(0.05)
+        (folder / j.STAGE).write_text("building")
+        assert until(lambda: bool(said.extend(workers.finished()) or len(said) > 3))
+    assert said[-1][1].startswith("took longer than search.trial_timeout")
+
+
+def test_a_lock_that_nobody_holds_names_nobody(tmp_path):
+    lock = DeviceLock("cpu", tmp_path)
+    with lock.timing():
+        assert (tmp_path / "cpu.lock").read_text() == str(os.getpid())
+    with lock.working():
+        assert (tmp_path / "cpu.lock").read_text() == ""
+        with file_lock(tmp_path / "cpu.turn", fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+            assert free
+
+
+def test_a_long_wait_is_a_line_where_there_is_no_screen(tmp_path, monkeypatch):
+    import io
+
+    from rich.console import Console
+
+    from whet.report import search_live
+
+    monkeypatch.setattr(search_live, "_LONG", 0.0)
+    out = io.StringIO()
+    live = search_live.SearchLive(live=False, console=Console(file=out, width=200))
+    (tmp_path / "0003").mkdir()
+    (tmp_path / "0003" / j.STAGE).write_text(f"{j.WAITING} (process 7 times on it)")
+    live.running[tmp_path / "0003"] = ("int8", 0.0)
+    for _ in range(4):
+        live.tick()
+        time.sleep(0.01)
+    assert out.getvalue().count("0003: waiting for the device (process 7 times on it)") == 1
