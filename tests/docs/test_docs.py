@@ -53,3 +53,13 @@ def test_links_lead_somewhere(page):
 def test_tables_are_those_of_the_results():
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+SOURCES = {str(p.relative_to(ROOT)) for d in ("src", "tests", "benchmarks", "examples", "docs") for p in (ROOT / d).rglob("*.*")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_that_a_page_names_exist(page):
+    """`builder/whole.py` is a file of that folder and name: pages move along when code moves."""
+    for name in re.findall(r"`([\w./]+\.(?:py|cuh?|md))`", page.read_text()):
+        assert any(p == name or p.endswith("/" + name) for p in SOURCES), f"{page.name} names {name}, and there is none"

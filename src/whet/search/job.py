@@ -18,12 +18,12 @@ CHECKPOINT = ".safetensors"  # how the name of a training's checkpoint ends, whi
 #: keys of the recipe that a job does not depend on; what `model`, `data` and `metric` name is the search's identity (contents.py), wherever it lies
 _ELSEWHERE = ("target", "search", "prefer", "survivor", "scout", "out", "folder", "timing_cache", "model", "data")
 _TRAINING = ("finetune", "qat")  # and those that survivors alone depend on
-ROLES = ("baseline", "scout", "survivor", "final")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a child process does. `reference` is the folder of the original's FP32 baseline at the same batch (none: this is it).
+    """What a child process does, in the `role` of baseline, scout, survivor or final. `reference` is the folder of the
+    original's FP32 baseline at the same batch (none: this is it).
 
     `kept` are channels by group; `allowed` is the drop that the target permits, which says whether a survivor is trained for INT8; a `final`
     job compares the engines in `folders`. `made_by` is the version of whet, and the processor where that is known: engines and times of

@@ -19,7 +19,6 @@ class Check:
     name: str
     value: float | None
     limit: float | None
-    at_least: bool
     miss: float | None
     text: str
 
@@ -40,7 +39,7 @@ def checks(target: Target, row: Row, original: Row) -> list[Check]:
         value = 1 / ratio if relative else row["throughput"]
         limit = target.throughput.value
         text = f"throughput {value:.3g}{'x' if relative else '/s'} (at least {limit:g}{'x' if relative else '/s'})"
-        found.append(Check("throughput", value, limit, True, max(0.0, limit / value - 1), text))
+        found.append(Check("throughput", value, limit, max(0.0, limit / value - 1), text))
     for name, amount, of, unit, scale in (
         ("memory", target.memory, "memory_bytes", " MiB", 2.0**20),
         ("engine_size", target.engine_size, "engine_bytes", " MiB", 2.0**20),
@@ -53,19 +52,19 @@ def checks(target: Target, row: Row, original: Row) -> list[Check]:
         if amount is not None:
             mj, limit_mj = row["energy"].get(of), amount.of(original["energy"].get(of))
             if mj is None or limit_mj is None:
-                found.append(Check(name, None, limit_mj, False, None, f"{name} not measurable"))  # why stands once beside the table
+                found.append(Check(name, None, limit_mj, None, f"{name} not measurable"))  # why stands once beside the table
             else:
                 found.append(_most(name, mj, limit_mj, " mJ"))
     if target.accuracy_drop is not None:
         drop, allowed = row["drop"]["value"], target.accuracy_drop
         scale = allowed or abs(original["metric"]["value"]) * _SMALL_DROP or 1.0
         text = f"drop {drop:.3g} (at most {allowed:g})"
-        found.append(Check("accuracy drop", drop, allowed, False, max(0.0, (drop - allowed) / scale) if drop > allowed + 1e-9 else 0.0, text))
+        found.append(Check("accuracy drop", drop, allowed, max(0.0, (drop - allowed) / scale) if drop > allowed + 1e-9 else 0.0, text))
     return found
 
 
 def _most(name: str, value: float, limit: float, unit: str) -> Check:
-    return Check(name, value, limit, False, max(0.0, value / limit - 1), f"{name} {value:.3g}{unit} (at most {limit:.4g}{unit})")
+    return Check(name, value, limit, max(0.0, value / limit - 1), f"{name} {value:.3g}{unit} (at most {limit:.4g}{unit})")
 
 
 def met(found: Sequence[Check]) -> bool:
