@@ -16,7 +16,7 @@ from whet.network import Network, Tensor
 from whet.precision.decoding import decode
 from whet.registry import own_function
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ def calibration_data(source: str, net: Network, preprocessing: Preprocessing | N
         return
     path = Path(source)
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.suffix.lower() in (*_IMAGES, ".npz", ".npy"))
+        files = sorted(p for p in path.iterdir() if p.suffix.lower() in (*IMAGES, ".npz", ".npy"))
         if not files:
-            raise CalibrationError(f"{source} holds no .npz, .npy or image files ({', '.join(_IMAGES)})")
+            raise CalibrationError(f"{source} holds no .npz, .npy or image files ({', '.join(IMAGES)})")
         for p in files:
-            if p.suffix.lower() in _IMAGES:
-                yield _image(p, net, preprocessing or Preprocessing())
+            if p.suffix.lower() in IMAGES:
+                yield image_sample(p, net, preprocessing or Preprocessing())
             else:
                 yield from _file(p, net)
         return
@@ -162,7 +162,7 @@ def _from_function(source: str, net: Network) -> Iterator[dict[str, np.ndarray]]
         yield from split({n: np.asarray(a) for n, a in arrays.items()}, net, f"{source}, sample {k}")
 
 
-def _image(path: Path, net: Network, p: Preprocessing) -> dict[str, np.ndarray]:
+def image_sample(path: Path, net: Network, p: Preprocessing) -> dict[str, np.ndarray]:
     """An image as the network's only input."""
     try:
         from PIL import Image

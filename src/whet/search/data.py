@@ -1,4 +1,4 @@
-"""Data of a search: samples without labels as calibration reads them, and labelled ones from .npz files, folders or functions."""
+"""Data of a search: samples without labels as calibration reads them, and labelled ones from .npz files, images or functions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from whet.network import Network
 from whet.precision import Preprocessing, calibration_data
 from whet.precision.data import split
 from whet.registry import own_function
+from whet.search.images import arrays, listed, spread
 
 LABELS = ("labels", "label", "y")  # names of the array of labels in an .npz
 
@@ -34,30 +35,44 @@ class Labelled:
 
 
 def unlabelled(source: str, net: Network, samples: int, preprocess: str | None = None) -> dict[str, np.ndarray]:
-    """The first `samples` samples, stacked along the batch by input name. Raises CalibrationError, UsageError."""
-    found = list(islice(calibration_data(source, net, Preprocessing.parse(preprocess) if preprocess else None), samples))
+    """`samples` samples, stacked along the batch by input name: of images and of an .npz or .npy file evenly spread ones, else the first.
+
+    Sources are those of `calibration_data`, folders with a subfolder of images a class, and CSV files of image paths. Raises CalibrationError,
+    UsageError.
+    """
+    images = listed(source)
+    if images:
+        return arrays([p for p, _ in spread(images, samples)], net, preprocess)
+    made = calibration_data(source, net, Preprocessing.parse(preprocess) if preprocess else None)
+    found = spread(list(made), samples) if Path(source).is_file() else list(islice(made, samples))
     if not found:
         raise CalibrationError(f"{source} holds no samples")
     return _finite({name: np.concatenate([s[name] for s in found]) for name in found[0]}, source)
 
 
-def labelled(source: str, net: Network, what: str) -> Labelled:
-    """Labelled data for `net`: FILE.npz or a folder of such with an array `labels`, or python:MODULE:FUNCTION.
+def labelled(source: str, net: Network, what: str, preprocess: str | None = None) -> Labelled:
+    """Labelled data for `net`: FILE.npz or a folder of such with an array `labels`, a folder with a subfolder of images a class, a CSV file of
+    image paths and labels (both prepared by `preprocess`), or python:MODULE:FUNCTION.
 
     The function gives (inputs, labels), stacked: inputs an array, or a dict by input name; or an iterable of single such pairs.
     Raises CalibrationError for data that do not fit, UsageError for a source that is not there. `what` names it in errors.
     """
+    if images := listed(source):
+        if any(k is None for _, k in images):
+            raise CalibrationError(f"{what}: {source} has images without labels: give a subfolder for each class, or a CSV file of path,label")
+        return Labelled(arrays([p for p, _ in images], net, preprocess), np.array([k for _, k in images], np.int64))
     if source.startswith("python:"):
-        arrays, labels = _pairs(own_function(source, what)(), net, source)
+        given, labels = _pairs(own_function(source, what)(), net, source)
     else:
         path = Path(source)
         files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not files:
-            raise CalibrationError(f"{what}: {source} holds no .npz files; labelled data are .npz files with the inputs and `labels`")
+            raise CalibrationError(f"{what}: {source} holds no .npz files; labelled data are .npz files with the inputs and `labels`, "
+                                   "or images in a subfolder for each class")  # fmt: skip
         parts = [_file(p, net, what) for p in files]
-        arrays = {n: np.concatenate([a[n] for a, _ in parts]) for n in parts[0][0]}
+        given = {n: np.concatenate([a[n] for a, _ in parts]) for n in parts[0][0]}
         labels = np.concatenate([y for _, y in parts])
-    samples = list(split(arrays, net, source))
+    samples = list(split(given, net, source))
     inputs = {n: np.concatenate([s[n] for s in samples]) for n in samples[0]} if samples else {}
     if not samples or len(labels) != len(next(iter(inputs.values()))):
         raise CalibrationError(f"{what}: {source} has {len(labels)} labels for {len(next(iter(inputs.values()), ()))} samples")

@@ -28,6 +28,7 @@ from whet.search.running import Running
 from whet.search.scouting import Scouting
 from whet.search.space import Candidate, baseline_types, search_space
 from whet.search.targets import checks, choose, distance, pareto
+from whet.search.tune import training_set
 from whet.search.watching import Silent, Watcher
 from whet.search.workers import LocalWorkers, Workers, workers_for
 
@@ -251,10 +252,12 @@ def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
     with modules_of(recipe.folder):
         some = unlabelled(recipe.data.calibrate, loop.net, 4, recipe.data.preprocess)
         facts["data"] = {"calibrate": {n: list(a.shape[1:]) for n, a in some.items()}}
-        for which in ("score", "judge", "train"):
+        for which in ("score", "judge"):
             source = getattr(recipe.data, which)
             if source and recipe.metric == "top1":
-                facts["data"][which] = len(labelled(source, loop.net, f"data.{which}"))
+                facts["data"][which] = len(labelled(source, loop.net, f"data.{which}", recipe.data.preprocess))
+        if recipe.data.train is not None:
+            facts["data"]["train"] = len(training_set(recipe, loop.net))
         facts["advice"] += advice.on_samples(recipe, facts["data"].get("score", 0))
         if recipe.metric != "top1":
             own_function(recipe.metric, "metric")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import UsageError
+from whet.frontends import external_files
 from whet.search import job as j
 from whet.search.contents import SOURCES
 from whet.search.recipe import AutoRecipe
@@ -105,16 +106,20 @@ class RayWorkers:
         self._running.clear()
 
     def _files(self) -> dict[str, bytes]:
-        """Files that every job needs, by a name that says what they are: `model`, `data.score`, modules by their own names."""
-        named = {"model": self.recipe.model}
-        named |= {f"data.{n}": v for n in SOURCES if (v := getattr(self.recipe.data, n))}
-        found = {}
-        for name, path in named.items():
-            if os.path.isfile(path):
-                found[f"{name}{Path(path).suffix}"] = Path(path).read_bytes()
+        """Files that every job needs, each in a folder that says what it is: `model/`, with its external weights, `data.score/`, `modules/`."""
+        beside = Path(self.recipe.model).resolve().parent
+        found = {f"model/{p.relative_to(beside)}": p.read_bytes() for p in external_files(self.recipe.model)}
+        for key, path in _named(self.recipe.to_plain()).items():
+            if os.path.isfile(path) and not path.endswith(".csv"):  # the images that it names stay where they are
+                found[f"{key}/{Path(path).name}"] = Path(path).read_bytes()
         for module in sorted(Path(self.recipe.folder).glob("*.py")):
             found[f"modules/{module.name}"] = module.read_bytes()
         return found
+
+
+def _named(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """What a recipe, as plain data, names that may be a file."""
+    return {"model": recipe["model"]} | {f"data.{n}": v for n in (*SOURCES, "preprocess") if (v := recipe["data"].get(n))}
 
 
 def run_remote(job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
@@ -148,12 +153,10 @@ def _unpacked(base: Path, job: dict[str, Any], files: Mapping[str, bytes], share
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
     recipe = {**job["recipe"], "data": dict(job["recipe"]["data"])}
-    for name in shared:
-        key = Path(name).stem if not name.startswith("modules/") else ""
-        if key == "model":
-            recipe["model"] = str(base / name)
-        elif key.startswith("data."):
-            recipe["data"][key.removeprefix("data.")] = str(base / name)
+    for key, path in _named(job["recipe"]).items():
+        if (name := f"{key}/{Path(path).name}") in shared:
+            section, _, last = key.rpartition(".")
+            (recipe[section] if section else recipe)[last] = str(base / name)
     (base / "modules").mkdir(exist_ok=True)
     recipe["folder"] = str(base / "modules")
     recipe.pop("timing_cache", None)  # each machine has its own

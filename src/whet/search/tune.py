@@ -12,6 +12,7 @@ from whet.errors import TrainingError
 from whet.network import Network
 from whet.pruning import count_params
 from whet.search._training import as_config
+from whet.search.data import labelled
 from whet.search.prepare import Prepared, Rate, Say, flops_of
 from whet.search.recipe import AutoRecipe
 from whet.search.space import Candidate
@@ -44,11 +45,14 @@ def fine_tuned(made: Prepared, original: Network, recipe: AutoRecipe, c: Candida
 
 
 def training_set(recipe: AutoRecipe, net: Network) -> Any:
-    """data.train as whet.training takes it."""
+    """data.train as whet.training takes it; a CSV file of images as whet.search does."""
     from whet.precision import Preprocessing
-    from whet.training import training_data
+    from whet.training import TrainingData, training_data
 
     assert recipe.data.train is not None
+    if recipe.data.train.lower().endswith(".csv"):
+        made = labelled(recipe.data.train, net, "data.train", recipe.data.preprocess)
+        return TrainingData(made.inputs, made.labels)
     prepare = Preprocessing.parse(recipe.data.preprocess) if recipe.data.preprocess else None
     return training_data(recipe.data.train, net, prepare)
 

@@ -59,7 +59,7 @@ class Worker:
             source = getattr(self.recipe.data, which) or self.recipe.data.score
             assert source is not None
             if source not in self._data:
-                self._data[source] = labelled(source, net, f"data.{which}")
+                self._data[source] = labelled(source, net, f"data.{which}", self.recipe.data.preprocess)
             return top1(predict, self._data[source])
         return user_metric(own_function(self.recipe.metric, "metric"), predict, self.recipe.metric, which)
 
