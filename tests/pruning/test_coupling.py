@@ -120,6 +120,46 @@ out %y
     assert set(shown(net_of(text.replace("f32[N,C,8,8]", "f32[N,1,8,8]")))) == {"w1"}
 
 
+GEMM = """network n source
+in %x: f32[N,3]
+in %c: f32[K]
+const %w: f32[3,8] = seed(1)
+const %v: f32[8,2] = seed(2)
+%a = Gemm(%x, %w, %c)
+%y = MatMul(%a, %v)
+out %y
+"""
+MATMUL = """network n source
+in %x: f32[3,16]
+in %c: f32[K,4,4]
+const %w: f32[6,3] = seed(1)
+const %v: f32[2,6] = seed(2)
+%z = MatMul(%w, %x)
+%a = Reshape(%z, shape=(6,4,4))
+%b = MatMul(%a, %c)
+%f = Reshape(%b, shape=(6,16))
+%y = MatMul(%v, %f)
+out %y
+"""
+EINSUM = """network n source
+in %x: f32[N,3]
+in %c: f32[N,K]
+const %w: f32[3,8] = seed(1)
+const %v: f32[8,2] = seed(2)
+%a = MatMul(%x, %w)
+%b = Einsum(%a, %c, equation="...,...->...")
+%y = MatMul(%b, %v)
+out %y
+"""
+
+
+@pytest.mark.parametrize("text", [GEMM, MATMUL, EINSUM, EINSUM.replace("...", "nk")])
+def test_what_a_product_meets_an_input_of_unknown_size_in_stays_whole(text):
+    assert groups(net_of(text)) == [], "K may be as many as there are channels"
+    if "nk" not in text:  # a letter of Einsum does not broadcast
+        assert len(groups(net_of(text.replace("K", "1")))) == 1
+
+
 def test_concat_with_an_input_locks_only_the_input():
     net = net_of("""network n source
 in %x: f32[N,3,8,8]

@@ -238,6 +238,76 @@ out %y
     assert "s" not in small.constants, "the old shape is gone"
 
 
+def test_widths_where_heads_and_batch_are_one_axis():
+    """torch.nn.MultiheadAttention: [S, N, H * W] is read as [S, N * H, W]; no single head stands in N * H, but the widths do in W."""
+    net = parse_network("""network n source
+in %x: f32[5,N,6]
+const %wq: f32[6,12] = seed(1)
+const %wk: f32[6,12] = seed(2)
+const %wv: f32[6,12] = seed(3)
+const %wo: f32[12,3] = seed(4)
+%q = MatMul(%x, %wq)
+%k = MatMul(%x, %wk)
+%v = MatMul(%x, %wv)
+%q1 = Reshape(%q, shape=(5,-1,4))
+%k1 = Reshape(%k, shape=(5,-1,4))
+%v1 = Reshape(%v, shape=(5,-1,4))
+%q2 = Transpose(%q1, perm=(1, 0, 2))
+%k2 = Transpose(%k1, perm=(1, 2, 0))
+%v2 = Transpose(%v1, perm=(1, 0, 2))
+%s = MatMul(%q2, %k2)
+%p = Softmax(%s, axis=-1)
+%c = MatMul(%p, %v2)
+%ct = Transpose(%c, perm=(1, 0, 2))
+%r = Reshape(%ct, shape=(5,-1,12))
+%y = MatMul(%r, %wo)
+out %y
+""")
+    found = groups(net)
+    assert [(g.name, g.size) for g in found] == [("wq@0", 4), ("wv@0", 4)]
+    small = exact(net, {"wq@0": [0, 3], "wv@0": [1, 2, 3]}, found)
+    assert (small.constants["wq"].shape, small.constants["wo"].shape) == ((6, 6), (9, 3))
+
+
+BY_SHAPE = """network n source
+in %x: f32[N,5,6]
+const %wq: f32[6,8] = seed(1)
+const %wk: f32[6,8] = seed(2)
+const %wv: f32[6,8] = seed(3)
+const %wo: f32[8,3] = seed(4)
+const %last: i64[] = [2]
+%q = MatMul(%x, %wq)
+%k = MatMul(%x, %wk)
+%v = MatMul(%x, %wv)
+%s = Shape(%q)
+%n = Gather(%s, %last)
+%d = Cast(%n, to=f32)
+%r = Sqrt(%d)
+%t = Transpose(%k, perm=(0, 2, 1))
+%qk = MatMul(%q, %t)
+%e = Div(%qk, %r)
+%p = Softmax(%e, axis=-1)
+%c = MatMul(%p, %v)
+%y = MatMul(%c, %wo)
+out %y
+"""
+
+
+@pytest.mark.parametrize("line", ["%d = Cast(%n, to=f32)", "%h = Cast(%n, to=f16)\n%d = Cast(%h, to=f32)"])
+def test_a_number_that_is_read_off_a_shape_stays_what_it_was(line):
+    """As exporters write attention: divided by the root of Shape(q)[-1]. Cut to half the width it is divided by the same number."""
+    net = parse_network(BY_SHAPE.replace("%d = Cast(%n, to=f32)", line))
+    found = groups(net)
+    assert [g.name for g in found] == ["wq", "wv"]
+    exact(net, {"wq": [0, 2, 5], "wv": [1, 7]}, found)
+
+
+def test_a_number_that_counts_cut_channels_and_a_dynamic_size_is_refused():
+    net = parse_network(CHAIN.replace("%y: f32[N,3] = MatMul(%c, %v)", "%n = Size(%c)\n%f = Cast(%n, to=f32)\n%d = Div(%c, %f)\n%y = MatMul(%d, %v)"))
+    with pytest.raises(PruneError, match=r"Div 'd' reckons with .* Leave the groups that it counts whole"):
+        cut(net, {"w": [6, 1]})
+
+
 def test_keeping_all_changes_nothing():
     net = parse_network(CHAIN)
     assert str(cut(net, {"w": range(8)})) == str(net)

@@ -61,6 +61,8 @@ class Couple:
     A couple of an axis with itself says that it may be cut with nothing else (what ReduceSum adds up). A unit of a named axis
     that no couple covers is free too (Pad's padding, what Slice leaves out). What an attribute or a constant input says about
     sizes follows by the op's `recut`.
+    `summed` says that the op adds up over these axes (products of a's and b's entries, or a's own where b is a): what is left out must
+    have been a zero in one of them.
     """
 
     a: Tensor
@@ -74,6 +76,7 @@ class Couple:
     count: int | None = None
     a_repeat: int = 1
     b_repeat: int = 1
+    summed: bool = False
 
     def indexes(self) -> tuple[np.ndarray, np.ndarray]:
         """Indexes of each unit along `a_axis` and along `b_axis`: int64 [count, places], for an `a` of static size."""
@@ -113,6 +116,8 @@ class Op:
     None removes it. Ops without it need no change.
     `onnx` reads a node of the ONNX op(s) `onnx_ops` (see frontends/onnx.py); None: inputs and attributes are taken as they are.
     `to_onnx` writes one when that is not one node with the same attributes.
+    `zeros` says that a unit of an output is zero where all inputs tied to it are; it names the inputs that are added (a bias), which must be
+    tied to it too. None: not so, or not known. Pointwise ops need none: they are tried.
     `pointwise` marks an op that computes each element from the elements at the same (broadcast) place.
     """
 
@@ -128,6 +133,7 @@ class Op:
     onnx: Callable[..., Any] | None = None
     onnx_ops: tuple[str, ...] = ()
     to_onnx: Callable[..., Any] | None = None
+    zeros: tuple[int, ...] | None = None
     pointwise: bool = False
     pure: bool = True
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import BOOL, Dim, DType, Expr, Layer, TensorType
+from whet.network import BOOL, Dim, DType, Layer, TensorType
 from whet.ops._base import Couple, known_values, op
-from whet.ops._types import broadcast
+from whet.ops._types import broadcast, stretches_to
 
 
 def infer_binary(layer: Layer) -> TensorType:
@@ -67,7 +67,7 @@ def binary_couples(layer: Layer) -> list[Couple]:
     for x in layer.inputs:
         if x is not None:
             lead = y.type.rank - x.type.rank
-            made += [Couple(x, i, y, i + lead) for i, d in enumerate(x.shape) if d != 1 and (d == y.shape[i + lead] or isinstance(d, Expr))]
+            made += [Couple(x, i, y, i + lead) for i, d in enumerate(x.shape) if stretches_to(d, y.shape[i + lead])]
     return made
 
 

@@ -31,4 +31,4 @@ def global_pool(name: str, f: Callable[..., Any], attrs: dict[str, Any] | None =
     samples: list[Any] = [
         ([s], {}) for s in ("f32[2,3,7,7]", "f32[1,17,4,5]", "f32[2,5,9]", "f32[1,3,2,3,4]", "extreme f32[2,4,4,4]", "f16[1,3,2,2]")
     ]
-    return op(name, infer, reference, attrs=attrs or {}, couples=pool_couples, samples=samples)
+    return op(name, infer, reference, attrs=attrs or {}, couples=pool_couples, zeros=(), samples=samples)

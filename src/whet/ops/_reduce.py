@@ -53,9 +53,18 @@ def to_onnx(layer: Layer, w) -> None:
     w.node(layer.op, [w.name(layer.inputs[0])], [w.name(layer.output)], name=layer.name, axes=axes, keepdims=keep)
 
 
-def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = False, positive: bool = False, logical: bool = False, **rest: Any):
-    """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: a reduced axis may be cut, as zeros do not change the result.
-    `positive`: samples are above 0. `logical`: takes truth values too."""
+def reduction(
+    name: str,
+    f: Callable[..., Any],
+    *,
+    zeros_add_nothing: bool = False,
+    zeros: tuple[int, ...] | None = (),
+    positive: bool = False,
+    logical: bool = False,
+    **rest: Any,
+):
+    """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: a reduced axis may be cut where it holds zeros, as they do not change the
+    result. `zeros` None: of zeros it does not make zero. `positive`: samples are above 0. `logical`: takes truth values too."""
 
     def reference(layer, x, axes=None):
         axes = layer.attrs.get("axes", axes)
@@ -67,7 +76,7 @@ def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = Fal
 
     def couples(layer):
         axes, x = reduced(layer), layer.inputs[0]
-        return kept_couples(layer, axes) + ([Couple(x, a, x, a) for a in axes] if zeros_add_nothing else [])
+        return kept_couples(layer, axes) + ([Couple(x, a, x, a, summed=True) for a in axes] if zeros_add_nothing else [])
 
     kind = "positive " if positive else ""
     return op(
@@ -76,6 +85,7 @@ def reduction(name: str, f: Callable[..., Any], *, zeros_add_nothing: bool = Fal
         reference,
         attrs={"keepdims": 1, "noop_with_empty_axes": 0, "axes": INTS},
         couples=couples,
+        zeros=zeros,
         onnx=read,
         to_onnx=to_onnx,
         samples=[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whet.errors import NetworkError
-from whet.network import F64, Dim, DType, Layer, Tensor, TensorType
+from whet.network import F64, Dim, DType, Expr, Layer, Tensor, TensorType
 from whet.ops._base import Couple
 
 
@@ -72,6 +72,11 @@ def may_broadcast_to(shape: Sequence[Dim], small: Sequence[Dim]) -> bool:
     """Whether `small` can broadcast to `shape` without making it larger."""
     lead = len(shape) - len(small)
     return lead >= 0 and all(d == 1 or may_equal((d,), (s,)) for d, s in zip(small, shape[lead:], strict=True))
+
+
+def stretches_to(d: Dim, wide: Dim) -> bool:
+    """Whether an axis of size d, broadcast to `wide`, holds (or may hold, where d is of unknown size) an entry for each of it."""
+    return d != 1 and (d == wide or isinstance(d, Expr))
 
 
 def unify(a: Dim, b: Dim, what: str) -> Dim:

@@ -36,6 +36,7 @@ op(
     reference,
     attrs={**POOL_ATTRS, "count_include_pad": 0},
     couples=pool_couples,
+    zeros=(),
     onnx=read_pool,
     samples=[
         (["f32[2,3,9,9]"], {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}),

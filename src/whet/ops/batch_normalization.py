@@ -28,6 +28,7 @@ op(
     reference,
     attrs={"epsilon": 1e-5, "momentum": 0.9},
     couples=channel_couples,
+    zeros=(2, 3),
     onnx=read,
     samples=[
         (["f32[2,16,5,5]", "const f32[16]", "const f32[16]", "const f32[16]", "const positive f32[16]"], {}),

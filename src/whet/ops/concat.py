@@ -43,6 +43,7 @@ op(
     lambda layer, *xs: np.concatenate(xs, axis=layer.attrs["axis"]),
     attrs={"axis": NEEDS_INT},
     couples=couples,
+    zeros=(),
     shape_value=shape_value,
     samples=[
         (["f32[2,3,4,5]", "f32[2,7,4,5]"], {"axis": 1}),

@@ -66,7 +66,7 @@ def couples(layer: Layer) -> list[Couple]:
     group = layer.attrs["group"]
     tied = [Couple(x, 0, y, 0)]
     if group == 1:
-        tied += [Couple(x, 1, w, 1), Couple(w, 0, y, 1)]
+        tied += [Couple(x, 1, w, 1, summed=True), Couple(w, 0, y, 1)]
         return tied if b is None else [*tied, Couple(b, 0, y, 1)]
     ins, outs = w.shape[1], w.shape[0] // group
     tied += [Couple(x, 1, w, 0, a_block=ins, b_block=outs, count=group), Couple(w, 0, y, 1, a_block=outs, b_block=outs, count=group)]
@@ -80,7 +80,7 @@ def inner(layer: Layer, level: int) -> list[Couple]:
     if level or group == 1 or ins == 1 or not isinstance(w.shape[0], int):
         return couples(layer)
     within = {"a_repeat": group, "b_repeat": group, "count": w.shape[0] // group}
-    tied = [Couple(x, 0, y, 0), Couple(x, 1, w, 1, a_repeat=group, count=ins), Couple(w, 0, y, 1, **within)]
+    tied = [Couple(x, 0, y, 0), Couple(x, 1, w, 1, a_repeat=group, count=ins, summed=True), Couple(w, 0, y, 1, **within)]
     return tied if b is None else [*tied, Couple(b, 0, y, 1, **within)]
 
 
@@ -104,6 +104,7 @@ op(
     reference,
     attrs={"group": 1, "strides": INTS, "dilations": INTS, "pads": INTS, "kernel_shape": INTS},
     couples=couples,
+    zeros=(2,),
     inner=inner,
     recut=recut,
     onnx=read,

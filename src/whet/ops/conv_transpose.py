@@ -67,7 +67,7 @@ def couples(layer: Layer) -> list[Couple]:
     x, w, b, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
     group, tied = layer.attrs["group"], [Couple(x, 0, y, 0)]
     if group == 1:
-        tied += [Couple(x, 1, w, 0), Couple(w, 1, y, 1)]
+        tied += [Couple(x, 1, w, 0, summed=True), Couple(w, 1, y, 1)]
         return tied if b is None else [*tied, Couple(b, 0, y, 1)]
     ins, outs = w.shape[0] // group, w.shape[1]
     tied += [
@@ -84,7 +84,7 @@ def inner(layer: Layer, level: int) -> list[Couple]:
     if level or group == 1 or outs == 1 or not isinstance(w.shape[0], int):
         return couples(layer)
     within = {"a_repeat": group, "b_repeat": group}
-    tied = [Couple(x, 0, y, 0), Couple(x, 1, w, 0, **within, count=w.shape[0] // group), Couple(y, 1, w, 1, a_repeat=group, count=outs)]
+    tied = [Couple(x, 0, y, 0), Couple(x, 1, w, 0, **within, count=w.shape[0] // group, summed=True), Couple(y, 1, w, 1, a_repeat=group, count=outs)]
     return tied if b is None else [*tied, Couple(b, 0, y, 1, **within, count=outs)]
 
 
@@ -124,6 +124,7 @@ op(
     reference,
     attrs={"group": 1, "strides": INTS, "dilations": INTS, "pads": INTS, "output_padding": INTS, "kernel_shape": INTS},
     couples=couples,
+    zeros=(2,),
     inner=inner,
     recut=recut,
     onnx=read,

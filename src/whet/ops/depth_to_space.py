@@ -36,6 +36,7 @@ op(
     reference,
     attrs={"blocksize": NEEDS_INT, "mode": "DCR"},
     couples=couples,
+    zeros=(),
     samples=[
         (["f32[2,12,3,4]"], {"blocksize": 2}),
         (["f32[2,12,3,4]"], {"blocksize": 2, "mode": "CRD"}),

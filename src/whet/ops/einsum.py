@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import TensorType
 from whet.ops._base import NEEDS_STRING, Couple, op
-from whet.ops._types import broadcast, unify
+from whet.ops._types import broadcast, stretches_to, unify
 
 
 def subscripts(layer):
@@ -46,17 +46,17 @@ def infer(layer):
 
 
 def couples(layer):
-    """Axes of one subscript are cut together; a summed one may be, as zeros add nothing."""
+    """Axes of one subscript are cut together, one that broadcasts only with itself; one that is summed may be where it holds zeros."""
     terms, out = subscripts(layer)
     seen = {c: (layer.output, i) for i, c in enumerate(out)}
     made = []
     for term, t in zip(terms, layer.inputs, strict=True):
         for i, c in enumerate(term):
-            if c in seen and t.shape[i] == seen[c][0].shape[seen[c][1]]:
-                made.append(Couple(t, i, *seen[c]))
-            elif c not in seen:
-                seen[c] = (t, i)
-                made.append(Couple(t, i, t, i))
+            first, axis = seen.setdefault(c, (t, i))
+            if first is t and axis == i:
+                made.append(Couple(t, i, t, i, summed=c not in out and (c.isdigit() or sum(c in x for x in terms) == 1)))
+            elif c.isalpha() or stretches_to(t.shape[i], first.shape[axis]):
+                made.append(Couple(t, i, first, axis, summed=c not in out))
     return made
 
 
@@ -66,6 +66,7 @@ op(
     lambda layer, *xs: np.einsum(layer.attrs["equation"].replace(" ", ""), *xs, optimize=True),
     attrs={"equation": NEEDS_STRING},
     couples=couples,
+    zeros=(),
     samples=[
         (["f32[3,4]", "f32[4,5]"], {"equation": "ij,jk->ik"}),
         (["f32[2,3,4,5]", "f32[2,6,4,5]"], {"equation": "bnhd,bmhd -> bhnm"}),

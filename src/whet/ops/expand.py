@@ -43,6 +43,7 @@ op(
     reference,
     attrs={"shape": INTS},
     couples=couples,
+    zeros=(),
     recut=recut,
     to_onnx=inputs_of_attributes("shape"),
     samples=[

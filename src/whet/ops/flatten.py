@@ -31,6 +31,7 @@ op(
     infer,
     reference,
     attrs={"axis": 1},
+    zeros=(),
     shape_value=unchanged,
     couples=lambda layer: block_couples(layer.inputs[0], layer.output),
     inner=lambda layer, level: block_couples(layer.inputs[0], layer.output, level),

@@ -32,6 +32,7 @@ op(
     lambda layer, x, at: np.take(x, at, axis=layer.attrs["axis"]),
     attrs={"axis": 0},
     couples=couples,
+    zeros=(),
     shape_value=lambda layer: folded(layer, 1),
     samples=[
         (["f32[7,4]", np.array([[0, 6], [-1, 3]])], {}),

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import TensorType
 from whet.ops._base import Couple, op
-from whet.ops._types import may_broadcast_to, unify
+from whet.ops._types import may_broadcast_to, stretches_to, unify
 
 
 def infer(layer):
@@ -33,10 +33,10 @@ def reference(layer, a, b, c=None):
 def couples(layer):
     a, b, c, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
     ta, tb = bool(layer.attrs["transA"]), bool(layer.attrs["transB"])
-    made = [Couple(a, int(not ta), b, int(tb)), Couple(a, int(ta), y, 0), Couple(b, int(not tb), y, 1)]
+    made = [Couple(a, int(not ta), b, int(tb), summed=True), Couple(a, int(ta), y, 0), Couple(b, int(not tb), y, 1)]
     if c is not None:
         lead = 2 - c.type.rank
-        made += [Couple(c, i, y, i + lead) for i, d in enumerate(c.shape) if d == y.shape[i + lead] and d != 1]
+        made += [Couple(c, i, y, i + lead) for i, d in enumerate(c.shape) if stretches_to(d, y.shape[i + lead])]
     return made
 
 
@@ -46,6 +46,7 @@ op(
     reference,
     attrs={"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0},
     couples=couples,
+    zeros=(2,),
     samples=[
         (["f32[4,16]", "const f32[10,16]", "const f32[10]"], {"transB": 1}),
         (["f32[3,17]", "const f32[17,19]", None], {}),

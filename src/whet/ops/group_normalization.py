@@ -61,6 +61,7 @@ op(
     reference,
     attrs={"num_groups": NEEDS_INT, "epsilon": 1e-5},
     couples=couples,
+    zeros=(2,),
     recut=recut,
     onnx=read,
     to_onnx=to_onnx,

@@ -19,6 +19,7 @@ op(
     reference,
     attrs={"epsilon": 1e-5},
     couples=channel_couples,
+    zeros=(2,),
     samples=[
         (["f32[2,16,5,5]", "const f32[16]", "const f32[16]"], {}),
         (["f32[2,3,9]", "const f32[3]", "const f32[3]"], {"epsilon": 1e-3}),

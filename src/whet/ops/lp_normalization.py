@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from whet.ops._base import op
-from whet.ops._types import float_input, same_axes
+from whet.ops._base import Couple, op
+from whet.ops._types import axis_of, float_input, same_axes
 
 
 def reference(layer, x):
@@ -12,11 +12,20 @@ def reference(layer, x):
     return np.divide(x, norm, where=norm != 0, out=np.zeros_like(x))
 
 
+
+def couples(layer):
+    """A zero adds nothing to the norm."""
+    x = layer.inputs[0]
+    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    return [*same_axes(x, layer.output), Couple(x, axis, x, axis, summed=True)]
+
+
 op(
     "LpNormalization",
     float_input,
     reference,
     attrs={"axis": -1, "p": 2},
-    couples=lambda layer: same_axes(layer.inputs[0], layer.output),  # a zero adds nothing to the norm
+    couples=couples,
+    zeros=(),
     samples=[(["f32[3,5,4]"], {}), (["f32[3,7]"], {"p": 1, "axis": 0})],
 )

@@ -26,6 +26,7 @@ op(
     reference,
     attrs={**POOL_ATTRS, "p": 2},
     couples=pool_couples,
+    zeros=(),
     onnx=read_pool,
     samples=[
         (["f32[2,3,9,9]"], {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}),

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import TensorType
 from whet.ops._base import Couple, op
-from whet.ops._types import broadcast, unify
+from whet.ops._types import broadcast, stretches_to, unify
 
 
 def infer(layer):
@@ -23,14 +23,14 @@ def couples(layer):
     """Contracted axes are tied to each other, rows, columns and batches to the output."""
     a, b, y = layer.inputs[0], layer.inputs[1], layer.output
     ra, rb, ry = a.type.rank, b.type.rank, y.type.rank
-    made = [Couple(a, ra - 1, b, max(rb - 2, 0))]
+    made = [Couple(a, ra - 1, b, max(rb - 2, 0), summed=True)]
     if ra > 1:
         made.append(Couple(a, ra - 2, y, ry - 1 - (rb > 1)))
     if rb > 1:
         made.append(Couple(b, rb - 1, y, ry - 1))
     batch = ry - (ra > 1) - (rb > 1)
     for t, r in ((a, ra - 2), (b, rb - 2)):
-        made += [Couple(t, i, y, i + batch - r) for i in range(r) if t.shape[i] == y.shape[i + batch - r] and t.shape[i] != 1]
+        made += [Couple(t, i, y, i + batch - r) for i in range(r) if stretches_to(t.shape[i], y.shape[i + batch - r])]
     return made
 
 
@@ -39,6 +39,7 @@ op(
     infer,
     lambda layer, a, b: np.matmul(a, b),
     couples=couples,
+    zeros=(),
     samples=[
         (["f32[2,5,16]", "const f32[16,12]"], {}),
         (["f32[2,3,5,8]", "f32[2,3,8,7]"], {}),

@@ -4,4 +4,4 @@ import numpy as np
 
 from whet.ops._reduce import reduction
 
-reduction("ReduceLogSum", lambda x, axes, keep: np.log(x.sum(axis=axes, keepdims=keep)), zeros_add_nothing=True, positive=True)
+reduction("ReduceLogSum", lambda x, axes, keep: np.log(x.sum(axis=axes, keepdims=keep)), zeros_add_nothing=True, zeros=None, positive=True)

@@ -14,4 +14,4 @@ def log_sum_exp(x, axes, keep):
     return y if keep else y.squeeze(axis=axes)
 
 
-reduction("ReduceLogSumExp", log_sum_exp)
+reduction("ReduceLogSumExp", log_sum_exp, zeros=None)

@@ -62,6 +62,7 @@ op(
     attrs={"allowzero": 0, "shape": INTS},
     couples=lambda layer: block_couples(layer.inputs[0], layer.output),
     inner=lambda layer, level: block_couples(layer.inputs[0], layer.output, level),
+    zeros=(),
     recut=recut,
     shape_value=unchanged,
     to_onnx=inputs_of_attributes("shape"),

@@ -116,6 +116,7 @@ op(
     reference,
     attrs={"starts": INTS, "ends": INTS, "axes": INTS, "steps": INTS},
     couples=couples,
+    zeros=(),
     recut=recut,
     shape_value=lambda layer: folded(layer, 1),
     onnx=lambda node, g: node.add(g, "Slice", *attributes_as_inputs(node, g, ["starts", "ends", "axes"])),

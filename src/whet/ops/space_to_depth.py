@@ -33,6 +33,7 @@ op(
     reference,
     attrs={"blocksize": NEEDS_INT, "mode": "DCR"},
     couples=couples,
+    zeros=(),
     samples=[
         (["f32[2,3,4,6]"], {"blocksize": 2}),
         (["f32[2,3,4,6]"], {"blocksize": 2, "mode": "CRD"}),

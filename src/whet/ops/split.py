@@ -103,6 +103,7 @@ op(
     reference,
     attrs={"axis": 0, "num_outputs": INT, "split": INTS},
     couples=couples,
+    zeros=(),
     recut=recut,
     onnx=read,
     shape_value=shape_value,

@@ -49,6 +49,7 @@ op(
     reference,
     attrs={"axes": INTS},
     couples=couples,
+    zeros=(),
     recut=recut,
     shape_value=unchanged,
     onnx=lambda node, g: node.add(g, "Squeeze", *attributes_as_inputs(node, g, ["axes"])),

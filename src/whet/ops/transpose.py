@@ -19,6 +19,7 @@ op(
     lambda layer, x: x.transpose(layer.attrs["perm"]),
     attrs={"perm": INTS},
     couples=lambda layer: mapped(layer.inputs[0], layer.output, {p: i for i, p in enumerate(layer.attrs["perm"])}),
+    zeros=(),
     shape_value=folded,
     samples=[
         (["f32[2,3,4]"], {"perm": (0, 2, 1)}),

@@ -37,6 +37,7 @@ op(
     reference,
     attrs={"axes": INTS},
     couples=couples,
+    zeros=(),
     shape_value=unchanged,
     onnx=lambda node, g: node.add(g, "Unsqueeze", *attributes_as_inputs(node, g, ["axes"])),
     to_onnx=inputs_of_attributes("axes"),

@@ -18,6 +18,7 @@ from whet.errors import PruneError
 from whet.network import Layer, Network, Tensor
 from whet.ops import Couple, get_op
 from whet.pruning._components import components
+from whet.pruning.zeros import sums_locked
 from whet.registry import nearest
 
 Axis = tuple[Tensor, int]
@@ -91,8 +92,10 @@ def _groups(net: Network, level: int | None) -> Iterator[tuple[tuple[int, int], 
         n += t.shape[axis]
     locked = np.zeros(n, bool)
     edges: list[tuple[np.ndarray, np.ndarray]] = []
-    for layer in net.layers:
-        _tie(layer, level, base, locked, edges)
+    read = [(layer, _couples(layer, level)) for layer in net.layers]
+    for layer, couples in read:
+        _tie(layer, couples, base, locked, edges)
+    locked |= sums_locked(net, read, base, n)
     for t in (*net.inputs, *net.outputs):
         _lock(t, base, locked)
     first = np.concatenate([e[0] for e in edges]) if edges else np.zeros(0, np.int64)
@@ -121,14 +124,18 @@ def _axes(net: Network) -> list[Axis]:
     return [(t, i) for t in seen for i, d in enumerate(t.shape) if isinstance(d, int) and d > 1]
 
 
+def _couples(layer: Layer, level: int | None) -> list[Couple]:
+    """What the layer's op says is cut together, in one reading."""
+    o = get_op(layer.op)
+    if o.couples is None or layer.regions:
+        return []
+    return o.couples(layer) if level is None or o.inner is None else o.inner(layer, level)
+
+
 def _tie(
-    layer: Layer, level: int | None, base: Mapping[Axis, int], locked: np.ndarray, edges: list[tuple[np.ndarray, np.ndarray]]
+    layer: Layer, couples: list[Couple], base: Mapping[Axis, int], locked: np.ndarray, edges: list[tuple[np.ndarray, np.ndarray]]
 ) -> None:
     """Edges of one layer's couples; locks the axes that they do not name."""
-    o = get_op(layer.op)
-    couples: list[Couple] = []
-    if o.couples is not None and not layer.regions:
-        couples = o.couples(layer) if level is None or o.inner is None else o.inner(layer, level)
     named: set[Axis] = set()
     for c in couples:
         a, b = (c.a, c.a_axis), (c.b, c.b_axis)

@@ -98,7 +98,7 @@ def _cut_layer(layer: Layer, made: Network, twin: dict[Tensor, Tensor], indexes:
     recut = get_op(layer.op).recut
     change: dict[str | int, Any] = recut(layer, here) if recut is not None and here else {}
     attrs = {**layer.attrs, **{k: v for k, v in change.items() if isinstance(k, str)}}
-    inputs: list[Tensor | None] = [None if t is None else twin[t] for t in layer.inputs]
+    inputs: list[Tensor | None] = [None if t is None else _as_before(t, layer, made, twin) for t in layer.inputs]
     for place, value in change.items():
         if isinstance(place, int):
             inputs += [None] * (place + 1 - len(inputs))
@@ -120,3 +120,22 @@ def _cut_layer(layer: Layer, made: Network, twin: dict[Tensor, Tensor], indexes:
                 f"it counts on the full size. Leave the groups that it reads whole."
             )
         twin[t] = cut_twin
+
+
+def _as_before(t: Tensor, layer: Layer, made: Network, twin: dict[Tensor, Tensor]) -> Tensor:
+    """The twin of an input; the number of the full size where a number of channels is reckoned with, not a shape.
+
+    Attention that reads its scale off Shape(q), or a mean as a sum over Shape(x), computes with the full size still. Raises PruneError where
+    that depends on a dynamic size.
+    """
+    now = twin[t]
+    if t.is_constant or t.shape_value is None or now.shape_value == t.shape_value:
+        return now
+    if not t.dtype.is_float and t.dtype.kind != "bool" and not (get_op(layer.op).pointwise and layer.output.shape_value is None):
+        return now
+    if not all(isinstance(v, int) for v in t.shape_value):
+        raise PruneError(
+            f"{layer.op} '{layer.name}' reckons with {t}, which counts cut channels and a dynamic size. Leave the groups that it counts whole."
+        )
+    values = np.array(t.shape_value, np.float64 if t.dtype.is_float else np.int64).reshape([int(d) for d in t.shape])
+    return made.constant(values.astype(t.dtype.numpy), f"{t.name}.before")

@@ -1,0 +1,91 @@
+"""Sums over channels: cut only where a channel without weights adds nothing to them."""
+
+import numpy as np
+import pytest
+
+from whet.network import parse_network
+from whet.ops import run_network
+from whet.pruning import cut, groups, zeroed
+
+
+def linear(*lines, bias=True):
+    """x [N,3] -> a [N,8] -> the lines -> y."""
+    text = "network n source\nin %x: f32[N,3]\nconst %w: f32[3,8] = seed(1)\nconst %b: f32[8] = seed(2)\nconst %v: f32[8,2] = seed(3)\n"
+    text += "const %one: f32[] = [1]\nconst %nought: f32[] = [0]\n%m = MatMul(%x, %w)\n"
+    return parse_network(text + ("%a = Add(%m, %b)\n" if bias else "%a = Relu(%m)\n") + "\n".join(lines) + "\nout %y\n")
+
+
+def names(net):
+    return [g.name for g in groups(net)]
+
+
+def exact(net, kept):
+    """The cut network gives what the one with zeroed weights gives."""
+    feeds = {"x": np.random.default_rng(0).standard_normal((4, 5, 6) if net.inputs[0].type.rank == 3 else (4, 3)).astype(np.float32)}
+    (got,), (want,) = (run_network(n, feeds).values() for n in (cut(net, kept), zeroed(net, kept)))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+SUM = "%y = ReduceSum(%e, axes=(1,))"
+
+
+@pytest.mark.parametrize("made", ["%e = Relu(%a)", "%e = Tanh(%a)", "%r = Abs(%a)\n%e = Sqrt(%r)", "%e = Mul(%a, %a)", "%e = Div(%a, %one)"])
+def test_what_is_zero_without_its_weights_may_be_left_out_of_a_sum(made):
+    net = linear(made, SUM)
+    assert names(net) == ["w"]
+    exact(net, {"w": [0, 3, 4]})
+
+
+@pytest.mark.parametrize(
+    "made", ["%e = Sigmoid(%a)", "%e = Exp(%a)", "%e = Add(%a, %one)", "%e = Pow(%a, %nought)", "%e = Clip(%a, %one)", "%e = Div(%one, %a)"]
+)
+def test_what_is_not_stays_in_it(made):
+    assert names(linear(made, SUM)) == []
+
+
+def test_a_softmax_written_by_hand_is_one_of_all_channels():
+    assert names(linear("%e = Exp(%a)", "%s = ReduceSum(%e, axes=(1,))", "%p = Div(%e, %s)", "%y = MatMul(%p, %v)")) == []
+
+
+def test_norms():
+    by = ["%n = LpNormalization(%e, axis=1)", "%y = MatMul(%n, %v)"]
+    assert names(linear("%e = Relu(%a)", *by)) == ["w"]
+    assert names(linear("%e = Sigmoid(%a)", *by)) == []
+
+
+def attention(before):
+    """Linear attention of one head: (f(q) f(k)^T) v, with `before` of %0 for f."""
+    text = "network n source\nin %x: f32[N,5,6]\n" + "".join(f"const %w{c}: f32[6,8] = seed({i})\n" for i, c in enumerate("qkv", 1))
+    text += "const %wo: f32[8,3] = seed(4)\nconst %one: f32[] = [1]\n" + "".join(f"%{c}0 = MatMul(%x, %w{c})\n" for c in "qkv")
+    text += "".join(before.replace("%0", f"%{c}0").replace("%1", f"%{c}1").replace("%2", f"%{c}") + "\n" for c in "qk")
+    text += "%t = Transpose(%k, perm=(0, 2, 1))\n%kv = MatMul(%t, %v0)\n%c = MatMul(%q, %kv)\n%y = MatMul(%c, %wo)\nout %y\n"
+    return parse_network(text)
+
+
+def test_products_of_two_computed_tensors():
+    net = attention("%2 = Relu(%0)")
+    assert names(net) == ["wq", "wv"]
+    exact(net, {"wq": [1, 2, 6], "wv": [0, 7]})
+    assert names(attention("%1 = Elu(%0)\n%2 = Add(%1, %one)")) == ["wv"], "elu + 1 of zero is one"
+
+
+def test_a_norm_of_weights_is_one_of_all_their_entries():
+    """Weight normalization: without an input channel all that is left would grow."""
+    net = linear("%t = ReduceL2(%v, axes=(0,))", "%u = Div(%v, %t)", "%y = MatMul(%a, %u)")
+    assert names(net) == []
+
+
+def test_products_of_weights_are_no_such_sum():
+    """A low-rank update of a weight may lose ranks."""
+    net = parse_network("""network n source
+in %x: f32[N,3]
+const %w: f32[3,4] = seed(1)
+const %a: f32[3,6] = seed(2)
+const %b: f32[6,4] = seed(3)
+%ab = MatMul(%a, %b)
+%u = Add(%w, %ab)
+%y = MatMul(%x, %u)
+out %y
+""")
+    assert names(net) == ["b"]
+    exact(net, {"b": [0, 5]})
