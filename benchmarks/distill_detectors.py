@@ -243,7 +243,7 @@ def distil(whole, cut, how: Taught, views: Views, hints: Hints, args: argparse.N
     more = {"fused": True, "capturable": True} if graphed else {}
     optimizer = torch.optim.AdamW(cut.parameters(), lr=rate if graphed else args.lr, weight_decay=DECAY, **more)
 
-    def step(feeds, labels):
+    def step(feeds, labels, answers=()):
         with torch.autocast(device, torch.bfloat16):
             with torch.no_grad():
                 theirs = whole(feeds["x"])

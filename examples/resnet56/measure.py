@@ -18,7 +18,7 @@ import data as cifar
 import numpy as np
 from judging import paired, percent, right
 from tune import file_of
-from variants import LONG, VARIANTS
+from variants import LONG, MORE, VARIANTS
 
 import whet
 from whet.backends import get_backend
@@ -51,20 +51,24 @@ def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
     for name, net in networks.items():
         for precision in args.precisions or PRECISIONS[args.backend]:
             sizes = [(b, b) for b in args.batches or BATCHES[args.backend]] + ([(1, DYNAMIC)] if name in FLEXIBLE and not args.no_dynamic else [])
-            for low, high in sizes:
-                began = time.perf_counter()
-                plan = made(net, precision, (low, high), seen, args)
-                file = f"{file_of(name)}.{precision}.{low}-{high}.{args.backend}.engine"
-                whet.write_engine(plan, out / file)
-                rows.append({
-                    "network": name, "precision": precision.upper(), "batches": f"1 to {high}" if low != high else str(high), "file": file,
-                    "run at": [high] if low == high else [1, high], "parameters": count_params(net), "MFLOPs": round(count_flops(net) / 1e6, 1),
-                    "FLOPs fewer": round(base / count_flops(net), 2), "2:4 layers": len(eligible_layers(plan.network)[0]),
-                    **what_was_kept(plan),
-                    "engine MiB": round((out / file).stat().st_size / 2**20, 2), "built in s": round(time.perf_counter() - began, 1),
-                })  # fmt: skip
+            for which in sizes:
+                rows.append(written(out, name, net, precision, which, seen, args) | {"FLOPs fewer": round(base / count_flops(net), 2)})
                 print(f"  {rows[-1]}", flush=True)
                 write(rows, out, args)
+
+
+def written(out: Path, name: str, net: Network, precision: str, sizes: tuple[int, int], seen: np.ndarray, args: argparse.Namespace) -> dict[str, Any]:
+    """Builds one engine, writes it to `out` and says what it is."""
+    began, (low, high) = time.perf_counter(), sizes
+    plan = made(net, precision, sizes, seen, args)
+    file = f"{file_of(name)}.{precision}.{low}-{high}.{args.backend}.engine"
+    whet.write_engine(plan, out / file)
+    return {
+        "network": name, "precision": precision.upper(), "batches": f"1 to {high}" if low != high else str(high), "file": file,
+        "run at": [high] if low == high else [1, high], "parameters": count_params(net), "MFLOPs": round(count_flops(net) / 1e6, 1),
+        "2:4 layers": len(eligible_layers(plan.network)[0]), **what_was_kept(plan),
+        "engine MiB": round((out / file).stat().st_size / 2**20, 2), "built in s": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
 
 
 def tuned(name: str, out: Path) -> Path:
@@ -178,7 +182,8 @@ def computed_in(row: dict[str, Any], backend: str) -> str:
 
 def beside(name: str) -> str:
     """The original that was fine-tuned as this network was."""
-    return "original-long" if name in VARIANTS and VARIANTS[name].training is LONG else "original"
+    how = VARIANTS[name].training if name in VARIANTS else None
+    return {LONG: "original-long", MORE: "original-more"}.get(how, "original") if how is not None else "original"
 
 
 def rows_file(out: Path, args: argparse.Namespace) -> Path:

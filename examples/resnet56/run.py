@@ -70,6 +70,8 @@ def prune(out: Path, data: Path) -> None:
 
     net = model.load(data)
     for name, variant in VARIANTS.items():
+        if variant.after:
+            continue  # it goes on from one that is fine-tuned
         if variant.make is not None:
             made = variant.make(net)
         elif find_spec("torch_pruning") and find_spec("onnxscript"):

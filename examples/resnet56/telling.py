@@ -21,6 +21,7 @@ STEPS = {
     "gpu-55": "13 blocks out, chosen by the GPU's times at batch 1, fine-tuned",
     "gpu128-50": "14 blocks out, chosen by the GPU's times at batch 128, fine-tuned", "2:4": "2:4, fine-tuned",
     "original-long": "fine-tuned longer, not cut", "stages-39": "39 % of the FLOPs: 16 of 27 blocks out, fine-tuned longer",
+    "original-more": "the same, trained on by four teachers, not cut", "stages-39-more": "39 % of the FLOPs, trained on by four teachers",
 }  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def save(rows: list[dict], path: Path, args: argparse.Namespace, more: dict) -> 
     machine = get_backend(args.backend, threads=args.threads).describe()
     result = {
         **provenance(("numpy",)),
-        "command": command("examples/resnet56/run.py"),
+        "command": command(f"examples/resnet56/{Path(sys.argv[0]).name}"),
         "device": machine.get("model") or machine.get("name") or platform.processor(),
         "threads": args.threads,
         "rows": rows,

@@ -1,9 +1,9 @@
 """Fine-tunes networks beside each other on all GPUs, each in a process of its own, all with the same recipe and the same number of epochs.
 
 First the published network alone is adapted to the JPEG images by their labels: it is the teacher. Then every variant, the original too,
-is trained on labels and on the teacher's outputs. Last come those that are trained longer (variants.LONG), by two of the networks that were
-trained before (teachers.py). How many epochs fit into the time limit is measured while all of them run. A variant that out/ has the result
-of is not trained again, so an interrupted run goes on; a teacher that lies there is used.
+is trained on labels and on the teacher's outputs. Then come those that are trained longer (variants.LONG), by two of the networks that were
+trained before (teachers.py), and last those that go on from there (variants.MORE). How many epochs fit into the time limit is measured while
+all of them run. A variant that out/ has the result of is not trained again, so an interrupted run goes on; a teacher that lies there is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def settings(args: argparse.Namespace, lr: float, **more):
 
     return FinetuneConfig(**{
         "batch": args.batch, "lr": lr * args.batch / 256, "weight_decay": 5e-4, "augment": "crop:4,flip",
-        "precision": args.precision, "device": args.device, "seed": 1, "graph": None if args.graph else False, **more,
+        "precision": args.precision, "device": args.device, "seed": 1, "graph": None if args.graph else False,
+        "compile": args.compile, **more,
     })  # fmt: skip
 
 
@@ -35,28 +36,39 @@ def tune_all(out: Path, data: Path, args: argparse.Namespace) -> dict[str, dict]
     """Trains out/NAME.onnx into out/NAME.tuned.onnx; returns what each process wrote about it."""
     import data as cifar
     import teachers
-    from variants import LONG, SHORT, VARIANTS
+    from variants import LONG, MORE, SHORT, VARIANTS
 
     until = time.time() + args.seconds
-    every = [n for n in args.variants if (out / f"{file_of(n)}.onnx").exists()]
+    every = [n for n in args.variants if VARIANTS[n].after or start_of(n, out).exists()]
     names = [n for n in every if not (out / f"{file_of(n)}.json").exists()]
     for f in (*out.glob("*.speed"), *out.glob("*.ready")):
         f.unlink()
     if names and not (out / PIXELS / "exact.y.npy").exists():  # the last that `decoded` writes
         cifar.decoded(data, out / PIXELS, args.limit or None)
-    parts = [(how, some) for how in (SHORT, LONG) if (some := [n for n in names if VARIANTS[n].training is how])]
+    epochs = {SHORT: args.epochs, LONG: args.long_epochs, MORE: args.more_epochs}
+    parts = [(how, some) for how in epochs if (some := [n for n in names if VARIANTS[n].training is how])]
     for i, (how, some) in enumerate(parts):
-        if how is LONG:
-            teachers.write(out)
+        if how.teacher in teachers.TEACHERS:
+            teachers.write(out, how.teacher)
         began = time.time()
         end = began + (until - began) / (len(parts) - i) if args.seconds else 0.0
-        _run(some, out, data, args, args.long_epochs if how is LONG else args.epochs, (began, end))
+        _run(some, out, data, args, epochs[how], (began, end))
     return {n: json.loads(p.read_text()) for n in ("teacher", *every) if (p := out / f"{file_of(n)}.json").exists()}
 
 
 def file_of(name: str) -> str:
     """A variant's name as a file's."""
     return name.replace("+", "_").replace(":", "-")
+
+
+def start_of(name: str, out: Path) -> Path:
+    """The network that a variant's training begins with: the cut one, or one that was trained before."""
+    from variants import VARIANTS
+
+    if name == "teacher":
+        return out / "original.onnx"
+    before = VARIANTS[name].after
+    return out / (f"{file_of(before)}.tuned.onnx" if before else f"{file_of(name)}.onnx")
 
 
 def visible_gpus(device: str) -> list[str]:
@@ -80,7 +92,7 @@ def spread(names: list[str], out: Path, gpus: list[str]) -> dict[str, str]:
     long as it has layers, so layers are counted."""
     import whet
 
-    cost = {n: len(whet.network_from_onnx(out / f"{file_of(n)}.onnx").layers) for n in names}
+    cost = {n: len(whet.network_from_onnx(start_of(n, out)).layers) for n in names}
     busy, made = dict.fromkeys(gpus, 0.0), {}
     for n in sorted(names, key=lambda n: -cost[n]):
         made[n] = min(busy, key=busy.__getitem__)
@@ -90,17 +102,17 @@ def spread(names: list[str], out: Path, gpus: list[str]) -> dict[str, str]:
 
 def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, epochs: float, time_of: tuple[float, float]) -> None:
     """The teacher, where it is wanted and not there, and all variants at once; the variants load their data and wait for the teacher."""
-    from variants import LONG
+    from variants import SHORT
 
     command = [sys.executable, str(Path(__file__)), "--out", str(out), "--data", str(data), "--device", args.device, "--precision", args.precision,
                "--epochs", str(epochs), "--teacher-epochs", str(args.teacher_epochs), "--limit", str(args.limit),
                "--batch", str(args.batch), "--probe", str(args.probe), "--mantissa", str(args.mantissa),
-               *([] if args.graph else ["--no-graph"]),
+               *([] if args.graph else ["--no-graph"]), *(["--compile"] if args.compile else []),
                "--began", str(time_of[0]), "--end", str(time_of[1]), "--beside", *names]  # fmt: skip
     gpus = visible_gpus(args.device)
     place = spread(names, out, gpus) | {"teacher": gpus[0]}
     print(f"{len(gpus)} GPUs: {place}" if gpus[0] else "no GPU: on the CPU", flush=True)
-    todo = names if _training(names[0]) is LONG or (out / "teacher.json").exists() else ["teacher", *names]
+    todo = names if _training(names[0]) is not SHORT or (out / "teacher.json").exists() else ["teacher", *names]
     running = {}
     for n in todo:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)} | ({"CUDA_VISIBLE_DEVICES": place[n]} if place[n] else {})
@@ -130,7 +142,7 @@ def one(args: argparse.Namespace) -> None:
     name, out, how = args.one, Path(args.out), _training(args.one)
     train, exact, jpeg = (cifar.kept(out / PIXELS, part) for part in ("train", "exact", "jpeg"))
     teaching = name == "teacher"
-    net = whet.network_from_onnx(out / ("original.onnx" if teaching else f"{file_of(name)}.onnx"))
+    net = whet.network_from_onnx(start_of(name, out))
     while not teaching and how is SHORT and not (out / "teacher.json").exists():
         time.sleep(0.1)
     teacher = None if teaching else whet.network_from_onnx(out / f"{how.teacher}.tuned.onnx")
@@ -138,7 +150,7 @@ def one(args: argparse.Namespace) -> None:
         total = args.end - args.began if args.end else 0.0
         config = settings(args, how.lr, epochs=args.teacher_epochs, seconds=TEACHER_SHARE * total)
     else:
-        each = {"lr": how.lr, "distill": how.distill, "temperature": TEMPERATURE, "masks": VARIANTS[name].masks}
+        each = {"lr": how.lr, "distill": how.distill, "temperature": TEMPERATURE, "masks": VARIANTS[name].masks, "views": how.views}
         epochs = args.epochs
         if args.end and args.probe:
             epochs = min(epochs, _epochs_that_fit(net, train, teacher, settings(args, epochs=1e6, **each), args))
@@ -225,11 +237,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--precision", default="bf16", help="what autocast computes in: fp32, bf16 or fp16")
     p.add_argument("--epochs", type=float, default=100)
     p.add_argument("--long-epochs", type=float, default=130, help="of the variants that are trained longer")
+    p.add_argument("--more-epochs", type=float, default=400, help="of the variants that go on from those")
     p.add_argument("--teacher-epochs", type=float, default=40)
     p.add_argument("--seconds", type=float, default=0, help="time limit of all fine-tuning; fewer epochs where they do not fit")
     p.add_argument("--limit", type=int, default=0, help="so many images only (to try the script)")
     p.add_argument("--batch", type=int, default=256)
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not record a step as a CUDA graph")
+    p.add_argument("--compile", action="store_true", help="steps by torch.compile")
     p.add_argument("--mantissa", type=int, default=0, help="bits of the weights' mantissa that are written (0: all); fewer compress better")
     p.add_argument("--probe", type=int, default=100, help="steps that the speed is measured on, after as many to get going; 0: the epochs asked for")
     p.add_argument("--variants", nargs="*", default=None)

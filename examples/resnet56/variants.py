@@ -48,9 +48,11 @@ class Training:
     lr: float  # the highest, at 256 images a step
     distill: float  # share of the loss that follows the teacher
     teacher: str  # whose outputs: OUT/NAME.tuned.onnx
+    views: int = 0  # augmented forms of each image that are used in turns, each answered by the teacher once (0: new ones at every step)
 
 
 SHORT, LONG = Training(0.05, 0.6, "teacher"), Training(0.1, 0.9, "teachers")
+MORE = Training(0.1, 0.9, "four", views=32)  # goes on where a LONG one ended
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Variant:
     make: Callable[[Network], Network] | None  # None: Torch-Pruning makes it (rival.py)
     masks: str = ""
     training: Training = SHORT
+    after: str = ""  # the variant whose fine-tuned weights it goes on from (`make` is not called)
 
 
 def shorter(net: Network, count: int) -> Network:
@@ -89,6 +92,8 @@ VARIANTS: dict[str, Variant] = {
     "gpu128-50": Variant("the same for half of the time at batch 128: 14 blocks", partial(by_recipe, name="gpu128-50")),
     "original-long": Variant("as published, fine-tuned longer, by two teachers", lambda net: net, training=LONG),
     "stages-39": Variant("39 % of the FLOPs: 16 of 27 blocks out, tuned as original-long", partial(by_recipe, name="stages-39"), training=LONG),
+    "stages-39-more": Variant("stages-39, trained on by four teachers", lambda net: net, training=MORE, after="stages-39"),
+    "original-more": Variant("original-long, trained on in the same way", lambda net: net, training=MORE, after="original-long"),
     "2:4": Variant("every weight 2:4 where its shape allows it", lambda net: net, masks="2:4"),
     "tp-magnitude-50": Variant("Torch-Pruning's MagnitudePruner, L2, the same share of each layer, half of the FLOPs", None),
     "tp-group-50": Variant("Torch-Pruning's GroupNormPruner, all layers together, half of the FLOPs", None),

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from whet.errors import TrainingError
 from whet.files import replacing
+from whet.training.config import FinetuneConfig
 from whet.training.module import NetworkModule
 
 FORMAT, VERSION = "whet.training.checkpoint", 1
@@ -79,8 +80,8 @@ def must_match(path: str | os.PathLike[str], state: Mapping[str, Any], now: Mapp
     for key, what in (("model", "another model"), ("data", "other data")):
         if state.get(key) != now[key]:
             raise TrainingError(f"the checkpoint {path} is of {what}. Delete it to start anew, or give the one it was made with.")
-    before, after = state.get("settings", {}), now["settings"]
+    before, after = FinetuneConfig().settings() | state.get("settings", {}), now["settings"]
     for name in after:
-        if before.get(name) != after[name]:
-            was = before.get(name)
+        if before[name] != after[name]:
+            was = before[name]
             raise TrainingError(f"the checkpoint {path} was made with {name}={was!r}, now it is {after[name]!r}. Delete it to start anew.")

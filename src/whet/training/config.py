@@ -32,12 +32,14 @@ class FinetuneConfig:
     label_smoothing: float = 0.0
     distill: float = 0.0  # share of the loss that is the distance to the teacher's outputs; 1: no labels needed
     temperature: float = 4.0  # of the distillation of classifiers
+    views: int = 0  # augmented forms of each sample that are used in turns, the teacher's answer to each kept; 0: a new one at every step
     masks: str = ""  # what is held: "" nothing, 2:4 (made by magnitude where there is none), zeros (those that are there)
     freeze_batch_norm: bool = False  # keep the statistics as they are
     augment: str = ""  # crop:N (pad by N, cut at random), flip (left and right); comma between
     device: str = "auto"  # auto | cpu | cuda | cuda:1 ...
     channels_last: bool | None = None  # None: on CUDA for 4-dimensional inputs
     graph: bool | None = None  # a step as one CUDA graph; None: on CUDA where it can be one (not in fp16, not with a loss of your own)
+    compile: bool = False  # torch.compile fuses what lies between convolutions: up to a minute before the first steps, shorter steps after
     seed: int = 0
     checkpoint: str = ""  # file (.safetensors) that a killed training goes on from
     checkpoint_seconds: float = 60.0  # between two checkpoints; 0: after every step
@@ -56,6 +58,8 @@ class FinetuneConfig:
         for name in ("lr", "temperature", "batch"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is above 0, not {getattr(self, name)}")
+        if self.views < 0:
+            raise UsageError(f"views is 0 or more, not {self.views}")
         if not self.epochs > 0:
             raise UsageError(f"epochs is above 0, not {self.epochs}")
 

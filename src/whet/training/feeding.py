@@ -1,6 +1,7 @@
 """From arrays to batches on the device: order, augmentation and preprocessing, each a function of seed, epoch and step alone.
 
-So a training that was killed needs no state of a generator to go on with the same numbers.
+So a training that was killed needs no state of a generator to go on with the same numbers. With `views` an epoch sees one of so many
+augmented forms of the data, the same for all its samples, and which one is a function of the epoch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from whet.precision import Preprocessing
 from whet.training.data import Batches, TrainingData
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor | None]
+Step = tuple[dict[str, torch.Tensor], torch.Tensor | None, torch.Tensor | None]
+"""inputs by name, labels, which samples these are (none for the user's own batches)"""
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,24 @@ class Augment:
 
     def __call__(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """x [N, C, H, W], of any type, cut and mirrored at random."""
+        return self.moved(x, *self.drawn(len(x), generator, x.device))
+
+    def drawn(self, n: int, generator: torch.Generator, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """For n samples: which are mirrored (bool [n]), and by how many rows and columns the padded ones are cut (int [2, n])."""
+        chosen = torch.zeros(n, dtype=torch.bool, device=device)
+        at = torch.zeros(2, n, dtype=torch.int64, device=device)
+        if self.flip:
+            chosen = torch.rand(n, generator=generator, device=device) < 0.5
+        if self.crop:
+            at = torch.randint(0, 2 * self.crop + 1, (2, n), generator=generator, device=device)
+        return chosen, at
+
+    def moved(self, x: torch.Tensor, chosen: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """x [N, C, H, W], mirrored and cut as was drawn."""
         n, _, h, w = x.shape
         if self.flip:
-            chosen = torch.rand(n, generator=generator, device=x.device) < 0.5
             x = torch.where(chosen.reshape(-1, 1, 1, 1), x.flip(3), x)
         if self.crop:
-            at = torch.randint(0, 2 * self.crop + 1, (2, n), generator=generator, device=x.device)
             rows = (at[0, :, None] + torch.arange(h, device=x.device))[:, None, :, None]
             columns = (at[1, :, None] + torch.arange(w, device=x.device))[:, None, None, :]
             padded = F.pad(x, (self.crop,) * 4)
@@ -63,7 +78,10 @@ class Feeder:
     """Batches of one data set for one network on one device. Arrays are moved there once where they are small beside its memory."""
 
     def __init__(self, net: Network, data: TrainingData | Batches, *, batch: int, device: torch.device, augment: str = "", seed: int = 0,
-                 channels_last: bool = False):  # fmt: skip
+                 channels_last: bool = False, views: int = 0):  # fmt: skip
+        if views and isinstance(data, Batches):
+            raise UsageError("views are kept by sample, and batches of your own do not say which samples they hold: leave views 0, or give arrays")
+        self.views = views
         self.net, self.data, self.device, self.seed, self.channels_last = net, data, device, seed, channels_last
         self.augment = Augment.parse(augment)
         self.batch = _batch_size(net, data, batch)
@@ -75,22 +93,31 @@ class Feeder:
             for t in net.inputs:
                 if t.name not in data.inputs:
                     raise TrainingError(f"the data have no array for the input '{t.name}'; they have {', '.join(data.inputs)}")
-                self._arrays[t.name] = self._placed(self._laid_out(torch.from_numpy(np.ascontiguousarray(data.inputs[t.name])), t))
+                self._arrays[t.name] = self.placed(self._laid_out(torch.from_numpy(np.ascontiguousarray(data.inputs[t.name])), t))
             if data.labels is not None:
                 self._labels = torch.from_numpy(np.ascontiguousarray(data.labels)).to(device)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, number: int, start: int = 0) -> Iterator[Step]:
         """The batches of an epoch from step `start` on, in that epoch's order."""
         if isinstance(self.data, Batches):
             for i, (inputs, labels) in enumerate(self.data):
                 if i >= start:
                     tensors = {t.name: self._laid_out(torch.from_numpy(np.ascontiguousarray(inputs[t.name])), t) for t in self.net.inputs}
-                    yield self._ready(tensors, number, i), None if labels is None else torch.from_numpy(np.ascontiguousarray(labels)).to(self.device)
+                    given = None if labels is None else torch.from_numpy(np.ascontiguousarray(labels)).to(self.device)
+                    yield self._ready(tensors, number, i), given, None
             return
         order = torch.from_numpy(np.random.default_rng([self.seed, number]).permutation(len(self.data))).to(self.device)
+        drawn = self._drawn(number % self.views) if self.views else None
         for i in range(start, self.steps):
             at = order[i * self.batch : (i + 1) * self.batch]
-            yield self._ready(self._picked(at), number, i), None if self._labels is None else self._labels[at]
+            feeds = self._ready(self._picked(at), number, i) if drawn is None else self._viewed(at, drawn)
+            yield feeds, None if self._labels is None else self._labels[at], at
+
+    def view(self, number: int, batch: int) -> Iterator[dict[str, torch.Tensor]]:
+        """Every sample once, in order, as the epochs of one view see it."""
+        drawn = self._drawn(number)
+        for i in range(0, len(self.data), batch):
+            yield self._viewed(torch.arange(i, min(i + batch, len(self.data)), device=self.device), drawn)
 
     def all(self) -> Iterator[Batch]:
         """Every sample once, in order, without augmentation (the last batch may be smaller)."""
@@ -112,6 +139,16 @@ class Feeder:
             tensors = {n: self.augment(x.to(self.device), self.generator) if x.ndim == 4 else x for n, x in tensors.items()}
         return {n: self._prepared(x) for n, x in tensors.items()}
 
+    def _drawn(self, view: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """How each sample is moved in a view."""
+        self.generator.manual_seed(_seed(self.seed, view))
+        return self.augment.drawn(len(self.data), self.generator, self.device)
+
+    def _viewed(self, at: torch.Tensor, drawn: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        chosen, cut = drawn
+        moved = {n: self.augment.moved(x, chosen[at], cut[:, at]) if x.ndim == 4 else x for n, x in self._picked(at).items()}
+        return {n: self._prepared(x) for n, x in moved.items()}
+
     def _laid_out(self, x: torch.Tensor, t: Tensor) -> torch.Tensor:
         """Images with channels last become [N, C, H, W] where the network wants that."""
         p = self.data.preprocessing
@@ -126,7 +163,8 @@ class Feeder:
                 raise TrainingError(f"the data for '{t.name}' have shape {list(x.shape)}, the input is {t.type}; is a preprocessing missing?")
         return x
 
-    def _placed(self, x: torch.Tensor) -> torch.Tensor:
+    def placed(self, x: torch.Tensor) -> torch.Tensor:
+        """x on the device, where it is small beside its memory."""
         if self.device.type != "cuda":
             return x
         free, _ = torch.cuda.mem_get_info(self.device)

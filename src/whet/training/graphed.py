@@ -14,8 +14,9 @@ import torch
 from whet.training.config import FinetuneConfig
 
 Feeds = dict[str, torch.Tensor]
-Step = Callable[[Feeds, torch.Tensor | None], torch.Tensor]
-"""step(inputs by name, labels) -> the loss, after the optimizer moved the weights"""
+Answers = tuple[torch.Tensor, ...]
+Step = Callable[[Feeds, torch.Tensor | None, Answers], torch.Tensor]
+"""step(inputs by name, labels, the teacher's answers or none) -> the loss, after the optimizer moved the weights"""
 
 _WARM = 4  # steps before the recording
 
@@ -36,42 +37,46 @@ class GraphedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._feeds: Feeds = {}
         self._labels: torch.Tensor | None = None
+        self._answers: Answers = ()
         self._loss: torch.Tensor | None = None
 
-    def __call__(self, feeds: Feeds, labels: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, feeds: Feeds, labels: torch.Tensor | None, answers: Answers = ()) -> torch.Tensor:
         """The loss of one step; it is overwritten by the next."""
         self.done += 1
         if self._graph is None:
             if self.done <= _WARM:
-                return self._beside(feeds, labels)
-            self._record(feeds, labels)
+                return self._beside(feeds, labels, answers)
+            self._record(feeds, labels, answers)
         if not self._fits(feeds, labels):
-            return self.step(feeds, labels)
+            return self.step(feeds, labels, answers)
         assert self._graph is not None
         assert self._loss is not None
         for name, x in feeds.items():
             self._feeds[name].copy_(x)
         if labels is not None and self._labels is not None:
             self._labels.copy_(labels)
+        for here, x in zip(self._answers, answers, strict=True):
+            here.copy_(x)
         self._graph.replay()
         return self._loss
 
-    def _beside(self, feeds: Feeds, labels: torch.Tensor | None) -> torch.Tensor:
+    def _beside(self, feeds: Feeds, labels: torch.Tensor | None, answers: Answers) -> torch.Tensor:
         """One step on a stream of its own: what a recording later asks for."""
         stream, now = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(now)
         with torch.cuda.stream(stream):
-            loss = self.step(feeds, labels)
+            loss = self.step(feeds, labels, answers)
         now.wait_stream(stream)
         return loss
 
-    def _record(self, feeds: Feeds, labels: torch.Tensor | None) -> None:
+    def _record(self, feeds: Feeds, labels: torch.Tensor | None, answers: Answers) -> None:
         self._feeds = {name: x.clone() for name, x in feeds.items()}  # clone keeps channels last
         self._labels = None if labels is None else labels.clone()
+        self._answers = tuple(x.clone() for x in answers)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._loss = self.step(self._feeds, self._labels).detach()
+            self._loss = self.step(self._feeds, self._labels, self._answers).detach()
         self._graph = graph
 
     def _fits(self, feeds: Feeds, labels: torch.Tensor | None) -> bool:

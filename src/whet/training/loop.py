@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from whet.errors import TrainingError
+from whet.training.answers import Answers
 from whet.training.checkpoint import load_checkpoint, must_match, save_checkpoint
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
@@ -68,8 +69,10 @@ def fit(
         module.to(memory_format=torch.channels_last)
         if teacher is not None:
             teacher.to(memory_format=torch.channels_last)
-    feeder = Feeder(module.network, data, batch=config.batch, device=device, augment=config.augment, seed=config.seed, channels_last=last)
+    feeder = Feeder(module.network, data, batch=config.batch, device=device, augment=config.augment, seed=config.seed, channels_last=last,
+                    views=config.views)  # fmt: skip
     run = _Run(module, config, optimizer, feeder, teacher, device)
+    kept = None if teacher is None or not config.views else Answers(teacher, feeder, run.autocast)
     now = {"model": digest, "data": data.describe(), "settings": config.settings()}
     if config.checkpoint and os.path.exists(config.checkpoint):
         state = load_checkpoint(config.checkpoint, module, run.optimizer)
@@ -84,8 +87,8 @@ def fit(
 
     while not run.over():
         epoch, start = divmod(run.step, feeder.steps)
-        for feeds, labels in feeder.epoch(epoch, start):
-            run.train_step(feeds, labels)
+        for feeds, labels, samples in feeder.epoch(epoch, start):
+            run.train_step(feeds, labels, () if kept is None or samples is None else kept.at(epoch, samples))
             if progress is not None and (run.step % _LOOK == 0 or run.over()):
                 progress(run.step, run.total, f"epoch {epoch + 1}, loss {run.loss():.3f}")
             if run.over():
@@ -112,6 +115,7 @@ class _Run:
         self._began = time.perf_counter()
         self._sum, self._count = torch.zeros((), device=device), 0
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self._student: Callable[..., Any] = module
         self._moved = GraphedStep(self._move) if can_be_graphed(config, device) else self._move
 
     def elapsed(self) -> float:
@@ -127,8 +131,8 @@ class _Run:
         """Whether the last step was made."""
         return self.step >= self.total or (self.config.seconds > 0 and self.elapsed() >= self.config.seconds)
 
-    def train_step(self, feeds: dict[str, torch.Tensor], labels: torch.Tensor | None) -> None:
-        """One step of the optimizer."""
+    def train_step(self, feeds: dict[str, torch.Tensor], labels: torch.Tensor | None, answers: tuple[torch.Tensor, ...] = ()) -> None:
+        """One step of the optimizer. `answers` are the teacher's where they are kept; else it is asked."""
         self.module.train()
         if self.config.freeze_batch_norm:
             self.module.eval()
@@ -138,21 +142,22 @@ class _Run:
                 group["lr"].fill_(now)
             else:
                 group["lr"] = now
-        self._sum += self._moved(feeds, labels)
+        self._sum += self._moved(feeds, labels, answers)
         self.step += 1
         self._count += 1
         if self.step % _LOOK == 0 or self.step == 1:
             self.loss()
 
-    def _move(self, feeds: dict[str, torch.Tensor], labels: torch.Tensor | None) -> torch.Tensor:
+    def _move(self, feeds: dict[str, torch.Tensor], labels: torch.Tensor | None, answers: tuple[torch.Tensor, ...] = ()) -> torch.Tensor:
         """Forwards, backwards, and the weights moved; the loss."""
-        with self._autocast():
-            answers = None
-            if self.teacher is not None:
+        with self.autocast():
+            if self.teacher is not None and not answers:
                 with torch.no_grad():
                     answers = outputs_of(self.teacher(**feeds))
-            outputs = outputs_of(self.module(**feeds))
-        loss = self.loss_of(outputs, labels, answers)
+            outputs = outputs_of(self._student(**feeds))
+            if self.config.compile and self._student is self.module:  # the first step has bound the shapes: what is left is arithmetic
+                self._student = torch.compile(self.module, dynamic=False)
+        loss = self.loss_of(outputs, labels, answers or None)
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         if self.config.clip:
@@ -162,7 +167,8 @@ class _Run:
         self.scaler.update()
         return loss.detach()
 
-    def _autocast(self) -> Any:
+    def autocast(self) -> Any:
+        """The precision that is computed in, as a context."""
         if self.config.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.config.precision == "bf16" else torch.float16)

@@ -1,0 +1,97 @@
+"""Views: so many augmented forms of each sample come in turns, and a teacher answers each once."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
+
+from test_graphed import data, small
+
+from whet.errors import UsageError
+from whet.training import FinetuneConfig, finetune
+from whet.training.answers import Answers
+from whet.training.data import Batches
+from whet.training.feeding import Feeder
+
+HOW = {"epochs": 5, "batch": 48, "lr": 0.02, "device": "cpu", "distill": 0.5, "augment": "crop:2,flip", "seed": 3}
+
+
+def weights(done):
+    return {n: t.array() for n, t in done.network.constants.items() if t.weight is not None}
+
+
+def alike(a, b, **how):
+    return all(np.allclose(x, weights(b)[n], **how) for n, x in weights(a).items())
+
+
+def pictures(views, epoch):
+    """What an epoch shows of each sample, by the sample's number."""
+    feeder = Feeder(small(), data(), batch=48, device=torch.device("cpu"), augment="crop:2,flip", seed=3, views=views)
+    shown = {}
+    for feeds, labels, at in feeder.epoch(epoch):
+        assert labels.tolist() == data().labels[at].tolist()
+        shown |= dict(zip(at.tolist(), feeds["x"].numpy(), strict=True))
+    return shown
+
+
+def test_epochs_take_turns_in_the_views():
+    first, other, again, fresh = pictures(2, 0), pictures(2, 1), pictures(2, 2), pictures(0, 2)
+    both = sorted(first.keys() & again.keys() & other.keys() & fresh.keys())
+    assert len(both) > 100
+    assert all(np.array_equal(first[i], again[i]) for i in both)
+    assert sum(np.array_equal(first[i], other[i]) for i in both) < len(both) / 4
+    assert sum(np.array_equal(first[i], fresh[i]) for i in both) < len(both) / 4
+
+
+def test_a_view_in_order_is_what_its_epochs_show():
+    feeder = Feeder(small(), data(), batch=48, device=torch.device("cpu"), augment="crop:2,flip", seed=3, views=3)
+    inorder = np.concatenate([feeds["x"].numpy() for feeds in feeder.view(1, 100)])
+    assert len(inorder) == len(data())
+    assert all(np.array_equal(inorder[i], x) for i, x in pictures(3, 4).items())
+
+
+def test_kept_answers_teach_what_asking_at_every_step_teaches(monkeypatch):
+    asked = []
+    ask = Answers._asked
+    monkeypatch.setattr(Answers, "_asked", lambda self, view: (asked.append(view), ask(self, view))[1])
+    kept = finetune(small(), data(), FinetuneConfig(**HOW, views=2), teacher=small(1))
+    assert asked == [0, 1]
+    monkeypatch.setattr(Answers, "at", lambda self, epoch, samples: ())
+    each = finetune(small(), data(), FinetuneConfig(**HOW, views=2), teacher=small(1))
+    assert alike(kept, each, rtol=1e-4, atol=1e-5)
+    assert not alike(kept, finetune(small(), data(), FinetuneConfig(**HOW), teacher=small(1)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_killed_training_goes_on_with_the_same_views(tmp_path):
+    class Killed(Exception):
+        """In the middle of the third epoch."""
+
+    def killing(done, total, what):
+        if done == 20:
+            raise Killed
+
+    how = {**HOW, "epochs": 6, "batch": 32, "views": 2}
+    whole = finetune(small(), data(), FinetuneConfig(**how), teacher=small(1))
+    kept = FinetuneConfig(**how, checkpoint=str(tmp_path / "c.safetensors"), checkpoint_seconds=0)
+    with pytest.raises(Killed):
+        finetune(small(), data(), kept, teacher=small(1), progress=killing)
+    on = finetune(small(), data(), kept, teacher=small(1))
+    assert 0 < on.resumed_at <= 20
+    assert alike(whole, on, rtol=0, atol=0)
+
+
+def test_batches_of_the_users_own_have_no_views():
+    some = Batches([(data().inputs["x"][:8], data().labels[:8])], ("x",))
+    with pytest.raises(UsageError, match="do not say which samples"):
+        finetune(small(), some, FinetuneConfig(device="cpu", views=4))
+    with pytest.raises(UsageError, match="views is 0 or more"):
+        FinetuneConfig(views=-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device for PyTorch")
+def test_kept_answers_are_in_the_recorded_step():
+    torch.backends.cudnn.allow_tf32 = False
+    how = {**HOW, "device": "cuda", "views": 2}
+    plain, graphed = (finetune(small(), data(), FinetuneConfig(**how, graph=g), teacher=small(1)) for g in (False, True))
+    assert alike(plain, graphed, rtol=2e-3, atol=2e-4)
