@@ -421,7 +421,7 @@ def test_what_a_target_cannot_be_met_for_is_said_before_anything_is_built(case, 
     wanted = {"target": {"net_energy": "0.5x", "accuracy_drop": 0.1}, "data__train": "score.npz", "finetune": True}
     recipe = recipe_with(case, tmp_path / "w", **wanted)
     said = dry_run(recipe)["advice"]
-    assert [s.partition(":")[0][:24] for s in said] == ["the target asks for ener", "data.train is given, but", "data.score has 400 sampl"]
+    assert [s.partition(":")[0][:24] for s in said] == ["the target asks for ener", "data.train is given, but", "data.train is what data.", "data.score has 400 sampl"]
     assert "one of them is 0.25 points: a drop of 0.1 cannot be told from none" in said[-1]
     assert advice.before(recipe, here=False) == [], "a cluster's machines have meters and PyTorch of their own"
     assert advice.before(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, judge=None)), here=False)[0].startswith("no data.judge")
@@ -485,3 +485,40 @@ def test_the_last_comparison_says_what_it_was_judged_on(case, tmp_path, monkeypa
     assert last(data={"calibrate": "calibrate.npz", "score": "score.npz"}) == "score"
     assert last(metric="python:mine_judged:one") == "score"
     assert last(metric="python:mine_judged:two") == "judge"
+
+
+def test_data_that_are_used_twice_are_told(case, tmp_path):
+    from whet.search import advice
+
+    (tmp_path / "copy.npz").write_bytes((case / "score.npz").read_bytes())
+    same = recipe_with(case, tmp_path, data__judge=str(tmp_path / "copy.npz"), data__train="score.npz", finetune=False, qat="never")
+    said = advice.before(same)
+    pairs = [("judge", "score"), ("train", "judge"), ("train", "score")]
+    assert [s.partition(":")[0] for s in said] == [f"data.{a} is what data.{b} is" for a, b in pairs]
+    said = advice.before(recipe_with(case, tmp_path, metric="python:a:b"))
+    assert len(said) == 1
+    assert said[0].startswith("data.score and data.judge are not read")
+
+
+def test_what_is_named_stays_whole(case, tmp_path):
+    """Groups by their names or by a layer's, branches by theirs or by a layer inside; what is no name is refused with the nearest."""
+    from whet import zoo
+    from whet.frontends import network_from_onnx
+    from whet.pruning import groups
+    from whet.pruning.depth import branches
+    from whet.search.space import stay_whole
+
+    net = network_from_onnx(zoo.build("resnet18"))
+    group, branch = groups(net)[3], branches(net)[2]
+    layer = group.layers[0]
+    assert group.name in stay_whole(net, (group.name,))
+    assert group.name in stay_whole(net, (layer,))
+    assert branch.name in stay_whole(net, (branch.layers[0],))
+    recipe = recipe_with(case, tmp_path, space={"precision": ["fp32"], "skip": [group.name, branch.name]})
+    space = search_space(net, recipe, [b.name for b in branches(net)])
+    assert group.name not in {g for members in space.classes.values() for g in members}
+    assert branch.name not in space.branches
+    assert len(space.branches) == len(branches(net)) - 1
+    assert any("stay whole" in why for _, why in space.left_out)
+    with pytest.raises(UsageError, match=r"'space\.skip': nothing that could be cut is called .*Did you mean"):
+        search_space(net, recipe_with(case, tmp_path, space={"skip": layer + "x"}))

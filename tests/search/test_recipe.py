@@ -98,6 +98,7 @@ def test_folders_functions_and_external_weights_are_contents_too(case, tmp_path)
     ({"qat": {"lr": 0}}, r"'qat': lr is above 0, not 0"),
     ({"qat": 3}, r"'qat' is one of auto, always, never, not 3"),
     ({"prefer": "speed"}, r"'prefer' is one of latency, accuracy, not 'speed'"),
+    ({"space__fusion": ["all", "-fuse_gem_add"]}, r"'space\.fusion': there is no pass 'fuse_gem_add'\. Did you mean"),
     ({"space__batch": [1, 1]}, r"'space\.batch' is a list of different values"),
 ])  # fmt: skip
 def test_mistakes_are_named(case, tmp_path, change, text):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Mapping
+from os.path import isfile
 from typing import Any
 
 from whet.search.energy import Meter
@@ -25,7 +27,19 @@ def before(recipe: AutoRecipe, *, here: bool = True) -> list[str]:
         said.append(f"data.train is given, but survivors will not be trained: {missing}")
     if recipe.data.judge is None and recipe.metric == "top1":
         said.append("no data.judge is given: the chosen engine will be judged on the data that it was chosen by, which flatters it")
+    if recipe.metric != "top1" and (recipe.data.score or recipe.data.judge):
+        said.append("data.score and data.judge are not read: the metric is a function, which has data of its own (`which` says for what)")
+    for one, other in (("judge", "score"), ("train", "judge"), ("train", "score")):
+        if _same(getattr(recipe.data, one), getattr(recipe.data, other)):
+            said.append(f"data.{one} is what data.{other} is: what is measured on samples that were learned from or chosen by flatters the engine")
     return said
+
+
+def _same(one: str | None, other: str | None) -> bool:
+    """Whether two sources are one: the same text, or files of the same bytes."""
+    if one is None or other is None:
+        return False
+    return one == other or (isfile(one) and isfile(other) and filecmp.cmp(one, other, shallow=False))
 
 
 def on_samples(recipe: AutoRecipe, count: int) -> list[str]:
@@ -43,5 +57,5 @@ def on_original(recipe: AutoRecipe, result: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"the original itself scores {value:.3g} % on data.score: if it is known to do better, the data do not fit the model "
-        "(data.preprocess, the order of the axes, labels that count from 1)"
+        "(data.preprocess, the order of the axes, labels that count from 1, subfolders that are not all the classes)"
     ]

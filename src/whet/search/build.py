@@ -18,7 +18,7 @@ from whet.errors import UsageError
 from whet.network import Network
 from whet.runtime import Context, Engine, Runtime
 from whet.search.metrics import Predict
-from whet.search.recipe import AutoRecipe
+from whet.search.recipe import AutoRecipe, switches
 from whet.search.space import Candidate
 
 Feeds = Mapping[str, np.ndarray]
@@ -62,7 +62,7 @@ def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: 
         sparsity="enable" if candidate.two_four else "disable",
         profiles=() if static else ((shapes, shapes, shapes),),
         optimization_level=level,
-        passes=() if candidate.fusion == "all" else tuple(p for p in candidate.fusion.split(",") if p),
+        passes=switches(candidate.fusion),
         timing_cache=recipe.timing_cache,
         profiling_verbosity="detailed",
         whole_engines=2 if level < 3 else 4,

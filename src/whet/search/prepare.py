@@ -32,7 +32,7 @@ from whet.pruning import (
 from whet.pruning.importance import NEED_DATA, Samples
 from whet.pruning.order import check_order, note
 from whet.search.recipe import AutoRecipe, Effort, Width
-from whet.search.space import Candidate
+from whet.search.space import Candidate, stay_whole
 
 Say = Callable[[str], None]
 Rate = Callable[[Network], dict[str, Any]]  # a network -> its metric as plain data
@@ -115,7 +115,7 @@ def within_budget(
     table.parent.mkdir(parents=True, exist_ok=True)
     pruning = PruneConfig(
         target=Target("latency", ratio=candidate.budget), importance=candidate.importance, multiple=width.multiple, depth=recipe.space.depth,
-        seed=recipe.search.seed, build=config, table=str(table), engines=False, recovery=None,
+        seed=recipe.search.seed, build=config, table=str(table), engines=False, recovery=None, skip=tuple(sorted(stay_whole(net, recipe.space.skip))),
     )  # fmt: skip
     seen = data if candidate.importance in NEED_DATA else None
     made = prune(net, pruning, seen, progress=lambda done, total, what: say(f"sharing {done}/{total}"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import UsageError
+from whet.passes import select
 from whet.pruning.importance import KINDS
 from whet.registry import OWN, nearest
 from whet.search import _fields as f
@@ -74,6 +75,7 @@ class Space:
 
     width: Width | None = key(f.section(Width, None), factory=Width)
     budget: bool = key(f.flag, False)  # also propose milliseconds, which the knapsack over measured layer times shares out (whet.pruning)
+    skip: tuple[str, ...] = key(f.many(f.text), ())  # groups, layers and branches that stay whole, by name
     depth: bool = key(f.flag, True)  # whole residual blocks, where the network has some that can go
     importance: tuple[str, ...] = key(f.many(criterion), ("l1",))
     precision: tuple[str, ...] = key(f.many(f.one_of(*PRECISIONS)), ())  # (): those that the device has
@@ -209,10 +211,20 @@ def _check(r: AutoRecipe) -> None:
             raise UsageError(f"'data.{n}': there is no file or folder {source}")
     if all(getattr(r.target, x.name) is None for x in dataclasses.fields(r.target)):
         raise UsageError(f"'target' is empty: give at least one of {', '.join(x.name for x in dataclasses.fields(r.target))}")
+    for text in r.space.fusion:
+        try:
+            select(switches=switches(text))
+        except UsageError as e:
+            raise UsageError(f"'space.fusion': {e}") from None
     for where, types in (("space.precision", r.space.precision), ("baselines", r.baselines)):
         gpu_only = [p for p in types if p in GPU_ONLY and r.backend == "cpu"]
         if gpu_only:
             raise UsageError(f"'{where}': {gpu_only[0]} is for device cuda; CPUs have bf16 (where the processor can) and int8")
+
+
+def switches(fusion: str) -> tuple[str, ...]:
+    """The builder's pass switches of a value of `space.fusion`."""
+    return () if fusion == "all" else tuple(p.strip() for p in fusion.split(",") if p.strip())
 
 
 def _plain(v: Any) -> Any:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.backends import get_backend
-from whet.errors import BackendError
+from whet.errors import BackendError, UsageError
 from whet.network import Network
 from whet.pruning import Group, groups
+from whet.pruning.depth import branches as all_branches
 from whet.pruning.importance import step_of
+from whet.registry import nearest
 from whet.search.recipe import PRECISIONS, AutoRecipe
 
 _FLOAT = 1e-9
@@ -134,7 +136,11 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     """The space of a source network under a recipe. `branches`: residual branches that may go, the least needed first."""
     s = recipe.space
     left: list[tuple[str, str]] = []
-    found = groups(net) if s.width else []
+    whole = stay_whole(net, s.skip)
+    found = [g for g in groups(net) if g.name not in whole] if s.width else []
+    branches = [b for b in branches if b not in whole]
+    if whole:
+        left.append(("what `space.skip` names", f"{len(whole)} groups and branches stay whole: {', '.join(sorted(whole)[:6])}"))
     sizes = {g.name: g.size for g in found}
     steps = {g.name: granularity(g, s.width.multiple) for g in found} if s.width else {}
     classes = group_classes(net, found, s.width.classes) if s.width else {}
@@ -171,6 +177,27 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     dimensions += [Dimension(name, values) for name, values in lists.items() if len(values) > 1]
     fixed = {name: values[0] for name, values in lists.items() if len(values) == 1}
     return SearchSpace(tuple(dimensions), fixed, classes, sizes, steps, tuple(branches), tuple(left))
+
+
+def stay_whole(net: Network, skip: Sequence[str]) -> frozenset[str]:
+    """The groups and branches that `space.skip` means: by their own names (`whet prune MODEL --list`), or by a layer that they cut or take out.
+
+    Raises UsageError for a name that is none of these, with the nearest.
+    """
+    if not skip:
+        return frozenset()
+    meant: dict[str, set[str]] = {}
+    for g in groups(net):
+        for name in (g.name, *g.layers):
+            meant.setdefault(name, set()).add(g.name)
+    for b in all_branches(net):
+        for name in (b.name, *b.layers):
+            meant.setdefault(name, set()).add(b.name)
+    for name in skip:
+        if name not in meant:
+            near = nearest(name, meant)
+            raise UsageError(f"'space.skip': nothing that could be cut is called {name!r}.{near} `whet prune MODEL --list` has the names.")
+    return frozenset().union(*(meant[name] for name in skip))
 
 
 def group_classes(net: Network, found: Sequence[Group], most: int) -> dict[str, tuple[str, ...]]:

@@ -199,7 +199,9 @@ def _warnings(found: SearchResult, trials: Sequence[Mapping[str, Any]]) -> list[
         room = f"{row['metric']['samples']} samples leave room up to {drop['high']:.2g} (95 %)"
         said.append(f"The drop is {drop['value']:.2g}, but {room}: more samples would say more.")
     if found.final["scored_on"] == "score":
-        said.append("No data.judge was given: the chosen engine is judged on the data that it was chosen by, which flatters it.")
+        own = found.recipe.metric != "top1"
+        why = "The metric function takes no `which`, so it had no other data at last" if own else "No data.judge was given"
+        said.append(f"{why}: the chosen engine is judged on the data that it was chosen by, which flatters it.")
     return said
 
 
