@@ -7,6 +7,7 @@
 // SAME (rows have one mask).
 #include "common.cuh"
 #include "vector.cuh"
+#include "mma.cuh"
 
 struct Place { long long batch, head, row; };   // strides in elements
 
@@ -32,20 +33,6 @@ DEV void ask16(u32 to, const void* from, bool inside) {
 }
 DEV void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEV void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-DEV void matrices(u32 (&r)[4], u32 address, bool turned) {
-    if (turned) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-    else asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-}
-DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if BF16
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#endif
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 DEV float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 DEV float over_quad(float x, bool largest) {
 #pragma unroll

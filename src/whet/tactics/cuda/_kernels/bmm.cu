@@ -3,6 +3,7 @@
 // Constants: TYPE (1 f16, 2 bf16), BF16, OUT (as TYPE, or 0 f32), WIDE_A, WIDE_B (rows are multiples of eight elements), ACT.
 #include "common.cuh"
 #include "vector.cuh"
+#include "mma.cuh"
 
 struct Args {
     const u8* a;
@@ -23,20 +24,6 @@ DEV uint4 fetch(const u8* base, long long at, int inside, bool wide) {   // eigh
 #pragma unroll
     for (int i = 0; i < 4; ++i) w[i] = (2 * i < inside ? p[2 * i] : 0) | (2 * i + 1 < inside ? (u32)p[2 * i + 1] << 16 : 0u);
     return make_uint4(w[0], w[1], w[2], w[3]);
-}
-DEV void matrices(u32 (&r)[4], u32 address, bool turned) {
-    if (turned) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-    else asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-}
-DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if BF16
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#endif
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 extern "C" __global__ void __launch_bounds__(128) bmm(const __grid_constant__ Args p) {

@@ -5,11 +5,8 @@
 #include "common.cuh"
 #include "vector.cuh"
 
-constexpr int LANES = CG / 4, STRIPS = TW / WIDE, USED = LANES * STRIPS * RG, THREADS = (USED + 31) / 32 * 32;
-constexpr int ROWS = (RG * TH - 1) * STRIDE_H + R, COLUMNS = (TW - 1) * STRIDE_W + S, TILE_BYTES = ROWS * COLUMNS * CG;
-constexpr int SLOT = (TILE_BYTES + 127) / 128 * 128;
-constexpr int SPAN = (WIDE - 1) * STRIDE_W + S, OWN_ROWS = (TH - 1) * STRIDE_H + R;
-constexpr int SUMS = (R + STRIDE_H - 1) / STRIDE_H, TURN = SUMS * STRIDE_H;  // output rows in the making; input rows until they repeat
+constexpr int IN = 1;
+#include "depthwise_parts.cuh"
 constexpr int KINDS = STRIDE_W % 2 && WIDE > 1 ? 2 : 1;                      // outputs at even pixels, and at odd ones
 constexpr int TAKEN = (S + KINDS - 1 + 3) / 4;                               // words of an output's taps
 constexpr int WORDS = (WIDE - 1) * STRIDE_W / 2 + 2 * (TAKEN - 1) + 1;       // words of a row of pixels, one at every even pixel
@@ -34,23 +31,13 @@ DEV int dot(u32 x, int w, int sum) {
     return r;
 }
 
-struct Place {
-    int x, y, n;
-    DEV Place(const Args& a, int tile) { const int line = tile / a.tiles_w; x = (tile - line * a.tiles_w) * TW; n = line / a.tiles_h; y = (line - n * a.tiles_h) * (TH * RG); }
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_dot(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
-    const u32 base = (shared_address(raw) + 127) & ~127u, bars = base + STAGES * SLOT;
-    const int group = blockIdx.x % a.groups, first = blockIdx.x / a.groups, stride = gridDim.x / a.groups, channel0 = group * CG;
+    const Tiles tiles(a, raw);
     const int lane = threadIdx.x % LANES, strip = threadIdx.x / LANES % STRIPS, band = threadIdx.x / (LANES * STRIPS);
-    const int channel = channel0 + lane * 4;
+    const int channel = tiles.channel0 + lane * 4;
     const bool mine = threadIdx.x < USED && channel < a.c;
-    if (threadIdx.x == 0) {
-        map_prefetch(&a.in);
-        for (int i = 0; i < STAGES; ++i) barrier_init(bars + 8 * i, 1);
-        barrier_init_fence();
-    }
+    tiles.prepare(&a.in);
     let_next_start();
     int weight[R][KINDS][TAKEN][4];
     float4 bias, factor;
@@ -69,21 +56,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_dot(cons
     }
     __syncthreads();
     wait_for_previous();
-    auto ask = [&](int tile, int slot) {
-        const Place at(a, tile);
-        barrier_expect(bars + 8 * slot, TILE_BYTES);
-        load_box4(base + slot * SLOT, &a.in, bars + 8 * slot, channel0, at.x * STRIDE_W - a.pad_w, at.y * STRIDE_H - a.pad_h, at.n);
-    };
-    if (threadIdx.x == 0)
-        for (int i = 0; i < STAGES - 1; ++i) if (first + i * stride < a.tiles) ask(first + i * stride, i);
+    tiles.begin(a);
     int slot = 0, phase = 0;
-    for (int tile = first; tile < a.tiles; tile += stride) {
-        const int later = tile + (STAGES - 1) * stride;
-        if (threadIdx.x == 0 && later < a.tiles) ask(later, STAGES == 1 ? 0 : slot == 0 ? STAGES - 1 : slot - 1);
+    for (int tile = tiles.first; tile < a.tiles; tile += tiles.stride) {
+        tiles.ask_later(a, tile, slot);
         const Place at(a, tile);
-        barrier_wait(bars + 8 * slot, phase);
+        barrier_wait(tiles.bars + 8 * slot, phase);
         if (mine) {
-            const u32 from = base + slot * SLOT + (band * TH * STRIDE_H * COLUMNS + strip * WIDE * STRIDE_W) * CG + lane * 4;
+            const u32 from = tiles.base + slot * SLOT + (band * TH * STRIDE_H * COLUMNS + strip * WIDE * STRIDE_W) * CG + lane * 4;
             const int q0 = at.x + strip * WIDE, p0 = at.y + band * TH;
             u8* out = a.out + ((long long)(at.n * a.p + p0) * a.q + q0) * a.c + channel;
             int sum[SUMS][WIDE][4];
