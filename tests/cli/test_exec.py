@@ -86,6 +86,27 @@ def test_dynamic_batch_through_profiles(folder):
     assert "--fp16, --noVerify: for a build" in said
 
 
+def test_two_profiles_are_tuned_apart_and_chosen_by_the_shapes(folder):
+    def shapes(number, low, high):
+        return [f"--profile={number}", f"--minShapes=input:{low}x1x32x32", f"--optShapes=input:{high}x1x32x32", f"--maxShapes=input:{high}x1x32x32"]
+
+    build = ["--onnx=lenet.onnx", *shapes(0, 1, 1), *shapes(1, 2, 8), "--saveEngine=two.engine", "--saveLock=two.lock"]
+    whet("exec", *build, "--skipInference", "--builderOptimizationLevel=1", "--dumpOptimizationProfile", "--timingCacheFile=two.cache", cwd=folder)
+    run = ["exec", "--loadEngine=two.engine", "--duration=0.05"]
+    assert "Optimization profile 0, by the shapes." in whet(*run, cwd=folder)
+    said = whet(*run, "--shapes=input:5x1x32x32", "--dumpProfile", "--dumpLayerInfo", cwd=folder)
+    assert "Optimization profile 1, by the shapes." in said
+    assert "(batch 5)" in said
+    assert "[profile 1]" in said
+    assert "Optimization profile 1." in whet(*run, "--useProfile=1", cwd=folder)
+    assert "profile 0 takes 1 to 1" in whet(*run, "--useProfile=0", "--shapes=input:5x1x32x32", cwd=folder, code=1)
+    assert "no profile takes. Profiles: 0: input 1x1x32x32 to 1x1x32x32; 1:" in whet(*run, "--shapes=input:9x1x32x32", cwd=folder, code=1)
+    for k in (0, 1):
+        said = whet("explain", "two.engine", f"--profile={k}", cwd=folder)
+        assert "1: input 2x1x32x32 to 8x1x32x32, tuned for 8x1x32x32" in said.replace("\n", " ")
+    assert "has 2 profile(s)" in whet("explain", "two.engine", "--profile=2", cwd=folder, code=2)
+
+
 @pytest.mark.parametrize(
     ("args", "code", "text"),
     [

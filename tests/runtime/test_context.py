@@ -102,8 +102,9 @@ def test_another_profile_is_named():
     plan.arenas.append(wide.arenas[0])
     engine = Runtime(PlainBackend()).load(plan)
     with pytest.raises(ShapeError, match=r"Profile 1 takes it: engine.create_context\(profile=1\)"):
-        engine.create_context().run({"x": image(6)})
+        engine.create_context(profile=0).run({"x": image(6)})
     x = image(6)
+    np.testing.assert_allclose(engine.create_context().run({"x": x})["y"], expected(engine, x), rtol=1e-5)
     np.testing.assert_allclose(engine.create_context(profile=1).run({"x": x})["y"], expected(engine, x), rtol=1e-5)
     with pytest.raises(EngineError, match="there is no profile 2; the engine has 2"):
         engine.create_context(2)

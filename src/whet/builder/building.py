@@ -17,6 +17,7 @@ from whet.builder.explain import candidate_report, cold_report
 from whet.builder.fused import list_parts, time_apart
 from whet.builder.lock import check_lock, locked_plan, read_lock
 from whet.builder.lowering import blame_pass, lowered_network
+from whet.builder.per_profile import built_apart, fitting, tuned_apart
 from whet.builder.precision import Permissions, report_precisions
 from whet.builder.profiles import resolve_profiles
 from whet.builder.progress import Noting, Progress
@@ -58,9 +59,16 @@ def build(
         made = "build takes a Network and a BuildConfig: whet.build(whet.network_from_onnx('model.onnx'), whet.BuildConfig(...))"
         raise UsageError(f"{made}, not {type(net).__name__} and {type(config).__name__}")
     lock = read_lock(config.lock) if config.lock else None
-    counts = thread_counts(config, lock["threads"] if lock is not None else None)
-    plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs, rival_ms) for n in counts]
-    return plans[0] if len(plans) == 1 else fastest(plans, config.seed)
+
+    def make(config: BuildConfig, lock: dict[str, Any] | None, progress: Progress | None) -> EnginePlan:
+        counts = thread_counts(config, lock["threads"] if lock is not None else None)
+        plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs, rival_ms) for n in counts]
+        return plans[0] if len(plans) == 1 else fastest(plans, config.seed)
+
+    if not tuned_apart(config, lock):
+        return make(config, lock, progress)
+    resolve_profiles(net, config)  # what is wrong with a later one is said now
+    return built_apart(config, lock, make, Noting(progress))
 
 
 def _built(
@@ -72,7 +80,7 @@ def _built(
     rival_ms: float | None,
 ) -> EnginePlan:
     """The engine for one number of threads."""
-    started = time.perf_counter()
+    started, inputs = time.perf_counter(), fitting(inputs, config)
     machine = get_backend(config.backend, threads=config.threads)
     if caution := getattr(machine, "caution", ""):
         tell.note(caution)

@@ -56,7 +56,12 @@ def save_lock(plan: EnginePlan, path: str | Path) -> None:
 
 
 def lock_of(plan: EnginePlan) -> dict[str, Any]:
-    """The lock as data."""
+    """The lock as data; profiles that were tuned apart have a lock each, those after the first under "further"."""
+    first, *others = (_lock_of(p) for p in plan.by_profile())
+    return first | ({"further": others} if others else {})
+
+
+def _lock_of(plan: EnginePlan) -> dict[str, Any]:
     used = sorted({c.tactic for c in plan.choices.values()})
     return {
         "format": FORMAT,
@@ -79,6 +84,8 @@ def lock_of(plan: EnginePlan) -> dict[str, Any]:
 
 def plan_digest(plan: EnginePlan) -> str:
     """SHA-256 over the network (weights by digest), the choices, profiles and arenas, threads and backend: what the engine is."""
+    if plan.others:
+        return hashlib.sha256("".join(map(plan_digest, plan.by_profile())).encode()).hexdigest()
     h = hashlib.sha256(network_text(plan.network).encode())
     data = [
         [[layer.name, _choice(plan.choices[layer.name])] for layer in plan.network.layers],
@@ -100,12 +107,20 @@ def read_lock(path: str | Path) -> dict[str, Any]:
         raise LockError(f"{path} is no tactic lock. Write one with --saveLock.")
     if found.get("version") != VERSION:
         raise LockError(f"the lock {path} is of version {found.get('version')}, this whet reads version {VERSION}. Write it again with --saveLock.")
-    for key, kind in _FIELDS.items():
-        if not isinstance(found.get(key), kind):
-            raise LockError(f"the lock {path} is damaged: '{key}' is missing or no {kind.__name__}. Write it again with --saveLock.")
-    if not all(isinstance(t, dict) for t in found["tactics"].values()) or not all(isinstance(n, str) for n in found["unfused"]):
-        raise LockError(f"the lock {path} is damaged: 'tactics' holds objects and 'unfused' names. Write it again with --saveLock.")
+    further = found.get("further", [])
+    if not isinstance(further, list):
+        raise LockError(f"the lock {path} is damaged: 'further' is no list. Write it again with --saveLock.")
+    for part in (found, *further):
+        _check_fields(part, path)
     return found
+
+
+def _check_fields(lock: Any, path: str | Path) -> None:
+    for key, kind in _FIELDS.items():
+        if not isinstance(lock, dict) or not isinstance(lock.get(key), kind):
+            raise LockError(f"the lock {path} is damaged: '{key}' is missing or no {kind.__name__}. Write it again with --saveLock.")
+    if not all(isinstance(t, dict) for t in lock["tactics"].values()) or not all(isinstance(n, str) for n in lock["unfused"]):
+        raise LockError(f"the lock {path} is damaged: 'tactics' holds objects and 'unfused' names. Write it again with --saveLock.")
 
 
 def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, machine: Any) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 from whet.builder.building import build
 from whet.builder.config import BuildConfig
+from whet.builder.per_profile import joined
 from whet.builder.progress import Progress
 from whet.engine.plan import EnginePlan
 from whet.network import Network
@@ -27,6 +28,13 @@ def retune(plan: EnginePlan, *, threads: int = 0, timing_cache: str | None = Non
 
     Raises what `build` raises.
     """
+    first, *rest = plan.by_profile()
+    made = [_retuned(first, threads, timing_cache, progress)]
+    made += [_retuned(p, made[0].threads if plan.backend == "cpu" else threads, timing_cache, progress) for p in rest]
+    return joined(made) if rest else made[0]
+
+
+def _retuned(plan: EnginePlan, threads: int, timing_cache: str | None, progress: Progress | None) -> EnginePlan:
     fields = {f.name for f in dataclasses.fields(BuildConfig)}
     kept = {k: _tuples(v) for k, v in plan.options.items() if k in fields}
     shapes = tuple(

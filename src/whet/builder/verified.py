@@ -9,6 +9,7 @@ import numpy as np
 
 from whet.backends import get_backend
 from whet.builder.config import BuildConfig
+from whet.builder.per_profile import fitting
 from whet.builder.progress import Noting, Progress
 from whet.builder.verification import verify_engine
 from whet.engine.plan import EnginePlan
@@ -35,10 +36,13 @@ def kept_verified(
     if not getattr(machine, "runs", True):
         return plan
     tell = Noting(progress)
-    checked = verify_engine(plan, source(plan), machine, inputs, config, tell)
-    if checked.failures:
-        return make(config)
-    plan.report["verification"] = checked.report()
+    for k, part in enumerate(plan.by_profile()):
+        own = config if not plan.others else dataclasses.replace(config, profiles=config.profiles[k : k + 1])
+        checked = verify_engine(part, source(plan), machine, fitting(inputs, own), own, tell)
+        if checked.failures:
+            return make(config)
+        whole = plan.part(k)[0]
+        whole.report["verification"] = checked.report()
+        whole.probe = make_probe(part, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
     plan.report["notes"] = [*plan.report.get("notes", []), *tell.notes]
-    plan.probe = make_probe(plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
     return plan

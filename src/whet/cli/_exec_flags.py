@@ -124,7 +124,7 @@ def _flags() -> list[Flag]:
         ("exposeDMA", "", "each query is over before the next one starts (always so on the CPU)"),
         ("threads", "", "a host thread per stream (always so with --infStreams)"),
         ("separateProfileRun", "", "profile in a run of its own (always so)"),
-        ("useProfile", "N", "optimization profile to run (0)"),
+        ("useProfile", "N", "optimization profile to run (the one tuned for the nearest shapes)"),
         ("loadInputs", "SPEC", "name:file,... raw binary, .npy or .npz; else random, seeded"),
         ("timeDeserialize", "", "time loading the engine and stop"),
         ("numThreads", "N", "CPU threads of the engine (0: all usable; auto: what whole engines run fastest with)"),

@@ -16,13 +16,15 @@ from whet.errors import ShapeError, UsageError
 
 def infer(o: Any, log: Log, engine: Any) -> None:
     """Runs a loaded engine as the flags in `o` say, prints trtexec's report and writes what was asked for."""
-    profile = o.number("useProfile")
-    if profile >= max(len(engine.plan.profiles), 1):
+    profile = o.number("useProfile") if "useProfile" in o else None
+    if profile is not None and profile >= max(len(engine.plan.profiles), 1):
         raise UsageError(f"--useProfile={profile}: the engine has {max(len(engine.plan.profiles), 1)} profile(s), counted from 0")
     streams = o.number("infStreams" if "infStreams" in o else "streams")
     shapes = values.shapes(o.get("shapes"), "shapes") if "shapes" in o else {}
     context = engine.create_context(profile)
     wanted = context.input_shapes(shapes)
+    if len(engine.plan.profiles) > 1:
+        log.info(f"Optimization profile {context.profile_index}{'' if profile is not None else ', by the shapes'}.")
     for name, shape in wanted.items():
         log.info(f"Input binding for {name} with dimensions {'x'.join(map(str, shape)) or 'scalar'} is created.")
     feed = make_inputs(engine, wanted, o.get("loadInputs"))
@@ -55,7 +57,7 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         _write(Path(o.get("exportTimes")), [t.to_json() for t in result.traces], log)
 
 
-def _on_gpu(o: Any, log: Log, engine: Any, profile: int, feed: dict[str, np.ndarray], streams: int, limits: dict[str, Any]) -> Any:
+def _on_gpu(o: Any, log: Log, engine: Any, profile: int | None, feed: dict[str, np.ndarray], streams: int, limits: dict[str, Any]) -> Any:
     """Times by the GPU's own clock; copies overlap computing unless --exposeDMA."""
     from whet.cli._measure_gpu import measure_gpu
 
@@ -123,15 +125,16 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> Non
     if "dumpProfile" in o:
         log.info("")
         log.info(f"=== Profile ({records[0]['count']} iterations ) ===")
-        _profile_table(log, context.engine, records[1:], {k: v.shape for k, v in feed.items()})
+        _profile_table(log, context, records[1:], {k: v.shape for k, v in feed.items()})
 
 
-def _profile_table(log: Log, engine: Any, records: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]) -> None:
+def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]) -> None:
     """Time per layer; where the machine tells what it can do at most, also what each layer moves and computes, and how near to that."""
     from whet.inspector.facts import layer_facts
 
+    engine = context.engine
     peaks = engine.backend.peaks() if hasattr(engine.backend, "peaks") else None
-    facts = layer_facts(engine.plan, shapes) if peaks else []
+    facts = layer_facts(engine.plan.part(context.profile_index)[0], shapes) if peaks else []
     log.info("   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   " + ("      MB    GFLOP   Bound    Peak(%)   " if peaks else "") + "Layer")
     for i, r in enumerate(records):
         more = ""

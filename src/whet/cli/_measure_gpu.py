@@ -87,7 +87,7 @@ class Slot:
 
 def measure_gpu(
     engine: Any,
-    profile: int,
+    profile: int | None,
     feed: dict[str, np.ndarray],
     *,
     streams: int = 1,

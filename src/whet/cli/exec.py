@@ -223,8 +223,11 @@ def _print_layers(o: Options, log: Log, engine) -> None:
     verbosity = engine.plan.options.get("profiling_verbosity", "layer_names_only")
     if "dumpLayerInfo" in o:
         log.info("Layer Information:")
-        for text in layer_lines(engine.plan, verbosity):
-            log.info(text)
+        for k, part in enumerate(engine.plan.by_profile()):
+            if k:
+                log.info(f"Layers of profile {k}:")
+            for text in layer_lines(part, verbosity):
+                log.info(text)
     if "exportLayerInfo" in o:
         import json
 

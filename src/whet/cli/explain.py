@@ -17,8 +17,9 @@ from whet.cli._console import print_indented, print_table
 @click.argument("layer", required=False)
 @click.option("--top", type=click.IntRange(1), default=12, show_default=True, help="How many layers, candidates and skips to show.")
 @click.option("--layers", is_flag=True, help="The whole layer table, in the order of running.")
+@click.option("--profile", type=click.IntRange(0), default=0, show_default=True, help="Of an engine whose profiles were tuned apart: which.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, for scripts.")
-def command(engine: str, layer: str | None, top: int, layers: bool, as_json: bool) -> None:
+def command(engine: str, layer: str | None, top: int, layers: bool, profile: int, as_json: bool) -> None:
     """Show what an engine does and why: slowest layers, tactics, passes that fired and those that did not, with reasons.
 
     With LAYER (a layer's name, or a node of your model): its candidates with times, the refusals with reasons, the passes that saw it.
@@ -31,17 +32,36 @@ def command(engine: str, layer: str | None, top: int, layers: bool, as_json: boo
         made = path.with_suffix(".engine").name
         raise UsageError(f"{engine} is a model, and engines are explained: whet exec --onnx={engine} --saveEngine={made}, then whet explain {made}")
     plan = read_engine(engine)
+    if profile >= max(len(plan.profiles), 1):
+        raise UsageError(f"--profile={profile}: the engine has {max(len(plan.profiles), 1)} profile(s), counted from 0")
+    several = _profiles(plan, profile)
+    plan = plan.part(profile)[0] if profile else plan.by_profile()[0]
     data = explain(plan, layer)
     if as_json:
         click.echo(json.dumps({**data, "layer_table": layer_rows(plan)} if layers else data, indent=1, default=str))
         return
     console = make_console()
+    if several:
+        console.print(several, highlight=False)
     if layer is not None:
         _layer(console, data, top)
     else:
         _engine(console, data, top)
         if layers:
             print_layers(console, layer_rows(plan))
+
+
+def _profiles(plan: Any, shown: int) -> str:
+    """What an engine of several profiles takes, and of which the rest speaks."""
+    if len(plan.profiles) < 2:
+        return ""
+    told = [", ".join(f"{n} {_x(lo)} to {_x(hi)}, tuned for {_x(opt)}" for n, (lo, opt, hi) in p.shapes.items()) for p in plan.profiles]
+    which = f"this is profile {shown} (--profile for another)" if plan.others else "all run by the same choices"
+    return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(told))}; {which}"
+
+
+def _x(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def print_layers(console: Any, rows: list[dict[str, str]]) -> None:

@@ -30,17 +30,37 @@ class _Life:
 
 def check_plan(plan: EnginePlan) -> None:
     """Raises EngineError (naming layer or tensor) when choices, profiles or arenas do not fit the network."""
-    stored = _storage(plan)
     if len(plan.arenas) != max(len(plan.profiles), 1):
         raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.arenas)} arenas: it contradicts itself")
+    if plan.others:
+        _check_others(plan)
+    stored = _storage(plan)
     for k, arena in enumerate(plan.arenas):
+        part, _ = plan.part(k)
         try:
             env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], _shapes(plan, k))
-            _check_arena(plan, arena, stored, env)
+            _check_arena(part, arena, stored if part is plan else _storage(part), env)
         except EngineError as e:
             raise EngineError(f"profile {k}: {e}") from e
         except WhetError as e:
             raise EngineError(f"profile {k} does not fit the network: {e}") from e
+
+
+def _check_others(plan: EnginePlan) -> None:
+    """Plans of the profiles after the first: one each, of one profile, with the same inputs, outputs and machine."""
+
+    def outside(p: EnginePlan) -> list[tuple[str, str]]:
+        return [(t.name, str(t.type)) for t in (*p.network.inputs, *p.network.outputs)]
+
+    if len(plan.others) != len(plan.profiles) - 1:
+        raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.others)} plans of further ones: it contradicts itself")
+    for k, other in enumerate(plan.others, 1):
+        if (other.profiles, other.arenas, other.others) != ([plan.profiles[k]], [plan.arenas[k]], []):
+            raise EngineError(f"profile {k} and its own plan have other shapes or arenas: the engine contradicts itself")
+        if outside(other) != outside(plan):
+            raise EngineError(f"the network of profile {k} has other inputs or outputs than that of profile 0")
+        if (other.backend, other.machine_key, other.threads) != (plan.backend, plan.machine_key, plan.threads):
+            raise EngineError(f"profile {k} was tuned on another machine or number of threads than profile 0")
 
 
 def _shapes(plan: EnginePlan, k: int) -> dict[str, tuple[int, ...]]:

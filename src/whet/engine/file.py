@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.engine import codec, packed
+from whet.engine import codec, further, packed
 from whet.engine.check import check_plan
 from whet.engine.layout import Section, read_sections, table_digests, write_sections
 from whet.engine.plan import EnginePlan
@@ -34,7 +34,7 @@ Source = str | os.PathLike | bytes | bytearray | memoryview
 
 #: sections and the most bytes each may have
 SECTIONS = {
-    "header": 1 << 22, "network": 1 << 26, "choices": 1 << 24, "arenas": 1 << 24, "index": 1 << 26, "weights": 1 << 46,
+    "header": 1 << 22, "network": 1 << 26, "choices": 1 << 24, "arenas": 1 << 24, "further": 1 << 26, "index": 1 << 26, "weights": 1 << 46,
     "packed_index": 1 << 24, "packed": 1 << 46, "info": 1 << 26,
 }  # fmt: skip
 REQUIRED = ("header", "network", "choices", "arenas", "index", "weights", "info")
@@ -158,7 +158,12 @@ def _read(data: memoryview) -> EnginePlan:
     if header["text_version"].integer() != TEXT_VERSION:
         raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
     weights, sources = read_weights(codec.Reader(codec.from_json(parts["index"], "index"), "index"), parts["weights"])
-    net = read_text(parts["network"], weights, header["name"].text(), {k: v.text() for k, v in header["metadata"].items()})
+    info = codec.Reader(codec.from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
+    others = codec.Reader(codec.from_json(parts["further"], "further"), "further") if "further" in parts else None
+    own = len(weights) - (sum(row["constants"].integer() for row in others.rows()) if others else 0)
+    if own < 0:
+        raise EngineError(f"the networks of all profiles have more constants than the {len(weights)} of the index")
+    net = read_text(parts["network"], weights[:own], header["name"].text(), {k: v.text() for k, v in header["metadata"].items()})
     plan = EnginePlan(
         network=net,
         choices=codec.choices_from(codec.Reader(codec.from_json(parts["choices"], "choices"), "choices")),
@@ -172,10 +177,13 @@ def _read(data: memoryview) -> EnginePlan:
         source_weights=plain_sources(net) | sources,
         options=header["options"].free(),
         probe=codec.probe_from(header["probe"]),
-        report=codec.report_from(codec.Reader(codec.from_json(parts["info"], "info"), "info").object("report", "whet")["report"]),
+        report=codec.report_from(info["report"]),
     )
+    if others is not None:
+        plan.others = further.from_data(others, plan, weights[own:], info["further"].rows())
     check_plan(plan)
-    _check_probe(plan)
+    for part in plan.by_profile():
+        _check_probe(part)
     if "packed" in parts:
         plan.packed = packed.read(
             codec.Reader(codec.from_json(parts["packed_index"], "packed_index"), "packed_index"), parts["packed"], digests["packed"][1]
@@ -191,7 +199,7 @@ def _check_probe(plan: EnginePlan) -> None:
     for name, t in inputs.items():
         want = list(given[name][1]) if name in given else [d for d in t.shape if isinstance(d, int)]
         if plan.probe["shapes"].get(name) != want:
-            raise EngineError(f"the probe's shape of '{name}' is not the opt shape of profile 0")
+            raise EngineError(f"the probe's shape of '{name}' is not the opt shape of its profile")
     if set(plan.probe["shapes"]) != set(inputs) or set(plan.probe["outputs"]) != {t.name for t in plan.network.outputs}:
         raise EngineError("the probe has other inputs or outputs than the network")
 
@@ -224,18 +232,21 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
         "probe": plan.probe,
         "profiles": codec.profiles_to_data(plan.profiles),
     }
-    pool = collect(plan.network, plan.source_weights)
+    pool = collect([plan.network, *(p.network for p in plan.others)], plan.source_weights)
     index = codec.to_json(pool.index())
     yield Section("header", [codec.to_json(header)])
     yield Section("network", [network_text(plan.network).encode()])
     yield Section("choices", [codec.to_json(codec.choices_to_data(plan.choices))])
     yield Section("arenas", [codec.to_json(plan.arenas)])
+    if plan.others:
+        yield Section("further", [codec.to_json(further.to_data(plan))])
     yield Section("index", [index])
     yield Section("weights", [packed.raw(a) for _, a in pool.arrays.values()], hashlib.sha256(index).digest())
     if packed_weights:
         yield from packed.sections(packed_weights)
     if info:
-        yield Section("info", [codec.to_json({"report": codec.report_to_data(plan.report), "whet": _version()})])
+        more = {"further": [codec.report_to_data(p.report) for p in plan.others]} if plan.others else {}
+        yield Section("info", [codec.to_json({"report": codec.report_to_data(plan.report), "whet": _version(), **more})])
 
 
 def _version() -> str:
@@ -259,7 +270,8 @@ def _read_back(name: str, plan: EnginePlan) -> None:
         again = read_engine(name)
     except EngineError as e:
         raise EngineError(f"the engine cannot be read back: {re.sub(re.escape(name) + ': ', '', str(e))}") from e
-    if [t.weight.digest for t in constants_of(again.network)] != [t.weight.digest for t in constants_of(plan.network)]:  # type: ignore[union-attr]
+    was, now = ([t.weight.digest for part in p.by_profile() for t in constants_of(part.network)] for p in (plan, again))  # type: ignore[union-attr]
+    if was != now:
         raise EngineError("the engine's weights changed on the way to the file. This is a mistake in whet: please report it.")
 
 

@@ -6,7 +6,7 @@ installed tactics (byte sizes, packed weights, launches) is derived again when i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.network import Network
@@ -62,6 +62,10 @@ class ArenaPlan:
 class EnginePlan:
     """An engine. `network` is lowered, with Reformat layers in place; its constants carry origins over `source weights`.
 
+    Profiles that were tuned apart have plans of their own in `others` (of the profiles after the first): each with its network, choices,
+    probe and report, the same inputs, outputs and machine, and its one profile and arena, which stand in `profiles` and `arenas` here too.
+    Without `others` all profiles run by this network and these choices.
+
     `choices` has an entry per layer name; `arenas` one per profile. `source_weights` may stay empty: leaves of the constants'
     origins that are in it are stored, and constants made of them by exact ops are stored as expressions; all others by value.
     `probe` is made by `whet.engine.make_probe` and run at first load elsewhere.
@@ -93,6 +97,17 @@ class EnginePlan:
     probe: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     packed: dict[str, Any] = field(default_factory=dict)  # Packed.key -> bytes (uint8), where the file brought them
+    others: list[EnginePlan] = field(default_factory=list)
+
+    def part(self, profile: int) -> tuple[EnginePlan, int]:
+        """The plan whose network and choices run a profile, and the profile's number in that plan."""
+        return (self.others[profile - 1], 0) if self.others and profile else (self, profile)
+
+    def by_profile(self) -> list[EnginePlan]:
+        """A plan of one profile each where profiles were tuned apart; else this one. They share the data with this one."""
+        if not self.others:
+            return [self]
+        return [replace(self, profiles=self.profiles[:1], arenas=self.arenas[:1], others=[]), *self.others]
 
     def __repr__(self) -> str:
         return f"<EnginePlan of {self.network!r} on {self.backend}, {self.threads} threads, {len(self.profiles) or 1} profile(s)>"

@@ -7,8 +7,9 @@ stays as a note of where it came from. Reading evaluates in a budget of bytes an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -79,12 +80,13 @@ class Pool:
         return self._numbers[key]
 
 
-def collect(net: Network, sources: Mapping[str, np.ndarray]) -> Pool:
-    """What must be stored so that every constant of `net` can be made again."""
+def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
+    """What must be stored so that every constant of `nets`, one after the other, can be made again; what they share is stored once."""
     pool = Pool()
     digests: dict[str, str] = {}
-    sources = plain_sources(net) | dict(sources)
-    for t in constants_of(net):
+    for net in nets:
+        sources = plain_sources(net) | dict(sources)
+    for t in chain.from_iterable(map(constants_of, nets)):
         w = t.weight
         assert w is not None
         number = _number(pool, w.origin, {})

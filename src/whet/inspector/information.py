@@ -26,11 +26,12 @@ def engine_information(
     layers: list[Any] = []
     bindings: list[str] = []
     for k in range(max(len(plan.profiles), 1)) if profile is None else [profile]:
+        part, _ = plan.part(k)
         bindings += [t.name + profile_suffix(k) for t in (*plan.network.inputs, *plan.network.outputs)]
         if verbosity == "layer_names_only":
-            layers += [n + profile_suffix(k) for n in display_names(plan.network).values()]
+            layers += [n + profile_suffix(k) for n in display_names(part.network).values()]
         elif verbosity == "detailed":
-            objects = [layer_object(f) for f in layer_facts(plan, (shapes if not layers else None) or opt_shapes(plan, k))]
+            objects = [layer_object(f) for f in layer_facts(part, (shapes if not layers else None) or opt_shapes(plan, k))]
             for o in objects:
                 o["Name"] += profile_suffix(k)
             layers += objects

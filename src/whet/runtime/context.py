@@ -18,6 +18,7 @@ from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_o
 from whet.runtime.dlpack import DeviceArray
 from whet.runtime.engine import Engine
 from whet.runtime.memory import aligned_empty
+from whet.runtime.profiles import nearest_profile, takes
 from whet.runtime.shaped import opt_shapes
 from whet.runtime.steps import Bound
 from whet.runtime.values import allocate_arena
@@ -33,11 +34,11 @@ class Context:
     context.bind("x", tensor); context.enqueue(stream)  the same on a GPU, returning at once: torch tensors by DLPack
     """
 
-    def __init__(self, engine: Engine, profile: int = 0):
-        self.engine, self.profile_index = engine, profile
-        self._shapes = opt_shapes(engine.plan, profile)
+    def __init__(self, engine: Engine, profile: int | None = None):
+        self.engine, self._fixed = engine, profile
+        self._shapes = opt_shapes(engine.plan, profile or 0)
         self._lock = threading.Lock()
-        self._arena_plan = engine.plan.arenas[profile]
+        self._arena_plan = max(engine.plan.arenas, key=lambda a: a.total) if profile is None else engine.plan.arenas[profile]
         self._arena: Any = None
         self._bounds: OrderedDict[tuple, Bound] = OrderedDict()
         self._pointed: dict[int, dict[str, int]] = {}  # id(bound) -> tensor -> user's address
@@ -47,12 +48,24 @@ class Context:
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{n}: {'x'.join(map(str, s)) or 'scalar'}" for n, s in self._shapes.items())
-        return f"<Context of {self.engine!r}, profile {self.profile_index}, {'closed' if self._closed else shapes}>"
+        return f"<Context of {self.engine!r}, profile {self._profile()}, {'closed' if self._closed else shapes}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a context cannot be pickled or copied: it is one thread's memory. Make another with engine.create_context()")
 
     # shapes
+
+    @property
+    def profile_index(self) -> int:
+        """The profile that runs the present shapes: the one given when the context was made, else the nearest. Raises ShapeError for none."""
+        found = self._profile()
+        if found is None:
+            given = ", ".join(f"{n}: {_x(s)}" for n, s in self._shapes.items())
+            raise ShapeError(f"no profile of the engine takes these shapes together: {given}. {self._ranges()}")
+        return found
+
+    def _profile(self) -> int | None:
+        return self._fixed if self._fixed is not None else nearest_profile(self.engine.plan, self._shapes)
 
     @property
     def input_names(self) -> list[str]:
@@ -224,11 +237,9 @@ class Context:
             for _ in range(max(iterations, 1)):
                 bound.feed(arrays)
                 rounds.append(bound.run_timed())
-        names, suffix = display_names(self.engine.plan.network), profile_suffix(self.profile_index)
-        return [
-            LayerTimes(names[layer.name] + suffix, layer.name, tuple(1e3 * r[i] for r in rounds))
-            for i, layer in enumerate(self.engine.plan.network.layers)
-        ]
+        net = bound.shaped.plan.network
+        names, suffix = display_names(net), profile_suffix(self.profile_index)
+        return [LayerTimes(names[layer.name] + suffix, layer.name, tuple(1e3 * r[i] for r in rounds)) for i, layer in enumerate(net.layers)]
 
     def launches(self) -> Bound:
         """The recorded launches and memory at the present shapes: for measuring, which orders copies and launches by itself."""
@@ -362,15 +373,25 @@ class Context:
         if len(shape) != type_.rank:
             raise ShapeError(f"input '{name}' has {len(shape)} dimensions {list(shape)}, the engine takes {type_.rank}: {name}: {type_}")
         profiles = self.engine.plan.profiles
-        given = profiles[self.profile_index].shapes.get(name) if profiles else None
+        if self._fixed is None and len(profiles) > 1:
+            if not any(takes(p, {name: shape}) for p in profiles):
+                raise ShapeError(f"input '{name}': {_x(shape)}, which no profile takes. {self._ranges()}")
+            return
+        number = self._fixed or 0
+        given = profiles[number].shapes.get(name) if profiles else None
         for axis, (have, want) in enumerate(zip(shape, type_.shape, strict=True)):
             if not isinstance(want, Expr) and have != want:
                 raise ShapeError(f"input '{name}', axis {axis}: {have}, but the engine takes {want} there ({name}: {type_})")
             if given is not None and not given[0][axis] <= have <= given[2][axis]:
                 raise ShapeError(
-                    f"input '{name}', axis {axis}: {have}, but profile {self.profile_index} takes {given[0][axis]} to {given[2][axis]} "
+                    f"input '{name}', axis {axis}: {have}, but profile {number} takes {given[0][axis]} to {given[2][axis]} "
                     f"(min {_x(given[0])}, opt {_x(given[1])}, max {_x(given[2])}).{self._other_profile(name, shape)}"
                 )
+
+    def _ranges(self) -> str:
+        """What the profiles take, and what to do for more."""
+        told = (", ".join(f"{n} {_x(s[0])} to {_x(s[2])}" for n, s in p.shapes.items()) for p in self.engine.plan.profiles)
+        return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(told))}. Build the engine with another --profile to run it."
 
     def _other_profile(self, name: str, shape: tuple[int, ...]) -> str:
         for k, p in enumerate(self.engine.plan.profiles):

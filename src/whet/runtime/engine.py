@@ -170,14 +170,19 @@ class Engine:
 
     def memory(self, context: Context | None = None) -> Memory:
         """Bytes in use, with one context's arena and scratch (without one: those of profile 0 as planned)."""
-        arrays = {t.weight.digest: t.weight.array.nbytes for t in self.plan.network.constants.values() if t.weight is not None}
+        held = (t.weight for p in self.plan.by_profile() for t in p.network.constants.values())
+        arrays = {w.digest: w.array.nbytes for w in held if w is not None}
         used = context.nbytes() if context is not None else {"arena": self.plan.arenas[0].total, "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
 
     # what it makes
 
-    def create_context(self, profile: int = 0) -> Context:
-        """A context: an arena and bound launches of its own, set to the profile's opt shapes. One thread at a time may use it."""
+    def create_context(self, profile: int | None = None) -> Context:
+        """A context: an arena and bound launches of its own, set to the profile's opt shapes. One thread at a time may use it.
+
+        Without `profile` it begins at profile 0 and takes, for any shapes, the profile that was tuned for the nearest of those that take them;
+        its arena is as large as that of the largest profile.
+        """
         from whet.runtime.context import Context
 
         self._check_open()
@@ -192,7 +197,8 @@ class Engine:
             if found is not None:
                 self._shaped.move_to_end(key)
                 return found
-            found = shape_plan(self.plan, self.backend, shapes, profile, self._store)
+            plan, number = self.plan.part(profile)
+            found = shape_plan(plan, self.backend, shapes, number, self._store)
             self._shaped[key] = found
             while len(self._shaped) > _SHAPES_KEPT:
                 self._shaped.popitem(last=False)
@@ -205,7 +211,7 @@ class Engine:
         for s in shaped.steps:
             if s.fell_back and (s.layer.name, s.fell_back) not in self._told:
                 self._told.add((s.layer.name, s.fell_back))
-                groups.setdefault(self.plan.choices[s.layer.name].tactic, []).append(s)
+                groups.setdefault(shaped.plan.choices[s.layer.name].tactic, []).append(s)
         for wanted, members in groups.items():
             first, now = members[0], ", ".join(dict.fromkeys(s.tactic for s in members))
             if len(members) == 1:
@@ -254,22 +260,24 @@ class Engine:
         warnings.warn(text, EngineWarning, stacklevel=4)
 
     def _run_probe(self) -> None:
-        """Compares outputs of the probe's input with those kept from the build. Raises EngineError when they differ."""
-        probe = self.plan.probe
-        shapes = {k: tuple(v) for k, v in probe["shapes"].items()}
-        bound = Bound(self.shaped(0, shapes), self.backend)
-        bound.feed(probe_inputs(self.plan.network, probe["seed"], shapes))
-        bound.run()
-        different = probe_differs(probe, bound.fetch())
-        if different:
-            raise EngineError(
-                f"{self._where} gives other results here than where it was verified: {different}. Do not use it on this machine; build it again here."
-            )
+        """Compares outputs of each probe's input with those kept from the build. Raises EngineError when they differ."""
+        for k, part in enumerate(self.plan.by_profile()):
+            if not (probe := part.probe):
+                continue
+            shapes = {n: tuple(v) for n, v in probe["shapes"].items()}
+            bound = Bound(self.shaped(k, shapes), self.backend)
+            bound.feed(probe_inputs(part.network, probe["seed"], shapes))
+            bound.run()
+            if different := probe_differs(probe, bound.fetch()):
+                raise EngineError(
+                    f"{self._where} gives other results here than where it was verified: {different}. Do not use it on this machine; build it "
+                    "again here."
+                )
 
 
 def machine_differences(plan: EnginePlan, backend: Backend) -> list[str]:
     """What is other here than where the engine was tuned, in words; empty when the machine's keys are equal."""
-    there, here = dict(plan.machine.get("libraries") or {}), libraries(plan.choices, backend)
+    there, here = dict(plan.machine.get("libraries") or {}), {k: v for p in plan.by_profile() for k, v in libraries(p.choices, backend).items()}
     changed = [f"{k}: {v} there, {here.get(k, 'none')} here" for k, v in sorted(there.items()) if here.get(k) != v]
     if plan.machine_key == backend.key():
         return changed

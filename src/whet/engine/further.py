@@ -1,0 +1,59 @@
+"""Profiles that were tuned apart, in an engine file: a network and choices for each after the first; weights and machine are the engine's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from whet.engine import codec
+from whet.engine.plan import EnginePlan
+from whet.engine.text import read_text
+from whet.engine.weights import constants_of
+from whet.errors import EngineError
+from whet.network import Weight, network_text
+
+
+def to_data(plan: EnginePlan) -> list[dict[str, Any]]:
+    """The section's JSON: an entry for each profile after the first."""
+    return [
+        {
+            "network": network_text(p.network),
+            "constants": sum(1 for _ in constants_of(p.network)),
+            "choices": codec.choices_to_data(p.choices),
+            "probe": p.probe,
+        }
+        for p in plan.others
+    ]
+
+
+def from_data(r: codec.Reader, plan: EnginePlan, weights: Sequence[Weight], reports: Sequence[codec.Reader]) -> list[EnginePlan]:
+    """The plans of the profiles after the first. `weights`: those of all their networks, one after the other. Raises EngineError."""
+    rows = r.rows(len(plan.profiles) - 1)
+    if not rows or len(reports) != len(rows) or len(plan.arenas) != len(plan.profiles):
+        raise EngineError(f"the engine has {len(plan.profiles)} profiles, {len(plan.arenas)} arenas and {len(reports)} further reports")
+    made, at = [], 0
+    for k, (row, report) in enumerate(zip(rows, reports, strict=True), 1):
+        row.object("network", "constants", "choices", "probe")
+        end = at + row["constants"].integer(0, len(weights) - at)
+        text = memoryview(row["network"].text(1 << 26).encode())
+        try:
+            net = read_text(text, weights[at:end], plan.network.name, plan.network.metadata)
+        except EngineError as e:
+            raise EngineError(f"profile {k}: {e}") from e
+        made.append(
+            dataclasses.replace(
+                plan,
+                network=net,
+                choices=codec.choices_from(row["choices"]),
+                profiles=[plan.profiles[k]],
+                arenas=[plan.arenas[k]],
+                probe=codec.probe_from(row["probe"]),
+                report=codec.report_from(report),
+                others=[],
+            )
+        )
+        at = end
+    if at != len(weights):
+        raise EngineError(f"the networks of all profiles have {at} further constants, the index {len(weights)}")
+    return made

@@ -1,0 +1,33 @@
+"""Which profile of an engine runs given shapes: of those that take them, the one that was tuned for the nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, log
+
+from whet.engine.plan import EnginePlan, Profile
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def takes(profile: Profile, shapes: Shapes) -> bool:
+    """Whether every shape lies between the profile's min and max, in each axis."""
+    return all(
+        len(shape) == len(low) and all(a <= d <= b for a, d, b in zip(low, shape, high, strict=True))
+        for name, shape in shapes.items()
+        for low, _, high in [profile.shapes.get(name, (shape, shape, shape))]
+    )
+
+
+def nearest_profile(plan: EnginePlan, shapes: Shapes) -> int | None:
+    """The profile for shapes of all inputs: its opt shapes differ from them by the smallest factors, of equal ones the first; None for none."""
+    fit = [k for k, p in enumerate(plan.profiles) if takes(p, shapes)]
+    if not plan.profiles:
+        return 0
+    return min(fit, key=lambda k: _distance(plan.profiles[k], shapes), default=None)
+
+
+def _distance(profile: Profile, shapes: Shapes) -> float:
+    """The sum over all axes of the logarithm of the factor between shape and opt shape."""
+    pairs = [(d, o) for name, shape in shapes.items() if name in profile.shapes for d, o in zip(shape, profile.shapes[name][1], strict=True)]
+    return sum(abs(log(d / o)) if d and o else (0.0 if d == o else inf) for d, o in pairs)
