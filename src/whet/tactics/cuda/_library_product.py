@@ -31,8 +31,8 @@ from whet.tactics.cuda._kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda.own_conv import conv_reason, conv_shape, conv_signatures
-from whet.tactics.cuda.own_gemm import gemm_reason, gemm_shape
+from whet.tactics.cuda.own_conv import conv_shape, conv_signatures
+from whet.tactics.cuda.own_gemm import gemm_shape, product_reason
 from whet.tactics.cuda.own_pointwise import number_text
 
 ROWS_BYTES = 32 << 20  # of windows laid out at once: what the L2 cache holds beside weights and results
@@ -65,13 +65,8 @@ class LibraryProduct(Tactic):
         return _cublaslt.version()
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        head = anchor(layer)
-        if head.op != "Conv":
-            return gemm_reason(layer)
-        return "the kernel has no groups" if head.attrs["group"] != 1 else conv_reason(layer, head)
+        groups = "the kernel has no groups" if anchor(layer).attrs.get("group", 1) != 1 else None
+        return super().why_not(layer) or product_reason(layer) or groups
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

@@ -30,8 +30,8 @@ from whet.tactics.cuda._kernel import (
     same,
 )
 from whet.tactics.cuda._tf32 import Tf32Config
-from whet.tactics.cuda.own_conv import conv_reason, conv_shape, packed_bias
-from whet.tactics.cuda.own_gemm import gemm_reason, gemm_shape
+from whet.tactics.cuda.own_conv import conv_shape, packed_bias
+from whet.tactics.cuda.own_gemm import gemm_shape, product_reason
 from whet.tactics.cuda.own_group_conv import groups_of, pack_groups, tile_shape
 
 MAX_CONFIGS = 20
@@ -81,13 +81,7 @@ class F32Product(Tactic):
     rtol = 0.0
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        head = anchor(layer)
-        if head.op != "Conv":
-            return gemm_reason(layer)
-        return conv_reason(layer, head)
+        return super().why_not(layer) or product_reason(layer)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

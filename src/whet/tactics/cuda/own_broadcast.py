@@ -7,8 +7,9 @@ from typing import Any
 
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._kernel import TYPE, GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda._plain import PlainTactic
 from whet.tactics.cuda.own_pointwise import chain_of
 
 _TEXT = {
@@ -20,7 +21,7 @@ _RANK = 5
 
 
 @tactic
-class OwnBroadcast(Tactic):
+class OwnBroadcast(PlainTactic):
     """What own_pointwise does not take: operands that repeat along axes other than all but the channels'."""
 
     ops = tuple(_TEXT)
@@ -29,8 +30,6 @@ class OwnBroadcast(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        if layer.op == "Fused":
-            return "the kernel fuses nothing"
         if layer.op == "Cast" and layer.inputs[0].dtype.is_float:
             return "casts integers to floats"
         wanted = {"Where": 3, "Cast": 1}.get(layer.op, 2)

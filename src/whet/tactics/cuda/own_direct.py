@@ -25,8 +25,8 @@ from whet.tactics.cuda._kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda.own_conv import conv_reason, conv_shape, packed_bias
-from whet.tactics.cuda.own_gemm import gemm_reason, gemm_shape
+from whet.tactics.cuda.own_conv import conv_shape, packed_bias
+from whet.tactics.cuda.own_gemm import gemm_shape, product_reason
 
 DIRECT_FIELDS = "<5Qq17i2f5fQ"
 
@@ -39,13 +39,7 @@ class OwnDirect(Tactic):
     fallback = True
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        head = anchor(layer)
-        if head.op != "Conv":
-            return gemm_reason(layer)
-        return conv_reason(layer, head)
+        return super().why_not(layer) or product_reason(layer)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):

@@ -15,7 +15,7 @@ from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, sou
 from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
-from whet.tactics.cuda.own_conv import as_config, from_config, packed_bias
+from whet.tactics.cuda.own_conv import as_config, conv_reason, from_config, packed_bias
 
 MAX_CONFIGS = 16
 
@@ -107,6 +107,12 @@ class OwnGemm(Tactic):
             ]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
+
+
+def product_reason(layer: Layer) -> str | None:
+    """Why a Conv, Gemm or MatMul is none with constant weights and a chain behind it, or None: what kernels for all three ask."""
+    head = anchor(layer)
+    return gemm_reason(layer) if head.op != "Conv" else conv_reason(layer, head)
 
 
 def gemm_reason(layer: Layer) -> str | None:

@@ -9,8 +9,9 @@ import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.tactics._base import Args, Config, Operand, Packed, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, tactic
 from whet.tactics.cuda._kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
+from whet.tactics.cuda._plain import PlainTactic
 
 _SOFT = {"Softmax": 0, "LogSoftmax": 1}
 _NORMS = {"LayerNormalization": 2, "GroupNormalization": 2, "InstanceNormalization": 2, "RMSNormalization": 3}
@@ -18,18 +19,11 @@ _KEPT = 4  # groups of eight values that a thread keeps
 
 
 @tactic
-class OwnNormalize(Tactic):
+class OwnNormalize(PlainTactic):
     """Softmax along any axis; norms over the last axes, or over channels and pixels."""
 
     ops = (*_SOFT, *_NORMS)
-
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        if layer.op == "Fused":
-            return "the kernel fuses nothing"
-        return "its scale is computed at run time" if any(t is not None and not t.is_constant for t in layer.inputs[1:]) else None
+    constants = "its scale is"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

@@ -7,13 +7,14 @@ from typing import Any
 
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, Operand, Signature, tactic
 from whet.tactics.cuda._conv import TYPES
 from whet.tactics.cuda._kernel import GpuKernel, all_static, blocks_of, float_types, launch, same
+from whet.tactics.cuda._plain import PlainTactic
 
 
 @tactic
-class OwnPool(Tactic):
+class OwnPool(PlainTactic):
     """MaxPool, AveragePool, GlobalAveragePool, and ReduceMean over height and width."""
 
     ops = ("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean")
@@ -22,8 +23,6 @@ class OwnPool(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        if layer.op == "Fused":
-            return "the kernel fuses nothing"
         if len(layer.outputs) != 1 or layer.inputs[0].type.rank != 4:
             return "takes images of two spatial axes and gives no indices"
         if layer.op == "ReduceMean" and _axes(layer) != (2, 3):

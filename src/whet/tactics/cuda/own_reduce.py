@@ -8,8 +8,9 @@ from typing import Any
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.ops._reduce import reduced
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
+from whet.tactics.cuda._plain import PlainTactic
 
 _OPS = {
     "ReduceSum": 0, "ReduceMean": 1, "ReduceMax": 2, "ReduceMin": 3, "ReduceProd": 4, "ReduceSumSquare": 5, "ReduceL2": 6, "ReduceL1": 7,
@@ -20,18 +21,11 @@ Walk = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @tactic
-class OwnReduce(Tactic):
+class OwnReduce(PlainTactic):
     """Neighbouring axes count as one; at most four runs of kept and of reduced ones."""
 
     ops = tuple(_OPS)
-
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        if layer.op == "Fused":
-            return "the kernel fuses nothing"
-        return "the axes are computed at run time" if any(t is not None and not t.is_constant for t in layer.inputs[1:]) else None
+    constants = "the axes are"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

@@ -12,8 +12,9 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.ops.resize import resampling, targets
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
+from whet.tactics.cuda._plain import PlainTactic
 
 _MOST_TAPS = 64  # along an axis
 
@@ -28,18 +29,11 @@ class Axis:
 
 
 @tactic
-class OwnResize(Tactic):
+class OwnResize(PlainTactic):
     """Floating point, row-major or channels last; up to 64 taps along an axis (antialias)."""
 
     ops = ("Resize",)
-
-    def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
-            return said
-        if layer.op == "Fused":
-            return "the kernel fuses nothing"
-        return "its region, scales or sizes are computed at run time" if any(t is not None and not t.is_constant for t in layer.inputs[1:]) else None
+    constants = "its region, scales or sizes are"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):

@@ -1,0 +1,21 @@
+"""What tactics for single layers share: they fuse nothing, and all inputs but the first are constants."""
+
+from __future__ import annotations
+
+from whet.network import Layer
+from whet.tactics._base import Tactic
+
+
+class PlainTactic(Tactic):
+    """A tactic for layers as they are; `constants` names what the inputs after the first are, for people."""
+
+    constants = ""
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Fused":
+            return "the kernel fuses nothing"
+        computed = self.constants and any(t is not None and not t.is_constant for t in layer.inputs[1:])
+        return f"{self.constants} computed at run time" if computed else None
