@@ -39,7 +39,7 @@ def _least(name: str, a: str, b: str, larger: bool = False) -> str:
 
 @cache
 def depthwise_ir(window: int, stride: int, pixels: int, estimate: bool) -> str:
-    """`depthwise(context)` for `window` x `window` taps and one stride; `pixels`: of a tile; `estimate`: the CPU has AVX-512's reciprocal.
+    """`depthwise(context)` for `window` x `window` taps and one stride; `pixels`: of a tile; `estimate`: the CPU has AVX-512 (F and DQ).
 
     A block's weights are its taps, row by row, then its biases, 16 channels each. The columns between `left` and `right` (at least `pixels`) go by
     tiles, the last of which begins so many before the end; those beside them one by one, over the taps that lie within the image.

@@ -23,7 +23,7 @@ def words(sources: int) -> tuple[str, ...]:
 
 
 def moves_ir(made: Moves, estimate: bool) -> str:
-    """`moves(context)`; `estimate`: the CPU has AVX-512's reciprocal. Raises Refused."""
+    """`moves(context)`; `estimate`: the CPU has AVX-512 (F and DQ). Raises Refused."""
     writer = _Writer(made, estimate)
     writer.rows(made.root, {})
     bases = "\n".join(f"  %{w}.f = inttoptr i64 %{w} to float*" for w in words(len(made.sources))[: 2 + len(made.sources)])

@@ -18,7 +18,7 @@ images * groups * tiles; how many of these a thread takes; whose function says w
 
 @cache
 def pointwise_ir(blocks: int, pixels: int, estimate: bool) -> str:
-    """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`; `estimate`: the CPU has AVX-512's reciprocal.
+    """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`; `estimate`: the CPU has AVX-512 (F and DQ).
 
     Weights lie in groups of `blocks`: for each input channel and block its 16 output channels, then the biases. An image has at least `pixels`
     pixels: its last tile begins so many before the end, and computes some of them again.

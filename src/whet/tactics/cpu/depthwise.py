@@ -38,7 +38,7 @@ class DepthwiseKernel(SiluKernel):
         self.share(sizes, items, count, items * WIDE * columns * window**2, _SMALL)
         weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
         self.packed = (Packed(key, channels * (window**2 + 1) * 4, lambda: packed(weights, bias).view(np.uint8)),)
-        self.ir = depthwise_ir(window, stride, tile, _jit.has("avx512f"))
+        self.ir = depthwise_ir(window, stride, tile, _jit.has("avx512dq"))
         self.implementation = f"own:{tile} pixels"
 
 

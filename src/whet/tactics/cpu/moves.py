@@ -98,4 +98,4 @@ def _sources(layer: Layer) -> list[int]:
 def _code(layer: Layer, signature: Signature) -> tuple[Moves, str]:
     """The layer's tree and its code. Raises Refused."""
     made = Moves(layer, {i: signature.needs(i).format for i in _sources(layer)}, signature.outputs[0].format)
-    return made, moves_ir(made, _jit.has("avx512f"))
+    return made, moves_ir(made, _jit.has("avx512dq"))

@@ -37,7 +37,7 @@ class PointwiseKernel(SiluKernel):
         self.share(sizes, items, count, images * channels * pixels * taps, _SMALL)
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {blocks}"
         self.packed = (Packed(key, groups * (taps + 1) * blocks * WIDE * 4, lambda: packed(weights, bias, blocks).view(np.uint8)),)
-        self.ir = pointwise_ir(blocks, tile, _jit.has("avx512f"))
+        self.ir = pointwise_ir(blocks, tile, _jit.has("avx512dq"))
         self.implementation = f"own:{blocks * WIDE} channels x {tile} pixels"
 
 
