@@ -111,6 +111,16 @@ def test_a_point_far_below_does_not_flatten_the_rest():
     assert height(svg, "n1") - height(svg, "n0") > 40
 
 
+def test_a_limit_far_beyond_all_points_does_not_flatten_them():
+    points = [{"x": x, "y": 99.0, "kind": "scout", "name": f"n{x}", "lines": []} for x in (0.5, 1.0)]
+    places = {}
+    for limit in (None, 0.8, 10.0):
+        svg = pareto_plot(points, x_name="x", y_name="y", limit_x=limit, limit_y=None)
+        places[limit] = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', svg)]
+        assert ("meets the target" in svg) == (limit is not None)
+    assert places[10.0] == places[0.8] == places[None]
+
+
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     executable = browser.find()
@@ -164,3 +174,48 @@ def test_the_filter_leaves_what_it_is_asked_for(shown):
     assert page.run(rows) == 5
     page.run("(function(){var f = document.getElementById('filter'); f.value = 'rejected'; f.dispatchEvent(new Event('input'))})()")
     assert page.run(rows) == 1
+
+
+@pytest.fixture(scope="module")
+def crowded(shown):
+    """A page with 300 trials at three places."""
+    page, folder = shown
+    d = sample()
+    first = d["trials"][0]
+    places = ((0.4, 99.0), (0.401, 99.0), (0.8, 97.0))
+    d["trials"] = [
+        first | {"number": k, "cost": places[k % 3][0], "metric": {**first["metric"], "value": places[k % 3][1]}, "kept": False} for k in range(300)
+    ]
+    (folder / "crowded.html").write_text(search_page(d), encoding="utf-8")
+    page.events.clear()
+    page.open(folder / "crowded.html", 390, 844)
+    return page
+
+
+def test_pointing_at_many_trials_names_those_beneath(crowded):
+    place = "Array.from(document.querySelectorAll('.pt.scout')).pop().getBoundingClientRect().toJSON()"
+    crowded.run("document.querySelector('.plot').scrollIntoView()")
+    box = crowded.run(place)
+    crowded.point_at(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    text = crowded.run("document.getElementById('tip').textContent")
+    assert re.match(r"trial \d+\n", text)
+    assert "99 more here\n" in text
+    assert text.count("trial ") == 7
+
+
+def test_the_keyboard_stops_once_and_goes_on_by_arrows(crowded):
+    assert crowded.run("document.querySelectorAll('.pt[tabindex=\"0\"]').length") == 1
+    crowded.run("document.querySelector('.pt[tabindex=\"0\"]').focus()")
+    told = [crowded.run("document.getElementById('tip').textContent")]
+    for key in ("ArrowRight", "ArrowLeft"):
+        crowded.run(f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}', bubbles: true, cancelable: true}}))")
+        told.append(crowded.run("document.getElementById('tip').textContent"))
+    assert told[0] == told[2] != told[1]
+    assert crowded.run("document.activeElement.classList.contains('pt')")
+    assert crowded.run("document.querySelectorAll('.pt[tabindex=\"0\"]').length") == 1
+
+
+def test_a_page_of_many_trials_is_no_longer_than_one_of_few(crowded):
+    assert crowded.run("document.documentElement.scrollHeight") < 6000
+    assert crowded.run("document.documentElement.scrollWidth <= window.innerWidth")
+    assert crowded.run("document.querySelectorAll('#trials tbody tr').length") == 300

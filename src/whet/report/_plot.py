@@ -10,6 +10,7 @@ from whet.report._html import Html, h, tag
 
 WIDTH, HEIGHT = 860, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 14, 50
+_FAR = 1.3  # times the slowest point's time
 
 Point = Mapping[str, Any]  # x, y, kind (scout, original, survivor), chosen, front, name, lines
 
@@ -17,11 +18,16 @@ Point = Mapping[str, Any]  # x, y, kind (scout, original, survivor), chosen, fro
 def pareto_plot(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: float | None, limit_y: float | None, higher: bool = True) -> Html:
     """The plot. `limit_x`: the largest time that meets the target; `limit_y`: the worst metric that does.
 
-    Points far below the limit are drawn at the lower edge, so that one bad trial does not flatten the rest.
+    Points far below the limit are drawn at the lower edge, so that one bad trial does not flatten the rest; a limit far to the right of all
+    points is the right edge. One point is reached by the tabulator key, the others from it by the arrow keys (search_page.html).
     """
     if not points:
         return tag("p", "No trial came to an end.")
-    x0, x1 = 0.0, max([p["x"] for p in points] + [limit_x or 0.0]) * 1.05
+    farthest = max(p["x"] for p in points)
+    some = limit_x is not None or limit_y is not None
+    if limit_x is not None and limit_x > _FAR * farthest:
+        limit_x = None
+    x0, x1 = 0.0, max(farthest, limit_x or 0.0) * 1.05
     y0, y1 = _range([p["y"] for p in points], limit_y, higher)
 
     def sx(x: float) -> float:
@@ -32,7 +38,7 @@ def pareto_plot(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: f
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * share
 
     parts: list[Html] = []
-    if limit_x is not None or limit_y is not None:
+    if some:
         left, right = sx(x0), sx(limit_x) if limit_x is not None else sx(x1)
         ends = sorted((sy(limit_y) if limit_y is not None else sy(y0 if higher else y1), sy(y1 if higher else y0)))
         parts.append(tag("rect", x=f"{left:.1f}", y=f"{ends[0]:.1f}", width=f"{right - left:.1f}", height=f"{ends[1] - ends[0]:.1f}", class_="goal"))
@@ -44,19 +50,24 @@ def pareto_plot(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: f
         parts.append(_line(_LEFT, sy(v), WIDTH - _RIGHT, sy(v), "grid"))
         parts.append(tag("text", _short(v), x=_LEFT - 8, y=f"{sy(v) + 4:.1f}", text_anchor="end"))
     parts.append(tag("text", x_name, x=(WIDTH + _LEFT) // 2, y=HEIGHT - 8, text_anchor="middle", class_="axis"))
-    parts.append(tag("text", y_name, x=14, y=HEIGHT // 2, text_anchor="middle", class_="axis", transform=f"rotate(-90 14 {HEIGHT // 2})"))
+    parts.append(tag("text", y_name, x=14, y=HEIGHT // 2, text_anchor="middle", class_="axis up", transform=f"rotate(-90 14 {HEIGHT // 2})"))
     front = sorted((p for p in points if p.get("front") and y0 <= p["y"] <= y1), key=lambda p: p["x"])
     if len(front) > 1:
         way = " ".join(f"{sx(p['x']):.1f},{sy(p['y']):.1f}" for p in front)
         parts.append(tag("polyline", points=way, class_="front"))
     order = {"scout": 0, "original": 1, "survivor": 2}
-    for p in sorted(points, key=lambda p: (bool(p.get("chosen")), order[p["kind"]])):
-        parts.append(_mark(p, sx(p["x"]), sy(p["y"]), outside=not y0 <= p["y"] <= y1))
-    return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", id="pareto", role="img", aria_label=f"{y_name} against {x_name}")
+    drawn = sorted(points, key=lambda p: (bool(p.get("chosen")), order[p["kind"]]))
+    for p in drawn:
+        parts.append(_mark(p, sx(p["x"]), sy(p["y"]), outside=not y0 <= p["y"] <= y1, reached=p is drawn[-1]))
+    label = f"{y_name} against {x_name}; arrow keys go from point to point"
+    return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", id="pareto", role="group", aria_label=label)
 
 
-def _mark(p: Point, x: float, y: float, outside: bool) -> Html:
-    """A circle for a scout, a square for the original, a diamond for a survivor; a triangle for one beyond the edge."""
+def _mark(p: Point, x: float, y: float, outside: bool, reached: bool) -> Html:
+    """A circle for a scout, a square for the original, a diamond for a survivor; a triangle for one beyond the edge.
+
+    `reached`: the tabulator key stops there.
+    """
     kind = p["kind"]
     if outside:
         shape = tag("path", d=f"M{x - 5:.1f},{y - 6:.1f} h10 l-5,8 z")
@@ -69,7 +80,8 @@ def _mark(p: Point, x: float, y: float, outside: bool) -> Html:
     ring = [tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="11", class_="ring")] if p.get("chosen") else []
     text = "\n".join([p["name"], *p["lines"]])
     classes = " ".join(["pt", kind, *(["chosen"] if p.get("chosen") else [])])
-    return tag("g", *ring, shape, class_=classes, data_tip=text, tabindex="0", aria_label=h(text.replace("\n", ", ")))
+    spoken = h(text.replace("\n", ", "))
+    return tag("g", *ring, shape, class_=classes, data_tip=text, tabindex="0" if reached else "-1", role="img", aria_label=spoken)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Html:

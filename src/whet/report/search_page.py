@@ -80,13 +80,13 @@ def _plot(d: Data) -> Html:
     names = {"x_name": d["cost_name"], "y_name": d["metric"]}
     plot = pareto_plot(points, **names, limit_x=limit["cost"], limit_y=limit["metric"], higher=d["higher_is_better"])
     kinds = (("trial (short recovery)", None), ("original", "o"), ("survivor (full recovery)", "s"))
-    drawn = tag("span", "ring: chosen · line: Pareto set of the trials · ▾: below the plot")
+    drawn = tag("span", "ring: chosen · line: Pareto set of the trials · ▾: below the plot · darker: several at one place")
     key = tag("div", *(tag("span", tag("i"), what, class_=c) for what, c in kinds), drawn, class_="key")
     note = ""
     if d["scored_on"] == "judge":
         note = "Trials are scored on other data than originals and survivors, which were judged last: heights of the two kinds differ by chance too."
     shown = tag("div", plot, tag("div", id="tip"), class_="plot")
-    return Html(tag("h2", "Time against accuracy") + shown + key + (tag("p", note, class_="dim") if note else ""))
+    return Html(tag("h2", f"Time against {d['metric']}") + shown + key + (tag("p", note, class_="dim") if note else ""))
 
 
 def _lines(r: Data, d: Data) -> list[str]:
@@ -171,11 +171,11 @@ def _trials(d: Data) -> Html:
     rows, classes = [], []
     for t in d["trials"]:
         ok = t["state"] == "done"
-        busy = " (busy machine)" if ok and t["load"]["disturbed"] else ""
-        figures = ["-"] * 4
+        busy = tag("small", "busy machine") if ok and t["load"]["disturbed"] else Html("")
+        figures: list[Any] = ["-"] * 4
         if ok:
             ms = t["latency"]
-            figures = [number(ms["ratio"]) + busy, number(ms["median_ms"]), number(t["metric"]["value"], 4), number(t["seconds"])]
+            figures = [Html(h(number(ms["ratio"])) + busy), number(ms["median_ms"]), number(t["metric"]["value"], 4), number(t["seconds"])]
         rows.append((t["number"], _joined(t["what"]), *figures, t["verdict"]))
         classes.append("failed" if not ok else "chosen" if t["kept"] else "rejected" if t["same_as"] is not None or not t["met"] else None)
     left = [tag("li", tag("b", what), ": ", why) for what, why in d["left_out"]]
