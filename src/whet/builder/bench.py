@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from whet.builder.samples import in_row
 from whet.network import DType, Layer
 from whet.runtime.memory import write_bytes
 from whet.tactics import Args, Packed
-
-if TYPE_CHECKING:
-    from whet.builder.timing import Timer
 
 _HOT_SAMPLE_MS = 0.05  # in hot caches, short kernels are repeated within one sample up to this
 
@@ -27,11 +24,30 @@ class Weight(NamedTuple):
     nbytes: int
 
 
+class Workshop(Protocol):
+    """What a bench stands in: the machine, and memory that outlives a layer. builder/timing.py has it."""
+
+    machine: Any
+
+    @property
+    def flush_bytes(self) -> int:
+        """Bytes that are walked over before each sample; 0 where caches stay hot."""
+
+    def flush(self) -> None:
+        """Walks over them."""
+
+    def lend(self, key: tuple, nbytes: int) -> Any:
+        """A buffer of at least so many bytes, lent again for the same key."""
+
+    def other(self, nbytes: int) -> Any:
+        """Memory of so many bytes that no kernel reads."""
+
+
 class Bench:
     """Buffers that a layer's options share while they are timed: operands hold normal numbers, or zeros where they are integers."""
 
-    def __init__(self, timer: Timer, layer: Layer):
-        self.timer, self.layer = timer, layer
+    def __init__(self, shop: Workshop, layer: Layer):
+        self.shop, self.layer = shop, layer
         self.buffers: dict[tuple, Any] = {}
         self._used: dict[tuple, int] = {}  # bytes of each that operands take
         self._packed: dict[str, Any] = {}
@@ -49,16 +65,16 @@ class Bench:
         """An executable for the option and how many launches it holds."""
         args = self.args(o)
         executable = self.record(o, [args])
-        if self.timer.conditions.flush_bytes or not getattr(self.timer.machine, "runs", True):
+        if self.shop.flush_bytes or not getattr(self.shop.machine, "runs", True):
             return executable, 1
-        once = min(in_row(self.timer.machine, [executable] * 3)) * 1e3
+        once = min(in_row(self.shop.machine, [executable] * 3)) * 1e3
         count = max(1, min(64, int(_HOT_SAMPLE_MS / max(once, 1e-4))))
         return (executable, 1) if count == 1 else (self.record(o, [args] * count), count)
 
     def record(self, o: Option, runs: list[Args]) -> Any:
         """The option run on each of these operands in turn, in a row, as an executable."""
-        stream = self.timer.machine.stream()
-        again = getattr(self.timer.machine, "overlaps", False)  # a graph takes the same launches again; making them anew takes longer than they run
+        stream = self.shop.machine.stream()
+        again = getattr(self.shop.machine, "overlaps", False)  # a graph takes the same launches again; making them anew takes longer than they run
         known: dict[int, list[Any]] = {}
         for args in runs:
             if id(args) in known:
@@ -79,10 +95,10 @@ class Bench:
     def chill(self, o: Option) -> None:
         """Leaves the caches as the network would: cold, but for the inputs, which the layer before has just written. Operands that no cache
         holds need none of it: the run before has left nothing else there."""
-        k, flushed = o.kernel, self.timer.conditions.flush_bytes
+        k, flushed = o.kernel, self.shop.flush_bytes
         if not flushed or sum(k.inputs) + sum(k.outputs) >= flushed:
             return
-        self.timer.flush()
+        self.shop.flush()
         for i, operand in enumerate(o.signature.inputs):
             if operand is not None:
                 array = self.buffers["in", i, operand.dtype].array
@@ -111,20 +127,20 @@ class Bench:
         found = self.buffers.get(key)
         if found is None or self._used[key] < nbytes:
             self.held.append(found)  # earlier options point at it
-            found, self._used[key] = self.timer.lend(key, nbytes), nbytes
+            found, self._used[key] = self.shop.lend(key, nbytes), nbytes
             self.buffers[key] = found
-            if kind == "in" and dtype is not None and getattr(self.timer.machine, "runs", True):
+            if kind == "in" and dtype is not None and getattr(self.shop.machine, "runs", True):
                 raw = np.zeros(found.nbytes, np.uint8) if found.array is None else found.array[:nbytes]
                 fill(raw, dtype)
                 if found.array is None:
-                    write_bytes(self.timer.machine, found, 0, raw)
+                    write_bytes(self.shop.machine, found, 0, raw)
         return found
 
     def _weight(self, p: Packed) -> int:
         if p.key not in self._packed:
-            buffer = self.timer.machine.allocate(max(p.nbytes, 64))
-            if getattr(self.timer.machine, "runs", True):
-                write_bytes(self.timer.machine, buffer, 0, p.make())
+            buffer = self.shop.machine.allocate(max(p.nbytes, 64))
+            if getattr(self.shop.machine, "runs", True):
+                write_bytes(self.shop.machine, buffer, 0, p.make())
             self._packed[p.key] = buffer
         return self._packed[p.key].address
 

@@ -49,11 +49,11 @@ def cold_samples(bench: Bench, options: Sequence[Option], rounds: int, l2_bytes:
 
     The machine has `cold_seconds(executable, before, other)`.
     """
-    machine = bench.timer.machine
+    machine = bench.shop.machine
     best = min(o.cost for o in options)
     launches = max(_LAUNCHES[0], min(_LAUNCHES[1], int(_SAMPLE_MS / max(best, 1e-6))))
     copies = Copies(bench, options, launches + 1, l2_bytes)
-    other = bench.timer.other(_APART * l2_bytes)
+    other = bench.shop.other(_APART * l2_bytes)
     chains = []
     for o in options:
         runs = copies.args(o, launches + 1)
@@ -86,7 +86,7 @@ class Copies:
             for w in bench.weights(o):
                 wanted[w.buffer.address] = (w, max(self.counts[o.rank], wanted.get(w.buffer.address, (w, 0))[1]))
         self._steps = {at: -(-w.nbytes // _ALIGNMENT) * _ALIGNMENT for at, (w, _) in wanted.items()}
-        machine = bench.timer.machine
+        machine = bench.shop.machine
         self.memory = machine.allocate(sum(self._steps[at] * n for at, (_, n) in wanted.items()) + _ALIGNMENT)
         self._first: dict[int, int] = {}
         end = -self.memory.address % _ALIGNMENT

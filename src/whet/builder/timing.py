@@ -85,6 +85,11 @@ class Timer:
         return len(self.disturbed) <= _PATIENCE
 
     @property
+    def flush_bytes(self) -> int:
+        """Bytes that are walked over before each sample; 0 where caches stay hot."""
+        return self.conditions.flush_bytes
+
+    @property
     def about(self) -> tuple[str, str]:
         """The machine and the state of its caches: what every time depends on beside the work itself."""
         return self._machine_key, self.conditions.state

@@ -22,6 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from whet.network import F8E4M3, F32, Layer, Network, Tensor
+from whet.precision._taps import Taps
 from whet.precision.insert import e4m3, float8_scale, float8_weight_scales, float8_weights, weight_axis
 from whet.precision.places import WEIGHTED, find_places
 from whet.precision.ranges import Range, Ranges
@@ -181,16 +182,10 @@ def mean_inputs(layer: Layer, x: np.ndarray) -> np.ndarray:
     """The mean of what each weight of a filter is multiplied with, over all places of all images, f64: [c, r, s, ...] of a Conv, [c] else."""
     if layer.op != "Conv":
         return x.reshape(-1, x.shape[-1]).mean(axis=0, dtype=np.float64)
-    taps = layer.inputs[1].shape[2:]
-    n = len(taps)
-    pads = layer.attrs.get("pads") or (0,) * 2 * n
-    strides, dilations = layer.attrs.get("strides") or (1,) * n, layer.attrs.get("dilations") or (1,) * n
-    padded = np.pad(x, ((0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))))
-    sizes = [(padded.shape[2 + i] - (taps[i] - 1) * dilations[i] - 1) // strides[i] + 1 for i in range(n)]
-    out = np.zeros((x.shape[1], *taps))
-    for at in np.ndindex(*taps):
-        cut = tuple(slice(at[i] * dilations[i], at[i] * dilations[i] + (sizes[i] - 1) * strides[i] + 1, strides[i]) for i in range(n))
-        out[(slice(None), *at)] = padded[(slice(None), slice(None), *cut)].mean(axis=(0, *range(2, 2 + n)), dtype=np.float64)
+    seen = Taps.of(layer, x)
+    out = np.zeros((x.shape[1], *seen.taps))
+    for tap in np.ndindex(*seen.taps):
+        out[(slice(None), *tap)] = seen.met_by(tap).mean(axis=(0, *range(2, x.ndim)), dtype=np.float64)
     return out
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from whet.network import Layer
+from whet.precision._taps import Taps
 
 ROWS = 16384  # input windows that make H, spread over all samples
 WIDEST = 4608  # weights of an output channel: H is this number squared
@@ -36,19 +37,12 @@ def windows(layer: Layer, x: np.ndarray, most: int, rng: np.random.Generator) ->
     if layer.op != "Conv":
         rows = x.reshape(-1, x.shape[-1])
         return rows[np.sort(rng.permutation(len(rows))[:most])]
-    taps = layer.inputs[1].shape[2:]
-    n = len(taps)
-    pads = layer.attrs.get("pads") or (0,) * 2 * n
-    strides, dilations = layer.attrs.get("strides") or (1,) * n, layer.attrs.get("dilations") or (1,) * n
-    padded = np.pad(x, ((0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))))
-    sizes = [(padded.shape[2 + i] - (taps[i] - 1) * dilations[i] - 1) // strides[i] + 1 for i in range(n)]
-    total = x.shape[0] * int(np.prod(sizes))
-    chosen = np.sort(rng.permutation(total)[:most])
-    image, *place = np.unravel_index(chosen, (x.shape[0], *sizes))
-    out = np.empty((len(chosen), x.shape[1], *taps), np.float32)
-    for at in np.ndindex(*taps):
-        where = tuple(place[i] * strides[i] + at[i] * dilations[i] for i in range(n))
-        out[(slice(None), slice(None), *at)] = padded[(image, slice(None), *where)]
+    seen = Taps.of(layer, x)
+    chosen = np.sort(rng.permutation(x.shape[0] * int(np.prod(seen.sizes)))[:most])
+    image, *place = np.unravel_index(chosen, (x.shape[0], *seen.sizes))
+    out = np.empty((len(chosen), x.shape[1], *seen.taps), np.float32)
+    for tap in np.ndindex(*seen.taps):
+        out[(slice(None), slice(None), *tap)] = seen.met_at(tap, image, tuple(place))
     return out.reshape(len(chosen), -1)
 
 
