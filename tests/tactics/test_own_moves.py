@@ -20,8 +20,8 @@ JIT = pytest.mark.skipif(_jit.available() is not None, reason=str(_jit.available
 TACTIC = get_tactic("cpu/moves")
 
 
-def chain(step, inputs=("f32[2,24,3,5]",), cut=(2, 2, 12, 15), rows=(2, 30, 12)) -> Sample:
-    """`step(body, [numbers of each input, as rows of 12])`, joined with the first one behind it."""
+def chain(step, inputs=("f32[2,24,3,5]",), cut=(2, 2, 12, 15), rows=(2, 30, 12), behind=lambda body, x: x[0]) -> Sample:
+    """`step(body, [numbers of each input, as rows of 12])`, joined with `behind` of them."""
 
     def regions():
         body = Network("body", "lowered")
@@ -30,7 +30,7 @@ def chain(step, inputs=("f32[2,24,3,5]",), cut=(2, 2, 12, 15), rows=(2, 30, 12))
         for x in own:
             parts = body.add("Reshape", x, body.constant(np.array(cut), "cut"))
             turned.append(body.add("Reshape", body.add("Transpose", parts, perm=(0, 1, 3, 2)), body.constant(np.array(rows), "rows")))
-        body.mark_output(body.add("Concat", step(body, turned), turned[0], axis=2))
+        body.mark_output(body.add("Concat", step(body, turned), behind(body, turned), axis=2))
         return {"body": body}
 
     return Sample(list(inputs), {"hint": "Moves"}, regions)
@@ -85,6 +85,13 @@ def test_steps_keep_what_is_no_number(op):
 def test_two_sources_meet(op):
     _, layer, arrays = sample_layer("Fused", chain(lambda body, x: body.add(op, body.add("Sigmoid", x[0]), x[1]), ("f32[2,24,3,5]",) * 2))
     arrays[1][...] = np.where(np.abs(arrays[1]) < 0.1, 0.5, arrays[1])
+    close(layer, arrays, next(s for s in TACTIC.signatures(layer, CPU) if s.inputs[0].format == "nhwc"))
+
+
+@JIT
+def test_parts_within_parts():
+    sample = chain(lambda body, x: x[0], behind=lambda body, x: body.add("Concat", body.add("Neg", x[0]), body.add("Abs", x[0]), axis=2))
+    _, layer, arrays = sample_layer("Fused", sample)
     close(layer, arrays, next(s for s in TACTIC.signatures(layer, CPU) if s.inputs[0].format == "nhwc"))
 
 
