@@ -130,7 +130,7 @@ def test_going_on_with_a_finished_search_does_nothing_again(finished, case):
 
 
 def test_another_recipe_is_refused_in_the_same_folder(finished, case):
-    with pytest.raises(UsageError, match=r"search of another recipe \(changed: space\).*--fresh"):
+    with pytest.raises(UsageError, match=r"search of another recipe \(changed: space;.*--fresh"):
         search(recipe_with(case, finished[0], space__batch=[1, 4]))
 
 
@@ -167,3 +167,31 @@ def test_a_trial_whose_process_dies_fails_with_the_reason(case, tmp_path):
     with pytest.raises(BuildError, match="all 1 trials failed; the first: the trial's process was ended by SIGABRT"):
         search(recipe, watcher=KillsScouts())
     assert result_of(tmp_path / "work" / "scouts" / "0000")["reason"].startswith("the trial's process was ended by SIGABRT")
+
+
+def test_for_a_survivor_that_fails_the_next_best_goes_on(case, tmp_path):
+    (tmp_path / "metric_of_survivors.py").write_text(
+        "import os\n\n\ndef metric(predict):\n    if os.path.exists('refuse'):\n        raise ValueError('not\\nthis one')\n    return 1.0\n"
+    )
+    recipe = recipe_with(
+        case, tmp_path / "work", metric="python:metric_of_survivors:metric", folder=str(tmp_path), model=str(case / "model.onnx"),
+        data={"calibrate": str(case / "calibrate.npz")}, search__trials=2, survivor__count=1,
+    )  # fmt: skip
+
+    class RefusesTheFirst(Silent):
+        seen = 0
+
+        def begun(self, folder, what):
+            (tmp_path / "refuse").unlink(missing_ok=True)
+            if folder.parent.name == "survivors":
+                RefusesTheFirst.seen += 1
+                if RefusesTheFirst.seen == 1:
+                    (tmp_path / "refuse").touch()
+
+    found = search(recipe, watcher=RefusesTheFirst())
+    verdicts = [t["verdict"] for t in json.loads((found.folder.deploy / "report.json").read_text())["trials"]]
+    assert sum(v.startswith("went on, but failed with full effort: ValueError: not this one") for v in verdicts) == 1
+    states = [result_of(p)["state"] for p in sorted((tmp_path / "work" / "survivors").iterdir())]
+    assert sorted(states) == ["done", "failed"]
+    assert len(found.final["rows"]) == 2
+    assert any("did not survive: ValueError: not this one" in note for note in found.notes)

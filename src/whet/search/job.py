@@ -118,4 +118,4 @@ def stage_of(folder: Path) -> str:
 
 def failed(job: Mapping[str, Any], reason: str) -> dict[str, Any]:
     """The result of a job that did not come to an end."""
-    return {"state": "failed", "role": job["role"], "name": job["name"], "candidate": job["candidate"], "reason": reason}
+    return {"state": "failed", "role": job["role"], "name": job["name"], "candidate": job["candidate"], "reason": " ".join(reason.split())}

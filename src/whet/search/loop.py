@@ -113,22 +113,28 @@ class Loop:
         return [trial]
 
     def survivors(self, trials: list[Trial], judging: Judging) -> list[Trial]:
-        """The scouts that go on, prepared and built with full effort; those of them that came through. Raises BuildError: all failed."""
-        picked = pick(trials, judging, self.recipe.survivor.count)
-        self.jobs.watch.phase("survivors", len(picked))
+        """The scouts that go on, prepared and built with full effort; those of them that came through. Raises BuildError: all failed.
+
+        For one that fails the next best goes on, at most as many as there were to be.
+        """
+        count = self.recipe.survivor.count
+        picked = pick(trials, judging, 2 * count)
+        self.jobs.watch.phase("survivors", min(count, len(picked)))
         if trials and not picked:
             first = next((t.result["reason"] for t in trials if t.result and t.result["state"] == "failed"), "")
             raise BuildError(f"all {len(trials)} trials failed; the first: {first}")
         s = self.recipe.survivor
         effort = Effort(s.samples, s.rows, s.level, s.seconds)
-        self.jobs.do([(self.folder.survivor(t.number), self.jobs.job("survivor", t, self.space, effort)) for t in picked])
-        alive = []
-        for t in picked:
-            result = j.result_of(self.folder.survivor(t.number)) or {}
-            if result.get("state") == "done":
-                alive.append(t)
-            else:
-                self.jobs.note(f"trial {t.number} did not survive: {result.get('reason', 'no result')}")
+        alive: list[Trial] = []
+        while picked and len(alive) < count:
+            picked, some = picked[count - len(alive) :], picked[: count - len(alive)]
+            self.jobs.do([(self.folder.survivor(t.number), self.jobs.job("survivor", t, self.space, effort)) for t in some])
+            for t in some:
+                result = j.result_of(self.folder.survivor(t.number)) or {}
+                if result.get("state") == "done":
+                    alive.append(t)
+                else:
+                    self.jobs.note(f"trial {t.number} did not survive: {result.get('reason', 'no result')}")
         return alive
 
     def comparison(self, alive: list[Trial]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def user_metric(function: Callable[..., Any], predict: Predict, name: str, which
     """The value of the user's function. Raises UsageError when it gives no finite number."""
     given = np.asarray(function(predict, which) if knows_which(function) else function(predict))
     if given.dtype.kind not in "fiub" or given.ndim > 1 or not given.size or not np.isfinite(given).all():
-        raise UsageError(f"{name} must return a finite number, or one for each sample; it returned {str(given)[:80]}")
+        raise UsageError(f"{name} must return a finite number, or one for each sample; it returned {given.tolist()!r:.80}")
     if given.ndim == 0:
         return Score(float(given))
     each = given.astype(np.float64)

@@ -108,7 +108,11 @@ def _trials(found: SearchResult, rows: Sequence[Mapping[str, Any]]) -> list[dict
             if t.same_as is None:
                 row |= {"cost": points[t.number][0] / _original_cost(found), "front": t.number in front}
         row["kept"] = t.same_as is None and f"{t.number:04d}" in kept
-        row["verdict"] = _verdict(t, row, kept.get(f"{t.number:04d}"), points, rows[found.chosen])
+        full = j.result_of(found.folder.survivor(t.number)) if t.same_as is None else None
+        if full is not None and full["state"] == "failed":
+            row["verdict"] = f"went on, but failed with full effort: {full['reason']}"
+        else:
+            row["verdict"] = _verdict(t, row, kept.get(f"{t.number:04d}"), points, rows[found.chosen])
         made.append(row)
     return made
 
@@ -122,9 +126,7 @@ def _verdict(
     if row["state"] != "done":
         return f"failed: {(t.result or {}).get('reason', 'no result')}"
     misses = "; ".join(c["text"] for c in row["checks"] if not c["met"])
-    if row["kept"]:
-        if survived is None:
-            return "went on, but failed with full effort (see notes)"
+    if survived is not None:
         if survived is chosen:
             return "chosen"
         after = "; ".join(c["text"] for c in survived["checks"] if not c["met"])
