@@ -173,6 +173,35 @@ class OneDnnTactic(Tactic):
         return dnn.library_version()
 
 
+class TwoPrimitives(OneDnnTactic):
+    """A tactic whose layer may be either of two primitives: `recipe` of the first, `other` of the second; configs say which by its name."""
+
+    kinds = ("", "")
+
+    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+        """The layer as the second primitive, or why it cannot be. May raise dnn.Unimplemented."""
+        raise NotImplementedError
+
+    def worth(self, names: list[str]) -> list[str]:
+        """Those implementations of the second that are timed."""
+        return names
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        first, second = self.kinds
+        base = [(("kind", first), *c) for c in super().configs(layer, signature, machine)]
+        try:
+            other = self.other(layer, signature)
+            names = [] if isinstance(other, str) else self.worth(self._usable(other))
+        except dnn.Unimplemented:
+            names = []
+        return base + [(("kind", second), ("impl", n)) for n in names]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
+        if dict(config).get("kind") != self.kinds[1]:
+            return super().plan(layer, signature, config, machine)
+        return self._plan(lambda: self.other(layer, signature), layer, signature, config, machine)
+
+
 def image_formats(rank: int) -> tuple[str, ...]:
     """Formats worth trying for activations of a rank, best guess first."""
     block = "nChw16c" if dnn.has_isa("avx512_core") else "nChw8c"

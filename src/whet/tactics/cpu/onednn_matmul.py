@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics._base import Config, Operand, Signature, tactic
+from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics._fused import anchor, epilogue, outer_input, steps_after
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import Chain, chain, constant_f32, residuals, second_operands
-from whet.tactics.cpu._kernel import OneDnnKernel, OneDnnTactic, Recipe, activations, f32_of, static, storage_types
+from whet.tactics.cpu._kernel import Recipe, TwoPrimitives, activations, f32_of, static, storage_types
 
 
 @tactic
-class OneDnnMatMul(OneDnnTactic):
+class OneDnnMatMul(TwoPrimitives):
     ops = ("Gemm", "MatMul")
+    kinds = ("matmul", "inner_product")
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -55,18 +55,8 @@ class OneDnnMatMul(OneDnnTactic):
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
         return _Matrices(layer, signature).recipe("matmul")
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
-        base = [(("kind", "matmul"), *c) for c in super().configs(layer, signature, machine)]
-        try:
-            other = _Matrices(layer, signature).recipe("inner_product")
-            return base + ([] if isinstance(other, str) else [(("kind", "inner_product"), ("impl", n)) for n in self._usable(other)])
-        except dnn.Unimplemented:
-            return base
-
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
-        if dict(config).get("kind") != "inner_product":
-            return super().plan(layer, signature, config, machine)
-        return super()._plan(lambda: _Matrices(layer, signature).recipe("inner_product"), layer, signature, config, machine)
+    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+        return _Matrices(layer, signature).recipe("inner_product")
 
 
 def _at(layer: Layer, tensor: Tensor | None) -> int:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from whet.network import Layer, static_shape
-from whet.tactics._base import Config, Signature, tactic
+from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._epilogue import constant_f32
-from whet.tactics.cpu._kernel import OneDnnKernel, Recipe, static
+from whet.tactics.cpu._kernel import Recipe, TwoPrimitives, static
 from whet.tactics.cpu._quantized import (
     OneDnnQuantized,
     Parts,
@@ -27,8 +26,9 @@ from whet.tactics.cpu._quantized import (
 
 
 @tactic
-class OneDnnQMatMul(OneDnnQuantized):
+class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
     ops = ("Gemm", "MatMul")
+    kinds = ("matmul", "inner_product")
     version = 2
 
     def unfit(self, parts: Parts) -> str | None:
@@ -61,18 +61,8 @@ class OneDnnQMatMul(OneDnnQuantized):
     def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
         return _product(layer, signature, "matmul")
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
-        base = [(("kind", "matmul"), *c) for c in super().configs(layer, signature, machine)]
-        try:
-            other = _product(layer, signature, "inner_product")
-            return base + ([] if isinstance(other, str) else [(("kind", "inner_product"), ("impl", n)) for n in self._usable(other)])
-        except dnn.Unimplemented:
-            return base
-
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
-        if dict(config).get("kind") != "inner_product":
-            return super().plan(layer, signature, config, machine)
-        return super()._plan(lambda: _product(layer, signature, "inner_product"), layer, signature, config, machine)
+    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+        return _product(layer, signature, "inner_product")
 
 
 def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from whet.network import BF16, F32, Layer, format_fits
-from whet.tactics._base import Config, Operand, Signature, tactic
+from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu import _onednn as dnn
-from whet.tactics.cpu._kernel import OneDnnKernel, OneDnnTactic, Recipe, describe, static
+from whet.tactics.cpu._kernel import Recipe, TwoPrimitives, describe, static
 
 _STORED = ("i8", "u8")
 MAX_RANK = 5  # of oneDNN's fast elementwise kernels
 
 
 @tactic
-class OneDnnQuantize(OneDnnTactic):
+class OneDnnQuantize(TwoPrimitives):
     ops = ("QuantizeLinear", "DequantizeLinear")
+    kinds = ("reorder", "binary")
     version = 2
 
     def why_not(self, layer: Layer) -> str | None:
@@ -67,18 +67,11 @@ class OneDnnQuantize(OneDnnTactic):
             recipe.constant(f"zero:{side}", f"zero|{shift}", lambda: np.array([shift], np.int32))
         return recipe
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
-        base = [(("kind", "reorder"), *c) for c in super().configs(layer, signature, machine)]
-        try:
-            other = _as_binary(layer, signature)
-            return base + ([] if isinstance(other, str) else [(("kind", "binary"), ("impl", n)) for n in self._usable(other) if n != "ref:any"])
-        except dnn.Unimplemented:
-            return base
+    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+        return _as_binary(layer, signature)
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
-        if dict(config).get("kind") != "binary":
-            return super().plan(layer, signature, config, machine)
-        return super()._plan(lambda: _as_binary(layer, signature), layer, signature, config, machine)
+    def worth(self, names: list[str]) -> list[str]:
+        return [n for n in names if n != "ref:any"]
 
 
 def scales_of_layer(layer: Layer) -> tuple[str, np.ndarray, int]:
