@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 import whet
 from whet.cli.prune import command
+from whet.errors import UsageError
 from whet.pruning import branches, groups
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -49,10 +50,10 @@ def test_cut_recover_and_recipe(tmp_path, monkeypatch):
     data = __import__("data")
     training, _ = data.load_train()
     images, labels = data.load_heldback()
-    np.save(tmp_path / "train.npy", training[:128])
+    np.save(tmp_path / "train.npy", training[:48])
     small, recipe = tmp_path / "small.onnx", tmp_path / "r.json"
     args = [str(DIGITS / "digits_resnet.onnx"), "-o", str(small), "--recipe", str(recipe), "--calibData", str(tmp_path / "train.npy")]
-    done = CliRunner().invoke(command, [*args, "--samples", "128"], catch_exceptions=False)
+    done = CliRunner().invoke(command, [*args, "--samples", "48"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "of 656 channels" in done.output
     assert small.stat().st_size < 0.6 * (DIGITS / "digits_resnet.onnx").stat().st_size
@@ -62,7 +63,7 @@ def test_cut_recover_and_recipe(tmp_path, monkeypatch):
     bare = CliRunner().invoke(command, [str(DIGITS / "digits_resnet.onnx"), "-o", str(tmp_path / "bare.onnx")], catch_exceptions=False)
     assert "nothing was recovered" in bare.output
     np.testing.assert_array_equal(run(tmp_path / "again.onnx", images[:8]), run(tmp_path / "bare.onnx", images[:8]))
-    recovered = ["--applyRecipe", str(recipe), "--weights", str(tmp_path / "w.safetensors"), *args[5:], "--samples", "128"]
+    recovered = ["--applyRecipe", str(recipe), "--weights", str(tmp_path / "w.safetensors"), *args[5:], "--samples", "48"]
     done = CliRunner().invoke(command, [args[0], "-o", str(tmp_path / "third.onnx"), *recovered], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     np.testing.assert_array_equal(run(tmp_path / "third.onnx", images[:8]), run(small, images[:8]))
@@ -73,3 +74,24 @@ def test_cut_recover_and_recipe(tmp_path, monkeypatch):
             np.testing.assert_array_equal(weights[t.name], onnx.numpy_helper.to_array(t))
     assert sum(t.name in weights for t in model.graph.initializer) == len(weights) > 10
     sys.modules.pop("data", None)
+
+
+def test_a_recipe_decides_alone_and_is_written_again(tmp_path):
+    model, recipe = str(DIGITS / "digits_resnet.onnx"), tmp_path / "r.json"
+    CliRunner().invoke(command, [model, "-o", str(tmp_path / "a.onnx"), "--recipe", str(recipe), "--ratio", "0.5"], catch_exceptions=False)
+    again = [model, "-o", str(tmp_path / "b.onnx"), "--applyRecipe", str(recipe)]
+    for flag in (["--ratio", "0.9"], ["--latency", "0.5x"], ["--importance", "l2"], ["--skip", "conv1.weight"], ["--noDepth"]):
+        done = CliRunner().invoke(command, [*again, *flag])
+        assert isinstance(done.exception, UsageError)
+        assert f"--applyRecipe says what is cut, so {flag[0].replace('noDepth', 'depth')} has nothing to choose" in str(done.exception)
+    done = CliRunner().invoke(command, [*again, "--recipe", str(tmp_path / "copy.json")], catch_exceptions=False)
+    assert (tmp_path / "copy.json").read_text() == recipe.read_text(), done.output
+
+
+def test_one_file_is_not_written_for_two(tmp_path):
+    model, both = str(DIGITS / "digits_resnet.onnx"), str(tmp_path / "x.onnx")
+    done = CliRunner().invoke(command, [model, "-o", both, "--recipe", both])
+    assert "--output and --recipe are both" in str(done.exception)
+    done = CliRunner().invoke(command, [model, "-o", both, "--weights", str(tmp_path)])
+    assert "is a directory" in done.output
+    assert not Path(both).exists()

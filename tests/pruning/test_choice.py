@@ -1,6 +1,9 @@
 """Importance, choice, recipes, unstructured zeros, counts."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from whet.pruning import (
     load_recipe,
     recipe_of,
     save_recipe,
+    save_weights,
     zero_smallest,
     zeros,
 )
@@ -141,6 +145,11 @@ def test_a_recipe_for_other_weights_of_the_same_model(resnet):
         ('{"format": "whet.pruning.recipe", "version": 9}', "version 9"),
         ('{"format": "whet.pruning.recipe", "version": 1, "groups": [{"name": "w"}]}', "needs 'name', 'size' and 'kept'"),
         ('{"format": "whet.pruning.recipe", "version": 1, "groups": [3]}', "needs 'name'"),
+        (
+            '{"format": "whet.pruning.recipe", "version": 2, "groups":'
+            ' [{"name": "w", "size": 4, "kept": [1]}, {"name": "w", "size": 4, "kept": [2]}]}',
+            "group 'w' twice",
+        ),
         ('{"format": "whet.pruning.recipe", "version": 1, "groups": [{"name": "w", "size": 4, "kept": [4]}]}', "0 to below 'size'"),
         ('{"format": "whet.pruning.recipe", "version": 1, "groups": [{"name": "w", "size": 4, "kept": ["a"]}]}', "0 to below 'size'"),
     ],
@@ -181,3 +190,35 @@ def test_counts_are_those_of_the_published_networks(name):
     assert count_params(net) == info.parameters
     macs = 2 * info.macs
     assert macs <= count_flops(net) < 1.06 * macs, "pointwise ops and pools come on top of the products"
+
+
+def test_a_full_disk_leaves_the_recipe_that_was_there(tmp_path, monkeypatch):
+    path = save_recipe(recipe_of(chain(16), {"w": range(8)}), tmp_path / "r.json")
+    before = path.read_bytes()
+
+    def full(self, data):
+        with self.open("wb") as f:
+            f.write(data[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(PruneError, match="No space left on device"):
+        save_recipe(recipe_of(chain(16), {"w": range(4)}), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path], "no half of a file is left"
+
+
+def test_weights_and_masks_are_files_like_others(tmp_path):
+    """Readable to whom the user's other files are; what is no plain file is written to, not put in its place."""
+    net = chain(16)
+    (plain := tmp_path / "plain").touch()
+    weights = save_weights(net, tmp_path / "w.safetensors")
+    recipe = recipe_of(net, {}, masks={"w": np.ones((16, 3), bool)})
+    masks = save_recipe(recipe, tmp_path / "r.json").with_suffix(".safetensors")
+    assert {weights.stat().st_mode, masks.stat().st_mode} == {plain.stat().st_mode}
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(pipe.read_bytes)
+        save_weights(net, pipe)
+        assert got.result() == weights.read_bytes()
+    assert pipe.is_fifo()

@@ -5,9 +5,10 @@ import pytest
 
 from whet.errors import PruneError
 from whet.frontends import network_from_onnx, onnx_from_network
-from whet.network import parse_network
+from whet.network import Weight, parse_network
 from whet.pruning import PruneConfig, prune
 from whet.pruning.order import KEY, STEPS, check_order, history, note
+from whet.sparsity import two_four
 
 NET = """network n source
 in %x: f32[N,3,8,8]
@@ -84,3 +85,26 @@ def test_a_foreign_record_counts_as_none():
     for text in ("no json", "3", '["x", {"step": "dance"}]'):
         net.metadata[KEY] = text
         assert history(net) == []
+
+
+def patterned(w2=True):
+    """Its second convolution holds 2:4 zeros."""
+    net = parse_network(NET)
+    if w2:
+        w = net.constants["w2"]
+        w.weight = Weight(two_four(w.array(), 1))
+    return net
+
+
+def test_zeros_of_two_four_last_through_no_cut():
+    check_order(patterned(False), "prune")
+    net = patterned()
+    with pytest.raises(PruneError, match=r"1 layers hold 2:4 zeros \(y\), and cutting input channels .* Prune first.*--insist"):
+        prune(net, PruneConfig(ratio=0.5, multiple=1))
+    with pytest.raises(PruneError, match="recovery fits all weights anew, the zeros too"):
+        check_order(net, "recover")
+    assert prune(net, PruneConfig(ratio=0.5, multiple=1, insist=True)).channels == (8, 4)
+    for step in ("finetune", "calibrate"):
+        check_order(net, step)
+    net.constants["w2"].weight = Weight(np.zeros((4, 8, 1, 1), np.float32))
+    check_order(net, "prune")  # nothing at all is no pattern to lose

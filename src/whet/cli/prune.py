@@ -15,6 +15,7 @@ from whet.cli._written import must_be_writable
 
 _NEAR = 1.05  # this far beyond the target counts as reached: two timings of one engine differ by as much
 _MISSED = "Ask for less, or prune on a quieter machine: what other processes take slows small layers most."
+_CHOOSE = {"ratio", "latency", "throughput", "flops", "params", "channels", "depth", "importance", "scope", "multiple", "skip", "labels"}
 _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 
 
@@ -76,12 +77,17 @@ def command(
     config = _config(options)
     feeds = _stacked(net, data, preprocess, samples) if data else None
     if recipe_in:
+        _decided_by_recipe()
         recipe = load_recipe(recipe_in)
+        if recipe.masks and recipe_out:
+            must_be_writable(weights=weights, recipe=str(Path(recipe_out).with_suffix(".safetensors")))
         made = apply_recipe(net, recipe, insist=config.insist, name=Path(recipe_in).name)
         if feeds is not None:
             with Bar("recovering") as bar:
                 made = recover(made, net, recipe.kept(), feeds, config.recovery, bar.tell, insist=config.insist)
             note(made, "recover")
+        if recipe_out:
+            click.echo(f"recipe: {save_recipe(recipe, recipe_out)}")
     else:
         with Bar("pruning") as bar:
             done = prune(net, config, feeds, bar.tell, labels=_labels(labels, samples))
@@ -106,6 +112,17 @@ def command(
     before, after = (count_params(n) for n in (net, made))
     flops = [_flops(count_flops, n) for n in (net, made)]
     click.echo(f"{target}: parameters {before:,} -> {after:,}" + (f", FLOPs {flops[0]:,} -> {flops[1]:,}" if all(flops) else ""))
+
+
+def _decided_by_recipe() -> None:
+    """Refuses flags that choose beside --applyRecipe, which says what is cut. Raises UsageError."""
+    from whet.errors import UsageError
+
+    now = click.get_current_context()
+    chosen = {p.name: p.opts[0] for p in now.command.params if p.name in _CHOOSE}
+    given = [flag for name, flag in chosen.items() if now.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT]
+    if given:
+        raise UsageError(f"--applyRecipe says what is cut, so {given[0]} has nothing to choose: leave one of them out")
 
 
 def _listed(net: Any) -> list[str]:

@@ -94,7 +94,7 @@ def _sliced(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray]) -> We
 def _cut_layer(layer: Layer, made: Network, twin: dict[Tensor, Tensor], indexes: Mapping[Axis, np.ndarray]) -> None:
     """Adds the layer over the cut tensors, with what its op says must change."""
     tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
-    here = {(t, i): at for (t, i), at in indexes.items() if any(t is x for x in tensors)}
+    here = {(t, i): indexes[t, i] for t in tensors for i in range(t.type.rank) if (t, i) in indexes}
     recut = get_op(layer.op).recut
     change: dict[str | int, Any] = recut(layer, here) if recut is not None and here else {}
     attrs = {**layer.attrs, **{k: v for k, v in change.items() if isinstance(k, str)}}

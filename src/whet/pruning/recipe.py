@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import PruneError
+from whet.files import replacing
 from whet.network import Network, Origin, Weight
 from whet.pruning.coupling import Group, find_group, groups
 from whet.pruning.cut import Kept, cut
@@ -121,6 +122,8 @@ def recipe_from_json(data: Any) -> Recipe:
             raise PruneError(f"a group of the recipe needs 'name', 'size' and 'kept': {str(one)[:120]}") from e
         if not isinstance(size, int) or not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k < size for k in kept):
             raise PruneError(f"group {name!r} of the recipe: 'kept' must be whole numbers from 0 to below 'size'")
+        if name in entries:
+            raise PruneError(f"the recipe names group {name!r} twice: keep the entry that is meant")
         entries[name] = Entry(size, layers, kept)
     removed = data.get("removed", [])
     if not isinstance(removed, list) or not all(isinstance(n, str) for n in removed):
@@ -133,13 +136,9 @@ def recipe_from_json(data: Any) -> Recipe:
 
 def save_recipe(recipe: Recipe, path: str | os.PathLike) -> Path:
     """Writes the recipe as JSON. Raises PruneError when the file cannot be written."""
-    try:
-        Path(path).write_text(json.dumps(recipe.to_json(), indent=1) + "\n")
-    except OSError as e:
-        raise PruneError(f"cannot write {path}: {e.strerror}. Check that the folder exists and can be written.") from e
     if recipe.masks:
-        _safetensors().save_file({n: np.ascontiguousarray(m, bool) for n, m in recipe.masks.items()}, _beside(path))
-    return Path(path)
+        _write(_beside(path), _safetensors().save({n: np.ascontiguousarray(m, bool) for n, m in recipe.masks.items()}))
+    return _write(path, (json.dumps(recipe.to_json(), indent=1) + "\n").encode())
 
 
 def load_recipe(path: str | os.PathLike) -> Recipe:
@@ -167,10 +166,16 @@ def save_weights(net: Network, path: str | os.PathLike) -> Path:
     """Writes the network's source weights as safetensors under the names that they have in the model: what a class with the smaller widths
     loads as its state dict. Raises PruneError when the file cannot be written, or without the library."""
     arrays = {n: np.ascontiguousarray(t.array()) for n, t in net.constants.items() if t.dtype.is_float and t.type.rank}
+    return _write(path, _safetensors().save(arrays))
+
+
+def _write(path: str | os.PathLike, data: bytes) -> Path:
+    """A file, whole or not at all. Raises PruneError when it cannot be written."""
     try:
-        _safetensors().save_file(arrays, Path(path))
-    except (OSError, _safetensors_error()) as e:
-        raise PruneError(f"cannot write {path}: {e}. Check that the folder exists and can be written.") from e
+        with replacing(path) as part:
+            part.write_bytes(data)
+    except OSError as e:
+        raise PruneError(f"cannot write {path}: {e.strerror}. Make room, or check that the folder exists and can be written.") from e
     return Path(path)
 
 
