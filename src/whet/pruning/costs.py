@@ -27,8 +27,10 @@ class Costs:
         groups_of: Mapping[str, tuple[str, ...]],
         gone: Mapping[str, frozenset[str]],
         added: Mapping[str, float] | None = None,
+        measured: bool = False,
     ):
-        """`added` is what a branch leaves behind when it goes: layers that were fused with it."""
+        """`added` is what a branch leaves behind when it goes: layers that were fused with it. `measured` costs are noisy and dear to ask for."""
+        self.measured = measured
         self.unit, self._price, self.groups_of, self.gone = unit, price, groups_of, gone
         self.added = dict(added or {})
         self.items_of: dict[str, list[str]] = {}

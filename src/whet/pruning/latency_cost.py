@@ -91,7 +91,7 @@ def latency_costs(
         return meter.ms(layer)  # it counts on sizes in a way that only a whole cut resolves: no gain is credited
 
     groups_of = {name: tuple(dict.fromkeys(p.group for ps in parts[name].values() for p in ps)) for name in base}
-    return Costs("ms", price, groups_of, gone, added)
+    return Costs("ms", price, groups_of, gone, added, measured=True)
 
 
 def _near(net: Network, found: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
 
 import numpy as np
 
@@ -60,9 +61,10 @@ class Report:
     engine_ms: tuple[float, float] | None = None
     flops: tuple[int, int] | None = None
     params: tuple[int, int] = (0, 0)
+    gap: float | None = None  # how far the importance lost may be above the least that meets the target: a share of it, inf if unknown
 
     def lines(self) -> list[str]:
-        """For people: "FLOPs -61 %, parameters -55 %; latency -48 %, predicted -50 %"."""
+        """For people: "FLOPs -61 %, parameters -55 %, latency -48 %, predicted -50 %", and how good the choice is at least."""
         words = [f"FLOPs {_change(*self.flops)}"] if self.flops else []
         words.append(f"parameters {_change(*self.params)}")
         if self.engine_ms is not None:
@@ -70,7 +72,15 @@ class Report:
             words.append(f"latency {_change(before, after)} ({before:.3f} -> {after:.3f} ms)")
         if self.predicted is not None and self.unit == "ms":
             words.append(f"predicted {_change(*self.predicted)}")
-        return [", ".join(words)]
+        return [", ".join(words), *([_quality(self.gap, self.unit)] if self.gap is not None else [])]
+
+
+def _quality(gap: float, unit: str) -> str:
+    """What is known of the best choice there is."""
+    of = "the layers' times as measured" if unit == "ms" else f"{unit} as counted"
+    if gap == float("inf"):
+        return f"importance lost: how much less another choice might lose is not known (by {of})"
+    return f"importance lost: {f'at most {100 * gap:.2g} % above' if gap > 1e-5 else 'no more than'} the least that meets the target, by {of}"
 
 
 def _change(before: float, after: float) -> str:
@@ -131,7 +141,8 @@ def prune(
     before = sum(g.size for g in found)
     after = sum(0 if g.name in gone else len(choice.kept[g.name]) if g.name in choice.kept else g.size for g in found)
     report = replace(report, flops=_flops(net, small), params=(count_params(net), count_params(small)))
-    recipe = recipe_of(net, choice.kept, about=_about(config), found=found, removed=choice.removed)
+    known = {"gap": round(report.gap, 5)} if report.gap is not None and isfinite(report.gap) else {}
+    recipe = recipe_of(net, choice.kept, about={**_about(config), **known}, found=found, removed=choice.removed)
     return Pruned(made, small, recipe, (before, after), report)
 
 
@@ -185,7 +196,7 @@ def _towards(
     if target.kind not in TIMED:
         costs = {"flops": flop_costs, "params": parameter_costs}.get(target.kind, lambda n, f, b: channel_costs(f, b))(net, found, blocks)
         choice = within(costs, target.of(costs.total({})))
-        return choice, Report(costs.unit, (choice.before, choice.after))
+        return choice, Report(costs.unit, (choice.before, choice.after), gap=choice.gap)
     with ExitStack() as stack:
         base = static_layers(net, config.build)
         meter = stack.enter_context(Meter(config.build, LatencyTable(config.table), base))
@@ -230,7 +241,7 @@ def _timed(
             break
         asked *= share * before / after
     assert choice is not None
-    return choice, Report("ms", (choice.before, choice.after), summed, times)
+    return choice, Report("ms", (choice.before, choice.after), summed, times, gap=choice.gap)
 
 
 def batch_of(net: Network, config: BuildConfig) -> int:
