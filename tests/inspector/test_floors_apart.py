@@ -6,6 +6,7 @@ from whet.builder import BuildConfig, build
 from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
 from whet.network import parse_network
+from whet.tactics.cpu import _jit
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 
@@ -22,6 +23,20 @@ const %w1: f32[32,32,3,3] = seed(2)
 out %f
 """
 
+HEAD = """network head source
+in %x: f32[2,16,8,8]
+const %w: f32[32,16,1,1] = seed(1)
+const %s: i64[5] = [2, 2, 16, 8, 8]
+const %r: i64[3] = [2, 128, 32]
+%c = Conv(%x, %w)
+%a = Reshape(%c, %s)
+%t = Transpose(%a, perm=(0, 1, 3, 4, 2))
+%b = Sigmoid(%t)
+%j = Concat(%b, %b, axis=4)
+%y = Reshape(%j, %r)
+out %y
+"""
+
 
 def counted(**config):
     plan = build(parse_network(NET), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1, **config))
@@ -35,3 +50,14 @@ def test_a_launch_of_two_layers_counts_as_two(standin_gpu):
     assert "ProductConv" in fused
     assert "ProductConv" not in plain
     assert together == alone
+
+
+@pytest.mark.skipif(_jit.available() is not None, reason=str(_jit.available()))
+def test_moves_count_as_one_pass_or_as_what_has_to_move():
+    """Two images of 32 channels and 64 pixels: a transpose, a sigmoid and a join of it with itself; Reshapes move nothing."""
+    plan = build(parse_network(HEAD), BuildConfig(timing_cache="", verify=False, avg_timing=1))
+    moves = next(x for x in layer_facts(plan) if x.layer.hint == "Moves")
+    channels, joined = 2 * 32 * 64 * 4, 2 * 64 * 64 * 4
+    (whole,) = apart(moves)
+    assert whole[1] == pytest.approx(channels + joined, abs=200)  # and the shapes, which are read too
+    assert [size for _, size in apart(moves, ("Moves",))] == [2 * channels, 2 * channels, 2 * channels + joined]

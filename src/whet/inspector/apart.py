@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from whet.inspector.facts import LayerFacts
 from whet.network import DTYPES, Tensor, TensorType, evaluate
 from whet.ops._cost import operations
 
-_HINTS = ("ConvProduct", "DepthwiseProduct", "ProductConv")  # made around layers that compute; a Concat that is read in place costs nothing
+_HINTS = ("ConvProduct", "DepthwiseProduct", "ForkedConv", "ProductConv")  # made around layers that compute; a Concat that is read in place costs nothing
+
+_IN_PLACE = ("Reshape", "Slice")
 
 
-def apart(facts: LayerFacts) -> list[tuple[int, int]]:
+def apart(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]]:
     """(operations, bytes) of a layer, or of each layer in its body where it was made around several that compute: convolutions in a row.
 
-    What lies between them counts as written and read in the layer's own storage type.
+    What lies between them counts as written and read in the layer's own storage type. `also` are hints of others to take apart ("Moves"), of
+    whose bodies the layers that need move nothing (a Reshape, a Slice: what follows reads there) don't count.
     """
     layer, choice = facts.layer, facts.choice
-    if layer.hint not in _HINTS:
+    if layer.hint not in _HINTS and layer.hint not in also:
         return [(facts.flops, facts.bytes)]
     body = layer.regions["body"]
     narrow = next(o[1] for o in (*choice.inputs, *choice.outputs) if o is not None)
@@ -25,4 +30,5 @@ def apart(facts: LayerFacts) -> list[tuple[int, int]]:
         kind = DTYPES[stored.get(t, narrow)]
         return evaluate(TensorType(kind if t.dtype.is_float and kind.is_float else t.dtype, t.shape).nbytes, {})
 
-    return [(operations(x), sum(nbytes(t) for t in (*x.inputs, *x.outputs) if t is not None)) for x in body.layers]
+    free = () if layer.hint in _HINTS else _IN_PLACE
+    return [(operations(x), sum(nbytes(t) for t in (*x.inputs, *x.outputs) if t is not None)) for x in body.layers if x.op not in free]
