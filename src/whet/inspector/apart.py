@@ -8,8 +8,8 @@ from whet.inspector.facts import LayerFacts
 from whet.network import DTYPES, Tensor, TensorType, evaluate
 from whet.ops._cost import operations
 
-_HINTS = ("ConvProduct", "DepthwiseProduct", "ForkedConv", "ProductConv")  # made around layers that compute; a Concat that is read in place costs nothing
-
+# hints of what was made around layers that compute; a Concat that is read in place costs nothing
+_HINTS = ("ConvProduct", "DepthwiseProduct", "ForkedConv", "ProductConv")
 _IN_PLACE = ("Reshape", "Slice")
 
 
