@@ -3,6 +3,7 @@
     python examples/yolov5s/run.py                                   # CPU, FP32
     python examples/yolov5s/run.py --precisions fp32,bf16 --batches 1,2,4,8
     python examples/yolov5s/run.py --backend cuda --precisions fp32,fp16
+    python examples/yolov5s/run.py --backend cuda --precisions fp16 --processes 5
 
 One engine a row takes every batch from 1 to the largest. The weights are random (nothing can be downloaded), so this is about speed and
 about nothing breaking; accuracy after cutting is shown on trained detectors by benchmarks/pruned_detectors.py. The detection heads stay
@@ -11,18 +12,19 @@ whole, and channels that are tied together (C3 blocks, the bottlenecks' sums, th
 `floor` is the roofline: the sum over layers of the longer of bytes/bandwidth and FLOPs/peak. On a GPU both are the device's own; on a CPU
 the peak is the best rate that a layer of the original reached, and the bandwidth that of copies as large as what the layer reads and writes
 (caches are levels of the roofline: Ilic et al. 2014). `flat floor's` on a CPU has the best bandwidth of any layer, which is a cache's, for all.
-It is a floor of the network, not of the engine: layers that an engine computes in one launch (a bottleneck) count as they do one by one.
-A cut that the machine can see lowers the time at least in step with it.
+It is a floor of the network, not of the engine: layers that an engine computes in one launch (a bottleneck) count as they do one by one. Only
+what the heads do behind their convolutions counts as one pass over memory, since engines do it so; `apart` floor's on a CPU counts these layers
+one by one too, as all were before an engine had them in one launch (benchmarks of before have no other).
+A cut that the machine can see lowers the time at least in step with it. `speed` is the median of the rounds' ratios, `speed_low` and
+`speed_high` their least and most; with --processes (two at least) the 95 % interval of the median, over the rounds of all processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +35,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from timing import ROUNDS, Times, measure, measure_apart
 
 import whet
 from whet.backends import get_backend
@@ -40,12 +43,12 @@ from whet.cli._build_progress import BuildProgress
 from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
 from whet.network import Network
-from whet.pruning import PruneConfig, count_flops, count_params, prune, save_recipe
+from whet.pruning import PruneConfig, Pruned, count_flops, count_params, prune, save_recipe
 from whet.zoo import save
 
 RATIO = 0.4
 EDGES = {"cpu": 16, "cuda": 32}  # a narrower width costs as much as the next of these: AVX-512 holds 16 numbers, a tensor core's tile 32 channels
-ROUNDS, SECONDS = 5, 0.4  # engines take turns: so many rounds, each of about so many seconds
+ENOUGH = 6  # rounds that hold a 95 % interval of their median
 COPIES = [2**k for k in range(18, 29)]  # bytes that copies touch which measure a CPU's bandwidth
 
 
@@ -57,9 +60,8 @@ class Case:
     precision: str
     net: Network
     engine: whet.Engine
-    ms: dict[int, list[float]] = field(default_factory=dict)
-    power: dict[int, list[float]] = field(default_factory=dict)
-    busy: dict[int, list[float]] = field(default_factory=dict)
+    path: Path
+    times: Times = field(default_factory=Times)
 
 
 def main() -> int:
@@ -68,9 +70,10 @@ def main() -> int:
     p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     p.add_argument("--precisions", default="fp32", help="fp32 and any of fp16, bf16 (what else a layer may run in), comma-separated")
     p.add_argument("--batches", default="1,2,4,8", help="batches to time; the engines take all up to the largest")
-    p.add_argument("--ratio", type=float, default=RATIO, help="share of each group's channels to cut (default: 0.4)")
+    p.add_argument("--ratio", type=float, default=RATIO, help="share of the channels to cut at least, about the same of each group (default: 0.4)")
     p.add_argument("--multiple", type=int, help="kept channels are a multiple of this (default: 16 on a CPU, 32 on a GPU)")
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
+    p.add_argument("--processes", type=int, default=1, help="processes that time the engines, one after the other, each loading their files")
     p.add_argument("--out", default=".yolov5s", help="folder for the ONNX files, the recipe and the engines")
     p.add_argument("--save", help="also write the rows as a result (JSON)")
     args = p.parse_args()
@@ -83,7 +86,7 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
 
     original = whet.network_from_onnx(save("yolov5s", out / "yolov5s.onnx"))
-    made = prune(original, PruneConfig(ratio=args.ratio, scope="group", multiple=args.multiple))
+    made = cut(original, args.ratio, args.multiple)
     whet.save_onnx(made.network, out / "yolov5s_pruned.onnx")
     save_recipe(made.recipe, out / "yolov5s_pruned.recipe.json")
     console.print(f"cut {made.share:.1%} of {made.channels[0]} channels in {len(made.recipe.groups)} coupled groups; the heads stay whole")
@@ -92,9 +95,14 @@ def main() -> int:
     for precision in args.precisions.split(","):
         for step, net in (("original", original), ("pruned", made.network)):
             engine = built(net, precision, batches, args, console, f"{step}, {precision}")
-            whet.write_engine(engine.plan, out / f"yolov5s_{step}_{precision}.engine")
-            cases.append(Case(step, precision, net, engine))
-    measure(cases, batches, args.backend)
+            whet.write_engine(engine.plan, path := out / f"yolov5s_{step}_{precision}.engine")
+            cases.append(Case(step, precision, net, engine, path))
+    if args.processes > 1:
+        found = measure_apart([c.path for c in cases], batches, args.backend, args.processes)
+    else:
+        found = measure([c.engine for c in cases], batches, args.backend)
+    for case, times in zip(cases, found, strict=True):
+        case.times = times
     rows = records(cases, batches)
     console.print(table(rows, args.backend))
     for line in conclusions(rows):
@@ -102,6 +110,16 @@ def main() -> int:
     if args.save:
         write(rows, Path(args.save), args)
     return 0
+
+
+def cut(original: Network, ratio: float, multiple: int) -> Pruned:
+    """At least that share of the channels cut. Rounding to multiples keeps more of some groups: all are asked for a percent more until it is."""
+    made = prune(original, PruneConfig(ratio=ratio, scope="group", multiple=multiple))
+    asked = ratio + 0.01
+    while made.share < ratio and asked < 1:
+        made = prune(original, PruneConfig(ratio=asked, scope="group", multiple=multiple))
+        asked += 0.01
+    return made
 
 
 def built(net: Network, precision: str, batches: list[int], args: argparse.Namespace, console: Console, what: str) -> whet.Engine:
@@ -122,78 +140,21 @@ def built(net: Network, precision: str, batches: list[int], args: argparse.Names
     return whet.Runtime(backend=args.backend).load(plan)
 
 
-def measure(cases: list[Case], batches: list[int], backend: str) -> None:
-    """Times every engine at every batch, in turns; on a GPU also power and utilization meanwhile."""
-    machine = get_backend(backend)
-    for batch in batches:
-        contexts = []
-        for case in cases:
-            context = case.engine.create_context()
-            context.set_input_shape("images", (batch, 3, 640, 640))
-            array = context.input_array("images")
-            array[...] = np.random.default_rng(0).random(array.shape, np.float32)
-            context.bind("images", array)
-            context.execute()
-            contexts.append(context)
-        for n in range(ROUNDS):
-            for case, context in list(zip(cases, contexts, strict=True))[:: -1 if n % 2 else 1]:
-                with Watch(backend) as watch:
-                    times, until = [], time.perf_counter() + SECONDS
-                    while time.perf_counter() < until:
-                        times += machine.seconds(context.launches(), 5)
-                case.ms.setdefault(batch, []).append(statistics.median(times) * 1e3)
-                case.power.setdefault(batch, []).extend(watch.power)
-                case.busy.setdefault(batch, []).extend(watch.busy)
-        for context in contexts:
-            context.close()
-
-
-class Watch:
-    """Reads a GPU's power (W) and utilization (%) every 50 ms while something runs; on a CPU it reads nothing."""
-
-    def __init__(self, backend: str):
-        self.power: list[float] = []
-        self.busy: list[float] = []
-        self._on = backend == "cuda"
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._read)
-
-    def _read(self) -> None:
-        import pynvml
-
-        pynvml.nvmlInit()
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"  # CUDA's first device; NVML counts all that there are
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
-        while not self._stop.wait(0.05):
-            self.power.append(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-            self.busy.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        pynvml.nvmlShutdown()
-
-    def __enter__(self) -> Watch:
-        if self._on:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._on:
-            self._thread.join()
-
-
 Rate = Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What a floor is reckoned with: FLOP/s, and bytes/s of a layer that reads and writes so many bytes."""
+    """What a floor is reckoned with: FLOP/s, bytes/s of a layer that reads and writes so many bytes, and which fused layers count one by one too."""
 
     flops: float
     moved: Rate
+    also: tuple[str, ...] = ()
 
     def floor_ms(self, engine: whet.Engine, batch: int) -> float:
         """The roofline of all layers at this batch, those that the engine computes in one launch with others counted for themselves."""
         facts = layer_facts(engine.plan, {"images": (batch, 3, 640, 640)})
-        return 1e3 * sum(max(n / self.flops, size / self.moved(size)) for f in facts for n, size in apart(f))
+        return 1e3 * sum(max(n / self.flops, size / self.moved(size)) for f in facts for n, size in apart(f, self.also))
 
 
 def roofs(engine: whet.Engine) -> dict[str, Roof]:
@@ -204,7 +165,8 @@ def roofs(engine: whet.Engine) -> dict[str, Roof]:
     if "bytes_per_s" in machine:
         return {"floor": Roof(flops, lambda size: machine["bytes_per_s"])}
     best = max(f.bytes / f.ms for f in timed if f.ms) * 1e3
-    return {"floor": Roof(flops, copies(int(machine.get("threads", 1)))), "flat_floor": Roof(flops, lambda size: best)}
+    levels = copies(int(machine.get("threads", 1)))
+    return {"floor": Roof(flops, levels), "apart_floor": Roof(flops, levels, ("Moves",)), "flat_floor": Roof(flops, lambda size: best)}
 
 
 def copies(threads: int) -> Rate:
@@ -239,8 +201,8 @@ def records(cases: list[Case], batches: list[int]) -> list[dict[str, Any]]:
         if case is whole:
             known[case.precision] = roofs(case.engine)
         for batch in batches:
-            ms = statistics.median(case.ms[batch])
-            ratios = [a / b for a, b in zip(whole.ms[batch], case.ms[batch], strict=True)]
+            ms = statistics.median(case.times.ms[batch])
+            speed, low, high = interval([a / b for a, b in zip(whole.times.ms[batch], case.times.ms[batch], strict=True)])
             floors: dict[str, float] = {}
             for name, roof in known[case.precision].items():
                 least = roof.floor_ms(case.engine, batch)
@@ -252,26 +214,38 @@ def records(cases: list[Case], batches: list[int]) -> list[dict[str, Any]]:
                 "parameters": count_params(case.net),
                 "gflops": round(batch * count_flops(case.net) / 1e9, 3),
                 "whet_ms": round(ms, 4),
-                "ms_low": round(min(case.ms[batch]), 4),
-                "ms_high": round(max(case.ms[batch]), 4),
+                "ms_low": round(min(case.times.ms[batch]), 4),
+                "ms_high": round(max(case.times.ms[batch]), 4),
                 "images_per_s": round(batch * 1e3 / ms, 1),
-                "speed": round(statistics.median(ratios), 3),
-                "speed_low": round(min(ratios), 3),
-                "speed_high": round(max(ratios), 3),
+                "speed": round(speed, 3),
+                "speed_low": round(low, 3),
+                "speed_high": round(high, 3),
+                "rounds": len(case.times.ms[batch]),
                 **floors,
                 "peak_mib": round(case.engine.memory().peak / 2**20, 1),
             }
-            if case.power[batch]:
-                row |= {"power_w": round(statistics.mean(case.power[batch]), 1), "gpu_busy_percent": round(statistics.mean(case.busy[batch]), 1)}
+            if power := case.times.power[batch]:
+                row |= {"power_w": round(statistics.mean(power), 1), "gpu_busy_percent": round(statistics.mean(case.times.busy[batch]), 1)}
             rows.append(row)
     return rows
+
+
+def interval(ratios: list[float]) -> tuple[float, float, float]:
+    """The median of the rounds' ratios, and its 95 % interval where there are enough of them (several processes), else the least and the most."""
+    if len(ratios) < ENOUGH:
+        return statistics.median(ratios), min(ratios), max(ratios)
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from _record import median_interval
+
+    return median_interval(ratios)
 
 
 def table(rows: list[dict[str, Any]], backend: str) -> Table:
     """The rows as a table for the terminal."""
     t = Table(title=f"YOLOv5s 640x640 on {backend}", title_justify="left")
     columns = {"case": "network", "precision": "type", "batch": "batch", "parameters": "parameters", "gflops": "GFLOPs", "whet_ms": "ms",
-               "images_per_s": "frames/s", "speed": "speed", "floor_ms": "floor ms", "floor_speed": "floor's", "flat_floor_speed": "flat floor's",
+               "images_per_s": "frames/s", "speed": "speed", "floor_ms": "floor ms", "floor_speed": "floor's", "apart_floor_speed": "apart floor's",
+               "flat_floor_speed": "flat floor's",
                "peak_mib": "MiB", "power_w": "W", "gpu_busy_percent": "GPU %"}  # fmt: skip
     shown = [k for k in columns if any(k in r for r in rows)]
     for k in shown:
@@ -291,10 +265,11 @@ def conclusions(rows: list[dict[str, Any]]) -> list[str]:
         fewer, shorter = 1 - r["gflops"] / whole["gflops"], 1 - r["whet_ms"] / whole["whet_ms"]
         verdict = "in step with the roofline" if r["speed"] >= r["floor_speed"] else f"behind the roofline, which allows {r['floor_speed']:.3f}x"
         if r["speed"] < r["floor_speed"] <= r["speed_high"]:
-            verdict += f", by less than the rounds differ ({r['speed_low']:.3f} to {r['speed_high']:.3f})"
-        lines.append(
-            f"{r['precision']}, batch {r['batch']}: FLOPs -{fewer:.0%}, latency -{shorter:.0%} ({r['speed']:.2f}x), {verdict}"
-        )
+            verdict += ", by less than the rounds differ" if r["rounds"] < ENOUGH else ", which lies within the 95 % interval"
+        verdict += f" ({r['speed_low']:.3f} to {r['speed_high']:.3f})"
+        if "apart_floor_speed" in r:
+            verdict += f"; with the heads layer by layer it allows {r['apart_floor_speed']:.3f}x"
+        lines.append(f"{r['precision']}, batch {r['batch']}: FLOPs -{fewer:.0%}, latency -{shorter:.0%} ({r['speed']:.2f}x), {verdict}")
     return lines
 
 
