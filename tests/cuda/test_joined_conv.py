@@ -11,7 +11,7 @@ from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import tactics_of
 from whet.tactics.cuda.own_conv import from_config
-from whet.tactics.cuda.own_joined_conv import _joined
+from whet.tactics.cuda.own_joined_conv import joined_conv
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "JoinedConv"]
@@ -27,7 +27,7 @@ def steps_of(x, bk):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_packed_weights_meet_the_channels_of_both_images(i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
-    found = _joined(layer)
+    found = joined_conv(layer)
     signature = TACTIC.signatures(layer, HOPPER)[0]
     config = TACTIC.configs(layer, signature, HOPPER)[0]
     kernel, tile = TACTIC.plan(layer, signature, config, HOPPER), from_config(config)
@@ -49,7 +49,7 @@ def test_packed_weights_meet_the_channels_of_both_images(i):
 def test_its_parts_compute_the_same(i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     (want,) = run_regions(layer, arrays)
-    assert want.shape[1] == _joined(layer).shape.k
+    assert want.shape[1] == joined_conv(layer).shape.k
     assert np.unique(want).size > 20
 
 

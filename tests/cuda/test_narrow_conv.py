@@ -55,12 +55,19 @@ def layer_of(image, filters, attrs, add):
     return layer, arrays
 
 
+def undealt(weights):
+    """Rows as they were before they were dealt out to threads."""
+    return weights.reshape(-1, 4, 4, 2, weights.shape[1]).swapaxes(1, 2).reshape(weights.shape)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_packed_filters_meet_the_pixels_of_their_taps(case):
     layer, arrays = layer_of(*case)
     s, signature = conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
-    kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
-    rows = kernel.packed[0].make().view(np.float16).reshape(s.k, chunks(s) * 64).astype(np.float64)
+    config = TACTIC.configs(layer, signature, HOPPER)[0]
+    kernel, dealt = TACTIC.plan(layer, signature, config, HOPPER), NarrowTile(**dict(config)).dealt
+    rows = kernel.packed[0].make().view(np.float16).reshape(-1, chunks(s) * 64).astype(np.float64)
+    rows = 2 * (undealt(rows) if dealt else rows)[: s.k]  # of SiLU: halved
     x = np.pad(arrays[0].astype(np.float64), ((0, 0), (0, 0), (s.pad[0], s.pad[2]), (s.pad[1], s.pad[3])))
     window = np.concatenate([x[0, :, i, j] for i in range(s.r) for j in range(s.s)])  # of the first result, taps in order, channels within
     want = (arrays[1].astype(np.float64) * x[0, :, : s.r, : s.s]).sum(axis=(1, 2, 3))

@@ -75,7 +75,7 @@ class _Maker:
             self.activation, self.residual, self.concat, self.pool,
             self.pad_conv, self.transposes, self.chain, self.gemm, self.scale, self.silu, self.hard_swish, self.gelu, self.layer_norm,
             self.attention, self.useless, self.double, self.dead, self.constants, self.mean, self.split, self.mish, self.slices,
-            self.silent, self.shortcut, self.classifier, self.anchors, self.stem, self.gate,
+            self.silent, self.shortcut, self.classifier, self.anchors, self.stem, self.gate, self.fork,
         ]  # fmt: skip
         while len(self.net.layers) < steps:
             made = self.pick(kinds)(self.values[-1] if self.rng.random() < 0.8 else self.pick(self.values[-5:]))
@@ -166,6 +166,14 @@ class _Maker:
         c = int(x.shape[1])
         y = self.net.add("Relu", self.net.add("Conv", x, self.weight(8, c, 3, 3, scale=(c * 9) ** -0.5), pads=(1, 1, 1, 1)))
         return self.net.add("MaxPool", y, kernel_shape=(3, 3), strides=(1, 2), pads=(1, 1, 1, 1))
+
+    def fork(self, x: Tensor) -> Tensor | None:
+        """The beginning of a block of two ways, joined again."""
+        if not self.image(x):
+            return None
+        c = int(x.shape[1])
+        ways = [self.net.add("Relu", self.net.add("Conv", x, self.weight(out, c, 1, 1, scale=c**-0.5))) for out in (4, 6)]
+        return self.net.add("Concat", *ways, axis=1)
 
     def gate(self, x: Tensor) -> Tensor | None:
         """Squeeze and excitation: an image times what two products make of its means."""

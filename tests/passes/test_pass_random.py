@@ -113,7 +113,7 @@ def test_the_generator_makes_finite_numbers(seed):
 
 def test_every_pass_fires_on_some_random_network():
     fired, wanted = set(), set(PASSES) - QUANTIZED - {"pad_channels"}  # test_pass_pad_channels.py has networks for it
-    for seed in range(150):
+    for seed in range(300):
         refuses = (lambda layer: None) if seed % 2 else None
         _, log = lower(random_network(seed, 24), refuses=refuses, switches=["all"])
         fired |= {name for name, n in log.counts().items() if n}

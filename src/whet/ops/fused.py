@@ -5,6 +5,7 @@ from whet.network import Layer, Network, TensorType, parse_type
 from whet.ops._attention_samples import SAMPLES as ATTENTION
 from whet.ops._base import REQUIRED, Sample, op
 from whet.ops._conv_product_samples import SAMPLES as PRODUCTS
+from whet.ops._forked_samples import SAMPLES as FORKED
 from whet.ops._fused_samples import SAMPLES as SUMS
 from whet.ops._joined_samples import SAMPLES as JOINED
 from whet.ops._moves_samples import SAMPLES as MOVES
@@ -47,6 +48,7 @@ op(
         *PRODUCTS,
         *MOVES,
         *JOINED,
+        *FORKED,
         *POOLS,
         *GATES,
         *QUANTIZED,

@@ -1,8 +1,9 @@
 """What a pass is: a named rule for one layer, or a small function over the whole network. Order is data: phase, `after`, name.
 
-A rule gets (graph, layer) and returns what to use instead of the layer's output(s), `Skip(reason)` when the layer is its
-business but it must not fire, or None when it is not. It may add layers; it changes none and keeps nothing: the driver replaces,
-removes what is dead, names, and sorts. A whole-network pass gets the graph, changes it, and returns a list of `Did`/`Skip`.
+A rule gets (graph, layer) and returns what to use instead of the layer's output(s) (a mapping from old to new, where outputs of
+layers behind it go too), `Skip(reason)` when the layer is its business but it must not fire, or None when it is not. It may add
+layers; it changes none and keeps nothing: the driver replaces, removes what is dead, names, and sorts. A whole-network pass gets
+the graph, changes it, and returns a list of `Did`/`Skip`.
 
 Names and sources: the new layer that makes the replaced value is called after the layers that went into it, joined as TensorRT
 joins them ("conv1 + relu1"); in phase CLEAN it keeps the name of the layer it replaces. Sources of what died go to what was added,
@@ -11,7 +12,7 @@ unless the rule gave it its own. Values keep their names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -48,7 +49,7 @@ class Did:
     layer: str = ""
 
 
-Rule = Callable[[Graph, Layer], "Tensor | Sequence[Tensor] | Skip | None"]
+Rule = Callable[[Graph, Layer], "Tensor | Sequence[Tensor] | Mapping[Tensor, Tensor] | Skip | None"]
 Whole = Callable[[Graph], "Sequence[Did | Skip]"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from whet.errors import NetworkError, UsageError
@@ -142,7 +142,9 @@ class _Run:
             got = p.run(g, layer)
             added = g.net.layers[start:]
             if got is not None and not isinstance(got, Skip):
-                got = self.fire(p, layer, [got] if isinstance(got, Tensor) else list(got), added)
+                if not isinstance(got, Mapping):
+                    got = dict(zip(layer.outputs, [got] if isinstance(got, Tensor) else got, strict=True))
+                got = self.fire(p, layer, got, added)
             elif added:
                 raise NetworkError(f"it added layers and then gave up at '{layer.name}'")
             if isinstance(got, Skip):
@@ -158,17 +160,17 @@ class _Run:
                     verify(self.check)
                 waiting += [x for x in added if g.alive(x)]
 
-    def fire(self, p: Pass, layer: Layer, news: list[Tensor], added: list[Layer]) -> Skip | None:
-        """Puts `news` in the place of the layer's outputs, unless that would take a layer that must stay alone."""
-        g = self.graph
-        gone = g.dying([layer], keep=news)
+    def fire(self, p: Pass, layer: Layer, instead: Mapping[Tensor, Tensor], added: list[Layer]) -> Skip | None:
+        """Puts `instead` in the place of outputs (the layer's, and maybe others'), unless that would take a layer that must stay alone."""
+        g, news = self.graph, list(instead.values())
+        gone = g.dying(dict.fromkeys([layer, *(t.maker for t in instead if t.maker is not None)]), keep=news)
         if reason := self.objection(p, gone, added):
             g.bury(added)
             return Skip(reason)
         at = g.place(layer)
         for i, x in enumerate(added):
             g.move(x, at - 1e-6 * (len(added) - 1 - i))  # the last one just where the layer stood
-        for old, new in zip(layer.outputs, news, strict=True):
+        for old, new in instead.items():
             g.replace(old, new, at, rename=new.maker in added or (new.is_constant and not g.readers(new)))
         g.bury(gone)
         g.bury(reversed([x for x in added if not any(g.readers(t) or g.is_output(t) for t in x.outputs)]))

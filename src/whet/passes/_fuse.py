@@ -6,6 +6,9 @@ its result is in registers. More would make fused layers that only the reference
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from whet.network import Layer, Network, Tensor, copy_into
 from whet.passes._base import Skip
 from whet.passes._graph import Graph
@@ -59,8 +62,11 @@ def fuse(g: Graph, hint: str, *members: Layer) -> Tensor:
     return g.add("Fused", *inputs, regions={"body": body}, hint=hint)
 
 
-def fuse_whole(g: Graph, hint: str, *members: Layer) -> Tensor:
-    """As `fuse`, but members that are Fused stay so within the body: taken apart, they are what they were."""
+def fuse_whole(g: Graph, hint: str, *members: Layer, outputs: Sequence[Tensor] = ()) -> Any:
+    """As `fuse`, but members that are Fused stay so within the body: taken apart, they are what they were.
+
+    `outputs` are what the members make that is read outside (default: the last one's); of several a tuple comes back.
+    """
     body = Network("body", "lowered")
     inside: dict[Tensor, Tensor] = {}
     inputs: list[Tensor] = []
@@ -75,7 +81,7 @@ def fuse_whole(g: Graph, hint: str, *members: Layer) -> Tensor:
         fed = [None if t is None else inside[t] for t in m.inputs]
         copy = body.add_layer(m.op, fed, m.attrs, name=m.name, regions=regions, outputs=[t.name for t in m.outputs], sources=m.sources)
         inside.update(zip(m.outputs, copy.outputs, strict=True))
-    body.outputs = [inside[t] for t in members[-1].outputs]
+    body.outputs = [inside[t] for t in outputs or members[-1].outputs]
     return g.add("Fused", *inputs, regions={"body": body}, hint=hint)
 
 

@@ -47,6 +47,7 @@ _PIECES = {
     "ConvProduct": "no tactic here computes a convolution and the product behind it at once",
     "ConvSum": "no tactic here computes two convolutions and their sum at once",
     "DepthwiseProduct": "no tactic here computes a depthwise convolution and the product behind it at once",
+    "ForkedConv": "no tactic here computes two convolutions of one image at once",
     "ImageConv": "no tactic here makes an image's integers and computes a convolution of them at once",
     "JoinedConv": "no tactic here convolves two images' joined channels where they lie",
     "Moves": "no tactic here moves numbers and computes with them on the way",

@@ -157,6 +157,19 @@ class Second:
         return 1 if shape.plain else 2
 
 
+@dataclass(frozen=True)
+class Fork:
+    """A second result: output channels from `at` on go to `out`."""
+
+    at: int
+    out: View
+
+    @staticmethod
+    def panel(at: int, config: ConvConfig) -> int:
+        """FORK of conv.cu: channels of a panel that belongs to one result, or 0 where none divides a tile."""
+        return next((w for w in (64, 32, 16) if at % w == 0 and config.bn % w == 0), 0)
+
+
 TYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3, "u8": 4, "f8e4m3": 5}  # numbers as in vector.cuh
 
 
@@ -172,12 +185,18 @@ def refuses(shape: ConvShape, odd: bool = False, size: int = 2) -> str | None:
 
 
 def pack_weights8(weights: np.ndarray, bk: int) -> np.ndarray:
-    """As pack_weights for elements of one byte; rows in 32s so that lane q of a quad, which sums columns 8j + 2q + e, has channels 8q + 2j + e."""
+    """As pack_weights for elements of one byte; rows dealt out (`dealt_rows`)."""
     k = weights.shape[0]
     plain = pack_weights(weights, bk, weights.dtype)
     out = np.zeros((-(-k // 32) * 32, *plain.shape[1:]), weights.dtype)
     out[:k] = plain
-    return np.ascontiguousarray(out.reshape(-1, 4, 4, 2, *plain.shape[1:]).transpose(0, 2, 1, 3, 4, 5, 6)).reshape(out.shape)
+    return dealt_rows(out)
+
+
+def dealt_rows(weights: np.ndarray) -> np.ndarray:
+    """Rows (a multiple of 32) in another order, so that lane q of a quad, which sums columns 8j + 2q + e, has channels 8q + 2j + e of every 32."""
+    parts = weights.reshape(-1, 4, 4, 2, *weights.shape[1:])
+    return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(weights.shape)
 
 
 def pack_weights(weights: np.ndarray, bk: int, dtype: np.dtype) -> np.ndarray:
@@ -212,11 +231,12 @@ def conv_source(
     grouped: bool = False,
     pair: int = 0,
     between: bool = False,
+    fork: int = 0,
 ) -> str:
     """The kernel's complete text."""
     made = config.constants(im2col=im2col, act=ACTIVATIONS[activation], bf16=bf16, out_f32=out_f32, odd=odd)
-    more = {**({"GROUPED": 1} if grouped else {}), **({"PAIR": pair} if pair else {}), **({"BETWEEN": 1} if between else {})}
-    return source("conv.cu", {**made, **({} if eight is None else eight.constants()), **more})
+    more = {"GROUPED": int(grouped), "PAIR": pair, "BETWEEN": int(between), "FORK": fork}
+    return source("conv.cu", {**made, **({} if eight is None else eight.constants()), **{k: v for k, v in more.items() if v}})
 
 
 @per_device
@@ -231,9 +251,10 @@ def conv_kernel(
     grouped: bool = False,
     pair: int = 0,
     between: bool = False,
+    fork: int = 0,
 ) -> Kernel:
     """The loaded kernel; compiled on first use, then kept."""
-    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd, eight, grouped, pair, between), name=f"conv_{config}.cu")
+    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd, eight, grouped, pair, between, fork), name=f"conv_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED if config.halo else config.shared)
 
 
@@ -384,17 +405,20 @@ def conv_launch(
     numbers8: Steps | None = None,
     groups: Groups | None = None,
     second: Second | None = None,
+    fork: Fork | None = None,
 ) -> Launch:
     """The launch of `shape` with addresses filled in; weights and bias are packed (pack_weights with config.bk, pack_bias).
 
     `input_map` replaces the tensor map of the input (its window positions must be those of `shape`). `eight` and `numbers8` are for
     8-bit operands, whose weights pack_weights8 packs. `groups` is for several groups, whose weights own_group_conv packs.
     With `second` the weights of both convolutions lie side by side in each row, and the bias is the sum of both.
+    With `fork` (1x1, 16-bit floats) the last output channels are a result of their own.
     """
     dtype = "u8" if eight else "bf16" if bf16 else "f16"
     first_steps = shape.steps(config.bk)
     steps = first_steps + (0 if second is None else second.shape.steps(config.bk))
-    row, box = steps * config.bk, (_panel(config), 64)
+    panel = 0 if fork is None else Fork.panel(fork.at, config)
+    row, box, own = steps * config.bk, (panel or _panel(config), 64), shape.k if fork is None else fork.at
     halo = Halo.of(shape, config) if config.halo else Halo(1, 1, 0, 0)
     whole = shape if groups is None else replace(shape, c=groups.channels)
     if isinstance(halo, str):
@@ -412,7 +436,7 @@ def conv_launch(
     if config.sk > 1 or config.direct:
         d = r = bytes(128)  # not used: plain addresses
     else:
-        d = tensormap.tiled(out.address, dtype, (shape.k, shape.m), (out.pitch * config.size,), box)
+        d = tensormap.tiled(out.address, dtype, (own, shape.m), (out.pitch * config.size,), box)
         r = d if residual is None else tensormap.tiled(residual.address, dtype, (shape.k, shape.m), (residual.pitch * config.size,), box)
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * (shape.n * -(-shape.p // halo.rows) if config.halo else -(-shape.m // config.bm))
@@ -431,6 +455,9 @@ def conv_launch(
         if second.between is not None:
             made = second.between
             args += struct.pack("<4x2Q2f", made.bias, made.factor, made.span, made.base)
+    if fork is not None:
+        d = tensormap.tiled(fork.out.address, dtype, (shape.k - fork.at, shape.m), (fork.out.pitch * config.size,), box)
+        args += bytes(-len(args) % 64) + d + struct.pack("<Q2i", fork.out.address, fork.at, fork.out.pitch)
     if config.once and config.once * config.sk != steps:
         raise BackendError(f"{config} has not {steps} steps. This is a mistake in whet: please report it.")
     grid = tiles * config.sk if config.sk > 1 or config.once else min(tiles, multiprocessors * config.blocks)
@@ -439,7 +466,7 @@ def conv_launch(
     im2col = not config.halo and (input_map is not None or not shape.plain)
     pair = 0 if second is None else Second.kind(second.shape)
     between = second is not None and second.between is not None
-    kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight, groups is not None, pair, between)
+    kernel = conv_kernel(config, im2col, finish.activation[0], bf16, out_f32, shape.k % 8 != 0, eight, groups is not None, pair, between, panel)
     shared = config.shared_with(halo.slot) if config.halo else -1
     return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)
 

@@ -226,7 +226,11 @@ def step_channels(c: int, size: int) -> int:
 def configs_for(m: int, k: int, c: int, taps: int, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
     """Candidates for m pixels, k output and c input channels (of `size` bytes) of `taps` filter taps, the most promising first."""
     bk = step_channels(c, size)
-    steps = taps * -(-c // bk)
+    return configs_of_steps(m, k, taps * -(-c // bk), bk, multiprocessors, size)
+
+
+def configs_of_steps(m: int, k: int, steps: int, bk: int, multiprocessors: int = 132, size: int = 2) -> list[ConvConfig]:
+    """Candidates for m pixels, k output channels and `steps` K steps of `bk` channels (of `size` bytes), the most promising first."""
     found: set[ConvConfig] = set()
     if m <= 30000:
         found.update(small_batch_configs(m, k, steps, bk, multiprocessors, size))

@@ -166,11 +166,23 @@ def _place(at: Sequence[Index], shape: Sequence[int], fmt: str) -> str:
     if fmt == "nhwc":
         order = [order[0], *order[2:], order[1]]
     text = ""
-    for i, d in order:
-        if d == 1:
-            continue
+    for i, d in _joined([(i, d) for i, d in order if d != 1]):
         text = _written(i) if not text else f"({text} * {d}u + {_written(i)})"
     return text or "0u"
+
+
+def _joined(order: list[tuple[Index, int]]) -> list[tuple[Index, int]]:
+    """Axes behind each other whose places were cut from the same place (`_cut`) as one, whose place is then that one: no divisions."""
+    found: list[tuple[Index, int]] = []
+    for (text, offset), d in reversed(order):
+        if found and offset == 0:
+            (inner, behind), size = found[-1]
+            whole = inner.removeprefix("(").removesuffix(f" % {size}u)")
+            if behind == 0 and inner == f"({whole} % {size}u)" and text in (f"({whole} / {size}u)", f"(({whole} / {size}u) % {d}u)"):
+                found[-1] = ((whole if text == f"({whole} / {size}u)" else f"({whole} % {d * size}u)"), 0), d * size
+                continue
+        found.append(((text, offset), d))
+    return found[::-1]
 
 
 def _order(rank: int, fmt: str) -> list[int]:

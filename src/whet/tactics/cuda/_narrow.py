@@ -12,7 +12,7 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Tensor
 from whet.network.types import DType
 from whet.tactics._base import Config, Packed
-from whet.tactics.cuda._conv import Activation, ConvShape, Finish
+from whet.tactics.cuda._conv import Activation, ConvShape, Finish, dealt_rows
 from whet.tactics.cuda._conv_config import REGISTERS, SHARED_LIMIT
 from whet.tactics.cuda._kernel import ACTIVATIONS, loaded, packed_array
 from whet.tactics.cuda._source import source
@@ -46,6 +46,11 @@ class NarrowTile:
         """Threads of a block."""
         return self.th * self.tw * 2
 
+    @property
+    def dealt(self) -> bool:
+        """Whether rows of the weights are dealt out to threads in 32s."""
+        return self.bn % 32 == 0
+
     def box(self, s: ConvShape) -> tuple[int, int]:
         """Rows of 128 bytes and image rows of an input tile."""
         packed = 64 // s.c
@@ -75,8 +80,9 @@ class NarrowTile:
         """The macros of the instance; `front` is the activation of the 1x1 convolution."""
         own = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
         shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
-        more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "BN2": s.c}
-        return {**own, **shape, **more, "ACT": ACTIVATIONS[finish.activation[0]], "BF16": int(bf16), "RESIDUAL": finish.residual}
+        more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(halved(Finish(front))), "BN2": s.c}
+        ends = {"ACT": ACTIVATIONS[finish.activation[0]], "HALVED": int(halved(finish)), "RESIDUAL": finish.residual}
+        return {**own, **shape, **more, **ends, "BF16": int(bf16)}
 
     def __str__(self) -> str:
         return f"{self.th}x{self.tw}x{self.bn} s{self.slots} b{self.blocks}"
@@ -107,7 +113,7 @@ def narrow_launch(
     kernel = loaded("narrow.cu", "narrow", tuple(sorted(constants.items())), tile.shared(s))
     row, line, (wide, tall) = chunks(s) * 64, s.w * s.c * 2, tile.box(s)
     blob = tensormap.tiled(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
-    blob += tensormap.tiled(weights, dtype, (row, s.k), (row * 2,), (64, tile.bn))
+    blob += tensormap.tiled(weights, dtype, (row, rows(s.k, tile.dealt)), (row * 2,), (64, tile.bn))
     tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
     tiles = s.n * tiles_h * tiles_w
     blob += struct.pack("<3Q9i2f", bias, residual, out, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles, tiles_n, *finish.activation[1:])
@@ -172,14 +178,27 @@ def chunks(s: ConvShape) -> int:
     return -(-s.r * s.s * s.c // 64)
 
 
-def narrow_filters(weights: Tensor, dtype: DType) -> Packed:
-    """Filters [k, c, r, s] as rows [k][r][s][c], filled with zeros to whole rows of 64."""
+def rows(k: int, dealt: bool) -> int:
+    """Rows of packed filters: whole 32s where they are dealt out."""
+    return -(-k // 32) * 32 if dealt else k
+
+
+def halved(finish: Finish) -> bool:
+    """Whether weights and biases are half of what they are: SiLU is x/2 (1 + tanh(x/2)), where nothing is added in front of it."""
+    return finish.activation[0] == "silu" and finish.residual != 1
+
+
+def narrow_filters(weights: Tensor, dtype: DType, finish: Finish, dealt: bool = False) -> Packed:
+    """Filters [k, c, r, s] as rows [k][r][s][c], filled with zeros to whole rows of 64.
+
+    `dealt`: rows are dealt out (`dealt_rows`).
+    """
     k, c, r, s = (int(d) for d in weights.shape)
-    row = -(-r * s * c // 64) * 64
+    row, scale = -(-r * s * c // 64) * 64, np.float32(0.5 if halved(finish) else 1)
 
     def filters() -> np.ndarray:
-        out = np.zeros((k, row), dtype.numpy)
-        out[:, : r * s * c] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(k, -1)
-        return out
+        out = np.zeros((rows(k, dealt), row), dtype.numpy)
+        out[:k, : r * s * c] = (np.asarray(weights.array(), np.float32) * scale).transpose(0, 2, 3, 1).reshape(k, -1)
+        return dealt_rows(out) if dealt else out
 
-    return packed_array(f"{weights.weight.digest}|narrow {row} {dtype}", k * row * 2, filters)
+    return packed_array(f"{weights.weight.digest}|narrow {row} {dtype} {scale} {dealt}", rows(k, dealt) * row * 2, filters)

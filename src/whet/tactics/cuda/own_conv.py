@@ -141,10 +141,11 @@ def conv_shape(layer: Layer) -> ConvShape:
     )
 
 
-def packed_bias(made: Ending, own: Any, channels: int) -> Any:
-    """The packed bias of a layer: zeros when it has none."""
-    digest = own.weight.digest if own is not None else ""
-    return packed_array(f"bias {digest} {made.key} {channels}", bias_count(channels) * 4, lambda: pack_bias(made.bias(own, channels), channels))
+def packed_bias(made: Ending, own: Any, channels: int, halved: bool = False) -> Any:
+    """The packed bias of a layer: zeros when it has none; with `halved` half of it."""
+    digest, scale = own.weight.digest if own is not None else "", np.float32(0.5 if halved else 1)
+    key = f"bias {digest} {made.key} {channels}" + " halved" * halved
+    return packed_array(key, bias_count(channels) * 4, lambda: pack_bias(made.bias(own, channels) * scale, channels))
 
 
 def as_config(c: ConvConfig) -> Config:

@@ -18,7 +18,7 @@ from whet.tactics._fused import anchor, epilogue, is_quantized, places
 from whet.tactics._quantized import Parts, take_apart
 from whet.tactics.cuda._body import seen
 from whet.tactics.cuda._conv import ConvShape, Eight, Finish, Second, View, conv_launch, conv_source, pack_weights, pack_weights8
-from whet.tactics.cuda._conv_config import ConvConfig, estimate_us, large_batch_configs, small_batch_configs, step_channels, varied
+from whet.tactics.cuda._conv_config import configs_of_steps, step_channels, varied
 from whet.tactics.cuda._kernel import HALF, RTOL, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array
 from whet.tactics.cuda._quantized import (
     EIGHT,
@@ -118,13 +118,9 @@ class OwnJoinedConv(Tactic):
         if isinstance(found, str):
             return []
         m, k, steps, processors = found.shape.m, found.shape.k, found.steps(), machine.multiprocessors
-        good: set[ConvConfig] = set()
-        if m <= 30000:
-            good.update(small_batch_configs(m, k, steps, found.bk, processors, found.size))
-        if m >= 3000:
-            good.update(large_batch_configs(m, k, steps, found.bk, processors, found.size))
-        able = (c for c in good if (c.outs < 3 or found.residual is not None) and (found.parts is None or c.bn % 32 == 0))
-        order = varied(sorted(able, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
+        good = configs_of_steps(m, k, steps, found.bk, processors, found.size)
+        able = [c for c in good if (c.outs < 3 or found.residual is not None) and (found.parts is None or c.bn % 32 == 0)]
+        order = varied(able, MAX_CONFIGS)
         eight, _, finish = _ends(found, signature)[:3]
         bf16 = signature.outputs[0].dtype.name == "bf16"
         ahead(machine, [conv_source(c, False, finish.activation[0], bf16, eight=eight, pair=1) for c in order])

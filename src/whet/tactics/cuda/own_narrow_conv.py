@@ -9,7 +9,7 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
 from whet.tactics.cuda._kernel import GpuKernel, ahead, ending, machine_has
-from whet.tactics.cuda._narrow import NarrowTile, narrow_filters, narrow_launch, narrow_reason, narrow_tiles
+from whet.tactics.cuda._narrow import NarrowTile, halved, narrow_filters, narrow_launch, narrow_reason, narrow_tiles
 from whet.tactics.cuda.own_conv import OwnConv, conv_shape, packed_bias
 
 
@@ -44,5 +44,5 @@ class OwnNarrowConv(OwnConv):
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
             return [narrow_launch(tile, s, addresses, made.finish, dtype.name, machine.multiprocessors, layer.name)]
 
-        packed = (narrow_filters(weights, dtype), packed_bias(made, own, s.k))
+        packed = (narrow_filters(weights, dtype, made.finish, tile.dealt), packed_bias(made, own, s.k, halved(made.finish)))
         return GpuKernel(layer, signature, make, implementation=f"own narrow wgmma {tile}", packed=packed)

@@ -10,7 +10,7 @@ from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Ta
 from whet.tactics._fused import anchor, constants_of
 from whet.tactics.cuda._conv_and_product import Pair, pair_of
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, float_types, machine_has, same
-from whet.tactics.cuda._narrow import Front, NarrowTile, narrow_filters, narrow_launch, narrow_reason, narrow_tiles
+from whet.tactics.cuda._narrow import Front, NarrowTile, halved, narrow_filters, narrow_launch, narrow_reason, narrow_tiles
 from whet.tactics.cuda.own_conv import conv_shape, packed_bias
 
 
@@ -57,8 +57,13 @@ class OwnProductConv(Tactic):
         if reason := narrow_reason(s, front=True) or tile.unfit(s):
             raise PlanRefused(reason)
         (filters, own_inner), (weights, own) = constants_of(pair.first), constants_of(pair.second)
-        biases = packed_bias(pair.made, own, s.k), packed_bias(pair.inner, own_inner, s.c)
-        packed = (narrow_filters(weights, dtype), biases[0], narrow_filters(filters, dtype), biases[1])
+        ends, inner = pair.made.finish, pair.inner.finish
+        packed = (
+            narrow_filters(weights, dtype, ends, tile.dealt),
+            packed_bias(pair.made, own, s.k, halved(ends)),
+            narrow_filters(filters, dtype, inner),
+            packed_bias(pair.inner, own_inner, s.c, halved(inner)),
+        )
 
         def make(args: Args) -> list:
             residual = 0 if pair.residual is None else args.inputs[pair.residual]

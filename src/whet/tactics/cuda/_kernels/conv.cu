@@ -14,6 +14,7 @@
 // stored, which stay in registers and are what is added at the end.
 // With DW (a stride; needs HALO and a 1x1 product) the product's input is a depthwise convolution of DW_R x DW_S taps that this kernel computes itself: a
 // K step's input tile holds the pixels of all taps, and the multiplying warps make their rows of the operand from it, DW_ROWS a thread, ended by DW_ACT.
+// With FORK (floats of 16 bits; how many channels of both results a panel has) the output channels are those of two results: from fork_from on, of the second.
 // OUTS (1 to 3) output tiles take turns: with more than one the residual of the next OUTS - 1 tiles comes, and the last one leaves, while this one is finished.
 // Constants: BM = 64*MI*WGS, BN, BK (channels a step), STAGES, SK, DIRECT, IM2COL, ACT, BLOCKS (resident per multiprocessor), BF16,
 // OUT_F32 (f32 results; SK > 1 or DIRECT only), ODD (any number of output channels; DIRECT only), HALO (0, or slots for input tiles),
@@ -35,11 +36,14 @@
 #ifndef BETWEEN
 #define BETWEEN 0
 #endif
+#ifndef FORK
+#define FORK 0
+#endif
 
 constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
 constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
 constexpr int A_BYTES = BM * ROW, B_BYTES = (BN * ROW + 1023) / 1024 * 1024;
-constexpr int WIDEST = 128 / SIZE;                                          // the output tile lies in panels of PW columns
+constexpr int WIDEST = FORK ? FORK : 128 / SIZE;                            // the output tile lies in panels of PW columns
 constexpr int PW = BN % WIDEST == 0 ? WIDEST : BN % (WIDEST / 2) == 0 ? WIDEST / 2 : WIDEST / 4, PANELS = BN / PW, PROW = PW * SIZE;
 constexpr int PANEL_BYTES = 64 * PROW, OUT_BYTES = BM * BN * SIZE;
 constexpr int PITCH = BN + 8;                                              // floats between rows of a partial sum: no bank conflicts
@@ -51,6 +55,7 @@ constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * 4;           // bi
 constexpr int CHAINS = DW || BETWEEN ? 1 : !STAGED && MI * BN <= 32 && ROW >= 128 ? 4 : !STAGED && MI * BN <= 64 && ROW >= 64 ? 2 : 1;
 constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
+static_assert(!FORK || (PW == FORK && FORK <= 64 && !IN8 && !OUT_F32 && !ODD && !HALO), "two results");
 static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
 static_assert(!ONCE || (ONCE <= STAGES && !STAGED && !HOLD && !DW), "steps with slots of their own");
 constexpr u32 PART_BYTES = BM * BN * 4 / SK * (SK - 1);  // of the sums that others send; a block's own stay in it
@@ -102,6 +107,11 @@ struct Args {
     const float* depthwise;    // [K steps][taps and a bias][BK]
     Act dw_act;
     int slot_wide;             // pixels from row to row in an input tile (`wide` counts its results)
+#endif
+#if FORK
+    TensorMap fork;            // the second result, as `d`
+    u8* fork_out;              // SK > 1 or DIRECT, as `out`
+    int fork_from, fork_pitch; // its first output channel; elements from pixel to pixel
 #endif
 #if TRACE
     u64* trace;                // 16 times of each block
@@ -574,14 +584,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                         for (int q = 0; q < 4; ++q) {
                             const int j = (b * 4 + q) % (BN / 8), half = (b * 4 + q) / (BN / 8);
-                            const float2 r = unpack(v[q]);
-                            v[q] = pack(finish(p, acc[i][j * 4 + half * 2] + bias_pairs[j].x, r.x),
-                                        finish(p, acc[i][j * 4 + half * 2 + 1] + bias_pairs[j].y, r.y));
+                            v[q] = finish_two(p, acc[i][j * 4 + half * 2] + bias_pairs[j].x, acc[i][j * 4 + half * 2 + 1] + bias_pairs[j].y, unpack(v[q]));
                         }
                         turn_quad(v, lane);
                         const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8, row = item / (BN / 8) ? pixel[i][1] : pixel[i][0];
-                        if (row >= 0 && col < p.n)
-                            *reinterpret_cast<uint4*>(p.out + ((long long)row * p.out_pitch + col) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+                        if (row >= 0 && col < p.n) *reinterpret_cast<uint4*>(result(p, row, col)) = make_uint4(v[0], v[1], v[2], v[3]);
                     }
             } else if (SK == 1) {
                 const u32 mine = bias_s + group * BN * 4;
@@ -601,7 +608,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                             const int line = row + half * 8, mix = PROW == 128 ? line & 7 : PROW == 64 ? line >> 1 & 3 : line >> 2 & 1;
                             const u32 at = panel + line * PROW + ((col ^ mix) << 4) + lane % 4 * 4;
                             const float2 r = p.has_residual ? unpack(load_shared(at)) : make_float2(0.f, 0.f);
-                            store_shared(at, pack(finish(p, acc[i][j * 4 + half * 2] + add.x, r.x), finish(p, acc[i][j * 4 + half * 2 + 1] + add.y, r.y)));
+                            store_shared(at, finish_two(p, acc[i][j * 4 + half * 2] + add.x, acc[i][j * 4 + half * 2 + 1] + add.y, r));
                         }
                     }
                 fence_async();
@@ -610,8 +617,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     if (turn == 0) wait_for_previous();  // nothing may be written while the kernel in front still reads it
 #pragma unroll
                     for (int i = 0; i < MI; ++i)
-                        for (int j = 0; j < PANELS; ++j)
-                            store_box2(&p.d, place + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
+                        for (int j = 0; j < PANELS; ++j) store_panel(p, place + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
                     store_commit();
                     if (OUTS == 1) store_wait_read();
                 }
@@ -649,14 +655,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                         v.x += z.x; v.y += z.y; v.z += w.x; v.w += w.y;
                     }
                     const float2 r0 = unpack(residual[i].x), r1 = unpack(residual[i].y), r2 = unpack(residual[i].z), r3 = unpack(residual[i].w);
-                    u = make_float4(finish(p, u.x, r0.x), finish(p, u.y, r0.y), finish(p, u.z, r1.x), finish(p, u.w, r1.y));
-                    v = make_float4(finish(p, v.x, r2.x), finish(p, v.y, r2.y), finish(p, v.z, r3.x), finish(p, v.w, r3.y));
-                    const long long to = (long long)row * p.out_pitch + col;
                     if (OUT_F32) {
-                        reinterpret_cast<float4*>(p.out)[to / 4] = u;
-                        reinterpret_cast<float4*>(p.out)[to / 4 + 1] = v;
+                        float4* out = reinterpret_cast<float4*>(p.out + ((long long)row * p.out_pitch + col) * 4);
+                        out[0] = make_float4(finish(p, u.x, r0.x), finish(p, u.y, r0.y), finish(p, u.z, r1.x), finish(p, u.w, r1.y));
+                        out[1] = make_float4(finish(p, v.x, r2.x), finish(p, v.y, r2.y), finish(p, v.z, r3.x), finish(p, v.w, r3.y));
                     } else {
-                        *reinterpret_cast<uint4*>(p.out + to * 2) = make_uint4(pack(u.x, u.y), pack(u.z, u.w), pack(v.x, v.y), pack(v.z, v.w));
+                        *reinterpret_cast<uint4*>(result(p, row, col)) =
+                            make_uint4(finish_two(p, u.x, u.y, r0), finish_two(p, u.z, u.w, r1), finish_two(p, v.x, v.y, r2), finish_two(p, v.z, v.w, r3));
                     }
                 }
             }

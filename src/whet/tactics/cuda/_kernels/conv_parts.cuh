@@ -4,6 +4,28 @@ DEV float finish(const Args& p, float v, float r) {
     const float x = activate<ACT>(p.has_residual == 1 ? v + r : v, p.act);
     return p.has_residual == 2 ? x + r : x;
 }
+// Two of them that become 16-bit numbers.
+DEV u32 finish_two(const Args& p, float x, float y, float2 r) {
+    if (ACT != 1) return pack(finish(p, x, r.x), finish(p, y, r.y));
+    x = p.has_residual == 1 ? x + r.x : x;
+    y = p.has_residual == 1 ? y + r.y : y;
+    activate_two<ACT>(x, y, p.act);
+    return p.has_residual == 2 ? pack(x + r.x, y + r.y) : pack(x, y);
+}
+// Where the 16-bit numbers of a pixel begin with output channel `col`.
+DEV u8* result(const Args& p, int row, int col) {
+#if FORK
+    if (col >= p.fork_from) return p.fork_out + ((long long)row * p.fork_pitch + col - p.fork_from) * 2;
+#endif
+    return p.out + ((long long)row * p.out_pitch + col) * 2;
+}
+// A panel of the output tile goes to the pixels from m on and the output channels from col on.
+DEV void store_panel(const Args& p, u32 from, int col, int m) {
+#if FORK
+    if (col >= p.fork_from) return store_box2(&p.fork, from, col - p.fork_from, m);
+#endif
+    store_box2(&p.d, from, col, m);
+}
 
 #if IN8
 // Eight neighbouring channels of a pixel: sums to real numbers, residual, activation, and into the type that is stored.

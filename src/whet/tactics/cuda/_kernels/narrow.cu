@@ -5,6 +5,8 @@
 // seen as one of PACK times the channels and a PACK-th of the width, so a tile's first pixel is a multiple of PACK, LEAD pixels before its windows.
 // With FRONT the input comes through a 1x1 convolution of as many channels (FRONT_ACT ends it): every pixel of an input tile is multiplied once where it
 // lies, and what comes of it, zeros outside the image, lies beside it in the same order. Pixels at the edge of two tiles are multiplied twice.
+// Where BN is a multiple of 32, rows of the weights are dealt out in 32s so that a thread's sums are eight neighbouring channels of a pixel (DEALT), which it
+// stores as they are; else the threads of four exchange theirs. Weights and biases of SiLU are halved where nothing is added in front of it (HALVED; FRONT_HALVED).
 // Constants: C, R, S, STRIDE_H, STRIDE_W, LEAD, TH, TW (TH * TW a multiple of 64), SLOTS (input tiles at a time), BN (multiple of 16), BLOCKS, ACT, BF16,
 // RESIDUAL (0 none, 1 before the activation, 2 after it).
 #include "common.cuh"
@@ -20,6 +22,7 @@ constexpr int SLOT = (ROWS * COLUMNS * PIXEL + 1023) / 1024 * 1024;
 constexpr int STEPS = R * S * C / 16, CHUNKS = (STEPS + 3) / 4;             // of 16 and of 64 elements of K
 constexpr int TALL = (ROWS * COLUMNS + 63) / 64, BETWEEN = FRONT ? C * 128 + SLOT : 0;  // FRONT: 64s of pixels; bytes of its weights and results
 constexpr u32 NOWHERE = ~0u;
+constexpr bool DEALT = BN % 32 == 0;
 constexpr int DEEP = 2;                                                     // steps whose fragments are read at once
 static_assert(TH * TW % 64 == 0 && BN % 16 == 0 && 64 % C == 0 && C >= 16 && TW * STRIDE_W % PACK == 0, "tile");
 
@@ -48,6 +51,16 @@ struct Tile {  // which output pixels; steps to the block's next tile by additio
         if (ty >= a.tiles_h) { ty -= a.tiles_h; ++n; }
     }
 };
+
+// Sums begin with their biases, those of column j * 8 at `bias` + j * apart (in every four of columns dealt out).
+template <int COUNT> DEV void begin_with(float (&sums)[COUNT / 2], u32 bias, int apart) {
+#pragma unroll
+    for (int j = 0; j < COUNT / 8; ++j) {
+        const float2 v = load_shared_f2(bias + (apart == 8 ? j / 4 * 128 + j % 4 * 8 : j * apart));
+        sums[j * 4] = sums[j * 4 + 2] = v.x;
+        sums[j * 4 + 1] = sums[j * 4 + 3] = v.y;
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
@@ -99,7 +112,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __gri
 #endif
 #pragma unroll
         for (int b = 0; b < BN / 16; ++b) {
-            const int item = b * 4 + lane % 4, col = n0 + item % (BN / 8) * 8, m = row + lane / 4 + item / (BN / 8) * 8;
+            const int item = b * 4 + lane % 4, col = n0 + (DEALT ? b / 2 * 32 + lane % 4 * 8 : item % (BN / 8) * 8);
+            const int m = row + lane / 4 + (DEALT ? b % 2 : item / (BN / 8)) * 8;
             const int p = here.ty * TH + m / TW, q = here.tx * TW + m % TW;
             to[b] = p < a.p && q < a.q && col < a.k ? ((here.n * a.p + p) * a.q + q) * (u32)(a.k / 8) + col / 8 : NOWHERE;
 #if RESIDUAL
@@ -116,9 +130,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __gri
             u32 g[C / 16][4];
 #pragma unroll
             for (int s = 0; s < C / 16; ++s) load_fragment(g[s], patches + slot * SLOT + (place ^ s * 32));
+            begin_with<C>(sums, bias + BN * 4 + lane % 4 * 8, 32);
             mma_begin();
 #pragma unroll
-            for (int s = 0; s < C / 16; ++s) wgmma_registers(sums, g[s], operand<128>(front) + s * 2, s > 0);
+            for (int s = 0; s < C / 16; ++s) wgmma_registers(sums, g[s], operand<128>(front) + s * 2, 1);
             mma_commit();
             bool inside[2];  // rows beyond the tile are its last pixel again
 #pragma unroll
@@ -132,9 +147,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __gri
                 u32 v[4];
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    const float2 add = load_shared_f2(bias + BN * 4 + (s * 2 + e / 2) * 32 + lane % 4 * 8);
-                    float x = sums[(s * 2 + e / 2) * 4 + e % 2 * 2] + add.x, y = sums[(s * 2 + e / 2) * 4 + e % 2 * 2 + 1] + add.y;
-                    activate_two<FRONT_ACT>(x, y, a.front_act);
+                    float x = sums[(s * 2 + e / 2) * 4 + e % 2 * 2], y = sums[(s * 2 + e / 2) * 4 + e % 2 * 2 + 1];
+                    activate_two<FRONT_ACT, FRONT_HALVED>(x, y, a.front_act);
                     v[e] = inside[e % 2] ? pack(x, y) : 0;
                 }
                 store_fragment(v, between + (place ^ s * 32));
@@ -147,6 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __gri
         const u32 from = patches + slot * SLOT + own;
 #endif
         float acc[BN / 2];
+        begin_with<BN>(acc, bias + lane % 4 * (DEALT ? 32 : 8), DEALT ? 8 : 32);
         u32 f[2][DEEP][4];
 #pragma unroll
         for (int s = 0; s < STEPS; s += DEEP) {
@@ -160,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __gri
             mma_begin();
 #pragma unroll
             for (int d = 0; d < DEEP && s + d < STEPS; ++d)
-                wgmma_registers(acc, g[d], operand<128>(base + (s + d) / 4 * BN * 128) + (s + d) % 4 * 2, s + d > 0);
+                wgmma_registers(acc, g[d], operand<128>(base + (s + d) / 4 * BN * 128) + (s + d) % 4 * 2, 1);
             mma_commit();
             mma_wait<1>();
         }
@@ -173,25 +188,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __gri
             u32 v[4];
 #if RESIDUAL
             u32 r[4] = {residual[b].x, residual[b].y, residual[b].z, residual[b].w};
-            turn_quad(r, lane);
+            if (!DEALT) turn_quad(r, lane);
 #endif
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int j = (b * 4 + i) % (BN / 8), half = (b * 4 + i) / (BN / 8);
-                const float2 add = load_shared_f2(bias + j * 32 + lane % 4 * 8);
-                float x = acc[j * 4 + half * 2] + add.x, y = acc[j * 4 + half * 2 + 1] + add.y;
+                const int j = DEALT ? b / 2 * 4 + i : (b * 4 + i) % (BN / 8), half = DEALT ? b % 2 : (b * 4 + i) / (BN / 8);
+                float x = acc[j * 4 + half * 2], y = acc[j * 4 + half * 2 + 1];
 #if RESIDUAL
                 const float2 other = unpack(r[i]);
                 if (RESIDUAL == 1) { x += other.x; y += other.y; }
 #endif
-                activate_two<ACT>(x, y, a.act);
+                activate_two<ACT, HALVED>(x, y, a.act);
 #if RESIDUAL == 2
                 x += other.x;
                 y += other.y;
 #endif
                 v[i] = pack(x, y);
             }
-            turn_quad(v, lane);
+            if (!DEALT) turn_quad(v, lane);
             if (to[b] != NOWHERE) a.out[to[b]] = make_uint4(v[0], v[1], v[2], v[3]);
         }
         here.add(a, step);

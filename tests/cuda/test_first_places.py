@@ -1,0 +1,97 @@
+"""First convolutions whose windows the tensor cores read where they lie: packed filters against places of the image, and on a GPU the results."""
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+from test_first_conv import check
+from test_narrow_conv import layer_of, undealt
+from test_tactics import HOPPER
+
+from whet.backends.cuda.compile import compile_cubin
+from whet.network.types import F16, F32
+from whet.ops import run_regions
+from whet.tactics import get_tactic
+from whet.tactics._fused import source_place
+from whet.tactics.cuda._conv import ConvShape, Finish
+from whet.tactics.cuda._source import source
+from whet.tactics.cuda.own_conv import conv_shape
+from whet.tactics.cuda.own_first_places import PlacesTile, columns, lead, places, row
+
+TACTIC = get_tactic("cuda/own_first_places")
+#: image, filters, attributes
+CASES = [
+    ((2, 3, 40, 72), (32, 6, 6), {"pads": (2, 2, 2, 2), "strides": (2, 2)}),
+    ((1, 3, 31, 148), (64, 7, 7), {"pads": (3, 3, 3, 3), "strides": (2, 2)}),
+    ((3, 3, 18, 36), (16, 3, 3), {"pads": (0, 0, 0, 0), "strides": (2, 2)}),
+    ((2, 3, 35, 140), (24, 3, 3), {"pads": (1, 1, 1, 1), "strides": (1, 2)}),
+    ((1, 1, 25, 32), (40, 5, 4), {"pads": (2, 1, 2, 2), "strides": (3, 2)}),
+    ((1, 2, 21, 260), (72, 8, 8), {"pads": (4, 5, 3, 2), "strides": (2, 2)}),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_packed_filters_meet_the_places_of_a_window(case):
+    layer, arrays = layer_of(*case, False)
+    s = conv_shape(layer)
+    image = arrays[source_place(layer)]
+    left = s.pad[1] + s.pad[1] % 2 + 2 * lead(s)
+    assert left % 4 == 0
+    wide = np.zeros((s.n, 4, s.h + 32, left + s.w + 300))
+    wide[:, : s.c, s.pad[0] : s.pad[0] + s.h, left : left + s.w] = image
+    wide[:, 3] = 1
+    for signature in TACTIC.signatures(layer, HOPPER):
+        if TACTIC.refuses(layer, signature, HOPPER):
+            continue
+        kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
+        packed = kernel.packed[0].make().view(signature.outputs[0].dtype.numpy).reshape(columns(s), row(s))
+        filters = undealt(packed).astype(np.float64)[:, : s.r * places(s) * 8].reshape(columns(s), s.r, places(s) * 2, 4)
+        assert not filters[s.k :].any()
+        sums = np.zeros((s.n, columns(s), s.p, s.q))
+        for r in range(s.r):
+            for t in range(places(s) * 2):
+                x = 2 * lead(s) + t
+                taps = wide[:, :, r : r + s.p * s.stride[0] : s.stride[0], x : x + 2 * s.q : 2][:, :, : s.p, : s.q]
+                sums += np.einsum("kc,nchw->nkhw", filters[:, r, t], taps)
+        sums = sums[:, : s.k] * 2  # of SiLU: halved
+        want = run_regions(layer, arrays)[0]
+        np.testing.assert_allclose(sums / (1 + np.exp(-sums)), want, rtol=0.02, atol=0.02 * np.abs(want).max())
+
+
+def test_a_multiprocessor_holds_what_is_offered():
+    layer, _ = layer_of(*CASES[0], False)
+    signature = TACTIC.signatures(layer, HOPPER)[0]
+    assert TACTIC.refuses(layer, signature, HOPPER) is None
+    assert 4 <= len(TACTIC.configs(layer, signature, HOPPER)) <= 16
+
+
+def test_what_it_does_not_take_is_said():
+    for case, said in [
+        (((1, 3, 20, 30), (32, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 2)}), "rows of 30 pixels"),
+        (((1, 3, 20, 32), (32, 3, 3), {"pads": (1, 1, 1, 1)}), "stride 1"),
+        (((1, 4, 20, 32), (32, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 2)}), "4 input"),
+    ]:
+        layer, _ = layer_of(*case, False)
+        assert said in TACTIC.refuses(layer, TACTIC.signatures(layer, HOPPER)[0], HOPPER)
+
+
+@pytest.mark.parametrize(("tile", "image"), [(PlacesTile(4, 1, 4), F32), (PlacesTile(8, 2, 2), F32), (PlacesTile(8, 1, 2), F16)], ids=str)
+def test_its_machine_code_is_what_was_meant(tile, image, tmp_path):
+    s = ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))
+    assert tile.unfit(s, image) is None
+    text = sass(compile_cubin(source("first_places.cu", tile.constants(s, Finish(("silu", 0.0, 0.0)), image, F16)), cached=False), tmp_path)
+    assert text.count("HGMMA") == 9 * tile.th // tile.wgs, "18 places, two a step, for every row of a warpgroup"
+    assert not re.search(r"\b(LDSM|SHFL\.BFLY)\b", text), "operands are read where they lie, results are stored as they are"
+    assert text.count("STG.E.128") == 2 * tile.th // tile.wgs
+    assert ("LDG.E.128" if image == F32 else "LDG.E.64") in text
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_match_the_reference(gpu, case):
+    layer, arrays = layer_of(*case, False)
+    check(gpu, TACTIC, layer, arrays)

@@ -1,0 +1,111 @@
+"""Two 1x1 convolutions of one image in a launch: what is packed, which tiles part where the results do, and where the builder takes it."""
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+from test_joined_conv import HOPPER, steps_of
+
+from whet.backends.cuda.compile import compile_cubin
+from whet.builder import BuildConfig, build
+from whet.inspector.apart import apart
+from whet.inspector.facts import layer_facts
+from whet.network import parse_network
+from whet.ops import OPS, run_regions, sample_layer
+from whet.tactics import get_tactic
+from whet.tactics.cuda._conv import Fork, conv_source
+from whet.tactics.cuda._conv_config import ConvConfig
+from whet.tactics.cuda.own_conv import from_config
+from whet.tactics.cuda.own_forked_conv import forked_conv
+
+SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ForkedConv"]
+TACTIC = get_tactic("cuda/own_forked_conv")
+
+
+@pytest.mark.parametrize("i", SAMPLES)
+def test_packed_weights_are_those_of_both(i):
+    _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
+    found, signature = forked_conv(layer), TACTIC.signatures(layer, HOPPER)[0]
+    kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
+    rows = np.concatenate([steps_of(arrays[i], found.bk) for i in found.images], axis=1)
+    assert rows.shape[1] == found.steps * found.bk
+    k = sum(w.shape.k for w in found.ways)
+    got = rows @ kernel.packed[0].make().view(np.float16).reshape(k, -1).astype(np.float64).T + kernel.packed[1].make().view(np.float32)[:k]
+    whole = np.concatenate([np.moveaxis(arrays[i], 1, -1).reshape(rows.shape[0], -1) for i in found.images], axis=1).astype(np.float64)
+    for way, sums in zip(found.ways, np.split(got, [found.at], axis=1), strict=True):
+        want = whole @ np.asarray(way.weights.array(), np.float64).reshape(way.shape.k, -1).T + np.asarray(way.bias.array(), np.float64)
+        np.testing.assert_allclose(sums, want, rtol=1e-3, atol=1e-2 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("i", SAMPLES)
+def test_no_panel_of_a_tile_belongs_to_both(i):
+    _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
+    found, signature = forked_conv(layer), TACTIC.signatures(layer, HOPPER)[0]
+    tiles = [from_config(c) for c in TACTIC.configs(layer, signature, HOPPER)]
+    assert len(tiles) > 4
+    for tile in tiles:
+        panel = Fork.panel(found.at, tile)
+        assert panel in (16, 32, 64)
+        assert not tile.bn % panel
+        assert not found.at % panel
+    one, other = run_regions(layer, arrays)
+    assert (one.shape[1], other.shape[1]) == (found.at, found.ways[1].shape.k)
+
+
+@pytest.mark.parametrize(
+    ("tile", "pair"),
+    [
+        (ConvConfig(2, 1, 64, bk=32, stages=2, blocks=3, outs=2, hold=1), 0),
+        (ConvConfig(2, 1, 64, stages=4, direct=1), 1),
+        (ConvConfig(1, 1, 32, stages=4, sk=2), 0),
+    ],
+    ids=str,
+)
+def test_its_machine_code_is_what_was_meant(tile, pair, tmp_path):
+    text = sass(compile_cubin(conv_source(tile, False, "silu", False, pair=pair, fork=Fork.panel(32, tile)), cached=False), tmp_path)
+    stores = len(re.findall(r"\bUTMASTG\b", text))
+    assert stores >= 2 if not tile.direct and tile.sk == 1 else stores == 0, "of a tile's panels each goes where its channels are kept"
+    assert "MUFU.TANH" in text
+    assert "MUFU.EX2" not in text, "one special function for SiLU"
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+
+
+NET = """network block source
+in %x: f32[2,64,20,20]
+const %w0: f32[32,64,1,1] = seed(1)
+const %w1: f32[48,64,1,1] = seed(2)
+const %w2: f32[32,80,1,1] = seed(3)
+const %w3: f32[32,80,1,1] = seed(4)
+%a = Conv(%x, %w0) from "first"
+%b = Relu(%a)
+%c = Conv(%x, %w1) from "second"
+%d = Relu(%c)
+%e = Concat(%b, %d, axis=1)
+%f = Conv(%e, %w2) from "third"
+%g = Conv(%e, %w3) from "fourth"
+out %f
+out %g
+"""
+
+
+def built(*passes):
+    config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1, passes=passes)
+    return build(parse_network(NET), config)
+
+
+def test_a_network_reads_its_images_once(standin_gpu):
+    plan = built()
+    forked = [x for x in plan.network.layers if x.hint == "ForkedConv"]
+    assert len(forked) == 2
+    assert all(plan.choices[x.name].tactic == "cuda/own_forked_conv" for x in forked)
+    assert len([x for x in plan.network.layers if x.op != "Reformat"]) == 2
+
+
+def test_it_counts_as_two_in_the_roofline(standin_gpu):
+    def counted(plan):
+        return sorted(p for x in layer_facts(plan) if x.layer.op != "Reformat" for p in apart(x))
+
+    assert counted(built()) == counted(built("-fuse_forked_conv"))
