@@ -25,10 +25,10 @@ def edited(good, section, change):
 
 
 def refused(data, text):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(EngineError, match=text):
         read_engine(data)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_the_edit_without_a_change_opens(good):
@@ -121,7 +121,7 @@ def test_texts(good, old, new, text):
     body = good["network"].decode()
     assert old in body
     parts = {**good, "network": body.replace(old, new, 1).encode()}
-    start = time.perf_counter()
+    start = time.process_time()
     if (old == "Relu(" and new == "Sigmoid(") or not text:
         try:
             read_engine(assemble(parts))  # another good engine, or a refusal: nothing else
@@ -129,7 +129,7 @@ def test_texts(good, old, new, text):
             pass
     else:
         refused(assemble(parts), text)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(

@@ -362,21 +362,25 @@ def test_children_die_with_their_parent(case, tmp_path):
     parent = context.Process(target=_start_and_wait, args=(folder,))
     parent.start()
     pid = tmp_path / "pid"
-    deadline = time.monotonic() + 60
-    while not (pid.is_file() and pid.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    _until(lambda: pid.is_file() and pid.read_text())
     child = int(pid.read_text())
     parent.kill()
     parent.join()
-    while _alive(child) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    _until(lambda: not _alive(child))
     assert not _alive(child)
     with LocalWorkers(1, 3.0) as workers:  # the same job again; it is ended when it takes too long
         pid.unlink()
         workers.start(folder)
-        while not (found := workers.finished()) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        found: list = []
+        _until(lambda: found.extend(workers.finished()) or found)
     assert found == [(folder, "took longer than search.trial_timeout, 3 s, and was ended")]
+
+
+def _until(true, seconds: float = 120.0) -> None:
+    """Waits for it; on a busy machine a process takes half a minute to start."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def _start_and_wait(folder: Path) -> None:
@@ -523,3 +527,13 @@ def test_what_is_named_stays_whole(case, tmp_path):
     assert any("stay whole" in why for _, why in space.left_out)
     with pytest.raises(UsageError, match=r"'space\.skip': nothing that could be cut is called .*Did you mean"):
         search_space(net, recipe_with(case, tmp_path, space={"skip": layer + "x"}))
+
+
+def test_integers_that_did_not_pay_are_said_so():
+    from whet.search.summary import _not_paid
+
+    def words(asked: str, **layers: int) -> str:
+        return _not_paid({"candidate": {"precision": asked}, "precision": layers})
+
+    assert words("int8", f32=3) == " (computes in floating point: INT8 did not pay)"
+    assert words("int8", f32=1, u8=2) == words("int8", i8=2) == words("fp8", f8e4m3=2) == words("fp32", f32=3) == ""
