@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("optuna", reason="the search needs Optuna: pip install 'whet[search]'")
 
+from report.sample import sample
 from search.conftest import case, perceptron, recipe_with  # noqa: F401 - a fixture of the search's tests
 from whet.cli import main
+from whet.cli.auto import _tell
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -50,3 +54,18 @@ def test_a_missed_target_has_an_exit_code_of_its_own(case, tmp_path, capsys):  #
     assert "The target is NOT met" in out
     assert "scout 0000 (1/1)" in err
     assert "NOT met" in (tmp_path / "w" / "deploy" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_table_fits_the_terminal(width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    found = sample()
+    for row in found["rows"]:
+        row["throughput"] = 123456.0
+    _tell(SimpleNamespace(met=True, folder=SimpleNamespace(deploy=Path("d"))), found)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    head = next(line for line in lines if line.startswith("engine "))
+    assert "median ms" in head
+    assert "MiB" in head, "the last column is not folded into a line of its own"
+    assert ("p99 ms" in head) == (width >= 100)

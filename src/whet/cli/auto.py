@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+_ROOMY = 100  # columns of a terminal in which all of a table stands side by side
+_SPARED = (">p99 ms", ">samples/s")  # in a narrower one these stand in the report alone
 MISSED = 3  # exit code: an engine was found and deployed, but the target is not met
 
 
@@ -83,6 +85,8 @@ def _tell(found: Any, data: dict[str, Any]) -> None:
     metered = any(r["energy"]["mj"] is not None for r in data["rows"])
     columns = ["engine", "what", f">{data['metric']}", ">lost", ">median ms", ">p99 ms", ">x original", ">samples/s", ">MiB", "target"]
     columns += [">mJ", ">net mJ"] if metered else []
+    out = console()
+    shown = [i for i, c in enumerate(columns) if out.width >= _ROOMY or c not in _SPARED]
     rows = []
     for i, r in enumerate(data["rows"]):
         ms = r["latency"]
@@ -92,9 +96,8 @@ def _tell(found: Any, data: dict[str, Any]) -> None:
             number(ms["ratio"]), number(r["throughput"]), number(r["memory_bytes"] / 2**20), missed or "met",
         ]  # fmt: skip
         cells += [number(r["energy"].get(k)) for k in ("mj", "net_mj")] if metered else []
-        rows.append([Text(str(c), style="bold" if i == data["chosen"] else "") for c in cells])
-    out = console()
-    print_table(out, columns, rows, f"{data['model']} on {data['device']}", below=("target", "what"))
+        rows.append([Text(str(cells[k]), style="bold" if i == data["chosen"] else "") for k in shown])
+    print_table(out, [columns[k] for k in shown], rows, f"{data['model']} on {data['device']}", below=("target", "what"))
     out.print(f"Energy{' of the original' if metered else ''}: {data['rows'][0]['energy']['about']}.", markup=False, highlight=False)
     for text in data["warnings"]:
         out.print(Text(text, style="yellow"))

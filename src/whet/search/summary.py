@@ -18,6 +18,7 @@ from whet.search.result import SearchResult
 from whet.search.space import Candidate
 from whet.search.targets import Check, dominates, pareto
 
+_EIGHT_BITS = ("i8", "u8", "f8")  # how the names of stored types begin
 _VERSIONS = ("numpy", "onnx", "onednn-cpu-gomp", "optuna", "ray", "torch", "llvmlite")
 
 
@@ -70,9 +71,17 @@ def _row(found: SearchResult, i: int) -> dict[str, Any]:
         **r, "kind": "original" if original else "survivor", "cost": found.points[i][0] / _original_cost(found),
         "met": all(x.met for x in checked), "checks": plain_checks(checked),
         "name": f"original, {c.precision}" + (f", batch {c.batch}" if c.batch != 1 else "") if original else f"trial {int(r['folder'])}",
-        "what": "as it is" if original else c.words() + _int8_words(own.get("qat")), "qat": own.get("qat"),
+        "what": ("as it is" if original else c.words()) + _not_paid(own) + _int8_words(own.get("qat")), "qat": own.get("qat"),
         "build_seconds": own["build_seconds"], "params": own["params"], "flops": own["flops"], "precision": own["precision"],
     }  # fmt: skip
+
+
+def _not_paid(result: Mapping[str, Any]) -> str:
+    """Where 8 bits were permitted and the builder kept none: that the engine computes in floating point."""
+    asked = result["candidate"]["precision"]
+    if asked not in ("int8", "fp8") or any(kind.startswith(_EIGHT_BITS) for kind in result["precision"]):
+        return ""
+    return f" (computes in floating point: {asked.upper()} did not pay)"
 
 
 def _int8_words(qat: Mapping[str, Any] | None) -> str:
@@ -104,7 +113,7 @@ def _trials(found: SearchResult, rows: Sequence[Mapping[str, Any]]) -> list[dict
         if r["state"] == "done":
             checked = found.judging.trial_checks(t)
             row |= {k: r[k] for k in ("metric", "drop", "latency", "throughput", "memory_bytes", "engine_bytes", "energy", "build_seconds", "load")}
-            row |= {"met": all(c.met for c in checked), "checks": plain_checks(checked)}
+            row |= {"met": all(c.met for c in checked), "checks": plain_checks(checked), "what": row["what"] + _not_paid(r)}
             if t.same_as is None:
                 row |= {"cost": points[t.number][0] / _original_cost(found), "front": t.number in front}
         row["kept"] = t.same_as is None and f"{t.number:04d}" in kept
