@@ -16,6 +16,7 @@ CASES = [
     if level is None or o.inner
 ]
 SIZES = {"Shape", "Size"}  # what they compute is the size itself
+STATES = {"LSTM", "GRU", "RNN"}  # a unit without weights makes no zero of infinity, and the next step reads it
 
 Element = tuple[Tensor, int, int]  # tensor, axis, index
 
@@ -129,7 +130,7 @@ def test_couples(name, i, level):
             want = take_kept(a, t, kept)
             what = f"cutting {sorted((x.name, axis, k) for x, axis, k in cut)}"
             assert twin.shape == want.shape == b.shape, what
-            if name not in SIZES:
+            if name not in SIZES and (name not in STATES or np.isfinite(want).all()):
                 exact = 2e-3 if t.dtype.name == "f16" else 1e-5
                 np.testing.assert_allclose(np.asarray(b, np.float64), np.asarray(want, np.float64), rtol=exact, atol=exact, err_msg=what)
 

@@ -238,6 +238,75 @@ out %y
     assert "s" not in small.constants, "the old shape is gone"
 
 
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("ways", [1, 2])
+def test_recurrent_layers(op, gates, ways):
+    """What feeds them, and their own units, all gates at once; the first state as exporters write it, zeros of a computed or sliced shape."""
+    states = "%first, %first" if op == "LSTM" else "%first"
+    direction = "bidirectional" if ways == 2 else "forward"
+    net = parse_network(f"""network n source
+in %x: f32[N,3,4,6]
+const %w: f32[8,3,4,1] = seed(1)
+const %W: f32[{ways},{gates * 5},8] = seed(2)
+const %R: f32[{ways},{gates * 5},5] = seed(3)
+const %B: f32[{ways},{2 * gates * 5}] = seed(4)
+const %v: f32[{ways * 5},2] = seed(5)
+const %ways: i64[1] = [{ways}]
+const %units: i64[1] = [5]
+%a = Conv(%x, %w)
+%s = Squeeze(%a, axes=(2,))
+%t = Transpose(%s, perm=(2, 0, 1))
+%n = Shape(%x, start=0, end=1)
+%sizes = Concat(%ways, %n, %units, axis=0)
+%first = ConstantOfShape(%sizes)
+%h, {"%hn, %cn" if op == "LSTM" else "%hn"} = {op}(%t, %W, %R, %B, none, {states}, hidden_size=5, direction="{direction}")
+%p = Transpose(%h, perm=(0, 2, 1, 3))
+%q = Reshape(%p, shape=(0,0,{ways * 5}))
+%y = MatMul(%q, %v)
+out %y
+""")
+    found = groups(net)
+    assert [g.size for g in found] == [8, 5]
+    small = exact(net, {found[0].name: [0, 3, 7], found[1].name: [1, 4]}, found)
+    assert (small.constants["W"].shape, small.constants["R"].shape) == ((ways, 2 * gates, 3), (ways, 2 * gates, 2))
+
+
+def test_a_first_state_that_is_a_part_of_a_constant():
+    """Its zeros are known, as small shapes are, and are cut with the units all the same."""
+    net = parse_network("""network n source
+in %x: f32[6,2,3]
+const %w: f32[3,8] = seed(1)
+const %W: f32[1,20,8] = seed(2)
+const %R: f32[1,20,5] = seed(3)
+const %zeros: f32[2,2,5] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+const %v: f32[5,2] = seed(5)
+%a = MatMul(%x, %w)
+%first = Slice(%zeros, starts=(0,), ends=(1,), axes=(0,))
+%h, %hn, %cn = LSTM(%a, %W, %R, none, none, %first, %first, hidden_size=5)
+%y = MatMul(%h, %v)
+out %y
+""")
+    found = groups(net)
+    assert sorted(g.size for g in found) == [5, 8]
+    exact(net, {g.name: [0, 2] for g in found}, found)
+
+
+@pytest.mark.parametrize(("op", "mode", "wide"), [("DepthToSpace", "DCR", 6), ("DepthToSpace", "CRD", 6), ("SpaceToDepth", "DCR", 96)])
+def test_channels_into_pixels_and_back(op, mode, wide):
+    net = parse_network(f"""network n source
+in %x: f32[N,3,4,4]
+const %w: f32[24,3,1,1] = seed(1)
+const %v: f32[2,{wide},1,1] = seed(2)
+%a = Conv(%x, %w)
+%b = {op}(%a, blocksize=2, mode="{mode}")
+%y = Conv(%b, %v)
+out %y
+""")
+    (g,) = groups(net)
+    assert g.size == {"DepthToSpace": 6, "SpaceToDepth": 24}[op]
+    exact(net, {g.name: [0, 2, 5]}, [g])
+
+
 def test_widths_where_heads_and_batch_are_one_axis():
     """torch.nn.MultiheadAttention: [S, N, H * W] is read as [S, N * H, W]; no single head stands in N * H, but the widths do in W."""
     net = parse_network("""network n source

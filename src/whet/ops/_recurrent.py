@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import I32, Layer, TensorType
-from whet.ops._base import FLOAT, FLOATS, INT, STRINGS, op
+from whet.ops._base import FLOAT, FLOATS, INT, STRINGS, Couple, op
 from whet.ops._types import may_equal, one_float_type
 from whet.ops._unary import sigmoid, softplus
 
@@ -89,6 +89,31 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
     return [x.type.with_shape(y), *[x.type.with_shape(state)] * states]
 
 
+def couples(layer: Layer, gates: int, states: int) -> list[Couple]:
+    """What X carries goes with W's columns. A unit of the state goes with its rows of W and R, one for each gate, its column of R and its biases;
+    both directions lose the same. Sequences and their steps stay apart, directions whole."""
+    x, w, r, b = layer.inputs[0], layer.inputs[1], layer.inputs[2], layer.input(3)
+    if not all(t.is_constant for t in (w, r, b) if t is not None) or not isinstance(h := r.shape[2], int):
+        return []
+    rows = {"b_repeat": gates, "count": h}
+    made = [Couple(x, 2, w, 2, summed=True), Couple(r, 2, w, 1, **rows), Couple(r, 2, r, 1, **rows)]
+    if b is not None:
+        made.append(Couple(r, 2, b, 1, b_repeat=2 * gates, count=h))
+    if (more := layer.input(5 + states)) is not None:  # peepholes
+        made.append(Couple(r, 2, more, 1, b_repeat=3, count=h))
+    first = [t for i in range(states) if (t := layer.input(5 + i)) is not None]
+    made += [Couple(r, 2, t, t.type.rank - 1) for t in (*layer.outputs, *first)]
+    sample, y_sample, state_sample = (0, 0, 0) if layer.attrs["layout"] else (1, 2, 1)
+    made += [Couple(x, sample, layer.outputs[0], y_sample), *(Couple(x, sample, t, state_sample) for t in (*layer.outputs[1:], *first))]
+    return made if layer.input(4) is None else [*made, Couple(x, sample, layer.inputs[4], 0)]
+
+
+def recut(layer: Layer, kept) -> dict[str | int, Any]:
+    """The attribute that counts units, where it is given."""
+    r = layer.inputs[2]
+    return {"hidden_size": len(kept[r, 2])} if (r, 2) in kept and layer.attrs.get("hidden_size") is not None else {}
+
+
 def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaults: tuple[str, ...]) -> list[np.ndarray]:
     """Y and the last states. `step(layer, gates from x, r, recurrent bias, states, functions)` gives the next states, h first."""
     if layer.attrs["layout"]:
@@ -130,4 +155,12 @@ def recurrent(name: str, gates: int, states: int, step: Step, defaults: tuple[st
         layer_step = step if len(rest) <= states else (lambda *args: step(*args, extra=rest[states]))
         return run(layer, x, w, r, b, lengths, first, layer_step, gates, defaults)
 
-    return op(name, lambda layer: infer(layer, gates, states, defaults), reference, attrs={**ATTRS, **attrs}, samples=samples)
+    return op(
+        name,
+        lambda layer: infer(layer, gates, states, defaults),
+        reference,
+        attrs={**ATTRS, **attrs},
+        couples=lambda layer: couples(layer, gates, states),
+        recut=recut,
+        samples=samples,
+    )

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import BOOL, F32, I64, TensorType, dtype_of
-from whet.ops._base import INTS, given, numbers, op
+from whet.ops._base import INTS, Couple, given, numbers, op, regiven
 
 
 def infer(layer):
@@ -33,11 +33,18 @@ def read(node, g):
     return node.add(g, "ConstantOfShape", node.inputs[0], value=value.reshape(-1)[0].item(), dtype=dtype_of(value))
 
 
+def recut(layer, kept):
+    shape = list(given(layer, "shape", 0))
+    for (_, axis), at in kept.items():
+        shape[axis] = len(at)
+    return regiven(layer, "shape", 0, shape)
+
+
 def to_onnx(layer, w):
     """The value is a tensor of one element there."""
     value = np.array([layer.attrs["value"]], layer.attrs["dtype"].numpy)
     shape = layer.attrs.get("shape")
-    source = w.name(layer.inputs[0]) if shape is None else w.constant(np.array(shape, np.int64), f"{layer.name}.shape")
+    source = w.name(layer.inputs[0]) if shape is None else w.dims(shape, f"{layer.name}.shape")
     w.node("ConstantOfShape", [source], [w.name(layer.output)], name=layer.name, value=value)
 
 
@@ -46,6 +53,8 @@ op(
     infer,
     reference,
     attrs={"value": 0.0, "dtype": F32, "shape": INTS},
+    couples=lambda layer: [Couple(layer.output, i, layer.output, i) for i, d in enumerate(layer.output.shape) if d != 0],
+    recut=recut,
     shape_value=shape_value,
     onnx=read,
     to_onnx=to_onnx,

@@ -24,10 +24,9 @@ def reference(layer, x):
 
 
 def couples(layer):
-    """CRD: an output channel is a run of input channels. DCR: it is spread over all of them."""
-    x, y, b = layer.inputs[0], layer.output, layer.attrs["blocksize"]
-    tied = [Couple(x, 0, y, 0)]
-    return tied if layer.attrs["mode"] == "DCR" else [*tied, Couple(x, 1, y, 1, a_block=b * b)]
+    """An output channel is made of several: of neighbours (CRD), or of one out of each block (DCR)."""
+    x, y, places = layer.inputs[0], layer.output, layer.attrs["blocksize"] ** 2
+    return [Couple(x, 0, y, 0), Couple(y, 1, x, 1, **{"b_repeat" if layer.attrs["mode"] == "DCR" else "b_block": places})]
 
 
 op(

@@ -21,10 +21,9 @@ def reference(layer, x):
 
 
 def couples(layer):
-    """CRD: an input channel is a run of output channels. DCR: it is spread over all of them."""
-    x, y, b = layer.inputs[0], layer.output, layer.attrs["blocksize"]
-    tied = [Couple(x, 0, y, 0)]
-    return tied if layer.attrs["mode"] == "DCR" else [*tied, Couple(x, 1, y, 1, b_block=b * b)]
+    """An input channel becomes several: neighbours (CRD), or one in each block (DCR)."""
+    x, y, places = layer.inputs[0], layer.output, layer.attrs["blocksize"] ** 2
+    return [Couple(x, 0, y, 0), Couple(x, 1, y, 1, **{"b_repeat" if layer.attrs["mode"] == "DCR" else "b_block": places})]
 
 
 op(

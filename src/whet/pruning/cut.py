@@ -129,7 +129,7 @@ def _as_before(t: Tensor, layer: Layer, made: Network, twin: dict[Tensor, Tensor
     that depends on a dynamic size.
     """
     now = twin[t]
-    if t.is_constant or t.shape_value is None or now.shape_value == t.shape_value:
+    if t.is_constant or t.shape_value is None or now.shape_value == t.shape_value or now.shape != t.shape:
         return now
     if not t.dtype.is_float and t.dtype.kind != "bool" and not (get_op(layer.op).pointwise and layer.output.shape_value is None):
         return now
