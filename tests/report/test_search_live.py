@@ -60,3 +60,11 @@ def test_what_a_user_named_is_printed_as_it_is(heard):
     live, out = heard
     live.note("python:m:metric and [bold] stay what they are")
     assert "note: python:m:metric and [bold] stay what they are" in out.getvalue()
+
+
+def test_a_line_says_all_that_was_done_to_the_original():
+    from whet.report.search_live import _words
+    from whet.search.space import Candidate
+
+    c = Candidate(budget=0.3, precision="int8", two_four=True, fusion="-fuse_conv_add", batch=4, removed=("a",))
+    assert _words({"candidate": c.to_plain()}) == "int8, batch 4, 2:4, passes -fuse_conv_add, 30 % of the layers' time, 1 branches out"

@@ -157,6 +157,12 @@ def _words(r: Mapping[str, Any]) -> str:
     parts = [c["precision"]]
     if c["batch"] != 1:
         parts.append(f"batch {c['batch']}")
+    if c.get("two_four"):
+        parts.append("2:4")
+    if c.get("fusion", "all") != "all":
+        parts.append(f"passes {c['fusion']}")
+    if c.get("budget") is not None:
+        parts.append(f"{100 * c['budget']:.0f} % of the layers' time")
     if c["removed"]:
         parts.append(f"{len(c['removed'])} branches out")
     if cuts:
