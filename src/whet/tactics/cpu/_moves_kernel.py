@@ -218,10 +218,13 @@ class _Writer:
         raise Refused(f"the kernel has no {op}")
 
     def _sigmoid(self, x: str) -> str:
-        """What SiLU multiplies by; NaN stays."""
+        """What SiLU multiplies by; NaN stays: by itself in floats, where integers set the exponent it is put back."""
+        self.count += 1
         n = f"s{self.count}"
         lines, _ = silu(x[1:], n, self.estimate)
         self.lines += lines.splitlines()[:-1]
+        if self.estimate:
+            return f"%{n}.l"
         odd = self.named(f"fcmp uno {FLOATS} {x}, {x}")
         return self.named(f"select {_BITS} {odd}, {FLOATS} {x}, {FLOATS} %{n}.l")
 
