@@ -25,7 +25,7 @@ import whet
 from whet.backends import get_backend
 
 ROUNDS, SECONDS = 5, 0.4  # engines take turns: so many rounds, each of about so many seconds
-SHORTEST = 0.15  # seconds of a round where several processes share them
+SHORTEST = 0.1  # seconds of a round where several processes share them
 
 
 @dataclass

@@ -12,7 +12,7 @@ from whet.tactics.cuda._conv import TYPES
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, float_types, loaded, same, shared_limit
 from whet.tactics.cuda._source import source
 
-_MOST_THREADS = 512
+_MOST_THREADS = 1024
 
 
 @tactic
@@ -43,20 +43,24 @@ class OwnPoolChain(Tactic):
         return None
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        ahead(machine, [source("pool_chain.cu", _constants(layer, signature))])
-        return [()]
+        _, c, h, w = static_shape(layer.inputs[0].shape)
+        sides = [side for side in (1, 2) if c % (side * _each(signature)) == 0 and _shared(h, w, side) <= shared_limit(machine)]
+        found: list[Config] = [(("side", side),) for side in sides]
+        ahead(machine, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
+        return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
         n, c, h, w = static_shape(layer.inputs[0].shape)
-        made = _constants(layer, signature)
+        side = int(dict(config).get("side", 1))
+        made = _constants(layer, signature, side)
 
         def make(args: Args) -> list:
-            kernel = loaded("pool_chain.cu", "pool_chain", tuple(sorted(made.items())), _shared(h, w))
+            kernel = loaded("pool_chain.cu", "pool_chain", tuple(sorted(made.items())), _shared(h, w, side))
             groups = c // _each(signature)
             numbers = struct.pack("<2Qi4x", args.inputs[0], args.outputs[0], groups)
-            return [Launch(kernel, (groups, n, 1), made["THREADS"], numbers, label=layer.name)]
+            return [Launch(kernel, (groups // side, n, 1), made["THREADS"], numbers, label=layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own {made['POOLS']} poolings", rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"own {made['POOLS']} poolings" + " by two" * (side == 2), rtol=0.0)
 
 
 def _each(signature: Signature) -> int:
@@ -64,14 +68,15 @@ def _each(signature: Signature) -> int:
     return 128 // signature.outputs[0].dtype.bits
 
 
-def _shared(h: int, w: int) -> int:
-    """Bytes: 16 of channels of an image, twice."""
-    return 2 * 16 * h * w
+def _shared(h: int, w: int, side: int = 1) -> int:
+    """Bytes: `side` times 16 of channels of an image, twice."""
+    return 2 * 16 * side * h * w
 
 
-def _constants(layer: Layer, signature: Signature) -> dict[str, int]:
+def _constants(layer: Layer, signature: Signature, side: int) -> dict[str, int]:
     h, w = static_shape(layer.inputs[0].shape)[2:]
     pools = [x for x in layer.regions["body"].layers if x.op == "MaxPool"]
     kind = signature.outputs[0].dtype.name
-    threads = min(_MOST_THREADS, -(-h * w // 32) * 32)
-    return {"TYPE": TYPES[kind], "H": h, "W": w, "R": int(pools[0].attrs["kernel_shape"][0]), "POOLS": len(pools), "THREADS": threads}
+    each = -(-h * w * side // _MOST_THREADS)  # of a thread
+    threads = -(-h * w * side // (32 * each)) * 32
+    return {"TYPE": TYPES[kind], "H": h, "W": w, "R": int(pools[0].attrs["kernel_shape"][0]), "POOLS": len(pools), "SIDE": side, "THREADS": threads}

@@ -1,6 +1,7 @@
 // Max poolings in a row, each over what the one before gives, beside what went in: NHWC in, all of them joined along channels out. A block keeps
-// 16 bytes of channels of one image in shared memory; a window is taken along rows, then along columns.
-// Constants: TYPE (1 f16, 2 bf16, 3 i8, 4 u8), H, W, R (side of the window, odd), POOLS, THREADS.
+// SIDE times 16 bytes of channels of one image in shared memory; a window is taken along rows, then along columns. With a SIDE of 2 whole sectors
+// of memory are written, with one of 1 there are more blocks.
+// Constants: TYPE (1 f16, 2 bf16, 3 i8, 4 u8), H, W, R (side of the window, odd), POOLS, SIDE, THREADS.
 #include "common.cuh"
 
 struct Args {
@@ -20,40 +21,42 @@ DEV uint4 larger(uint4 a, uint4 b) { return make_uint4(larger(a.x, b.x), larger(
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_chain(const __grid_constant__ Args a) {
     extern __shared__ uint4 image[];
-    uint4* across = image + H * W;   // maxima along rows
+    constexpr int ALL = H * W * SIDE, LINE = W * SIDE;
+    uint4* across = image + ALL;   // maxima along rows
     let_next_start();
     wait_for_previous();
-    const int g = blockIdx.x;
     const long long first = (long long)blockIdx.y * H * W;
-    uint4* out = a.out + first * a.groups * (POOLS + 1) + g;
-    for (int i = threadIdx.x; i < H * W; i += THREADS) {
-        image[i] = a.in[(first + i) * a.groups + g];
-        out[(long long)i * a.groups * (POOLS + 1)] = image[i];
+    const uint4* in = a.in + first * a.groups + blockIdx.x * SIDE;
+    uint4* out = a.out + first * a.groups * (POOLS + 1) + blockIdx.x * SIDE;
+    for (int i = threadIdx.x; i < ALL; i += THREADS) {
+        const uint4 v = in[i / SIDE * a.groups + i % SIDE];
+        image[i] = v;
+        out[i / SIDE * a.groups * (POOLS + 1) + i % SIDE] = v;
     }
 #pragma unroll 1
     for (int part = 1; part <= POOLS; ++part) {
         __syncthreads();
-        for (int i = threadIdx.x; i < H * W; i += THREADS) {
-            const int x = i % W;
+        for (int i = threadIdx.x; i < ALL; i += THREADS) {
+            const int x = i / SIDE % W;
             uint4 most = image[i];
 #pragma unroll
             for (int d = 1; d <= R / 2; ++d) {
-                if (x >= d) most = larger(most, image[i - d]);
-                if (x + d < W) most = larger(most, image[i + d]);
+                if (x >= d) most = larger(most, image[i - d * SIDE]);
+                if (x + d < W) most = larger(most, image[i + d * SIDE]);
             }
             across[i] = most;
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < H * W; i += THREADS) {
-            const int y = i / W;
+        for (int i = threadIdx.x; i < ALL; i += THREADS) {
+            const int y = i / LINE;
             uint4 most = across[i];
 #pragma unroll
             for (int d = 1; d <= R / 2; ++d) {
-                if (y >= d) most = larger(most, across[i - d * W]);
-                if (y + d < H) most = larger(most, across[i + d * W]);
+                if (y >= d) most = larger(most, across[i - d * LINE]);
+                if (y + d < H) most = larger(most, across[i + d * LINE]);
             }
             image[i] = most;
-            out[(long long)i * a.groups * (POOLS + 1) + part * a.groups] = most;
+            out[i / SIDE * a.groups * (POOLS + 1) + part * a.groups + i % SIDE] = most;
         }
     }
 }
