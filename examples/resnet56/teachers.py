@@ -1,6 +1,6 @@
-"""Several fine-tuned networks as one teacher: the mean of their logits, which is right more often than each.
+"""Two fine-tuned networks as one teacher: the mean of their logits, which is right more often than either.
 
-    python examples/resnet56/teachers.py OUT teachers       # OUT/original.tuned.onnx and OUT/gpu128-50.tuned.onnx -> OUT/teachers.tuned.onnx
+    python examples/resnet56/teachers.py OUT       # OUT/original.tuned.onnx and OUT/gpu128-50.tuned.onnx -> OUT/teachers.tuned.onnx
 
 run.py's step `tune` makes it when a variant wants it.
 """
@@ -10,22 +10,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tune import file_of
-
-TEACHERS = {
-    "teachers": ("original", "gpu128-50"),  # the whole network, and the cut that lost least: different enough to make different mistakes
-    "four": ("original", "gpu128-50", "original-long", "2:4"),  # the whole one in three trainings, and that cut
-}
+TEACHERS = ("original", "gpu128-50")  # the whole network, and the cut that lost least: different enough to make different mistakes
+FILE = "teachers.tuned.onnx"
 
 
-def write(out: Path, name: str) -> None:
-    """Writes OUT/NAME.tuned.onnx, where it is not there yet."""
-    target, files = out / f"{name}.tuned.onnx", [out / f"{file_of(n)}.tuned.onnx" for n in TEACHERS[name]]
-    if target.exists():
+def write(out: Path) -> None:
+    """Writes OUT/teachers.tuned.onnx, where it is not there yet."""
+    if (out / FILE).exists():
         return
-    if missing := [f.name for f in files if not f.exists()]:
-        raise SystemExit(f"{out} has no {' and no '.join(missing)}: fine-tune {', '.join(TEACHERS[name])} first (run.py --steps prune,tune)")
-    target.write_bytes(mean(files))
+    if missing := [f"{n}.tuned.onnx" for n in TEACHERS if not (out / f"{n}.tuned.onnx").exists()]:
+        raise SystemExit(f"{out} has no {' and no '.join(missing)}: fine-tune {' and '.join(TEACHERS)} first (run.py --steps prune,tune)")
+    (out / FILE).write_bytes(mean([out / f"{n}.tuned.onnx" for n in TEACHERS]))
 
 
 def mean(files: list[Path]) -> bytes:
@@ -44,4 +39,4 @@ def mean(files: list[Path]) -> bytes:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), sys.argv[2])
+    write(Path(sys.argv[1]))

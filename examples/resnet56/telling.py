@@ -21,7 +21,7 @@ STEPS = {
     "gpu-55": "13 blocks out, chosen by the GPU's times at batch 1, fine-tuned",
     "gpu128-50": "14 blocks out, chosen by the GPU's times at batch 128, fine-tuned", "2:4": "2:4, fine-tuned",
     "original-long": "fine-tuned longer, not cut", "stages-39": "39 % of the FLOPs: 16 of 27 blocks out, fine-tuned longer",
-    "original-more": "the same, trained on by four teachers, not cut", "stages-39-more": "39 % of the FLOPs, trained on by four teachers",
+    "original-more": "trained on, not cut", "stages-39-more": "39 % of the FLOPs: 16 of 27 blocks out, trained on",
 }  # fmt: skip
 
 

@@ -48,8 +48,8 @@ def tune_all(out: Path, data: Path, args: argparse.Namespace) -> dict[str, dict]
     epochs = {SHORT: args.epochs, LONG: args.long_epochs, MORE: args.more_epochs}
     parts = [(how, some) for how in epochs if (some := [n for n in names if VARIANTS[n].training is how])]
     for i, (how, some) in enumerate(parts):
-        if how.teacher in teachers.TEACHERS:
-            teachers.write(out, how.teacher)
+        if how.teacher == "teachers":
+            teachers.write(out)
         began = time.time()
         end = began + (until - began) / (len(parts) - i) if args.seconds else 0.0
         _run(some, out, data, args, epochs[how], (began, end))
@@ -150,7 +150,8 @@ def one(args: argparse.Namespace) -> None:
         total = args.end - args.began if args.end else 0.0
         config = settings(args, how.lr, epochs=args.teacher_epochs, seconds=TEACHER_SHARE * total)
     else:
-        each = {"lr": how.lr, "distill": how.distill, "temperature": TEMPERATURE, "masks": VARIANTS[name].masks, "views": how.views}
+        each = {"lr": how.lr, "distill": how.distill, "temperature": TEMPERATURE, "masks": VARIANTS[name].masks}
+        each |= {"views": how.views, "augment": how.augment}
         epochs = args.epochs
         if args.end and args.probe:
             epochs = min(epochs, _epochs_that_fit(net, train, teacher, settings(args, epochs=1e6, **each), args))

@@ -49,10 +49,11 @@ class Training:
     distill: float  # share of the loss that follows the teacher
     teacher: str  # whose outputs: OUT/NAME.tuned.onnx
     views: int = 0  # augmented forms of each image that are used in turns, each answered by the teacher once (0: new ones at every step)
+    augment: str = "crop:4,flip"
 
 
 SHORT, LONG = Training(0.05, 0.6, "teacher"), Training(0.1, 0.9, "teachers")
-MORE = Training(0.1, 0.9, "four", views=32)  # goes on where a LONG one ended
+MORE = Training(0.1, 1.0, "teachers", views=64, augment="crop:4,flip,cutmix:50")  # goes on where a LONG one ended
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ VARIANTS: dict[str, Variant] = {
     "gpu128-50": Variant("the same for half of the time at batch 128: 14 blocks", partial(by_recipe, name="gpu128-50")),
     "original-long": Variant("as published, fine-tuned longer, by two teachers", lambda net: net, training=LONG),
     "stages-39": Variant("39 % of the FLOPs: 16 of 27 blocks out, tuned as original-long", partial(by_recipe, name="stages-39"), training=LONG),
-    "stages-39-more": Variant("stages-39, trained on by four teachers", lambda net: net, training=MORE, after="stages-39"),
+    "stages-39-more": Variant("stages-39, trained on by its teachers with CutMix", lambda net: net, training=MORE, after="stages-39"),
     "original-more": Variant("original-long, trained on in the same way", lambda net: net, training=MORE, after="original-long"),
     "2:4": Variant("every weight 2:4 where its shape allows it", lambda net: net, masks="2:4"),
     "tp-magnitude-50": Variant("Torch-Pruning's MagnitudePruner, L2, the same share of each layer, half of the FLOPs", None),

@@ -253,7 +253,7 @@ def test_images_are_prepared_as_the_reference_says(digits):
 
 
 def test_augmentation_moves_whole_images():
-    from whet.training.feeding import Augment
+    from whet.training.augment import Augment
 
     x = torch.arange(2 * 3 * 6 * 6).reshape(2, 3, 6, 6).to(torch.uint8)
     seen = set()
@@ -276,7 +276,7 @@ def test_augmentation_moves_whole_images():
     (lambda d: finetune(digits_net(), TrainingData(d.inputs), FinetuneConfig(**FAST)), TrainingError, "there are no labels"),
     (lambda d: finetune(digits_net(), TrainingData({"y": d.inputs["x"]}), FinetuneConfig(**FAST)), TrainingError, "no array for the input 'x'"),
     (lambda d: finetune(digits_net(), d, FinetuneConfig(**{**FAST, "lr": 1e12})), TrainingError, "lower lr"),
-    (lambda d: finetune(digits_net(), d, FinetuneConfig(**{**FAST, "augment": "blur"})), UsageError, r"none of crop:N, flip"),
+    (lambda d: finetune(digits_net(), d, FinetuneConfig(**{**FAST, "augment": "blur"})), UsageError, r"none of crop:N, flip, cutmix"),
     (lambda d: finetune(digits_net(), d, FinetuneConfig(**{**FAST, "freeze": ("*",)})), TrainingError, "nothing is left to train"),
     (lambda d: finetune(digits_net(), d, FinetuneConfig(device="cuda:7")), (TrainingError), "no CUDA device"),
     (lambda d: TrainingData({"x": d.inputs["x"]}, np.zeros(3)), TrainingError, "of one length"),

@@ -95,3 +95,43 @@ def test_kept_answers_are_in_the_recorded_step():
     how = {**HOW, "device": "cuda", "views": 2}
     plain, graphed = (finetune(small(), data(), FinetuneConfig(**how, graph=g), teacher=small(1)) for g in (False, True))
     assert alike(plain, graphed, rtol=2e-3, atol=2e-4)
+
+
+def test_rectangles_of_others_are_pasted_in():
+    from whet.training.augment import Augment
+
+    x = torch.arange(40, dtype=torch.uint8).reshape(40, 1, 1, 1).expand(40, 3, 16, 16)
+    shares = []
+    for seed in range(30):
+        y = Augment(cutmix=50)(x, torch.Generator().manual_seed(seed))
+        for n in range(40):
+            strange = (y[n] != n)[0]
+            assert len(torch.unique(y[n])) <= 2  # of one other
+            assert torch.equal(y[n, 0], y[n, 1])
+            if strange.any():  # a rectangle
+                rows, columns = strange.any(1), strange.any(0)
+                assert torch.equal(strange, rows[:, None] & columns[None, :])
+            shares.append(float(strange.float().mean()))
+    assert 0.4 < np.mean([s > 0 for s in shares]) < 0.52
+    assert max(shares) > 0.7
+    assert 0.2 < np.mean([s for s in shares if s]) < 0.5
+
+
+def test_views_paste_what_the_other_sample_shows():
+    """In a view the other's part is of the other's own form in that view."""
+    how = {"batch": 48, "device": torch.device("cpu"), "seed": 3, "views": 2}
+    plain = Feeder(small(), data(), augment="", **how)
+    mixed = Feeder(small(), data(), augment="cutmix:100", **how)
+    alone, both = (np.concatenate([f["x"].numpy() for f in feeder.view(1, 64)]) for feeder in (plain, mixed))
+    drawn = mixed._drawn(1)
+    changed = 0
+    for i, other in enumerate(drawn.other.tolist()):
+        mine, theirs = both[i] == alone[i], both[i] == alone[other]
+        assert (mine | theirs).all()
+        changed += not mine.all()
+    assert changed > 150
+
+
+def test_pasted_pictures_have_no_labels():
+    with pytest.raises(UsageError, match="cutmix needs distill=1"):
+        FinetuneConfig(augment="crop:4,cutmix:50", distill=0.9)

@@ -45,7 +45,7 @@ def _setting(flag: str, field: str, text: str, **how: Any) -> Any:
 @_setting("temperature", "temperature", "Of the distillation of classifiers.", type=float)
 @_setting("views", "views", "Augmented forms of each sample, used in turns; the teacher answers each once. 0: new ones.", type=int)
 @_setting("masks", "masks", "Zeros to hold: 2:4, or those that are there.", type=click.Choice(MASKS))
-@_setting("augment", "augment", "crop:N, flip; comma between.")
+@_setting("augment", "augment", "crop:N, flip, cutmix:PERCENT (with --distill=1); comma between.")
 @_setting("device", "device", "auto, cpu, cuda, cuda:N.")
 @_setting("seed", "seed", "Order and augmentation.", type=int)
 @_setting("checkpoint", "checkpoint", "File that a killed training goes on from.")

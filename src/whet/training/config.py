@@ -35,7 +35,7 @@ class FinetuneConfig:
     views: int = 0  # augmented forms of each sample that are used in turns, the teacher's answer to each kept; 0: a new one at every step
     masks: str = ""  # what is held: "" nothing, 2:4 (made by magnitude where there is none), zeros (those that are there)
     freeze_batch_norm: bool = False  # keep the statistics as they are
-    augment: str = ""  # crop:N (pad by N, cut at random), flip (left and right); comma between
+    augment: str = ""  # crop:N (pad by N, cut at random), flip (left and right), cutmix:PERCENT (with distill=1); comma between
     device: str = "auto"  # auto | cpu | cuda | cuda:1 ...
     channels_last: bool | None = None  # None: on CUDA for 4-dimensional inputs
     graph: bool | None = None  # a step as one CUDA graph; None: on CUDA where it can be one (not in fp16, not with a loss of your own)
@@ -58,6 +58,8 @@ class FinetuneConfig:
         for name in ("lr", "temperature", "batch"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is above 0, not {getattr(self, name)}")
+        if "cutmix" in self.augment and self.distill < 1:
+            raise UsageError("a picture with a part of another has no label of its own: cutmix needs distill=1, where the teacher alone is followed")
         if self.views < 0:
             raise UsageError(f"views is 0 or more, not {self.views}")
         if not self.epochs > 0:

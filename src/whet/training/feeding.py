@@ -7,71 +7,20 @@ augmented forms of the data, the same for all its samples, and which one is a fu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from whet.errors import TrainingError, UsageError
 from whet.network import Network, Tensor
 from whet.precision import Preprocessing
+from whet.training.augment import Augment, Draws
 from whet.training.data import Batches, TrainingData
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor | None]
 Step = tuple[dict[str, torch.Tensor], torch.Tensor | None, torch.Tensor | None]
 """inputs by name, labels, which samples these are (none for the user's own batches)"""
-
-
-@dataclass(frozen=True)
-class Augment:
-    """What `crop:N,flip` says."""
-
-    crop: int = 0
-    flip: bool = False
-
-    @staticmethod
-    def parse(text: str) -> Augment:
-        """Raises UsageError for what there is not."""
-        crop, flip = 0, False
-        for word in filter(None, (w.strip() for w in text.split(","))):
-            name, _, value = word.partition(":")
-            if name == "flip" and not value:
-                flip = True
-            elif name == "crop" and value.isdigit():
-                crop = int(value)
-            else:
-                raise UsageError(f"augmentation: {word!r} is none of crop:N, flip")
-        return Augment(crop, flip)
-
-    def __call__(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """x [N, C, H, W], of any type, cut and mirrored at random."""
-        return self.moved(x, *self.drawn(len(x), generator, x.device))
-
-    def drawn(self, n: int, generator: torch.Generator, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """For n samples: which are mirrored (bool [n]), and by how many rows and columns the padded ones are cut (int [2, n])."""
-        chosen = torch.zeros(n, dtype=torch.bool, device=device)
-        at = torch.zeros(2, n, dtype=torch.int64, device=device)
-        if self.flip:
-            chosen = torch.rand(n, generator=generator, device=device) < 0.5
-        if self.crop:
-            at = torch.randint(0, 2 * self.crop + 1, (2, n), generator=generator, device=device)
-        return chosen, at
-
-    def moved(self, x: torch.Tensor, chosen: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """x [N, C, H, W], mirrored and cut as was drawn."""
-        n, _, h, w = x.shape
-        if self.flip:
-            x = torch.where(chosen.reshape(-1, 1, 1, 1), x.flip(3), x)
-        if self.crop:
-            rows = (at[0, :, None] + torch.arange(h, device=x.device))[:, None, :, None]
-            columns = (at[1, :, None] + torch.arange(w, device=x.device))[:, None, None, :]
-            padded = F.pad(x, (self.crop,) * 4)
-            samples = torch.arange(n, device=x.device).reshape(-1, 1, 1, 1)
-            channels = torch.arange(x.shape[1], device=x.device).reshape(1, -1, 1, 1)
-            x = padded[samples, channels, rows, columns]
-        return x
 
 
 class Feeder:
@@ -134,20 +83,25 @@ class Feeder:
         return {n: a[at.to(a.device)].to(self.device, non_blocking=True) for n, a in self._arrays.items()}
 
     def _ready(self, tensors: dict[str, torch.Tensor], epoch: int, step: int) -> dict[str, torch.Tensor]:
-        if self.augment.crop or self.augment.flip:
+        if self.augment != Augment():
             self.generator.manual_seed(_seed(self.seed, epoch, step))
             tensors = {n: self.augment(x.to(self.device), self.generator) if x.ndim == 4 else x for n, x in tensors.items()}
         return {n: self._prepared(x) for n, x in tensors.items()}
 
-    def _drawn(self, view: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """How each sample is moved in a view."""
+    def _drawn(self, view: int) -> Draws:
+        """What happens to each sample in a view."""
         self.generator.manual_seed(_seed(self.seed, view))
         return self.augment.drawn(len(self.data), self.generator, self.device)
 
-    def _viewed(self, at: torch.Tensor, drawn: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
-        chosen, cut = drawn
-        moved = {n: self.augment.moved(x, chosen[at], cut[:, at]) if x.ndim == 4 else x for n, x in self._picked(at).items()}
+    def _viewed(self, at: torch.Tensor, drawn: Draws) -> dict[str, torch.Tensor]:
+        moved = self._moved(at, drawn)
+        if self.augment.cutmix:
+            others = self._moved(drawn.other[at], drawn)
+            moved = {n: self.augment.pasted(x, others[n], drawn.of(at)) if x.ndim == 4 else x for n, x in moved.items()}
         return {n: self._prepared(x) for n, x in moved.items()}
+
+    def _moved(self, at: torch.Tensor, drawn: Draws) -> dict[str, torch.Tensor]:
+        return {n: self.augment.moved(x, drawn.of(at)) if x.ndim == 4 else x for n, x in self._picked(at).items()}
 
     def _laid_out(self, x: torch.Tensor, t: Tensor) -> torch.Tensor:
         """Images with channels last become [N, C, H, W] where the network wants that."""
