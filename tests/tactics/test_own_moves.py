@@ -96,8 +96,9 @@ def test_parts_within_parts():
 
 
 @JIT
-def test_sigmoid_without_avx512(monkeypatch):
-    monkeypatch.setattr(moves, "moves_ir", lambda made, estimate: moves_ir(made, False))
+@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.skipif(not _jit.has("avx512dq"), reason="no AVX-512 DQ"))])
+def test_sigmoids_with_and_without_avx512(wide, monkeypatch):
+    monkeypatch.setattr(moves, "moves_ir", lambda made, estimate: moves_ir(made, wide))
     _, layer, arrays = sample_layer("Fused", chain(lambda body, x: body.add("Sigmoid", body.add("Sigmoid", x[0]))))
     arrays[0].reshape(-1)[:4] = [np.nan, np.inf, -np.inf, np.uint32(0x7FC00001).view(np.float32)]
     close(layer, arrays, next(s for s in TACTIC.signatures(layer, CPU) if s.inputs[0].format == "nhwc"))
