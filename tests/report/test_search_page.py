@@ -73,6 +73,13 @@ def test_everything_that_was_tried_is_there():
     assert "The target is not met" in "".join(parsed(search_page(d)).words)
 
 
+def test_the_pareto_set_of_the_compared_engines_is_marked():
+    d = sample()
+    assert "Pareto set</small>" not in search_page(d)
+    d["rows"][2]["front"] = True
+    assert search_page(d).count("trial 1<small>Pareto set</small>") == 1
+
+
 def test_energy_stands_gross_and_net_where_it_was_measured():
     d = sample()
     assert "net mJ" not in search_page(d)

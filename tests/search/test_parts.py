@@ -98,6 +98,27 @@ def test_a_gpu_has_one_name_whatever_the_environment_calls_it(monkeypatch):
     assert [physical_gpu(d) for d in ("cuda", "cuda:1")] == ["3", "GPU-abc"]
 
 
+def test_a_gpu_has_one_lock_whether_it_is_called_by_number_or_by_uuid(monkeypatch, tmp_path):
+    class NVMLError(Exception):
+        pass
+
+    def handle(name):
+        if name not in (2, "GPU-abc"):
+            raise NVMLError
+        return "handle"
+
+    nvml = SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None, nvmlDeviceGetHandleByIndex=handle, nvmlDeviceGetHandleByUUID=handle,
+                           nvmlDeviceGetUUID=lambda h: "GPU-abc")  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    names = set()
+    for visible in ("2", "GPU-abc"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        names.add(DeviceLock("cuda", tmp_path).name)
+    assert names == {"cuda-GPU-abc"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    assert DeviceLock("cuda", tmp_path).name == "cuda-5"
+
+
 def test_other_processes_on_the_gpu_are_told_with_every_timing():
     from whet.search.measure import in_turns
 

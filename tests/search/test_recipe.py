@@ -86,6 +86,7 @@ def test_folders_functions_and_external_weights_are_contents_too(case, tmp_path)
     ({"data__score": "nothing.npz"}, r"'data\.score': there is no file or folder .*nothing\.npz"),
     ({"data": {"calibrate": "calibrate.npz"}}, r"'data\.score' is missing: top1 needs labelled data"),
     ({"data": {}}, r"the key 'data\.calibrate' is missing"),
+    ({"metric": max}, r"'metric': a function is named python:MODULE:FUNCTION"),
     ({"metric": "top5"}, r"'metric' is top1 or python:MODULE:FUNCTION, not 'top5'"),
     ({"shapes": {"x": "1xN"}}, r"'shapes\.x' is a shape such as 1x3x224x224, not '1xN'"),
     ({"space": [1]}, r"space: expected keys with values, not \[1\]"),

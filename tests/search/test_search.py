@@ -105,6 +105,12 @@ def test_everything_is_measured(finished):
     data = json.loads(finished[1].stdout)
     original, *others = data["rows"]
     assert original["latency"]["ratio"] == 1
+    front = [(r["cost"], -r["metric"]["value"]) for r in data["rows"] if r["front"]]
+    assert front
+    for r in data["rows"]:
+        better = [p for p in front if p[0] <= r["cost"] and p[1] <= -r["metric"]["value"]]
+        assert better, "each engine is on the Pareto set, or one of the set is as good in both"
+        assert not r["front"] or better == [(r["cost"], -r["metric"]["value"])]
     assert len(others) == 2
     for row in [*data["rows"], *(t for t in data["trials"] if t["same_as"] is None)]:
         assert 0 < row["latency"]["median_ms"] <= row["latency"]["p99_ms"]

@@ -106,8 +106,9 @@ def _compared(d: Data) -> Html:
     for i, r in enumerate(d["rows"]):
         m, ms = r["metric"], r["latency"]
         drop = r["drop"]
+        front = tag("small", "Pareto set") if r.get("front") else ""
         rows.append((
-            r["name"], "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
+            Html(h(r["name"]) + front), "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
             _joined(r["what"]), _within(number(m["value"], 4), m, 4), _within(number(drop["value"]), drop, 3),
             number(ms["median_ms"]), number(ms["p99_ms"]), number(ms["ratio"]), number(r["throughput"]),
             number(r["memory_bytes"] / _MIB), number(r["engine_bytes"] / _MIB),
@@ -115,7 +116,8 @@ def _compared(d: Data) -> Html:
             number(r["flops"] / 1e6) if r["flops"] else "-",
         ))  # fmt: skip
         classes.append("chosen" if i == d["chosen"] else None)
-    about = "All timed in turns in one process. Intervals are 95 %; what was lost is compared sample by sample. "
+    about = "All timed in turns in one process; none here is both faster and better than one of the Pareto set. "
+    about += "Intervals are 95 %; what was lost is compared sample by sample. "
     about += f"Energy{' of the original' if metered else ''}: {d['rows'][0]['energy']['about']}."
     load = d["load"]
     if load.get("other_cpus") is not None:

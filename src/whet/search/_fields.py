@@ -79,6 +79,8 @@ def section(cls: type[T], off: Any = dataclasses.MISSING) -> Kind:
 
 def text(value: Any, where: str) -> str:
     """A text that is not empty."""
+    if callable(value):
+        raise UsageError(f"'{where}': a function is named python:MODULE:FUNCTION, since trials run in processes of their own; put it into a module")
     if not isinstance(value, str) or not value:
         raise UsageError(f"'{where}' is a text, not {_shown(value)}")
     return value

@@ -27,7 +27,7 @@ class DeviceLock:
         self.waiting = waiting
         self.folder = Path(folder) if folder is not None else Path(user_cache_dir("whet")) / "locks"
         gpu = physical_gpu(device)
-        self.name = "cpu" if gpu is None else f"cuda-{gpu}"
+        self.name = "cpu" if gpu is None else f"cuda-{uuid_of(gpu)}"
         self.shares = gpu is None  # what loads the CPU does not disturb a GPU's graph
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -101,6 +101,20 @@ def file_lock(path: str | os.PathLike[str], how: int = fcntl.LOCK_EX) -> Iterato
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def uuid_of(gpu: str) -> str:
+    """A GPU's UUID, so that one search that calls it by number and one that calls it by UUID share a lock; `gpu` as it is where NVML does not say."""
+    try:
+        import pynvml
+    except ImportError:
+        return gpu
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(gpu)
+        return str(pynvml.nvmlDeviceGetUUID(handle))
+    except pynvml.NVMLError:
+        return gpu
 
 
 def physical_gpu(device: str) -> str | None:

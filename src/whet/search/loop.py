@@ -122,7 +122,7 @@ class Loop:
         self.jobs.watch.phase("survivors", min(count, len(picked)))
         if trials and not picked:
             first = next((t.result["reason"] for t in trials if t.result and t.result["state"] == "failed"), "")
-            raise BuildError(f"all {len(trials)} trials failed; the first: {first}")
+            raise BuildError(f"all {sum(t.same_as is None for t in trials)} trials failed; the first: {first}")
         s = self.recipe.survivor
         effort = Effort(s.samples, s.rows, s.level, s.seconds)
         alive: list[Trial] = []

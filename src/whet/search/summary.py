@@ -25,7 +25,8 @@ _VERSIONS = ("numpy", "onnx", "onednn-cpu-gomp", "optuna", "ray", "torch", "llvm
 def summary(found: SearchResult) -> dict[str, Any]:
     """Plain data of a finished search; report/search_page.py says how they are shown."""
     r = found.recipe
-    rows = [_row(found, i) for i in range(len(found.final["rows"]))]
+    best = set(pareto(found.points))
+    rows = [_row(found, i) | {"front": i in best} for i in range(len(found.final["rows"]))]
     trials = _trials(found, rows)
     machine = get_backend(r.backend, threads=r.threads).describe()
     chosen = _result(found, rows[found.chosen]["folder"])
