@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("README.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -43,7 +43,7 @@ def test_readme_shell_names_real_commands():
     assert names <= set(group.list_commands(None))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
@@ -55,10 +55,26 @@ def test_tables_are_those_of_the_results():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_numbers_of_the_prose_are_those_of_the_results():
+    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "prose.py")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_stale_number_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import prose
+
+    monkeypatch.setattr(prose, "RESULTS", tmp_path)
+    (tmp_path / "a.json").write_text('{"rows": [{"ms": 0.40481, "low": -0.1844, "note": "took 7.25 s"}]}')
+    page = tmp_path / "page.md"
+    page.write_text("# Old\n9.99\n# Now\n<!-- no file: 1.43: before -->\nresults/a.json: 0.405 ms (1.43), 404.8 us, 0.18 points, 7.25 s, not 0.407\n")
+    assert [text.partition(":")[0] for text in prose.unknown(page)] == ["0.407"]
+
+
 SOURCES = {str(p.relative_to(ROOT)) for d in ("src", "tests", "benchmarks", "examples", "docs") for p in (ROOT / d).rglob("*.*")}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_that_a_page_names_exist(page):
     """`builder/whole.py` is a file of that folder and name: pages move along when code moves."""
     for name in re.findall(r"`([\w./]+\.(?:py|cuh?|md))`", page.read_text()):
