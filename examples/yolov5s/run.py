@@ -78,7 +78,10 @@ def main() -> int:
     p.add_argument("--save", help="also write the rows as a result (JSON)")
     args = p.parse_args()
     args.multiple = args.multiple or EDGES[args.backend]
-    batches = sorted(int(b) for b in args.batches.split(","))
+    words = args.batches.split(",")
+    if wrong := [w for w in words if not w.isdigit() or not int(w)]:
+        p.error(f"--batches: {wrong[0]!r} is no number of images; write them as 1,2,4,8")
+    batches = sorted(map(int, words))
     console = Console()
     if not console.is_terminal:
         console = Console(width=150)
