@@ -54,7 +54,7 @@ class PlacesTile:
     def unfit(self, s: ConvShape, source: DType) -> str | None:
         """Why a multiprocessor cannot hold it, or None."""
         units = -(-((self.th - 1) * s.stride[0] + s.r) * (-(-(lead(s) + 63 + places(s)) // 2)) // (128 * self.wgs))
-        registers = columns(s) + units * s.c * (4 if source == F32 else 2) + 30  # two rows of sums, pixels on their way, addresses
+        registers = columns(s) + units * s.c * (4 if source == F32 else 2) + 37  # two rows of sums, pixels on their way, addresses
         if registers * self.blocks * self.wgs * 128 > REGISTERS or registers > 240 or self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
         return None
@@ -63,8 +63,9 @@ class PlacesTile:
         """A rough time on an H200: what orders candidates, never what chooses them. The last turn of all blocks may be nearly empty."""
         tiles = s.n * -(-s.p // self.th) * -(-s.q // 64)
         turns = -(-tiles // (multiprocessors * self.blocks))
-        pixels = (self.th - 1) * s.stride[0] + s.r
-        return turns * (0.3 + self.blocks * (self.th * columns(s) / 32 * 0.1 + pixels * s.c * 0.01))
+        work = self.th * columns(s) / 32 * 0.1 + ((self.th - 1) * s.stride[0] + s.r) * s.c * 0.01
+        alone = 1.5 + 0.15 * self.th / self.wgs  # a tile's way through a block, which others hide
+        return turns * (0.3 + max(alone, self.blocks * work))
 
     def __str__(self) -> str:
         return f"64x{self.th} w{self.wgs} b{self.blocks}"
