@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "inspector": "network ops engine tactics",
     "pruning": "network ops sparsity builder backends engine runtime",  # latencies are those of the builder's timer and of built engines
     "training": "network ops passes precision sparsity pruning",  # of pruning the order of steps
-    "search": "network ops precision sparsity backends engine runtime builder inspector pruning frontends training report",
+    "search": "network ops passes precision sparsity backends engine runtime builder inspector pruning frontends training report",
     "report": "inspector engine",
     "zoo": "",
 }

@@ -16,6 +16,7 @@ import pytest
 
 from search.conftest import recipe_with
 from whet.errors import UsageError
+from whet.report.stage import STAGE, WAITING
 from whet.search import job as j
 from whet.search import search
 from whet.search.folder import IDENTITY, WorkFolder
@@ -157,13 +158,13 @@ def test_waiting_for_the_device_is_said_and_counts_against_no_limit(tmp_path, mo
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen([sys.executable, "-c", "import time; time.sleep(600)"], **more))
     with LocalWorkers(1, job_timeout=0.5) as workers:
-        (folder / j.STAGE).write_text(f"{j.WAITING} (process 1 times on it)")
+        (folder / STAGE).write_text(f"{WAITING} (process 1 times on it)")
         workers.start(folder)
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
             assert workers.finished() == []
             time.sleep(0.05)
-        (folder / j.STAGE).write_text("building")
+        (folder / STAGE).write_text("building")
         assert until(lambda: bool(said.extend(workers.finished()) or len(said) > 3))
     assert said[-1][1].startswith("took longer than search.trial_timeout")
 
@@ -189,7 +190,7 @@ def test_a_long_wait_is_a_line_where_there_is_no_screen(tmp_path, monkeypatch):
     out = io.StringIO()
     live = search_live.SearchLive(live=False, console=Console(file=out, width=200))
     (tmp_path / "0003").mkdir()
-    (tmp_path / "0003" / j.STAGE).write_text(f"{j.WAITING} (process 7 times on it)")
+    (tmp_path / "0003" / STAGE).write_text(f"{WAITING} (process 7 times on it)")
     live.running[tmp_path / "0003"] = ("int8", 0.0)
     for _ in range(4):
         live.tick()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.report._html import number
-from whet.search.job import WAITING, stage_of
+from whet.report.stage import WAITING, stage_of
 
 _SHOWN = 12  # trials in the table
 _LONG = 20.0  # seconds of waiting for the device that are worth a line

@@ -11,9 +11,9 @@ from typing import Any
 
 from whet.errors import UsageError
 from whet.files import replacing
+from whet.report.stage import STAGE
 
-JOB, RESULT, LOG, STAGE, LOCK = "job.json", "result.json", "log.txt", "stage.txt", "lock"
-WAITING = "waiting for the device"  # a stage that no time limit counts
+JOB, RESULT, LOG, LOCK = "job.json", "result.json", "log.txt", "lock"
 CHECKPOINT = ".safetensors"  # how the name of a training's checkpoint ends, which a killed job goes on from
 #: keys of the recipe that a job does not depend on; what `model`, `data` and `metric` name is the search's identity (contents.py), wherever it lies
 _ELSEWHERE = ("target", "search", "prefer", "survivor", "scout", "out", "folder", "timing_cache", "model", "data")
@@ -106,14 +106,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def stage_of(folder: Path) -> str:
-    """What a job is busy with, as it says itself; empty before it says anything."""
-    try:
-        return (folder / STAGE).read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def failed(job: Mapping[str, Any], reason: str) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from typing import Any
 
 from whet.errors import UsageError
 from whet.frontends import external_files
+from whet.report.stage import STAGE
 from whet.search import job as j
 from whet.search.contents import SOURCES
 from whet.search.recipe import AutoRecipe
 from whet.search.workers import end_session
 
-_STAYS = (j.LOCK, j.STAGE)  # files of a job's folder that need not come back
+_STAYS = (j.LOCK, STAGE)  # files of a job's folder that need not come back
 
 
 class RayWorkers:

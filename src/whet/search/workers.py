@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from whet.report.stage import WAITING, stage_of
 from whet.search import job as j
 
 #: libraries that spin threads of their own beside those that engines run on; one each, unless the user says otherwise
@@ -65,7 +66,7 @@ class LocalWorkers:
         found: list[tuple[Path, str | None]] = []
         for folder, r in list(self._running.items()):
             code, now = r.process.poll(), time.monotonic()
-            if j.stage_of(folder).startswith(j.WAITING):
+            if stage_of(folder).startswith(WAITING):
                 r.begun += now - r.seen
             r.seen = now
             late = now - r.begun > self.timeout

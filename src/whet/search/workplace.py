@@ -9,11 +9,12 @@ from typing import Any
 from whet.backends import get_backend
 from whet.network import Network
 from whet.registry import own_function
+from whet.report.stage import STAGE, WAITING
 from whet.runtime import Engine, Runtime
 from whet.search import _fields as f
 from whet.search.data import Labelled, labelled
 from whet.search.energy import Meter
-from whet.search.job import STAGE, WAITING, Job
+from whet.search.job import Job
 from whet.search.locks import DeviceLock, physical_gpu
 from whet.search.metrics import Predict, Score, knows_which, top1, user_metric
 from whet.search.recipe import Effort, recipe_from
