@@ -27,6 +27,7 @@ from whet.pruning import (
 from whet.pruning.costs import flop_costs, parameter_costs
 from whet.pruning.knapsack import choose_within, per_layer, widths_of
 from whet.pruning.order import history
+from whet.pruning.prune import Report
 from whet.pruning.tables import Tables
 
 NULL = BuildConfig(backend="null", timing_cache="")
@@ -124,6 +125,14 @@ def test_a_latency_target_on_the_null_machine():
     assert "FLOPs -" in made.report.lines()[0]
     assert "predicted -5" in made.report.lines()[0]
     assert "by the layers' times as measured" in made.report.lines()[1]
+
+
+@pytest.mark.parametrize(("predicted", "told"), [((1.0, 0.55), False), ((2.0, 0.8), True), ((1.0, 0.75), True)])
+def test_a_prediction_that_missed_is_told_with_its_sums(predicted, told):
+    lines = Report("ms", predicted, engine_ms=(1.0, 0.6)).lines()
+    assert any("The prediction is off by" in line for line in lines) == told
+    if told:
+        assert f"add up to {predicted[0]:.3f} and {predicted[1]:.3f} ms, the engines take 1.000 and 0.600" in lines[-1]
 
 
 def test_it_prefers_what_is_slow_to_what_has_many_flops(tmp_path):

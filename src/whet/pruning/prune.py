@@ -30,6 +30,7 @@ from whet.pruning.truth import measured_ms
 from whet.registry import nearest
 
 _TRIES, _CLOSE = 3, 1.02  # choices until the engine meets a latency target, and what counts as meeting it
+_OFF = 0.1  # share of the original's time by which a prediction may miss without a word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,10 @@ class Report:
             words.append(f"latency {_change(before, after)} ({before:.3f} -> {after:.3f} ms)")
         if self.predicted is not None and self.unit == "ms":
             words.append(f"predicted {_change(*self.predicted)}")
-        return [", ".join(words), *([_quality(self.gap, self.unit)] if self.gap is not None else [])]
+        more = [_quality(self.gap, self.unit)] if self.gap is not None else []
+        if self.engine_ms is not None and self.predicted is not None and self.unit == "ms":
+            more += _wide_of(self.predicted, self.engine_ms)
+        return [", ".join(words), *more]
 
 
 def _quality(gap: float, unit: str) -> str:
@@ -81,6 +85,16 @@ def _quality(gap: float, unit: str) -> str:
     if gap == float("inf"):
         return f"importance lost: how much less another choice might lose is not known (by {of})"
     return f"importance lost: {f'at most {100 * gap:.2g} % above' if gap > 1e-5 else 'no more than'} the least that meets the target, by {of}"
+
+
+def _wide_of(predicted: tuple[float, float], engine: tuple[float, float]) -> list[str]:
+    """What is wrong with a prediction that is off by more than a tenth of the original's time."""
+    off = predicted[1] / predicted[0] - engine[1] / engine[0]
+    if abs(off) <= _OFF:
+        return []
+    sums = f"the layers' times add up to {predicted[0]:.3f} and {predicted[1]:.3f} ms, the engines take {engine[0]:.3f} and {engine[1]:.3f}"
+    return [f"The prediction is off by {100 * abs(off):.0f} % of the original's time: {sums}. A table timed on a busy machine does that: "
+            "give another --latencyTable and another --timingCacheFile when it is quiet, or trust the engines."]  # fmt: skip
 
 
 def _change(before: float, after: float) -> str:
