@@ -74,9 +74,10 @@ def main() -> int:
     p.add_argument("--multiple", type=int, help="kept channels are a multiple of this (default: 16 on a CPU, 32 on a GPU)")
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
     p.add_argument("--processes", type=int, default=1, help="processes that time the engines, one after the other, each loading their files")
+    p.add_argument("--budget", type=float, default=float("inf"), help="seconds that all may take: fewer processes where there is no time for more")
     p.add_argument("--out", default=".yolov5s", help="folder for the ONNX files, the recipe and the engines")
     p.add_argument("--save", help="also write the rows as a result (JSON)")
-    args = p.parse_args()
+    args, began = p.parse_args(), time.perf_counter()
     args.multiple = args.multiple or EDGES[args.backend]
     words = args.batches.split(",")
     if wrong := [w for w in words if not w.isdigit() or not int(w)]:
@@ -101,7 +102,7 @@ def main() -> int:
             whet.write_engine(engine.plan, path := out / f"yolov5s_{step}_{precision}.engine")
             cases.append(Case(step, precision, net, engine, path))
     if args.processes > 1:
-        found = measure_apart([c.path for c in cases], batches, args.backend, args.processes)
+        found = measure_apart([c.path for c in cases], batches, args.backend, args.processes, began + args.budget)
     else:
         found = measure([c.engine for c in cases], batches, args.backend)
     for case, times in zip(cases, found, strict=True):

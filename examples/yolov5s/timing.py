@@ -70,10 +70,14 @@ def measure(engines: Sequence[whet.Engine], batches: Sequence[int], backend: str
     return found
 
 
-def measure_apart(paths: Sequence[Path], batches: Sequence[int], backend: str, processes: int) -> list[Times]:
-    """The same of engine files in so many processes, one after the other, every other one `turned`. Raises CalledProcessError."""
-    found = [Times() for _ in paths]
+def measure_apart(paths: Sequence[Path], batches: Sequence[int], backend: str, processes: int, until: float = float("inf")) -> list[Times]:
+    """The same of engine files in so many processes, one after the other, every other one `turned`; but for the first none begins that would probably
+    end behind `until` (of time.perf_counter). Raises CalledProcessError."""
+    found, start = [Times() for _ in paths], time.perf_counter()
     for n in range(processes):
+        now = time.perf_counter()
+        if n and now + 1.1 * (now - start) / n > until:
+            break
         words = [sys.executable, __file__, "--backend", backend, "--batches", ",".join(map(str, batches)), *map(str, paths)]
         words += ["--seconds", str(max(SHORTEST, SECONDS / processes)), *(["--turned"] if n % 2 else [])]
         told = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)

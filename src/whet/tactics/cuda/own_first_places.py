@@ -64,8 +64,8 @@ class PlacesTile:
         tiles = s.n * -(-s.p // self.th) * -(-s.q // 64)
         turns = -(-tiles // (multiprocessors * self.blocks))
         work = self.th * columns(s) / 32 * 0.1 + ((self.th - 1) * s.stride[0] + s.r) * s.c * 0.01
-        alone = 1.5 + 0.15 * self.th / self.wgs  # a tile's way through a block, which others hide
-        return turns * (0.3 + max(alone, self.blocks * work))
+        alone = 1.5 + 0.15 * self.th / self.wgs  # a tile's way through a block, which others hide for the most part
+        return turns * (0.3 + max(alone, self.blocks * work) + 0.5 * alone / self.blocks)
 
     def __str__(self) -> str:
         return f"64x{self.th} w{self.wgs} b{self.blocks}"
