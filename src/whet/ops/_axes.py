@@ -67,7 +67,8 @@ def block_couples(x: Tensor, y: Tensor, level: int | None = None) -> list[Couple
     """Couples of a reshape: dimensions fall into groups of equal product; in each, the outermost axes hold equal blocks.
 
     With a `level`, an axis that is split into several (or made of several) is tied to the one of them that stands `level` places
-    before the innermost, or to the outermost where there are fewer.
+    before the innermost, or to the outermost where there are fewer. Where several axes become several others (batch and heads times width
+    becoming batch times heads and width), level 0 ties the innermost ones.
     """
     made = []
     for xs, ys in groups(x.shape, y.shape):
@@ -76,6 +77,9 @@ def block_couples(x: Tensor, y: Tensor, level: int | None = None) -> list[Couple
             continue
         if level is not None and (factor := _factor(x, y, xs, ys, level)) is not None:
             made.append(factor)
+            continue
+        if level == 0 and (inner := _innermost(x, y, xs, ys)) is not None:
+            made.append(inner)
             continue
         n, m = x.shape[a], y.shape[b]
         if n == m:
@@ -99,6 +103,16 @@ def _factor(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int], level: i
     place = max(len(parts) - 1 - level, 0)
     repeat, block = int(np.prod(sizes[:place])), int(np.prod(sizes[place + 1 :]))
     return Couple(t, whole, many, parts[place], a_block=block, a_repeat=repeat, count=sizes[place])
+
+
+def _innermost(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int]) -> Couple | None:
+    """The last axes of two runs of several: entries of the same remainder by what both sizes are multiples of."""
+    a, b = ([i for i in axes if t.shape[i] != 1] for t, axes in ((x, xs), (y, ys)))
+    if len(a) < 2 or len(b) < 2:
+        return None
+    n, m = x.shape[a[-1]], y.shape[b[-1]]
+    units = gcd(n, m) if isinstance(n, int) and isinstance(m, int) else 0
+    return Couple(x, a[-1], y, b[-1], a_repeat=n // units, b_repeat=m // units, count=units) if units > 1 else None
 
 
 def groups(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int]]]:
