@@ -19,7 +19,7 @@ import numpy as np
 from _record import provenance
 
 import whet
-from whet.backends import get_backend
+from whet.backends import get_backend, in_row
 from whet.pruning import PruneConfig, prune
 from whet.zoo import save
 
@@ -70,7 +70,7 @@ def timed(engines: dict, took: dict, name: str, shape: tuple[int, ...], backend:
         for key in list(contexts)[:: -1 if n % 2 else 1]:
             times, until = [], time.perf_counter() + SECONDS
             while time.perf_counter() < until:
-                times += machine.seconds(contexts[key].launches(), 5)
+                times += in_row(machine, [contexts[key].launches()] * 5)
             ms[key].append(statistics.median(times) * 1e3)
     rows = []
     for (step, way), context in contexts.items():

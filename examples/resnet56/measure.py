@@ -21,7 +21,7 @@ from tune import file_of
 from variants import LONG, MORE, VARIANTS
 
 import whet
-from whet.backends import get_backend
+from whet.backends import get_backend, in_row
 from whet.builder import BuildConfig, build
 from whet.builder.quantized import Calibration, build_int8
 from whet.engine import EnginePlan
@@ -152,7 +152,7 @@ def _cpu_runs(context: Any) -> list[float]:
 
 
 def _gpu_runs(machine: Any, context: Any) -> list[float]:
-    return [s * 1e3 for s in machine.seconds(context.launches(), EACH)]
+    return [s * 1e3 for s in in_row(machine, [context.launches()] * EACH)]
 
 
 def judged(out: Path, folder: Path, args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 import whet
-from whet.backends import get_backend
+from whet.backends import get_backend, in_row
 
 ROUNDS, SECONDS = 5, 0.4  # engines take turns: so many rounds, each of about so many seconds
 SHORTEST = 0.1  # seconds of a round where several processes share them
@@ -61,7 +61,7 @@ def measure(engines: Sequence[whet.Engine], batches: Sequence[int], backend: str
                 with Watch(backend) as watch:
                     taken, until = [], time.perf_counter() + seconds
                     while time.perf_counter() < until:
-                        taken += machine.seconds(context.launches(), 5)
+                        taken += in_row(machine, [context.launches()] * 5)
                 times.ms.setdefault(batch, []).append(statistics.median(taken) * 1e3)
                 times.power.setdefault(batch, []).extend(watch.power)
                 times.busy.setdefault(batch, []).extend(watch.busy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,3 +72,14 @@ def get_backend(name: str = "cpu", **options: Any) -> Any:
         raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}.{nearest(name, BACKENDS)}")
     return BACKENDS[name](**options)
 
+
+def in_row(machine: Any, executables: Sequence[Any]) -> list[float]:
+    """Seconds of one run of each executable, by the machine's clock.
+
+    On a GPU they are started one behind the other, as trtexec does for its GPU compute time: around a launch by itself the clock counts the
+    microseconds that the host takes to launch, which are as many as a small network's layer takes, differ from run to run, and are the same
+    for a large network and a small one.
+    """
+    if hasattr(machine, "seconds_in_row"):
+        return list(machine.seconds_in_row(executables))
+    return [machine.seconds(executable, 1)[0] for executable in executables]

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from whet.backends import in_row
 from whet.builder.option import Option
-from whet.builder.samples import in_row
 from whet.network import DType, Layer
 from whet.runtime.memory import write_bytes
 from whet.tactics import Args, Packed

@@ -14,9 +14,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from whet.backends import in_row
 from whet.builder.assemble import choice_of
 from whet.builder.option import Option
-from whet.builder.samples import in_row
 from whet.errors import BackendError, BuildError, EngineError
 from whet.runtime import Bound, WeightStore
 from whet.runtime.kernels import plan_layer

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import in_row
 from whet.builder.bench import Bench
 from whet.builder.cold import cold_samples, finalists
 from whet.builder.key import timing_key
 from whet.builder.option import Option
-from whet.builder.samples import in_row, spread, typical
+from whet.builder.samples import spread, typical
 from whet.builder.timing_cache import Timed, TimingCache
 from whet.errors import BackendError, BuildError
 from whet.network import Layer
