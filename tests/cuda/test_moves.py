@@ -1,6 +1,7 @@
 """Code for moves with arithmetic between them: compiled for the host and compared with the reference, element by element."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+from test_tactics import compute, judge, reference
+
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
@@ -18,12 +22,13 @@ from whet.builder.quantized import prepared
 from whet.frontends.onnx import network_from_onnx
 from whet.network import parse_network, static_shape, to_stored
 from whet.ops import OPS, run_network, run_regions, sample_layer
+from whet.ops._moves_samples import head
 from whet.passes import lower
 from whet.precision import Range, Ranges, find_places, quantize
-from whet.tactics import is_quantized, tactics_of
-from whet.tactics.cuda._moves import Moves
+from whet.tactics import get_tactic, is_quantized, tactics_of
+from whet.tactics.cuda._moves import Moves, Refused
 from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_moves import _constants, _many, _moves
+from whet.tactics.cuda.own_moves import _constants, _moves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _half import half
@@ -39,13 +44,13 @@ struct Act { float a, b; };
 struct Args { const float* in[4]; const float* constants; };
 static float __int_as_float(u32 v) { float f; std::memcpy(&f, &v, 4); return f; }
 template <int KIND> float activate(float x, Act) { return KIND == 4 ? 1.f / (1.f + std::exp(-x)) : x > 0.f ? x : 0.f; }
-#define EACH 1
-#define EVERY(...) for (u32 i = 0; i < EACH; ++i) { __VA_ARGS__ }
-static float element(const Args& p, u32 at, u32 row, u32 column) {
+#define EVERY(...) for (u32 i = 0; i < EACH; ++i) { const u32 row = first + i; __VA_ARGS__ }
+static float element(const Args& p, u32 at, u32 element_row, u32 column) {
     auto source = [&](int i, u32 place) { return p.in[i][place]; };
     float values[EACH];
+    const u32 first = element_row / EACH * EACH, row = first;
     STEPS
-    return values[0];
+    return values[element_row - first];
 }
 extern "C" void run(const float** in, const float* constants, float* out, u32 count) {
     Args p;
@@ -56,9 +61,9 @@ extern "C" void run(const float** in, const float* constants, float* out, u32 co
 """
 
 
-def on_host(made, arrays, count, folder):
+def on_host(made, arrays, count, folder, together=1):
     """All elements by the generated code."""
-    (folder / "m.cpp").write_text(HOST.replace("STEPS", made.text).replace("WIDE", str(made.row or 1)))
+    (folder / "m.cpp").write_text(f"#define EACH {together}\n" + HOST.replace("STEPS", made.text).replace("WIDE", str(made.row or 1)))
     subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", str(folder / "m.so"), str(folder / "m.cpp")], check=True)
     pointer = ctypes.POINTER(ctypes.c_float)
     held = [np.ascontiguousarray(a, np.float32).reshape(-1) for a in arrays]
@@ -82,14 +87,91 @@ def test_the_code_computes_what_the_reference_does(i, form, rows, tmp_path):
     np.testing.assert_allclose(got, np.asarray(to_stored(want, out)).reshape(-1), rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.skipif(COMPILER is None, reason="there is no g++ to run the generated code with")
+@pytest.mark.parametrize("together", [2, 4, 8])
+@pytest.mark.parametrize("i", SAMPLES)
+def test_rows_together_give_what_the_reference_does_or_are_refused(i, together, tmp_path):
+    sample = OPS["Fused"].samples[i]
+    _, layer, arrays = sample_layer("Fused", sample)
+    (want,) = run_regions(layer, arrays)
+    places = [k for k, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
+    try:
+        made = Moves(layer, dict.fromkeys(places, "nhwc"), "linear", True, together)
+    except Refused:
+        ends = [want.size // want.shape[-1]] if want.ndim == 4 else np.cumsum([a.shape[2] * a.shape[3] for k, a in enumerate(arrays) if k in places])
+        assert want.ndim == 4 or any(int(e) * layer.inputs[1].shape[1] % together for e in ends)
+        return
+    got = on_host(made, [to_stored(arrays[k], "nhwc") for k in places], want.size, tmp_path, together)
+    np.testing.assert_allclose(got, want.reshape(-1), rtol=2e-6, atol=1e-6)
+
+
+def test_groups_that_cross_a_level_are_refused():
+    _, layer, _ = sample_layer("Fused", head(1, 1, 80, (2, 3), (2, 5)))
+    formats = {i: "nhwc" for i, t in enumerate(layer.inputs) if not t.is_constant}
+    assert Moves(layer, formats, "linear", True, 2).row == 85
+    with pytest.raises(Refused, match="4 rows"):
+        Moves(layer, formats, "linear", True, 4)
+
+
+def yolo_head(images):
+    """YOLOv5s' boxes at 640x640 from channels that are filled to 256, in FP16, and the wide configs of its layer."""
+    _, layer, arrays = sample_layer("Fused", head(images, 3, 80, (80, 80), (40, 40), (20, 20)))
+    tactic = get_tactic("cuda/own_moves")
+    (signature,) = [s for s in tactic.signatures(layer, HOPPER) if str(s.needs(0)) == "f16:nhwc" and str(s.outputs[0]) == "f32:linear"]
+    return layer, arrays, signature, [c for c in tactic.configs(layer, signature, HOPPER) if "together" in dict(c)]
+
+
+def test_loads_of_rows_together_stand_in_front_and_results_go_by_sixteen_bytes(tmp_path):
+    layer, _, signature, configs = yolo_head(2)
+    assert [dict(c)["together"] for c in configs] == [4, 4, 8, 8]
+    for config in configs:
+        text = sass(compile_cubin(source("moves.cu", _constants(_moves(layer, signature, config), signature, config)), cached=False), tmp_path)
+        many = dict(config)["together"] * 3  # elements of a thread, each of three levels
+        assert text.count("LDG.E.U16") == 3 * many
+        level = text[: text.index("MUFU.EX2")]
+        assert level.count("LDG.E.U16") == many
+        assert len(re.findall(r"LDG\.E R", level)) > dict(config)["together"]  # and grid and sizes of the rows
+        assert not re.search("LDL|STL", text)
+        if "bulk" in dict(config):
+            assert re.findall(r"UBLKCP|STG", text) == ["UBLKCP"]
+        else:
+            assert re.findall(r"STG\S*", text) == ["STG.E.EF.128"] * -(-dict(config)["together"] * 85 * 4 // 512)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("i", SAMPLES)
+def test_every_config_gives_what_the_reference_does(gpu, i):
+    _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
+    tactic = get_tactic("cuda/own_moves")
+    for signature in tactic.signatures(layer, gpu):
+        if tactic.refuses(layer, signature, gpu):
+            continue
+        for config in tactic.configs(layer, signature, gpu):
+            kernel = tactic.plan(layer, signature, config, gpu)
+            (got,), fed = compute(gpu, layer, arrays, signature, kernel)
+            judge(got, reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
+
+
+@pytest.mark.gpu
+def test_wide_stores_give_bit_for_bit_what_single_ones_do(gpu):
+    layer, arrays, signature, configs = yolo_head(2)
+    tactic = get_tactic("cuda/own_moves")
+    results = [compute(gpu, layer, arrays, signature, tactic.plan(layer, signature, c, gpu))[0][0] for c in [(("rows", 1),), *configs]]
+    for got in results[1:]:
+        np.testing.assert_array_equal(got, results[0])
+
+
 @pytest.mark.parametrize("i", SAMPLES)
 def test_the_code_compiles_for_gpus(i):
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
     tactic = next(t for t in tactics_of("cuda") if layer.hint in t.hints)
     for signature in tactic.signatures(layer, HOPPER)[::3]:
         assert tactic.refuses(layer, signature, HOPPER) is None
-        for config in ((), (("rows", 1),), (("rows", 4),)):
-            compile_cubin(source("moves.cu", _constants(_moves(layer, signature, config), signature, _many(config))), name="moves.cu", arch="sm_90a")
+        wide = [c for c in tactic.configs(layer, signature, HOPPER) if "together" in dict(c)]
+        for config in ((), (("rows", 1),), (("rows", 4),), *wide):
+            text = source("moves.cu", _constants(_moves(layer, signature, config), signature, config))
+            for arch in ("sm_90a", "sm_80") if config in wide and "bulk" not in dict(config) else ("sm_90a",):
+                compile_cubin(text, name="moves.cu", arch=arch)
 
 
 @pytest.mark.parametrize("stored", ["f32", "f16"])

@@ -6,6 +6,7 @@ the element's own place. Where parts are joined the tree has a choice; what all 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 
@@ -32,10 +33,11 @@ class Moves:
     """The code of a fused layer, its constants, and the sources by their places among the inputs. Raises Refused.
 
     `formats` gives the format of each run-time input by its place, `out` that of the result: row-major, or channels last ("nhwc").
-    Elements are at `at`, or with `rows` at `column` of `row`, so that what depends on the row alone is asked and reckoned once.
+    Elements are at `at`, or with `rows` at `column` of `row`, so that what depends on the row alone is asked and reckoned once. With `together`
+    that many rows at a time, the first one's number a multiple of it, are asked once for all; Refused where their answers can differ.
     """
 
-    def __init__(self, layer: Layer, formats: dict[int, str], out: str, rows: bool = False) -> None:
+    def __init__(self, layer: Layer, formats: dict[int, str], out: str, rows: bool = False, together: int = 1) -> None:
         self.layer, self.body, self.formats = layer, layer.regions["body"], formats
         self.sources = sorted(formats)
         self.outer = {t: i for i, t in enumerate(self.body.inputs)}
@@ -45,7 +47,10 @@ class Moves:
         shape = static_shape(layer.outputs[0].shape)
         self.row = static_shape(stored_shape(out, shape))[-1] if rows else 0
         root = self._node(self.body.outputs[0], _stored_place(shape, out, rows))
-        self.text = _Writer(rows).all(root, {})
+        writer = _Writer(rows, together > 1)
+        self.text = writer.all(root, {})
+        if together > 1 and (prod(shape) // self.row % together or not all(_alike(*c, together) for c in writer.asked)):
+            raise Refused(f"{together} rows behind each other are not all made alike")
         if len(self.text) > _LONGEST:
             raise Refused(f"{len(self.text)} characters of code for an element")
 
@@ -241,23 +246,38 @@ def _regrouped(at: tuple[Index, ...], after: Sequence[int], before: Sequence[int
     return tuple(found)
 
 
+def _alike(text: str, limits: Sequence[int], together: int) -> bool:
+    """Whether the rows of each group of `together` are on the same side of all limits: all changes are at multiples of it."""
+    found = re.fullmatch(r"\(*row(?: / (\d+)u\))?(?: % (\d+)u\))?", text)
+    if found is None:
+        return False
+    inner, period = int(found[1] or 1), int(found[2] or 0)
+    return not any(inner * place % together for place in (*limits[:-1], period))
+
+
 class _Writer:
     """Nodes as statements for EACH elements i at once: each node is a variable of its own in the innermost block that holds all who read it.
 
     A choice that all elements of a row make alike stands around them all, so that loads of several are on their way together; from another
-    one on, elements go one by one. EVERY(code) of moves.cu runs code for each.
+    one on, elements go one by one. EVERY(code) of moves.cu runs code for each. With `early`, what single elements' branches load is asked
+    for in front of all arithmetic: else each element waits for its own.
     """
 
-    def __init__(self, rows: bool) -> None:
-        self.rows, self.count = rows, 0
+    def __init__(self, rows: bool, early: bool = False) -> None:
+        self.rows, self.early, self.count = rows, early, 0
+        self.asked: list[tuple[str, tuple[int, ...]]] = []  # choices that all elements make alike
 
     def all(self, root: Node, known: dict[Node, str]) -> str:
         """Statements that set all `values[i]` to `root`; `known` are the variables of the blocks around."""
         if root[0] != "choice":
             text, name = self.value(root, known, many=True)
             return f"{text}EVERY(values[i] = {name};) "
+        alike = self.rows and "column" not in root[1]
+        first, known = self._loads(root, known) if self.early and not alike else ("", known)
         text, known = self._shared(root, known, many=True)
-        if self.rows and "column" not in root[1]:
+        text = first + text
+        if alike:
+            self.asked.append((root[1], root[2]))
             return text + self._branches(root, lambda part: self.all(part, dict(known)))
         return f"{text}EVERY(float value; {self.block(root, known)}values[i] = value;) "
 
@@ -268,6 +288,23 @@ class _Writer:
             return f"{text}value = {name}; "
         text, known = self._shared(root, known)
         return text + self._branches(root, lambda part: self.block(part, dict(known)))
+
+    def _loads(self, root: Node, known: dict[Node, str]) -> tuple[str, dict[Node, str]]:
+        """What branches load that not all need, each where its branch is taken."""
+        _, where, limits, parts = root
+        everywhere = set.intersection(*(_inside(p) for p in parts))
+        taken: dict[Node, list[str]] = {}
+        for k, part in enumerate(parts):
+            tests = ([f"{where} >= {limits[k - 1]}u"] if k else []) + ([f"{where} < {limits[k]}u"] if k + 1 < len(parts) else [])
+            for node in sorted((n for n in _inside(part) - everywhere if n[0] in ("constant", "source")), key=str):
+                taken.setdefault(node, []).append(f"({' && '.join(tests) or 'true'})")
+        text, known = "", dict(known)
+        for node, tests in taken.items():
+            if node not in known:
+                self.count += 1
+                name = known[node] = f"v{self.count}[i]"
+                text += f"float v{self.count}[EACH]; EVERY({name} = 0.f; if ({' || '.join(tests)}) {name} = {_loaded(node)};) "
+        return text, known
 
     def _shared(self, root: Node, known: dict[Node, str], many: bool = False) -> tuple[str, dict[Node, str]]:
         """What all branches of a choice need, and the variables with it."""
@@ -295,10 +332,8 @@ class _Writer:
         self.count += 1
         name = f"v{self.count}"
         target, text = f"{name}[i]" if many else name, ""
-        if node[0] == "source":
-            code = f"{target} = source({node[1]}, {node[2]});"
-        elif node[0] == "constant":
-            code = f"{target} = p.constants[{node[1]}u + {node[2]}];"
+        if node[0] in ("constant", "source"):
+            code = f"{target} = {_loaded(node)};"
         elif node[0] == "choice":
             code = f"float value; {self.block(node, dict(known))}{target} = value;"
         else:
@@ -312,6 +347,11 @@ class _Writer:
         text += f"float {name}[EACH]; EVERY({code}) " if many else f"float {name}; {{ {code} }} "
         known[node] = target
         return text, target
+
+
+def _loaded(node: Node) -> str:
+    """The code of a leaf."""
+    return f"source({node[1]}, {node[2]})" if node[0] == "source" else f"p.constants[{node[1]}u + {node[2]}]"
 
 
 def _inside(node: Node) -> set[Node]:

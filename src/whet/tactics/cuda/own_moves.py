@@ -10,7 +10,7 @@ from whet.network import Layer, static_shape, stored_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._conv import TYPES
-from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, blocks_of, float_types, launch, packed_array, same
+from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, blocks_of, float_types, launch, machine_has, packed_array, same
 from whet.tactics.cuda._moves import Moves, described
 from whet.tactics.cuda._source import source
 
@@ -19,6 +19,7 @@ _WARPS = 8  # of a block
 _EACH = 4  # elements of a thread
 _LEAST = 32  # elements of a row that a warp takes
 _ROWS = (1, 2, 4)  # that it takes
+_TOGETHER = (4, 8)  # that it takes at once, all loads in front of all arithmetic
 _SOURCES = 4
 
 
@@ -58,8 +59,12 @@ class OwnMoves(Tactic):
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
         row = static_shape(stored_shape(signature.outputs[0].format, layer.outputs[0].shape))[-1]
         found: list[Config] = [(), *((("rows", n),) for n in _ROWS if row >= _LEAST)]
-        made = [(m, _many(c)) for c in found for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
-        ahead(machine, [source("moves.cu", _constants(m, signature, many)) for m, many in made])
+        if _LEAST <= row <= 32 * _EACH:
+            bulk = [((), (("bulk", 1),))[b] for b in range(1 + machine_has(machine, "tma"))]
+            wide = [(("together", n), *b) for n in _TOGETHER if n * row * signature.outputs[0].dtype.bits % 128 == 0 for b in bulk]
+            found += [c for c in wide if not isinstance(_moves(layer, signature, c), str)]
+        made = [(m, c) for c in found for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
+        ahead(machine, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
@@ -67,7 +72,7 @@ class OwnMoves(Tactic):
         if isinstance(made, str):
             raise PlanRefused(made)
         many = _many(config)
-        numbers, constants = made.numbers, _constants(made, signature, many)
+        numbers, constants = made.numbers, _constants(made, signature, config)
         key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
         packed = (packed_array(f"{key}|moves", numbers.nbytes, lambda: numbers),)
         count = functools.reduce(int.__mul__, static_shape(layer.outputs[0].shape), 1)
@@ -78,7 +83,9 @@ class OwnMoves(Tactic):
             fields = struct.pack("<6QI4x", args.outputs[0], *given, *(0,) * (_SOURCES - len(given)), args.packed[0], count)
             return [launch("moves.cu", "moves", constants, (blocks, 1, 1), 256, f"<{len(fields)}s", fields)]
 
-        return GpuKernel(layer, signature, make, implementation=f"own moves by {many} rows" if made.row else "own moves", packed=packed)
+        given = dict(config)
+        name = "own moves" + f" by {many} rows" * bool(made.row) + " together" * ("together" in given) + " in bulk" * ("bulk" in given)
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 
 def _sources(layer: Layer) -> list[int]:
@@ -88,12 +95,13 @@ def _sources(layer: Layer) -> list[int]:
 
 def _moves(layer: Layer, signature: Signature, config: Config = ()) -> Moves | str:
     formats = {i: signature.inputs[i].format for i in _sources(layer)}
-    return described(lambda: Moves(layer, formats, signature.outputs[0].format, bool(config)))
+    return described(lambda: Moves(layer, formats, signature.outputs[0].format, bool(config), int(dict(config).get("together", 1))))
 
 
 def _many(config: Config) -> int:
     """Rows of a warp."""
-    return int(dict(config).get("rows", 1))
+    given = dict(config)
+    return int(given.get("together", given.get("rows", 1)))
 
 
 def _parts(row: int) -> int:
@@ -101,8 +109,10 @@ def _parts(row: int) -> int:
     return -(-row // (32 * _EACH))
 
 
-def _constants(made: Moves, signature: Signature, many: int) -> dict[str, Any]:
-    stored = signature.needs(made.sources[0])
+def _constants(made: Moves, signature: Signature, config: Config) -> dict[str, Any]:
+    stored, many, joint = signature.needs(made.sources[0]), _many(config), dict(config).get("together", 0)
     each = -(-made.row // (32 * _parts(made.row))) if made.row else _EACH
-    types = {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name]}
-    return {**types, "SPAN": made.row, "MANY": many, "EACH": each, "STEPS": made.text}
+    types: dict[str, Any] = {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name]}
+    if joint:
+        types |= {"BULK": dict(config).get("bulk", 0)}
+    return {**types, "SPAN": made.row, "MANY": many, "JOINT": int(bool(joint)), "EACH": each * many if joint else each, "STEPS": made.text}

@@ -2,7 +2,10 @@
 // STEPS is that code: it sets values[i] of EACH elements, through EVERY(code of one); source(i, place) reads a source, p.constants holds
 // constants in f32. Where SPAN is 0 a thread has elements at `at`, a block apart. Else a warp has elements of MANY rows of SPAN, at `column` of `row`:
 // what depends on the row alone is reckoned once, and the loads of all rows are on their way before the first is computed with.
-// Constants: FROM, TO (types as in vector.cuh), SPAN, MANY, EACH, STEPS.
+// With JOINT a warp's MANY rows are one set of elements: the code asks once what depends on the row (a group starts at a multiple of MANY, and the host
+// has seen that all its rows are made alike), so all loads of all rows are on their way before the first is waited for. A warp's rows lie behind each
+// other in the result: they go there through shared memory, 16 bytes a thread, or with BULK in one copy; nobody reads them soon, so L2 may drop them first.
+// Constants: FROM, TO (types as in vector.cuh), SPAN, MANY, JOINT, BULK (with JOINT), EACH (elements of STEPS), STEPS.
 #include "common.cuh"
 #include "vector.cuh"
 
@@ -13,7 +16,19 @@ struct Args {
     u32 count;
 };
 
-#if SPAN
+#if JOINT
+// Row `start + place` of a group whose start is a multiple of MANY (`group`): a division by a multiple of MANY is the same for the whole group.
+struct Row {
+    u32 start, place;
+    bool group;
+    DEV operator u32() const { return start + place; }
+};
+DEV Row operator/(Row a, u32 n) { return a.group && n % MANY == 0 ? Row{a.start / n, 0, false} : Row{(a.start + a.place) / n, 0, false}; }
+DEV Row operator%(Row a, u32 n) { return a.group && n % MANY == 0 ? Row{a.start % n, a.place, true} : Row{(a.start + a.place) % n, 0, false}; }
+DEV Row operator+(Row a, u32 n) { return Row{a.start + n, a.place, a.group && n % MANY == 0}; }
+DEV Row operator-(Row a, u32 n) { return Row{a.start - n, a.place, a.group && n % MANY == 0}; }
+#define HERE const Row row{start, i / (EACH / MANY), true}; const u32 column = min(first + i % (EACH / MANY) * 32u, SPAN - 1u);
+#elif SPAN
 #define HERE const u32 column = min(first + i * 32u, SPAN - 1u);
 #else
 #define HERE const u32 at = min(first + i * 256u, p.count - 1);
@@ -21,6 +36,9 @@ struct Args {
 #define EVERY(...) _Pragma("unroll") for (u32 i = 0; i < EACH; ++i) { HERE __VA_ARGS__ }
 
 DEV void elements(const Args& p, u32 row, u32 first, float (&values)[EACH]) {
+#if JOINT
+    const u32 start = row;
+#endif
     auto source = [&](int i, u32 place) { return load1<FROM>(p.in[i], place); };
     STEPS
 }
@@ -28,7 +46,37 @@ DEV void elements(const Args& p, u32 row, u32 first, float (&values)[EACH]) {
 extern "C" __global__ void __launch_bounds__(256) moves(const __grid_constant__ Args p) {
     let_next_start();
     wait_for_previous();
-#if SPAN
+#if JOINT
+    constexpr u32 BYTES = MANY * SPAN * Element<TO>::BYTES, PER = EACH / MANY;
+    __shared__ alignas(16) u8 staged[8][BYTES];
+    const u32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32, row = (blockIdx.x * 8 + warp) * MANY;
+    if (row >= p.count / SPAN) return;
+    float values[EACH];
+    elements(p, row, lane, values);
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i) {
+        const u32 column = lane + i % PER * 32;
+        if (column < SPAN) store1<TO>(staged[warp], i / PER * SPAN + column, values[i]);
+    }
+    u8* out = p.out + (u64)row * (SPAN * Element<TO>::BYTES);
+#if BULK
+    fence_async();
+    __syncwarp();
+    if (elect()) {
+        u64 policy;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
+                     ::"l"(out), "r"(shared_address(staged[warp])), "r"(BYTES), "l"(policy) : "memory");
+        store_commit();
+        store_wait_read();
+    }
+#else
+    __syncwarp();
+#pragma unroll
+    for (u32 at = 0; at < BYTES; at += 512)
+        if (at + lane * 16 < BYTES) __stcs(reinterpret_cast<uint4*>(out + at + lane * 16), *reinterpret_cast<const uint4*>(&staged[warp][at + lane * 16]));
+#endif
+#elif SPAN
     constexpr u32 WIDE = 32 * EACH, PARTS = (SPAN + WIDE - 1) / WIDE;  // of a warp, of a row
     const u32 warp = __shfl_sync(0xffffffff, (blockIdx.x * 256 + threadIdx.x) / 32, 0), rows = p.count / SPAN;
     const u32 row = warp / PARTS * MANY, first = warp % PARTS * WIDE + threadIdx.x % 32;
