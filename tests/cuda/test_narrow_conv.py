@@ -16,6 +16,7 @@ from whet.errors import BackendError
 from whet.network import Network, parse_network, parse_type
 from whet.ops import OPS, sample_layer
 from whet.ops._base import Sample
+from whet.ops._conv_product_samples import product_conv
 from whet.ops._samples import sample_arrays
 from whet.tactics import PlanRefused, get_tactic
 from whet.tactics.cuda._conv import ConvShape, Finish
@@ -121,6 +122,9 @@ def test_a_tile_that_does_not_fit_is_refused():
         (ConvShape(1, 40, 40, 16, 16, 5, 5, (1, 1), (2, 2, 2, 2)), NarrowTile(4, 16, 16, 2, 6), 0),
         (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 16, 32, 2, 3, front=True), 2),
         (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 16, 64, 1, 1, front=True), 2),
+        (ConvShape(8, 160, 160, 32, 32, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(16, 16, 32, 1, 1, 4, 4, front=True), 2),
+        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(8, 16, 64, 1, 1, 2, 3, front=True), 2),
+        (ConvShape(8, 80, 80, 64, 64, 3, 3, (1, 1), (1, 1, 1, 1)), NarrowTile(4, 16, 64, 1, 1, 1, 5, front=True), 2),
     ],
     ids=str,
 )
@@ -131,14 +135,16 @@ def test_its_machine_code_is_what_was_meant(shape, tile, residual, tmp_path):
         pytest.skip(str(error))
     assert tile.unfit(shape) is None
     silu = ("silu", 0.0, 0.0)
-    text = sass(compile_cubin(tile.source(shape, Finish(silu, residual), False, silu if tile.front else None), cached=False), tmp_path)
-    products = (shape.r * shape.s + tile.front) * shape.c // 16
-    assert text.count("HGMMA") == products, "every product once, unrolled"
-    assert len(re.findall(r"\bLDSM\b", text)) == products, "a fragment is one instruction"
+    own = residual > 0 and tile.run > 1  # what is added is the input
+    text = sass(compile_cubin(tile.source(shape, Finish(silu, residual), False, silu if tile.front else None, own), cached=False), tmp_path)
+    front = tile.front * shape.c // 16
+    products, read = shape.r * shape.s * shape.c // 16 * tile.run, (shape.r + tile.run - 1) * shape.s * shape.c // 16
+    assert text.count("HGMMA") in (products + front, products + 2 * front), "every product once, unrolled; the 1x1 at most twice"
+    assert len(re.findall(r"\bLDSM\b", text)) in (read + front, read + 2 * front), "a fragment is one instruction and serves all of a warp's rows"
     assert "UTMALDG.4D" in text, "input tiles come by bulk copies"
-    assert len(re.findall(r"\bSTSM\b", text)) == tile.front * shape.c // 16, "what lies between goes to shared memory by fragments"
+    assert len(re.findall(r"\bSTSM\b", text)) in (front, 2 * front), "what lies between goes to shared memory by fragments"
     assert "STG.E.128" in text, "results leave in sixteens of bytes"
-    assert ("LDG.E.128" in text) == (residual > 0)
+    assert ("LDG.E.128" in text) == (residual > 0 and not own)
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
 
@@ -184,13 +190,36 @@ def test_a_bottleneck_is_one_launch_where_nothing_else_reads_what_lies_between(s
     assert plan.choices[pair.name].tactic == "cuda/own_product_conv"
 
 
+def kinds(configs):
+    """The first of each number of rows a warp, groups and input tiles at a time."""
+    found = {}
+    for config in configs:
+        found.setdefault(tuple(pair for pair in config if pair[0] in ("slots", "run", "groups")), config)
+    return list(found.values())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("i", [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ProductConv"])
 def test_pairs_match_the_reference(gpu, i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     tactic = get_tactic("cuda/own_product_conv")
     for signature in tactic.signatures(layer, gpu):
-        for config in tactic.configs(layer, signature, gpu)[:4]:
+        for config in kinds(tactic.configs(layer, signature, gpu)):
             kernel = tactic.plan(layer, signature, config, gpu)
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [16, 32, 64])
+def test_every_tile_gives_the_same_bits_where_blocks_have_several(gpu, channels):
+    image = f"f32[{128 // max(channels, 32)},{channels},164,168]"
+    _, layer, arrays = sample_layer("Fused", product_conv(image, channels, residual=True))
+    tactic, first = get_tactic("cuda/own_product_conv"), None
+    signature = tactic.signatures(layer, gpu)[0]
+    for config in tactic.configs(layer, signature, gpu):
+        got, _ = compute(gpu, layer, arrays, signature, tactic.plan(layer, signature, config, gpu))
+        first = got[0] if first is None else first
+        np.testing.assert_array_equal(got[0], first, str(config))
+    assert np.isfinite(first).all()
+    assert np.abs(first).max() > 0

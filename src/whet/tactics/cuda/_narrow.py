@@ -18,14 +18,17 @@ from whet.tactics.cuda._kernel import ACTIVATIONS, loaded, packed_array
 from whet.tactics.cuda._source import source
 
 _TILES = ((8, 16), (16, 16), (4, 16), (8, 8), (4, 32), (8, 32), (16, 8))  # output rows and columns of a block
+# Rows and columns of a group's tile, rows of 16 pixels that a warp takes, and groups of a block: further tiles behind a 1x1.
+_DEALT = ((8, 16, 2, 1), (16, 16, 4, 1), (8, 32, 4, 1), (8, 16, 2, 4), (8, 16, 2, 3), (16, 16, 4, 4), (16, 16, 4, 3), (4, 16, 1, 6), (4, 16, 1, 5))
 _CHANNELS = (16, 32, 64)
-_MOST = 24  # configurations
+_MOST = 24  # configurations; behind a 1x1 a few more
 
 
 @dataclass(frozen=True, order=True)
 class NarrowTile:
     """One instance of narrow.cu for a shape: rows and columns of a block's output pixels, output channels, input tiles at a time, blocks.
 
+    A warp takes `run` rows of 16 pixels below each other; a block's `groups` have tiles of their own.
     With `front` the input comes through a 1x1 convolution of as many channels.
     """
 
@@ -34,17 +37,20 @@ class NarrowTile:
     bn: int
     slots: int = 2
     blocks: int = 1
+    run: int = 1
+    groups: int = 1
     front: bool = field(default=False, kw_only=True)
 
     @property
     def config(self) -> Config:
         """What an engine stores of it."""
-        return (("th", self.th), ("tw", self.tw), ("bn", self.bn), ("slots", self.slots), ("blocks", self.blocks))
+        more = tuple((name, value) for name, value in (("run", self.run), ("groups", self.groups)) if value > 1)
+        return (("th", self.th), ("tw", self.tw), ("bn", self.bn), ("slots", self.slots), ("blocks", self.blocks), *more)
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.th * self.tw * 2
+        return self.th * self.tw * 2 // self.run * self.groups
 
     @property
     def dealt(self) -> bool:
@@ -60,41 +66,49 @@ class NarrowTile:
         """Bytes of shared memory; mirrors narrow.cu."""
         wide, tall = self.box(s)
         slot = -(-wide * tall // 8) * 1024
-        between = s.c * 128 + slot + s.c * 4 if self.front else 0
-        return 1024 + chunks(s) * self.bn * 128 + between + self.slots * slot + self.bn * 4 + 8 + self.slots * 8
+        weights = chunks(s) * self.bn * 128 + self.bn * 4 + (s.c * 128 + s.c * 4 if self.front else 0)
+        return 1024 + weights + self.groups * (self.slots + self.front) * slot + 8 + self.groups * self.slots * 8
 
     def unfit(self, s: ConvShape) -> str | None:
         """Why a multiprocessor cannot hold it, or None."""
         if self.tw * s.stride[1] % (64 // s.c) or max(self.box(s)) > 256:
             return f"tiles of {self.th} x {self.tw} do not begin at whole rows of 128 bytes, or are too large"
-        registers = self.bn * 3 // 4 + 40  # sums, a residual, fragments, addresses
+        if self.run > 1 and (s.stride[0] != 1 or self.th % self.run or self.tw % 16 or self.threads // self.groups % 128 or not self.dealt):
+            return f"tiles of {self.th} x {self.tw} are not dealt out to warps by {self.run} rows of 16 pixels"
+        registers = self.bn * 3 // 4 + 40 if self.run == 1 else self.bn // 2 * self.run + 56  # sums, a residual, fragments, addresses
         if self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024 or self.blocks * self.threads * registers > REGISTERS or self.threads > 1024:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
         return None
 
-    def source(self, s: ConvShape, finish: Finish, bf16: bool, front: Activation | None = None) -> str:
+    def source(self, s: ConvShape, finish: Finish, bf16: bool, front: Activation | None = None, own: bool = False) -> str:
         """The kernel's complete text."""
-        return source("narrow.cu", self.constants(s, finish, bf16, front))
+        return source("narrow.cu", self.constants(s, finish, bf16, front, own))
 
-    def constants(self, s: ConvShape, finish: Finish, bf16: bool, front: Activation | None = None) -> dict[str, int]:
-        """The macros of the instance; `front` is the activation of the 1x1 convolution."""
-        own = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
+    def constants(self, s: ConvShape, finish: Finish, bf16: bool, front: Activation | None = None, own: bool = False) -> dict[str, int]:
+        """The macros of the instance; `front` is the activation of the 1x1 convolution, `own` whether what is added is its input."""
+        tile = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
         shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
         more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(halved(Finish(front))), "BN2": s.c}
         ends = {"ACT": ACTIVATIONS[finish.activation[0]], "HALVED": int(halved(finish)), "RESIDUAL": finish.residual}
-        return {**own, **shape, **more, **ends, "BF16": int(bf16)}
+        if self.run > 1:
+            more |= {"RUN": self.run, "OWN": int(own and self.dealt)}
+        if self.groups > 1:
+            more |= {"GROUPS": self.groups}
+        return {**tile, **shape, **more, **ends, "BF16": int(bf16)}
 
     def __str__(self) -> str:
-        return f"{self.th}x{self.tw}x{self.bn} s{self.slots} b{self.blocks}"
+        more = f" r{self.run}" * (self.run > 1) + f" g{self.groups}" * (self.groups > 1)
+        return f"{self.th}x{self.tw}x{self.bn} s{self.slots} b{self.blocks}{more}"
 
 
 @dataclass(frozen=True)
 class Front:
-    """The 1x1 convolution in front: addresses of its packed weights and bias, and its activation."""
+    """The 1x1 convolution in front: addresses of its packed weights and bias, its activation, and whether its input is added in the end."""
 
     weights: int
     bias: int
     activation: Activation
+    added: bool = False
 
 
 def narrow_launch(
@@ -109,7 +123,7 @@ def narrow_launch(
 ) -> Launch:
     """The launch of `s`; `addresses` are those of input, packed weights, packed bias, residual (0: none) and result."""
     x, weights, bias, residual, out = addresses
-    constants = tile.constants(s, finish, dtype == "bf16", None if front is None else front.activation)
+    constants = tile.constants(s, finish, dtype == "bf16", None if front is None else front.activation, front is not None and front.added)
     kernel = loaded("narrow.cu", "narrow", tuple(sorted(constants.items())), tile.shared(s))
     row, line, (wide, tall) = chunks(s) * 64, s.w * s.c * 2, tile.box(s)
     blob = tensormap.tiled(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
@@ -120,7 +134,7 @@ def narrow_launch(
     if front is not None:
         blob += bytes(-len(blob) % 64) + tensormap.tiled(front.weights, dtype, (64, s.c), (128,), (64, s.c))
         blob += struct.pack("<Q2i2f", front.bias, s.h, s.w, *front.activation[1:])
-    grid = max(1, min(tiles, multiprocessors * tile.blocks // tiles_n)) * tiles_n  # a block's tiles have the same output channels
+    grid = max(1, min(-(-tiles // tile.groups), multiprocessors * tile.blocks // tiles_n)) * tiles_n  # a block's tiles have the same output channels
     return Launch(kernel, (grid, 1, 1), tile.threads, blob + bytes(-len(blob) % 64), label=label)
 
 
@@ -141,14 +155,23 @@ def narrow_tiles(s: ConvShape, multiprocessors: int = 132, front: bool = False) 
     for t in _every(s, front):
         if t.unfit(s) is None:
             found.setdefault(replace(t, blocks=1), t)
-    return sorted(found.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[:_MOST]
+    return sorted(found.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[: _MOST + 6 * front]
 
 
 def _every(s: ConvShape, front: bool) -> list[NarrowTile]:
     widest = min(64, -(-s.k // 16) * 16)
     widths = [widest, *([32] if widest == 64 and not front else []), *([80] if s.k > 64 and s.k % 80 == 0 else [])]
     tiles = [(th, tw) for th, tw in _TILES if (th < 2 * s.p and tw < 2 * s.q) or th == tw == 8]
-    return [NarrowTile(*tile, bn, slots, blocks, front=front) for bn in widths for tile in tiles for slots in (2, 1) for blocks in (6, 5, 4, 3, 2, 1)]
+    ways = [(*tile, 1, 1) for tile in tiles]
+    if front and s.stride == (1, 1):
+        ways += [way for way in _DEALT if way[0] < 2 * s.p and way[1] < 2 * s.q]
+    return [
+        NarrowTile(th, tw, bn, slots, blocks, run, groups, front=front)
+        for bn in widths
+        for th, tw, run, groups in ways
+        for slots in (2, 1)
+        for blocks in ((6, 5, 4, 3, 2, 1) if groups == 1 else (1,))
+    ]
 
 
 def _estimate_us(t: NarrowTile, s: ConvShape, multiprocessors: int) -> float:
@@ -159,13 +182,14 @@ def _estimate_us(t: NarrowTile, s: ConvShape, multiprocessors: int) -> float:
     """
     wide, tall = t.box(s)
     tiles = s.n * -(-s.p // t.th) * -(-s.q // t.tw) * -(-s.k // t.bn)
-    turns = -(-tiles // (multiprocessors * t.blocks))
+    at_once = t.blocks * t.groups
+    turns = -(-tiles // (multiprocessors * at_once))
     pixels, touched = t.th * t.tw, wide * tall * 64 // s.c
-    products = pixels / 64 * s.r * s.s * s.c / 16 * max(20, t.bn // 2) / 1.8 + pixels * t.bn * 0.07
+    products = pixels / 64 * s.r * s.s * s.c / 16 * max(20 - 4 * (t.run > 1), t.bn // 2) / 1.8 + pixels * t.bn * 0.07
     if t.front:
         products += touched / 64 * s.c / 16 * max(20, s.c // 2) / 1.8 + touched * s.c * 0.07
     work = max((wide * tall * 128 + pixels * t.bn * 2) / 60, products)
-    return (chunks(s) * t.bn * 128 / 80 + turns * (t.blocks * work + (700 if t.slots == 2 else 1300))) / 1000
+    return (chunks(s) * t.bn * 128 / 80 + turns * (at_once * work + (700 if t.slots == 2 else 1300))) / 1000
 
 
 def lead(s: ConvShape) -> int:

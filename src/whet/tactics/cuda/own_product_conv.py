@@ -46,7 +46,7 @@ class OwnProductConv(Tactic):
             return []
         s, bf16 = conv_shape(pair.second), signature.outputs[0].dtype.name == "bf16"
         found = narrow_tiles(s, machine.multiprocessors, front=True)
-        ahead(machine, [t.source(s, pair.made.finish, bf16, pair.inner.finish.activation) for t in found])
+        ahead(machine, [t.source(s, pair.made.finish, bf16, pair.inner.finish.activation, pair.residual == pair.x) for t in found])
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
@@ -67,7 +67,7 @@ class OwnProductConv(Tactic):
 
         def make(args: Args) -> list:
             residual = 0 if pair.residual is None else args.inputs[pair.residual]
-            front = Front(args.packed[2], args.packed[3], pair.inner.finish.activation)
+            front = Front(args.packed[2], args.packed[3], pair.inner.finish.activation, pair.residual == pair.x)
             addresses = (args.inputs[pair.x], args.packed[0], args.packed[1], residual, args.outputs[0])
             return [narrow_launch(tile, s, addresses, pair.made.finish, dtype.name, machine.multiprocessors, layer.name, front)]
 

@@ -7,24 +7,38 @@
 // lies, and what comes of it, zeros outside the image, lies beside it in the same order. Pixels at the edge of two tiles are multiplied twice.
 // Where BN is a multiple of 32, rows of the weights are dealt out in 32s so that a thread's sums are eight neighbouring channels of a pixel (DEALT), which it
 // stores as they are; else the threads of four exchange theirs. Weights and biases of SiLU are halved where nothing is added in front of it (HALVED; FRONT_HALVED).
+// With RUN > 1 (stride 1) a warp takes RUN rows of 16 pixels below each other: a fragment that it reads is multiplied for all of them whose windows it is in. What is
+// added is then read from the input's tile where it is the input itself (OWN).
+// A block's threads may be several GROUPS, each with tiles of its own: they share the weights and never wait for each other, so one multiplies while another ends.
 // Constants: C, R, S, STRIDE_H, STRIDE_W, LEAD, TH, TW (TH * TW a multiple of 64), SLOTS (input tiles at a time), BN (multiple of 16), BLOCKS, ACT, BF16,
-// RESIDUAL (0 none, 1 before the activation, 2 after it).
+// RESIDUAL (0 none, 1 before the activation, 2 after it), RUN, OWN, GROUPS.
 #include "common.cuh"
 #include "wgmma"
 
 #ifndef FRONT
 #define FRONT 0
 #endif
+#ifndef RUN
+#define RUN 1
+#endif
+#ifndef GROUPS
+#define GROUPS 1
+#endif
+#ifndef OWN
+#define OWN 0
+#endif
 
-constexpr int THREADS = TH * TW * 2, PACK = 64 / C, PIXEL = C * 2;
+constexpr int THREADS = TH * TW * 2 / RUN, PACK = 64 / C, PIXEL = C * 2;
 constexpr int ROWS = (TH - 1) * STRIDE_H + R, COLUMNS = (LEAD + (TW - 1) * STRIDE_W + S + PACK - 1) / PACK * PACK;
 constexpr int SLOT = (ROWS * COLUMNS * PIXEL + 1023) / 1024 * 1024;
 constexpr int STEPS = R * S * C / 16, CHUNKS = (STEPS + 3) / 4;             // of 16 and of 64 elements of K
-constexpr int TALL = (ROWS * COLUMNS + 63) / 64, BETWEEN = FRONT ? C * 128 + SLOT : 0;  // FRONT: 64s of pixels; bytes of its weights and results
+constexpr int READ = (RUN - 1 + R) * S * C / 16;                            // fragments that a warp reads
+constexpr int TALL = (ROWS * COLUMNS + 63) / 64, ROOM = (SLOTS + FRONT) * SLOT;  // FRONT: 64s of pixels; bytes of a group's tiles
 constexpr u32 NOWHERE = ~0u;
 constexpr bool DEALT = BN % 32 == 0;
 constexpr int DEEP = 2;                                                     // steps whose fragments are read at once
 static_assert(TH * TW % 64 == 0 && BN % 16 == 0 && 64 % C == 0 && C >= 16 && TW * STRIDE_W % PACK == 0, "tile");
+static_assert(RUN == 1 || (STRIDE_H == 1 && TH % RUN == 0 && TW % 16 == 0 && TH * TW % (64 * RUN) == 0), "rows of a warp");
 
 struct Args {
     TensorMap in, weights;  // boxes of 64 x COLUMNS / PACK x ROWS x 1, and of 64 x BN of [k][CHUNKS * 64]
@@ -62,12 +76,23 @@ template <int COUNT> DEV void begin_with(float (&sums)[COUNT / 2], u32 bias, int
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __grid_constant__ Args a) {
+DEV void load_shared4(u32 (&v)[4], u32 a) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(a));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
-    const u32 base = (shared_address(raw) + 1023) & ~1023u, front = base + CHUNKS * BN * 128, between = front + (FRONT ? C * 128 : 0);
-    const u32 patches = front + BETWEEN, bias = patches + SLOTS * SLOT, held = bias + BN * 4 + (FRONT ? C * 4 : 0), full = held + 8;
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
-    const int n0 = (int)blockIdx.x % a.tiles_n * BN, first = (int)blockIdx.x / a.tiles_n, stride = (int)gridDim.x / a.tiles_n;
+    const int all = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
+    const int warp = GROUPS == 1 ? all : all % (THREADS / 32), group = GROUPS == 1 ? 0 : all / (THREADS / 32);
+    const u32 base = (shared_address(raw) + 1023) & ~1023u, front = base + CHUNKS * BN * 128, rooms = front + (FRONT ? C * 128 : 0);
+    const u32 between = rooms + group * ROOM, patches = between + (FRONT ? SLOT : 0), bias = rooms + GROUPS * ROOM;
+    const u32 held = bias + BN * 4 + (FRONT ? C * 4 : 0), full = held + 8 + group * SLOTS * 8;
+    const int n0 = (int)blockIdx.x % a.tiles_n * BN, blocks = (int)gridDim.x / a.tiles_n, stride = blocks * GROUPS;
+    const int first = (int)blockIdx.x / a.tiles_n + group * blocks;
+    auto together = [&]() {  // everyone of the group
+        if (GROUPS == 1) __syncthreads();
+        else named_barrier(group + 1, THREADS);
+    };
     const bool one = elect();
     auto ask = [&](int tile, int slot) {
         const Tile t(a, tile);
@@ -76,10 +101,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __gri
     };
     Tile here(a, first);
     const Tile step(a, stride);
-    if (warp == 0 && one) {
+    if (all == 0 && one) {
         map_prefetch(&a.in);
         barrier_init(held, 1);
-        for (int i = 0; i < SLOTS; ++i) barrier_init(full + 8 * i, 1);
+        for (int i = 0; i < GROUPS * SLOTS; ++i) barrier_init(full + 8 * i, 1);
         barrier_init_fence();
         barrier_expect(held, CHUNKS * BN * 128 + (FRONT ? C * 128 : 0));
         for (int i = 0; i < CHUNKS; ++i) load_box2(base + i * BN * 128, &a.weights, held, i * 64, n0);
@@ -103,23 +128,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __gri
         if (warp == 0 && one) ask(asked, slot);
         asked += stride;
     };
-    const int row = warp % 4 * 16 + warp / 4 * 64, m0 = row + lane % 16;  // of the tile's pixels: the warp's first, and the one whose channels this lane's address gives
+    const int row = warp * 16 / TW * RUN * TW + warp * 16 % TW, m0 = row + lane % 16;  // of the tile's pixels: the warp's first, and the one whose channels this lane's address gives
     const u32 own = ((m0 / TW * STRIDE_H) * COLUMNS + m0 % TW * STRIDE_W + LEAD) * PIXEL + lane / 16 * 16;
+    auto place_of = [&](int r, int b) {  // where sixteen bytes of this thread go, in sixteens, or NOWHERE
+        const int item = b * 4 + lane % 4, col = n0 + (DEALT ? b / 2 * 32 + lane % 4 * 8 : item % (BN / 8) * 8);
+        const int m = row + lane / 4 + (DEALT ? b % 2 : item / (BN / 8)) * 8;
+        const int p = here.ty * TH + m / TW + r, q = here.tx * TW + m % TW;
+        return p < a.p && q < a.q && col < a.k ? ((here.n * a.p + p) * a.q + q) * (u32)(a.k / 8) + col / 8 : NOWHERE;
+    };
     for (int tile = first; tile < a.tiles; tile += stride) {
-        u32 to[BN / 16];  // where this thread's sixteens of bytes go, in sixteens, or NOWHERE
-#if RESIDUAL
-        uint4 residual[BN / 16];
-#endif
+#if RUN == 1
+        u32 to[BN / 16];
 #pragma unroll
-        for (int b = 0; b < BN / 16; ++b) {
-            const int item = b * 4 + lane % 4, col = n0 + (DEALT ? b / 2 * 32 + lane % 4 * 8 : item % (BN / 8) * 8);
-            const int m = row + lane / 4 + (DEALT ? b % 2 : item / (BN / 8)) * 8;
-            const int p = here.ty * TH + m / TW, q = here.tx * TW + m % TW;
-            to[b] = p < a.p && q < a.q && col < a.k ? ((here.n * a.p + p) * a.q + q) * (u32)(a.k / 8) + col / 8 : NOWHERE;
-#if RESIDUAL
-            residual[b] = to[b] != NOWHERE ? a.residual[to[b]] : make_uint4(0, 0, 0, 0);
+        for (int b = 0; b < BN / 16; ++b) to[b] = place_of(0, b);
 #endif
+#if RESIDUAL && !OWN
+        uint4 residual[RUN][BN / 16];
+#pragma unroll
+        for (int i = 0; i < RUN * BN / 16; ++i) {
+            const int r = i / (BN / 16), b = i % (BN / 16);
+#if RUN == 1
+            const u32 from = to[b];
+#else
+            const u32 from = place_of(r, b);
+#endif
+            residual[r][b] = from != NOWHERE ? a.residual[from] : make_uint4(0, 0, 0, 0);
         }
+#endif
         if (tile == first) barrier_wait(held, 0);
         barrier_wait(full + 8 * slot, phase);
 #if FRONT
@@ -154,48 +189,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __gri
                 store_fragment(v, between + (place ^ s * 32));
             }
         }
-        __syncthreads();
-        ask_next();
+        together();
+        if (!OWN) ask_next();
         const u32 from = between + own;
 #else
         const u32 from = patches + slot * SLOT + own;
 #endif
-        float acc[BN / 2];
-        begin_with<BN>(acc, bias + lane % 4 * (DEALT ? 32 : 8), DEALT ? 8 : 32);
+        float acc[RUN][BN / 2];
+#pragma unroll
+        for (int r = 0; r < RUN; ++r) begin_with<BN>(acc[r], bias + lane % 4 * (DEALT ? 32 : 8), DEALT ? 8 : 32);
         u32 f[2][DEEP][4];
 #pragma unroll
-        for (int s = 0; s < STEPS; s += DEEP) {
+        for (int s = 0; s < READ; s += DEEP) {
             u32(&g)[DEEP][4] = f[s / DEEP % 2];
 #pragma unroll
-            for (int d = 0; d < DEEP && s + d < STEPS; ++d) {
+            for (int d = 0; d < DEEP && s + d < READ; ++d) {
                 const int tap = (s + d) * 16 / C, part = (s + d) * 16 % C / 16;
                 const u32 at = from + (tap / S * COLUMNS + tap % S) * PIXEL;  // slots begin at whole patterns, so the address tells the place in one
                 load_fragment(g[d], (at ^ (at & 0x380) >> 3) ^ part * 32);
             }
             mma_begin();
 #pragma unroll
-            for (int d = 0; d < DEEP && s + d < STEPS; ++d)
-                wgmma_registers(acc, g[d], operand<128>(base + (s + d) / 4 * BN * 128) + (s + d) % 4 * 2, 1);
+            for (int d = 0; d < DEEP && s + d < READ; ++d)
+#pragma unroll
+                for (int r = 0; r < RUN; ++r) {
+                    const int k = s + d - r * S * C / 16;  // the step of row r
+                    if (k >= 0 && k < STEPS) wgmma_registers(acc[r], g[d], operand<128>(base + k / 4 * BN * 128) + k % 4 * 2, 1);
+                }
             mma_commit();
             mma_wait<1>();
         }
-        __syncthreads();  // everyone has read the tile
+        if (!OWN) together();  // everyone has read the tile
         if (!FRONT) ask_next();
         mma_wait<0>();
-        if (++slot == SLOTS) { slot = 0; phase ^= 1; }
 #pragma unroll
-        for (int b = 0; b < BN / 16; ++b) {
+        for (int i = 0; i < RUN * BN / 16; ++i) {
+            const int r = i / (BN / 16), b = i % (BN / 16);
             u32 v[4];
-#if RESIDUAL
-            u32 r[4] = {residual[b].x, residual[b].y, residual[b].z, residual[b].w};
-            if (!DEALT) turn_quad(r, lane);
+#if OWN
+            u32 add[4];
+            const int m = row + lane / 4 + b % 2 * 8;
+            const u32 at = patches + slot * SLOT + ((m / TW + r + a.pad_h) * COLUMNS + m % TW + LEAD + a.pad_w) * PIXEL + (b / 2 * 4 + lane % 4) * 16;
+            load_shared4(add, at ^ (at & 0x380) >> 3);
+#elif RESIDUAL
+            u32 add[4] = {residual[r][b].x, residual[r][b].y, residual[r][b].z, residual[r][b].w};
+            if (!DEALT) turn_quad(add, lane);
 #endif
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int j = DEALT ? b / 2 * 4 + i : (b * 4 + i) % (BN / 8), half = DEALT ? b % 2 : (b * 4 + i) / (BN / 8);
-                float x = acc[j * 4 + half * 2], y = acc[j * 4 + half * 2 + 1];
+                float x = acc[r][j * 4 + half * 2], y = acc[r][j * 4 + half * 2 + 1];
 #if RESIDUAL
-                const float2 other = unpack(r[i]);
+                const float2 other = unpack(add[i]);
                 if (RESIDUAL == 1) { x += other.x; y += other.y; }
 #endif
                 activate_two<ACT, HALVED>(x, y, a.act);
@@ -206,8 +251,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) narrow(const __gri
                 v[i] = pack(x, y);
             }
             if (!DEALT) turn_quad(v, lane);
-            if (to[b] != NOWHERE) a.out[to[b]] = make_uint4(v[0], v[1], v[2], v[3]);
+#if RUN == 1
+            const u32 into = to[b];
+#else
+            const u32 into = place_of(r, b);
+#endif
+            if (into != NOWHERE) a.out[into] = make_uint4(v[0], v[1], v[2], v[3]);
         }
+        if (OWN) {
+            together();  // everyone has read the tile and what lies between
+            ask_next();
+        }
+        if (++slot == SLOTS) { slot = 0; phase ^= 1; }
         here.add(a, step);
     }
 }
