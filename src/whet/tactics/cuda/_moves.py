@@ -290,20 +290,39 @@ class _Writer:
         return text + self._branches(root, lambda part: self.block(part, dict(known)))
 
     def _loads(self, root: Node, known: dict[Node, str]) -> tuple[str, dict[Node, str]]:
-        """What branches load that not all need, each where its branch is taken."""
+        """What branches load that not all need, each where its branch is taken: of constants, one load serves one of each branch."""
         _, where, limits, parts = root
         everywhere = set.intersection(*(_inside(p) for p in parts))
-        taken: dict[Node, list[str]] = {}
+        taken: dict[Node, list[int]] = {}
         for k, part in enumerate(parts):
-            tests = ([f"{where} >= {limits[k - 1]}u"] if k else []) + ([f"{where} < {limits[k]}u"] if k + 1 < len(parts) else [])
-            for node in sorted((n for n in _inside(part) - everywhere if n[0] in ("constant", "source")), key=str):
-                taken.setdefault(node, []).append(f"({' && '.join(tests) or 'true'})")
+            for node in sorted((n for n in _inside(part) - everywhere - set(known) if n[0] in ("constant", "source")), key=str):
+                taken.setdefault(node, []).append(k)
+        together: list[list[Node]] = []
+        for node, ks in taken.items():
+            free = (g for g in together if all(n[0] == "constant" == node[0] and not set(ks) & set(taken[n]) for n in g))
+            group = next(free, None)
+            if group is None:
+                together.append([node])
+            else:
+                group.append(node)
         text, known = "", dict(known)
-        for node, tests in taken.items():
-            if node not in known:
-                self.count += 1
-                name = known[node] = f"v{self.count}[i]"
-                text += f"float v{self.count}[EACH]; EVERY({name} = 0.f; if ({' || '.join(tests)}) {name} = {_loaded(node)};) "
+
+        def test(node: Node) -> str:
+            found = []
+            for k in taken[node]:
+                both = [f"{where} >= {limits[k - 1]}u"] * (k > 0) + [f"{where} < {limits[k]}u"] * (k + 1 < len(parts))
+                found.append(f"({' && '.join(both) or 'true'})")
+            return " || ".join(found)
+
+        for group in together:
+            self.count += 1
+            name = f"v{self.count}[i]"
+            known |= dict.fromkeys(group, name)
+            code = _loaded(group[0])
+            if len(group) > 1:
+                chosen = "".join(f"{test(n)} ? {n[1]}u + {n[2]} : " for n in group[:-1])
+                code = f"p.constants[{chosen}{group[-1][1]}u + {group[-1][2]}]"
+            text += f"float v{self.count}[EACH]; EVERY({name} = 0.f; if ({' || '.join(map(test, group))}) {name} = {code};) "
         return text, known
 
     def _shared(self, root: Node, known: dict[Node, str], many: bool = False) -> tuple[str, dict[Node, str]]:
