@@ -28,7 +28,7 @@ from whet.precision import Range, Ranges, find_places, quantize
 from whet.pruning.latency_cost import static_layers
 from whet.tactics import get_tactic, is_quantized, tactics_of
 from whet.tactics.cuda._moves import Moves, Refused
-from whet.tactics.cuda._source import source
+from whet.tactics.cuda._source import KERNELS, source
 from whet.tactics.cuda.own_moves import _constants, _moves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -45,7 +45,10 @@ struct Act { float a, b; };
 struct Args { const float* in[4]; const float* constants; };
 static float __int_as_float(u32 v) { float f; std::memcpy(&f, &v, 4); return f; }
 template <int KIND> float activate(float x, Act) { return KIND == 4 ? 1.f / (1.f + std::exp(-x)) : x > 0.f ? x : 0.f; }
-#define EVERY(...) for (u32 i = 0; i < EACH; ++i) { const u32 row = first + i; __VA_ARGS__ }
+#define DEV inline
+#define MANY EACH
+ROWS
+#define EVERY(...) for (u32 i = 0; i < EACH; ++i) { const Row row{first, i, true}; __VA_ARGS__ }
 static float element(const Args& p, u32 at, u32 element_row, u32 column) {
     auto source = [&](int i, u32 place) { return p.in[i][place]; };
     float values[EACH];
@@ -64,7 +67,9 @@ extern "C" void run(const float** in, const float* constants, float* out, u32 co
 
 def on_host(made, arrays, count, folder, together=1):
     """All elements by the generated code."""
-    (folder / "m.cpp").write_text(f"#define EACH {together}\n" + HOST.replace("STEPS", made.text).replace("WIDE", str(made.row or 1)))
+    rows = re.search(r"struct Row \{.*?(?=#define)", (KERNELS / "moves.cu").read_text(), re.DOTALL)[0]
+    code = HOST.replace("STEPS", made.text).replace("WIDE", str(made.row or 1)).replace("ROWS", rows)
+    (folder / "m.cpp").write_text(f"#define EACH {together}\n{code}")
     subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", str(folder / "m.so"), str(folder / "m.cpp")], check=True)
     pointer = ctypes.POINTER(ctypes.c_float)
     held = [np.ascontiguousarray(a, np.float32).reshape(-1) for a in arrays]
