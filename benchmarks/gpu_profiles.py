@@ -19,7 +19,6 @@ import numpy as np
 from _record import provenance
 
 import whet
-from whet.backends import get_backend, in_row
 from whet.pruning import PruneConfig, prune
 from whet.zoo import save
 
@@ -51,14 +50,14 @@ def main() -> int:
             config = whet.BuildConfig(backend=args.backend, precisions=tuple(args.precisions), profiles=profiles, optimization_level=args.level)
             engines[step, way] = whet.Runtime(backend=args.backend).load(whet.build(net, config))
             took[step, way] = round(time.perf_counter() - begun, 1)
-    rows = [row for n in BATCHES for row in timed(engines, took, image.name, at(n)[image.name], args.backend)]
+    rows = [row for n in BATCHES for row in timed(engines, took, image.name, at(n)[image.name])]
     args.out.write_text(json.dumps({**provenance(("numpy",)), "rows": rows}, indent=1) + "\n")
     return 0
 
 
-def timed(engines: dict, took: dict, name: str, shape: tuple[int, ...], backend: str) -> list[dict]:
+def timed(engines: dict, took: dict, name: str, shape: tuple[int, ...]) -> list[dict]:
     """Rows of all engines at one batch, timed in turns."""
-    machine, contexts, ms = get_backend(backend), {}, {k: [] for k in engines}
+    contexts, ms = {}, {k: [] for k in engines}
     for key, engine in engines.items():
         contexts[key] = context = engine.create_context()
         context.set_input_shape(name, shape)
@@ -70,7 +69,7 @@ def timed(engines: dict, took: dict, name: str, shape: tuple[int, ...], backend:
         for key in list(contexts)[:: -1 if n % 2 else 1]:
             times, until = [], time.perf_counter() + SECONDS
             while time.perf_counter() < until:
-                times += in_row(machine, [contexts[key].launches()] * 5)
+                times += contexts[key].launches().seconds_in_row(5)
             ms[key].append(statistics.median(times) * 1e3)
     rows = []
     for (step, way), context in contexts.items():

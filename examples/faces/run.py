@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import whet
 from support.detection import average_precision, suppress
-from whet.backends import in_row
 from whet.builder import build
 from whet.builder.quantized import Calibration, build_int8
 from whet.cli._build_progress import BuildProgress
@@ -149,7 +148,7 @@ def measure(rows: list[dict[str, Any]], engines: list[whet.Engine], feed: np.nda
         for k in range(len(engines))[:: -1 if n % 2 else 1]:
             runs, until = [], time.perf_counter() + SECONDS
             while time.perf_counter() < until:
-                runs += in_row(engines[k].backend, [contexts[k].launches()] * 5)
+                runs += contexts[k].launches().seconds_in_row(5)
             times[k].append(median(runs) * 1e3)
     for row, ms in zip(rows, times, strict=True):
         ratios = [w / t for w, t in zip(times[0], ms, strict=True)]

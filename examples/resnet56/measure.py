@@ -21,7 +21,6 @@ from tune import file_of
 from variants import LONG, MORE, VARIANTS
 
 import whet
-from whet.backends import get_backend, in_row
 from whet.builder import BuildConfig, build
 from whet.builder.quantized import Calibration, build_int8
 from whet.engine import EnginePlan
@@ -115,7 +114,6 @@ def timed(out: Path, args: argparse.Namespace) -> None:
 
 def take_turns(engines: list[Engine], batch: int, args: argparse.Namespace) -> list[list[float]]:
     """Milliseconds of runs of all engines in turns; on a GPU by its own clock."""
-    machine = get_backend(args.backend, threads=args.threads)
     contexts = [e.create_context() for e in engines]
     images = np.random.default_rng(0).standard_normal((batch, *IMAGE), np.float32)
     for context in contexts:
@@ -133,7 +131,7 @@ def take_turns(engines: list[Engine], batch: int, args: argparse.Namespace) -> l
     for n in range(ROUNDS + 2):
         order = list(zip(contexts, found, strict=True))
         for context, times in order if n % 2 else order[::-1]:
-            once = _gpu_runs(machine, context) if args.backend == "cuda" else _cpu_runs(context)
+            once = _gpu_runs(context) if args.backend == "cuda" else _cpu_runs(context)
             if n >= 2:
                 times.extend(once)
     gc.enable()
@@ -151,8 +149,8 @@ def _cpu_runs(context: Any) -> list[float]:
     return times
 
 
-def _gpu_runs(machine: Any, context: Any) -> list[float]:
-    return [s * 1e3 for s in in_row(machine, [context.launches()] * EACH)]
+def _gpu_runs(context: Any) -> list[float]:
+    return [s * 1e3 for s in context.launches().seconds_in_row(EACH)]
 
 
 def judged(out: Path, folder: Path, args: argparse.Namespace) -> None:

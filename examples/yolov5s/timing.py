@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 
 import whet
-from whet.backends import get_backend, in_row
 
 ROUNDS, SECONDS = 5, 0.4  # engines take turns: so many rounds, each of about so many seconds
 SHORTEST = 0.1  # seconds of a round where several processes share them
@@ -45,7 +44,7 @@ class Times:
 
 def measure(engines: Sequence[whet.Engine], batches: Sequence[int], backend: str, *, seconds: float = SECONDS, turned: bool = False) -> list[Times]:
     """Times every engine at every batch, in turns of about `seconds`; every other round from the last to the first, beginning so with `turned`."""
-    machine, found = get_backend(backend), [Times() for _ in engines]
+    found = [Times() for _ in engines]
     for batch in batches:
         contexts = []
         for engine in engines:
@@ -61,7 +60,7 @@ def measure(engines: Sequence[whet.Engine], batches: Sequence[int], backend: str
                 with Watch(backend) as watch:
                     taken, until = [], time.perf_counter() + seconds
                     while time.perf_counter() < until:
-                        taken += in_row(machine, [context.launches()] * 5)
+                        taken += context.launches().seconds_in_row(5)
                 times.ms.setdefault(batch, []).append(statistics.median(taken) * 1e3)
                 times.power.setdefault(batch, []).extend(watch.power)
                 times.busy.setdefault(batch, []).extend(watch.busy)

@@ -91,8 +91,8 @@ out %g
 """
 
 
-def built(*passes):
-    config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1, passes=passes)
+def built(*passes, precisions=("fp16",)):
+    config = BuildConfig(backend="cuda", precisions=precisions, timing_cache="", verify=False, avg_timing=1, passes=passes)
     return build(parse_network(NET), config)
 
 
@@ -109,3 +109,9 @@ def test_it_counts_as_two_in_the_roofline(standin_gpu):
         return sorted(p for x in layer_facts(plan) if x.layer.op != "Reformat" for p in apart(x))
 
     assert counted(built()) == counted(built("-fuse_forked_conv"))
+
+
+def test_in_fp32_both_and_what_they_join_are_taken_apart(standin_gpu):
+    kinds = [x.hint or x.op for x in built(precisions=()).network.layers if x.op != "Reformat"]
+    assert kinds.count("Conv") == 4
+    assert set(kinds) == {"Concat", "Conv"}

@@ -135,7 +135,7 @@ def swap(rng: random.Random, data: bytes) -> bytes:
 def json_value(rng: random.Random, data: bytes) -> bytes:
     """Some values of a JSON section replaced, removed, added or exchanged."""
     parts = sections_of(data)
-    name = rng.choice([n for n in ("header", "choices", "arenas", "index", "info", "packed_index") if n in parts])
+    name = rng.choice([n for n in ("header", "choices", "arenas", "further", "index", "info", "packed_index") if n in parts])
     tree = json.loads(parts[name])
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         _edit(rng, tree)
@@ -183,7 +183,7 @@ def _places(tree: Any):
 def json_text(rng: random.Random, data: bytes) -> bytes:
     """Damage to the text of a JSON section."""
     parts = sections_of(data)
-    name = rng.choice([n for n in ("header", "choices", "arenas", "index", "info") if n in parts])
+    name = rng.choice([n for n in ("header", "choices", "arenas", "further", "index", "info") if n in parts])
     body, at = parts[name], rng.randrange(len(parts[name]))
     fresh = rng.choice([
         b"NaN", b"Infinity", b"1e999", b"[" * 100_000, b'{"a":' * 5000, b'"' * 3, b"\xff\xfe", b"1" * 5000, b",", b"",
@@ -195,12 +195,18 @@ def json_text(rng: random.Random, data: bytes) -> bytes:
 
 
 def text(rng: random.Random, data: bytes) -> bytes:
-    """Edits of the network's text."""
+    """Edits of the network's text, or of that of a further profile."""
     parts = sections_of(data)
-    lines = parts["network"].decode().split("\n")
+    further = json.loads(parts.get("further", b"[]"))
+    of = rng.randrange(len(further)) if further and rng.randrange(2) else None
+    lines = (parts["network"].decode() if of is None else further[of]["network"]).split("\n")
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
         _edit_line(rng, lines)
-    parts["network"] = "\n".join(lines).encode(errors="replace")
+    if of is None:
+        parts["network"] = "\n".join(lines).encode(errors="replace")
+    else:
+        further[of]["network"] = "\n".join(lines)
+        parts["further"] = json.dumps(further, sort_keys=True, separators=(",", ":")).encode(errors="replace")
     return assemble(parts)
 
 

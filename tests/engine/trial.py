@@ -34,18 +34,19 @@ def _run(engine) -> str:
     engine_information(plan)
     explain(plan)
     engine.describe()
-    shapes = plan.profiles[0].shapes if plan.profiles else {}
     env = {s: 8 for s in plan.network.symbols()}
-    if plan.arenas[0].total > MEMORY or network_operations(plan.network, env) > WORK:
+    if max(a.total for a in plan.arenas) > MEMORY or any(network_operations(p.network, env) > WORK for p in (plan, *plan.others)):
         return "opened: too large to run"
-    feed = {}
-    for t in plan.network.inputs:
-        shape = shapes[t.name][1] if t.name in shapes else tuple(t.shape)
-        feed[t.name] = np.zeros(shape, t.dtype.numpy)
-    try:
-        engine.create_context().run(feed)
-    except WhetError as e:
-        return f"opened: {type(e).__name__}: {e}"
+    for k in range(max(1, len(plan.profiles))):
+        shapes = plan.profiles[k].shapes if plan.profiles else {}
+        feed = {}
+        for t in plan.network.inputs:
+            shape = shapes[t.name][1] if t.name in shapes else tuple(t.shape)
+            feed[t.name] = np.zeros(shape, t.dtype.numpy)
+        try:
+            engine.create_context(k).run(feed)
+        except WhetError as e:
+            return f"opened: {type(e).__name__}: {e}"
     return "opened and ran"
 
 
@@ -87,19 +88,21 @@ def base_networks() -> list[Network]:
 
 
 def base_engines() -> list[bytes]:
-    """Engines of `base_networks`, built here without timing; the first with packed weights."""
+    """Engines of `base_networks`, built here without timing; the first with packed weights, the last of two profiles with networks of their own."""
     from whet.builder import BuildConfig, build
+    from whet.builder.per_profile import joined
     from whet.engine import engine_bytes
 
-    made = []
-    for net in base_networks():
-        dynamic = any(not t.type.static for t in net.inputs)
+    def at(net, n):
+        return {t.name: tuple(d if isinstance(d, int) else n for d in t.shape) for t in net.inputs}
 
-        def at(n, net=net):
-            return {t.name: tuple(d if isinstance(d, int) else n for d in t.shape) for t in net.inputs}
+    def plan_of(net, *profile, **options):
+        profiles = (tuple(at(net, n) for n in profile),) if any(not t.type.static for t in net.inputs) else ()
+        return build(net, BuildConfig(optimization_level=1, timing_cache="", profiles=profiles, threads=1, **options))
 
-        profiles = ((at(1), at(2), at(4)),) if dynamic else ()
-        plan = build(net, BuildConfig(optimization_level=1, timing_cache="", profiles=profiles, threads=1))
-        packed = Runtime().load(plan).packed_weights() if dynamic else None
-        made.append(engine_bytes(plan, packed_weights=packed))
-    return made
+    residual, moves = base_networks()
+    first = plan_of(residual, 1, 2, 4)
+    apart = joined([plan_of(base_networks()[0], 1, 1, 1), plan_of(base_networks()[0], 2, 4, 4, passes=("none",))])
+    assert apart.others, "the profiles' networks differ"
+    plans = [(first, Runtime().load(first).packed_weights()), (plan_of(moves), None), (apart, None)]
+    return [engine_bytes(plan, packed_weights=packed) for plan, packed in plans]

@@ -160,10 +160,11 @@ class Search:
                 del self.kind_of[layer.name], self.layers[layer.name]
 
     def _with_kernels(self, layer: Layer, wrong: Collection[str] = ()) -> Iterator[bool]:
-        """For each layer of a fused body whether it has a kernel of its own, by tactics other than those named `wrong`."""
+        """For each layer of a fused body whether it has a kernel of its own or its own parts have, by tactics other than those named `wrong`."""
         tactics = [t for t in self.tactics if not t.fallback and t.name not in wrong]
         for part in taken_apart(layer).layers:
-            yield bool(list_candidates(bind_layer(part, self.env), tactics, self.machine, self.permissions).options)
+            whole = list_candidates(bind_layer(part, self.env), tactics, self.machine, self.permissions).options
+            yield bool(whole) or (part.op == "Fused" and any(self._with_kernels(part, wrong)))
 
     # times
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from whet.engine import Candidate
+from whet.errors import BuildError
 from whet.inspector.facts import LayerFacts
 from whet.inspector.words import format_words, head_op, layer_type, type_word
 from whet.network import Layer, Tensor, static_shape
@@ -273,7 +274,7 @@ def _outer_constant(layer: Layer, inner: Tensor) -> Tensor | None:
     """The constant that an inner tensor of a fused layer is fed with; None when it is no constant."""
     try:
         i = outer_input(layer, inner)
-    except StopIteration:
+    except BuildError:
         return None
     t = layer.inputs[i] if i is not None else None
     return t if t is not None and t.is_constant else None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import Backend, Buffer, Executable
+from whet.backends import Backend, Buffer, Executable, in_row
 from whet.engine.plan import EnginePlan
 from whet.errors import BackendError
 from whet.network import Layer
@@ -81,6 +81,10 @@ class Bound(Values):
     def seconds(self, repeats: int) -> list[float]:
         """`repeats` times of the whole, by the backend's clock."""
         return self.backend.seconds(self.executable, repeats)
+
+    def seconds_in_row(self, repeats: int) -> list[float]:
+        """The same, on a GPU without the time that the host takes to launch each (see `backends.in_row`)."""
+        return in_row(self.backend, [self.executable] * repeats)
 
     def walk(
         self, value: Callable[[Layer, str], np.ndarray] | None = None

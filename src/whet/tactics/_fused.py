@@ -133,12 +133,13 @@ def steps_after(layer: Layer) -> list[Post]:
 
 
 def outer_input(layer: Layer, inner: Tensor | None) -> int | None:
-    """Index among `layer.inputs` of what the anchor calls `inner`; None when absent."""
+    """Index among `layer.inputs` of what the anchor calls `inner`; None when absent. Raises BuildError for what is computed inside."""
     if inner is None:
         return None
-    if layer.op != "Fused":
-        return next(i for i, t in enumerate(layer.inputs) if t is inner)
-    return next(i for i, t in enumerate(layer.regions["body"].inputs) if t is inner)
+    for i, t in enumerate(layer.regions["body"].inputs if layer.op == "Fused" else layer.inputs):
+        if t is inner:
+            return i
+    raise BuildError(f"{layer.name}: its {layer.op if layer.op != 'Fused' else layer.hint} reads %{inner.name}, which is no input of the layer")
 
 
 def _place(layer: Layer, i: int) -> int:

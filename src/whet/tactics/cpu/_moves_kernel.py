@@ -70,7 +70,7 @@ class _Writer:
             return self.cases(joined[1], joined[2], [replaced(root, joined, part) for part in joined[3]], known)
         begins = next((a for load in blocked(root) for a, _ in load[3].row.terms), None)
         if begins is not None:
-            if begins == ROW or begins[3] > _CASES:
+            if begins in (ROW, COLUMN) or begins[3] > _CASES:
                 raise Refused("rows begin at too many places in blocks of channels")
             values = range(begins[3])
             return self.cases(Place(0, ((begins, 1),)), [v + 1 for v in values], [fixed(root, begins, v) for v in values], known)
@@ -111,6 +111,8 @@ class _Writer:
             return known[p]
         total = str(p.offset)
         for atom, n in p.terms:
+            if atom == COLUMN:
+                raise Refused("which row of a block is read depends on the column")
             if atom == ROW:
                 value = "%row"
             else:
