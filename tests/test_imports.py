@@ -78,3 +78,9 @@ def test_importing_is_light(module):
     code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert got == "[]"
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest imports them by name alone: of two, the second is not run."""
+    names = sorted(p.name for p in Path(__file__).parent.rglob("test_*.py"))
+    assert names == sorted(set(names))

@@ -24,14 +24,14 @@ def test_a_row_has_bytes_operations_bound_and_share_of_the_peak():
     net.mark_output(net.add("Softmax", y, axis=1, name="/softmax"), "y")
     plan = build(net, BuildConfig(timing_cache="", optimization_level=0, verify=False))
     peaks = {"bytes": 1e12, "f32": 1e12, "tf32": 4e12, "f16": 8e12, "bf16": 8e12, "i8": 0.0, "f8": 0.0}
-    engine = SimpleNamespace(plan=plan, backend=SimpleNamespace(peaks=lambda: peaks))
+    context = SimpleNamespace(engine=SimpleNamespace(plan=plan, backend=SimpleNamespace(peaks=lambda: peaks)), profile_index=0)
     names = {layer.op: layer.name for layer in plan.network.layers}
     records = [
         {"name": layer.name, "timeMs": 10.0, "averageMs": 1.0, "medianMs": 0.5, "percentage": 100 / len(plan.network.layers)}
         for layer in plan.network.layers
     ]
     lines: list[str] = []
-    _profile_table(SimpleNamespace(info=lines.append), engine, records, {"x": (1, 64, 32, 32)})
+    _profile_table(SimpleNamespace(info=lines.append), context, records, {"x": (1, 64, 32, 32)})
     assert lines[0].split() == ["Time(ms)", "Avg.(ms)", "Median(ms)", "Time(%)", "MB", "GFLOP", "Bound", "Peak(%)", "Layer"]
     rows = {words[-1]: words for words in map(str.split, lines[1:-1])}
     conv = rows[names["Conv"]]
