@@ -270,7 +270,7 @@ def _read_back(name: str, plan: EnginePlan) -> None:
         again = read_engine(name)
     except EngineError as e:
         raise EngineError(f"the engine cannot be read back: {re.sub(re.escape(name) + ': ', '', str(e))}") from e
-    was, now = ([t.weight.digest for part in p.by_profile() for t in constants_of(part.network)] for p in (plan, again))  # type: ignore[union-attr]
+    was, now = ([t.constant().digest for part in p.by_profile() for t in constants_of(part.network)] for p in (plan, again))
     if was != now:
         raise EngineError("the engine's weights changed on the way to the file. This is a mistake in whet: please report it.")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -70,8 +71,8 @@ class Elimination:
         slots: list[np.ndarray] = [*tables, *(np.zeros(()),) * (len(self._scopes) - len(tables))]
         for parts in self._parts:
             for p in parts:
-                whole = sum(self._wide(slots[k], self._scopes[k], p.scope) for k in p.slots)
-                slots[p.sent] = np.min(whole, axis=p.axis)  # type: ignore[arg-type]
+                whole = reduce(np.add, (self._wide(slots[k], self._scopes[k], p.scope) for k in p.slots))
+                slots[p.sent] = whole.min(axis=p.axis)
         return Swept(self, slots, float(sum(slots[k] for k in self._ends)))
 
     def _wide(self, table: np.ndarray, scope: Scope, among: Scope) -> np.ndarray:
