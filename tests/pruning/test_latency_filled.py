@@ -31,7 +31,7 @@ def test_odd_widths_cost_what_they_are_filled_up_to():
     def ms(layer):
         return sum(t.type.elements for t in (*layer.inputs, *layer.outputs) if t is not None)
 
-    costs = latency_costs(net, found, [], SimpleNamespace(config=config, step=8, ms=ms), base)
+    costs = latency_costs(net, found, [], SimpleNamespace(config=config, step=8, ms=ms, announce=lambda layers: None), base)
     assert [g.size for g in found] == [32, 32]
     for g in found:
         assert len(costs.items_of[g.name]) >= 2, "each group takes time of the layer that makes it and of those that read it"

@@ -28,10 +28,12 @@ class Costs:
         gone: Mapping[str, frozenset[str]],
         added: Mapping[str, float] | None = None,
         measured: bool = False,
+        expect: Callable[[Iterable[tuple[str, Widths]]], None] | None = None,
     ):
-        """`added` is what a branch leaves behind when it goes: layers that were fused with it. `measured` costs are noisy and dear to ask for."""
+        """`added` is what a branch leaves behind when it goes: layers that were fused with it. `measured` costs are noisy and dear to ask for;
+        `expect` is told which of them come next, items at widths, so that it can prepare several at once."""
         self.measured = measured
-        self.unit, self._price, self.groups_of, self.gone = unit, price, groups_of, gone
+        self.unit, self._price, self._expect, self.groups_of, self.gone = unit, price, expect, groups_of, gone
         self.added = dict(added or {})
         self.items_of: dict[str, list[str]] = {}
         for item, names in groups_of.items():
@@ -41,10 +43,18 @@ class Costs:
 
     def item(self, name: str, widths: Widths) -> float:
         """One item at these widths; remembered."""
-        key = (name, *(widths.get(g, -1) for g in self.groups_of[name]))
+        key = self._key(name, widths)
         if key not in self._known:
             self._known[key] = self._price(name, widths)
         return self._known[key]
+
+    def expect(self, asked: Iterable[tuple[str, Widths]]) -> None:
+        """Says which items at which widths will be asked for soon."""
+        if self._expect is not None:
+            self._expect((name, widths) for name, widths in asked if self._key(name, widths) not in self._known)
+
+    def _key(self, name: str, widths: Widths) -> tuple:
+        return (name, *(widths.get(g, -1) for g in self.groups_of[name]))
 
     def left(self, removed: Iterable[str]) -> list[str]:
         """Items that stay."""

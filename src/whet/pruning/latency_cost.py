@@ -7,7 +7,7 @@ out what stands between layers (reformats, the executor), so it predicts ratios 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -51,6 +51,7 @@ def latency_costs(
 ) -> Costs:
     """Milliseconds of `net` (whose lowered layers are `base`) as a function of widths and removed branches."""
     config = meter.config
+    meter.announce(base.values())
     parts: dict[str, dict[Slot, list[Part]]] = {name: {} for name in base}
     near = _near(net, found, base)
     waiting, done = _apart(found, near), 0
@@ -78,20 +79,24 @@ def latency_costs(
             progress(len(found) + n + 1, len(found) + len(blocks), f"layers of {b.name}")
     overlaps = Overlaps.of(found)
 
-    def price(name: str, widths: Widths) -> float:
+    def sized(name: str, widths: Widths) -> Layer:
         layer = base[name]
         full = {(side, k, axis): (layer.inputs if side == "in" else layer.outputs)[k].shape[axis] for side, k, axis in parts[name]}  # type: ignore[union-attr]
         sizes = {slot: overlaps.size(d, parts[name][slot], widths) for slot, d in full.items()}
         changed = {slot: n for slot, n in sizes.items() if n != full[slot]}
-        if not changed:
-            return meter.ms(layer)
-        for step in dict.fromkeys((meter.step, 1)):
+        for step in dict.fromkeys((meter.step, 1)) if changed else ():
             with suppress(NetworkError):  # parts of a Concat that are filled make more than the whole filled
-                return meter.ms(shrunk(layer, {slot: min(-(-n // step) * step, full[slot]) for slot, n in changed.items()}))
-        return meter.ms(layer)  # it counts on sizes in a way that only a whole cut resolves: no gain is credited
+                return shrunk(layer, {slot: min(-(-n // step) * step, full[slot]) for slot, n in changed.items()})
+        return layer  # whole; or it counts on sizes in a way that only a whole cut resolves: no gain is credited
+
+    def price(name: str, widths: Widths) -> float:
+        return meter.ms(sized(name, widths))
+
+    def expect(asked: Iterable[tuple[str, Widths]]) -> None:
+        meter.announce(sized(name, widths) for name, widths in asked)
 
     groups_of = {name: tuple(dict.fromkeys(p.group for ps in parts[name].values() for p in ps)) for name in base}
-    return Costs("ms", price, groups_of, gone, added, measured=True)
+    return Costs("ms", price, groups_of, gone, added, measured=True, expect=expect)
 
 
 def _near(net: Network, found: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:
@@ -141,6 +146,7 @@ def _touched(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> 
 def measured_sum(net: Network, meter: Meter, progress: Progress | None = None) -> float:
     """Milliseconds of all lowered layers of a network, each by its best tactic. Raises PruneError where one has none."""
     layers = static_layers(net, meter.config, filled=True)
+    meter.announce(layers.values())
     total = 0.0
     for n, (name, layer) in enumerate(layers.items()):
         try:

@@ -1,14 +1,18 @@
-"""Times a lowered layer at its shapes with all tactics that a build would try: the builder's own candidates, timer and timing cache."""
+"""Times a lowered layer at its shapes with all tactics that a build would try: the builder's own candidates, timer and timing cache.
+
+A GPU's kernels are compiled on all CPUs: those of a layer at once, and those of layers that were announced while others are timed.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from whet.backends import get_backend
-from whet.builder.candidates import list_candidates
+from whet.builder.ahead import start_compiling
+from whet.builder.candidates import Candidates, list_candidates
 from whet.builder.config import BuildConfig
 from whet.builder.key import layer_text, source_digest
 from whet.builder.option import Option
@@ -41,6 +45,7 @@ class Meter:
         versions = sorted(f"{t.name} {t.version} {source_digest(t)} {t.library_version()}" for t in self.tactics)
         self._tactics = hashlib.sha256("\n".join(versions).encode()).hexdigest()
         self.device = str(self.machine.key())
+        self._announced: dict[str, Candidates] = {}  # by text; listed, and being compiled
 
     def __enter__(self) -> Meter:
         return self
@@ -61,6 +66,26 @@ class Meter:
         """Whether nothing has to be measured for this layer."""
         return self.table.get(self.key(layer_text(layer))) is not None
 
+    def announce(self, layers: Iterable[Layer]) -> None:
+        """Says which layers will be timed: what that needs is compiled in the background. Nothing where nothing is compiled."""
+        if not hasattr(self.machine, "compile_ahead"):
+            return
+        for layer in layers:
+            text = layer_text(layer)
+            if text not in self._announced and self.table.get(self.key(text)) is None:
+                self._announced[text] = found = self._listed(layer)
+                if not found.options and layer.op == "Fused":
+                    self.announce(_parts(layer))
+
+    def _listed(self, layer: Layer) -> Candidates:
+        """What will be timed of a layer, or can stand in for it; on its way to the compiler where times are missing."""
+        found = list_candidates(layer, self.tactics, self.machine, self.permissions)
+        kernels = [o for o in found.options if not o.tactic.fallback]
+        found.options = [] if not kernels and layer.op == "Fused" else _some(kernels or found.options)
+        if hasattr(self.machine, "compile_ahead") and not self.timer.knows(found.options, found.text):
+            start_compiling(found.options, self.machine)
+        return found
+
     def ms(self, layer: Layer) -> float:
         """Milliseconds of the layer by its fastest tactic; a fused layer that no kernel computes whole is the sum of its parts.
 
@@ -77,11 +102,10 @@ class Meter:
         return row.ms
 
     def _best(self, layer: Layer, text: str) -> Option | float:
-        found = list_candidates(layer, self.tactics, self.machine, self.permissions)
-        kernels = [o for o in found.options if not o.tactic.fallback]
-        if not kernels and layer.op == "Fused":
+        found = self._announced.pop(text, None) or self._listed(layer)
+        options = found.options
+        if not options and layer.op == "Fused":
             return sum(self.ms(part) for part in _parts(layer))
-        options = _some(kernels or found.options)
         if not options:
             raise PruneError(f"no tactic of '{self.machine.name}' computes {layer.op} '{layer.name}', so it has no latency: {found.refused[:1]}")
         self.timer.time(layer, text, options)

@@ -41,14 +41,15 @@ def staircases(
     with Meter(config, table, base) as meter:
         costs = latency_costs(net, found, branches(net), meter, base, progress)
         total = costs.total({})
-        todo = [(g, w) for g in found for w in widths_of(g, multiple, most)]
-        ms: dict[tuple[str, int], float] = {}
-        for n, (g, w) in enumerate(todo):
-            ms[g.name, w] = sum(costs.item(i, {g.name: w}) for i in costs.items_of.get(g.name, ()))
-            if progress is not None:
-                progress(n + 1, len(todo), f"{g.name} at {w} of {g.size}")
-        for g in found:
-            widths = widths_of(g, multiple, most)
-            times = [ms[g.name, w] for w in widths]
+        offered = [(g, widths_of(g, multiple, most)) for g in found]
+        done, count = 0, sum(len(widths) for _, widths in offered)
+        for g, widths in offered:
+            items, times = costs.items_of.get(g.name, ()), []
+            costs.expect((i, {g.name: w}) for w in widths for i in items)
+            for w in widths:
+                times.append(sum(costs.item(i, {g.name: w}) for i in items))
+                done += 1
+                if progress is not None:
+                    progress(done, count, f"{g.name} at {w} of {g.size}")
             made.append(Staircase(g.name, tuple(widths), tuple(times), tuple(edges(widths, times))))
     return made, total

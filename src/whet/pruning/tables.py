@@ -126,7 +126,7 @@ class Tables:
         """The term's cost with its groups at these values; NaN where it is not known and not to be asked for."""
         known = t.far.get(at, np.nan) if t.far is not None else t.prices[at]
         if ask and known != known:
-            widths = {self.groups[v].name: self.widths[v][n] for v, n in zip(t.groups, at, strict=True) if n}
+            widths = self._widths(t, at)
             known = sum(self.costs.item(i, widths) for i in t.items)
             if t.far is not None:
                 t.far[at] = known
@@ -134,6 +134,16 @@ class Tables:
                 t.prices[at] = known
                 self.asked += 1
         return float(known)
+
+    def _widths(self, t: _Term, at: Scope) -> dict[str, int]:
+        """Units that stay of the term's groups at these values, of those that lose some."""
+        return {self.groups[v].name: self.widths[v][n] for v, n in zip(t.groups, at, strict=True) if n}
+
+    def _expect(self, v: int, x: Sequence[int]) -> None:
+        """Tells measured costs that those over the values of the width `v` come next."""
+        terms = [t for t in self._near[v] if not any(x[b] for b in t.branches)]
+        states = ((t, tuple(n if u == v else x[u] for u in t.groups)) for n in range(self.sizes[v]) for t in terms)
+        self.costs.expect((i, self._widths(t, at)) for t, at in states for i in t.items)
 
     def price_all(self, most: int) -> bool:
         """Prices every entry of the tables if there are at most `most` unknown ones; whether all costs are known then."""
@@ -149,6 +159,8 @@ class Tables:
         """Losses and costs over the values of `v`, the others as in `x`, of what depends on `v`. Unless `ask`, unknown costs are NaN."""
         key = (v, ask, *(x[u] for u in self._around[v]))
         if key not in self._columns:
+            if ask and self.costs.measured and self.is_width(v):
+                self._expect(v, x)
             loss = sum((self._losses[s][tuple(slice(None) if u == v else x[u] for u in s)] for s in self._by_loss[v]), np.zeros(self.sizes[v]))
             cost = np.zeros(self.sizes[v])
             for t in self._near[v]:
