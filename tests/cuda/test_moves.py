@@ -27,7 +27,8 @@ from whet.passes import lower
 from whet.precision import Range, Ranges, find_places, quantize
 from whet.pruning.latency_cost import static_layers
 from whet.tactics import get_tactic, is_quantized, tactics_of
-from whet.tactics.cuda._moves import Moves, Refused
+from whet.tactics._moves_places import Refused
+from whet.tactics.cuda._moves import MovesCode
 from whet.tactics.cuda._source import KERNELS, source
 from whet.tactics.cuda.own_moves import _constants, _moves
 
@@ -88,7 +89,7 @@ def test_the_code_computes_what_the_reference_does(i, form, rows, tmp_path):
     (want,) = run_regions(layer, arrays)
     places = [k for k, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
     out = form if want.ndim == 4 else "linear"
-    made = Moves(layer, dict.fromkeys(places, form), out, rows)
+    made = MovesCode(layer, dict.fromkeys(places, form), out, rows)
     got = on_host(made, [to_stored(arrays[k], form) for k in places], want.size, tmp_path)
     np.testing.assert_allclose(got, np.asarray(to_stored(want, out)).reshape(-1), rtol=2e-6, atol=1e-6)
 
@@ -102,7 +103,7 @@ def test_rows_together_give_what_the_reference_does_or_are_refused(i, together, 
     (want,) = run_regions(layer, arrays)
     places = [k for k, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
     try:
-        made = Moves(layer, dict.fromkeys(places, "nhwc"), "linear", True, together)
+        made = MovesCode(layer, dict.fromkeys(places, "nhwc"), "linear", True, together)
     except Refused:
         ends = [want.size // want.shape[-1]] if want.ndim == 4 else np.cumsum([a.shape[2] * a.shape[3] for k, a in enumerate(arrays) if k in places])
         assert want.ndim == 4 or any(int(e) * layer.inputs[1].shape[1] % together for e in ends)
@@ -114,9 +115,9 @@ def test_rows_together_give_what_the_reference_does_or_are_refused(i, together, 
 def test_groups_that_cross_a_level_are_refused():
     _, layer, _ = sample_layer("Fused", head(1, 1, 80, (2, 3), (2, 5)))
     formats = {i: "nhwc" for i, t in enumerate(layer.inputs) if not t.is_constant}
-    assert Moves(layer, formats, "linear", True, 2).row == 85
+    assert MovesCode(layer, formats, "linear", True, 2).row == 85
     with pytest.raises(Refused, match="4 rows"):
-        Moves(layer, formats, "linear", True, 4)
+        MovesCode(layer, formats, "linear", True, 4)
 
 
 def yolo_head(images):

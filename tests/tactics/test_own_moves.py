@@ -12,9 +12,10 @@ from whet.ops._base import Sample
 from whet.ops._moves_samples import head, shuffle
 from whet.runtime import Runtime
 from whet.tactics import get_tactic
+from whet.tactics._moves_places import Refused
+from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu import _jit, moves
 from whet.tactics.cpu._moves_kernel import moves_ir
-from whet.tactics.cpu._moves_tree import COLUMN, ROW, Moves, Place, Refused
 
 JIT = pytest.mark.skipif(_jit.available() is not None, reason=str(_jit.available()))
 TACTIC = get_tactic("cpu/moves")
@@ -124,18 +125,6 @@ def test_long_code_is_refused(monkeypatch):
     monkeypatch.setattr("whet.tactics.cpu._moves_kernel.LONGEST", 100)
     with pytest.raises(Refused, match="more than 100 lines"):
         moves_ir(made, True)
-
-
-def test_places_are_sums_of_what_depends_on_row_and_column():
-    row, column = Place(0, ((ROW, 1),)), Place(3, ((COLUMN, 1),))
-    assert row.times(12).plus(24).cut("div", 6, 9) == Place(4, ((ROW, 2),))
-    assert row.times(12).cut("mod", 6, 6) == Place()
-    anchor = row.cut("div", 25, 3)
-    assert anchor.times(85).plus(column).fixed(anchor.terms[0][0], 2) == Place(173, ((COLUMN, 1),))
-    assert column.step == 1
-    assert not row.by_column
-    with pytest.raises(Refused):
-        _ = column.cut("div", 2, 9).step
 
 
 HEAD = """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
+from whet.tactics._moves_places import COLUMN, ROW, Place, Refused
+from whet.tactics._moves_tree import BLOCK, Moves, Node, always, blocked, choices, fixed, height, replaced
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._moves_tree import BLOCK, COLUMN, ROW, Moves, Node, Place, Refused, always, blocked, choices, fixed, height, replaced
 from whet.tactics.cpu._silu_kernel import FLOATS, WIDE, constants, declarations, silu
 
 LONGEST = 8000  # lines of code: beyond, compiling takes longer than it can gain
@@ -200,7 +201,7 @@ class _Writer:
         return result
 
     def _step(self, node: Node, first: int, lanes: Lanes, known: dict) -> str:
-        _, op, operands = node
+        _, op, operands, _ = node
         if op == "Pow" and operands[1] == ("number", 2.0):
             op, operands = "Mul", (operands[0], operands[0])
         a, *more = (self.value(p, first, lanes, known) for p in operands)

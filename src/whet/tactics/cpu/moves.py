@@ -12,11 +12,12 @@ import numpy as np
 from whet.backends.cpu import threads
 from whet.network import F32, Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics._moves_places import Refused
+from whet.tactics._moves_tree import BLOCK, Moves
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._kernel import static
 from whet.tactics.cpu._moves_kernel import moves_ir
-from whet.tactics.cpu._moves_tree import BLOCK, Moves, Refused
 
 _SMALL = 1 << 13  # numbers that one thread has done before the others are there
 

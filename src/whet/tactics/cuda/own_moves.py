@@ -11,7 +11,7 @@ from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._conv import TYPES
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, blocks_of, float_types, launch, machine_has, packed_array, same
-from whet.tactics.cuda._moves import Moves, described
+from whet.tactics.cuda._moves import MovesCode, described
 from whet.tactics.cuda._source import source
 
 _BLOCK = 1024  # elements of a block
@@ -93,9 +93,9 @@ def _sources(layer: Layer) -> list[int]:
     return [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
 
 
-def _moves(layer: Layer, signature: Signature, config: Config = ()) -> Moves | str:
+def _moves(layer: Layer, signature: Signature, config: Config = ()) -> MovesCode | str:
     formats = {i: signature.inputs[i].format for i in _sources(layer)}
-    return described(lambda: Moves(layer, formats, signature.outputs[0].format, bool(config), int(dict(config).get("together", 1))))
+    return described(lambda: MovesCode(layer, formats, signature.outputs[0].format, bool(config), int(dict(config).get("together", 1))))
 
 
 def _many(config: Config) -> int:
@@ -109,7 +109,7 @@ def _parts(row: int) -> int:
     return -(-row // (32 * _EACH))
 
 
-def _constants(made: Moves, signature: Signature, config: Config) -> dict[str, Any]:
+def _constants(made: MovesCode, signature: Signature, config: Config) -> dict[str, Any]:
     stored, many, joint = signature.needs(made.sources[0]), _many(config), dict(config).get("together", 0)
     each = -(-made.row // (32 * _parts(made.row))) if made.row else _EACH
     types: dict[str, Any] = {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name]}

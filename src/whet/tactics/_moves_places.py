@@ -1,0 +1,157 @@
+"""Places of a result's elements, and of what they are made of, as sums that code can take apart: what depends on the row alone is asked once a row.
+
+A place is a whole number, the same whatever it is written for: the CPU's kernel makes LLVM IR of it, the GPU's C text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+Atom = tuple
+"""ROW, COLUMN, FLAT, or ("div" | "mod", place, number, how many values it has)."""
+ROW, COLUMN, FLAT = ("row",), ("column",), ("at",)
+_GIVEN = (ROW, COLUMN, FLAT)
+
+
+class Refused(Exception):
+    """The layer has something in it that has no code."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """`offset` and multiples of atoms, added up."""
+
+    offset: int = 0
+    terms: tuple[tuple[Atom, int], ...] = ()
+
+    @staticmethod
+    def of(atom: Atom) -> Place:
+        """The place that an atom is."""
+        return Place(0, ((atom, 1),))
+
+    def plus(self, other: Place | int) -> Place:
+        """The sum; axes that were cut from one place are that place again: x / d * d + x % d is x."""
+        if isinstance(other, int):
+            return Place(self.offset + other, self.terms)
+        found = dict(self.terms)
+        for atom, n in other.terms:
+            found[atom] = found.get(atom, 0) + n
+        return _joined(Place(self.offset + other.offset, tuple((a, n) for a, n in found.items() if n)))
+
+    def times(self, by: int) -> Place:
+        return Place(self.offset * by, tuple((a, n * by) for a, n in self.terms))
+
+    def cut(self, how: str, by: int, count: int) -> Place:
+        """Its quotient ("div") or rest ("mod") by a number, of which there are `count`."""
+        if not self.terms:
+            return Place(self.offset // by if how == "div" else self.offset % by)
+        if self.offset % by == 0 and all(n % by == 0 for _, n in self.terms):
+            return Place(self.offset // by, tuple((a, n // by) for a, n in self.terms)) if how == "div" else Place()
+        return Place.of((how, self, by, count))
+
+    @property
+    def by_column(self) -> bool:
+        """Whether it depends on the column."""
+        return any(a == COLUMN or (a not in _GIVEN and a[1].by_column) for a, _ in self.terms)
+
+    @property
+    def step(self) -> int:
+        """How far the next column's is. Raises Refused where that differs from column to column."""
+        if any(a not in _GIVEN and a[1].by_column for a, _ in self.terms):
+            raise Refused("what lies together in a row of the result is cut apart within")
+        return dict(self.terms).get(COLUMN, 0)
+
+    def fixed(self, atom: Atom, value: int) -> Place:
+        """The place where an atom is known to be `value`."""
+        found = Place(self.offset)
+        for a, n in self.terms:
+            if a == atom:
+                found = found.plus(value * n)
+            elif a in _GIVEN:
+                found = found.plus(Place(0, ((a, n),)))
+            else:
+                found = found.plus(a[1].fixed(atom, value).cut(a[0], a[2], a[3]).times(n))
+        return found
+
+    @property
+    def row(self) -> Place:
+        """What it is in column 0, without the offset."""
+        return Place(0, tuple((a, n) for a, n in self.terms if a != COLUMN))
+
+
+def _joined(place: Place) -> Place:
+    """The same number with the fewest divisions: a quotient and the rest beside it, or two rests of one place, become one."""
+    for low, n in place.terms:
+        if low[0] != "mod":
+            continue
+        _, inner, size, _ = low
+        for high, m in place.terms:
+            if m != n * size or high in _GIVEN:
+                continue
+            how, cut, by, count = high
+            if how == "div" and (cut, by) == (inner, size):
+                whole = inner
+            elif how == "mod" and len(cut.terms) == 1 and cut == Place.of(cut.terms[0][0]) and cut.terms[0][0][:3] == ("div", inner, size):
+                whole = inner.cut("mod", size * by, size * count)
+            else:
+                continue
+            return Place(place.offset, tuple((a, k) for a, k in place.terms if a not in (low, high))).plus(whole.times(n))
+    return place
+
+
+def order(rank: int, fmt: str) -> list[int]:
+    """Axes as they lie in memory, the outermost first."""
+    return [0, *range(2, rank), 1] if fmt == "nhwc" else list(range(rank))
+
+
+def shifted(at: tuple[Place, ...], axis: int, by: int) -> tuple[Place, ...]:
+    """Places along all axes, one of them moved."""
+    return (*at[:axis], at[axis].plus(by), *at[axis + 1 :])
+
+
+def spread(at: tuple[Place, ...], shape: Sequence[int]) -> tuple[Place, ...]:
+    """The place in an operand that broadcasts."""
+    return tuple(Place() if d == 1 else i for d, i in zip(shape, at[len(at) - len(shape) :], strict=True))
+
+
+def flat(at: Sequence[Place], shape: Sequence[int], fmt: str) -> Place:
+    """Where an element lies in memory, in elements."""
+    found = Place()
+    for axis in order(len(shape), fmt):
+        found = found.times(shape[axis]).plus(at[axis] if shape[axis] != 1 else Place())
+    return found
+
+
+def axes(whole: Place, shape: Sequence[int]) -> list[Place]:
+    """Places along the axes of a block of this shape, from the place in it."""
+    found = []
+    for k, d in enumerate(shape):
+        place = whole.cut("div", prod(shape[k + 1 :]), prod(shape[: k + 1]))
+        found.append(Place() if d == 1 else place if prod(shape[:k]) == 1 else place.cut("mod", d, d))
+    return found
+
+
+def regrouped(at: tuple[Place, ...], after: Sequence[int], before: Sequence[int]) -> tuple[Place, ...]:
+    """Places in the shape before a Reshape: axes go by the smallest groups of equal size, those that stay as they are keep their places."""
+    found: list[Place] = []
+    i = j = 0
+    while i < len(after) or j < len(before):
+        a, b, left, right = i, j, 1, 1
+        while left != right or (i == a and j == b):
+            if j == len(before) or (left <= right and i < len(after)):
+                left, i = left * after[i], i + 1
+            else:
+                right, j = right * before[j], j + 1
+        while i < len(after) and after[i] == 1:
+            i += 1
+        while j < len(before) and before[j] == 1:
+            j += 1
+        wide, narrow = [k for k in range(a, i) if after[k] != 1], [k for k in range(b, j) if before[k] != 1]
+        if [after[k] for k in wide] == [before[k] for k in narrow]:
+            same = dict(zip(narrow, (at[k] for k in wide), strict=True))
+            found += [same.get(k, Place()) for k in range(b, j)]
+        else:
+            found += axes(flat(at[a:i], after[a:i], "linear"), before[b:j])
+    return tuple(found)

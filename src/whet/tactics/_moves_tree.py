@@ -1,0 +1,160 @@
+"""Layers that move numbers and compute with them, as a tree for each element of the result: loads, constants, arithmetic, and where parts join.
+
+What the pass fuse_moves makes (Reshape, Transpose, Split, Slice, Concat and arithmetic), walked back from the result to its sources.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape, stored_shape
+from whet.tactics._moves_places import COLUMN, FLAT, ROW, Atom, Place, Refused, axes, flat, order, regrouped, shifted, spread
+
+Node = tuple
+"""("number", value), ("source", which, place), ("blocked", which, place, channel, length of a block), ("constant", first, place),
+("step", op, nodes, attributes) or ("choice", place, limits, nodes)."""
+BLOCK = 16  # channels that lie together in nChw16c
+_OPERANDS = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")  # compute with all their inputs; of others those behind the first are bounds
+
+
+class Moves:
+    """The tree of a fused layer (`root`), its constants, and the sources by their places among the inputs. Raises Refused.
+
+    `formats` gives the format of each run-time input by its place: row-major, channels last ("nhwc") or in whole blocks ("nChw16c"); `out` that of
+    the result: row-major, or channels last. Elements are at a COLUMN of a ROW, of which there are `columns` and `rows`; with `as_one` at FLAT places.
+    """
+
+    def __init__(self, layer: Layer, formats: dict[int, str], out: str, as_one: bool = False) -> None:
+        self.layer, self.body, self.formats = layer, layer.regions["body"], formats
+        self.sources = sorted(formats)
+        self.outer = {t: i for i, t in enumerate(self.body.inputs)}
+        self._held: list[tuple[np.ndarray, int]] = []
+        self._nodes: dict[tuple[Tensor, tuple[Place, ...]], Node] = {}
+        shape = static_shape(layer.outputs[0].shape)
+        sizes = static_shape(stored_shape(out, shape))
+        self.rows, self.columns = prod(sizes[:-1]), sizes[-1]
+        places = axes(Place.of(FLAT), sizes) if as_one else [*axes(Place.of(ROW), sizes[:-1]), Place.of(COLUMN)]
+        found = dict(zip(order(len(shape), out), places, strict=True))
+        self.root = self._node(self.body.outputs[0], tuple(found[i] for i in range(len(shape))))
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """All constants behind each other, at least one."""
+        return np.concatenate([*(a for a, _ in self._held), np.zeros(1, np.float32)])
+
+    def _node(self, t: Tensor, at: tuple[Place, ...]) -> Node:
+        key = (t, at)
+        if key not in self._nodes:
+            self._nodes[key] = self._made(t, at)
+        return self._nodes[key]
+
+    def _made(self, t: Tensor, at: tuple[Place, ...]) -> Node:
+        if t in self.outer:
+            return self._leaf(self.layer.needs(self.outer[t]), self.outer[t], at)
+        if t.weight is not None:
+            return self._leaf(t, -1, at)
+        layer = t.maker
+        if layer is None:
+            raise Refused(f"%{t.name} comes from nowhere")
+        shape, x = static_shape(t.shape), layer.needs(0)
+        if layer.op == "Reshape":
+            return self._node(x, regrouped(at, shape, static_shape(x.shape)))
+        if layer.op == "Transpose":
+            perm = layer.attrs["perm"]
+            return self._node(x, tuple(at[perm.index(i)] for i in range(len(perm))))
+        if layer.op == "Split":
+            axis = int(layer.attrs["axis"]) % len(shape)
+            before = sum(static_shape(o.shape)[axis] for o in layer.outputs[: [o is t for o in layer.outputs].index(True)])
+            return self._node(x, shifted(at, axis, before))
+        if layer.op == "Slice":
+            starts, _, along = (self._constant(layer.needs(i)) for i in (1, 2, 3))
+            if layer.input(4) is not None or starts.min() < 0:
+                raise Refused("a Slice with steps, or from the end")
+            for axis, start in zip(along.tolist(), starts.tolist(), strict=True):
+                at = shifted(at, axis % len(shape), start)
+            return self._node(x, at)
+        if layer.op == "Concat":
+            return self._join(layer, at, int(layer.attrs["axis"]) % len(shape))
+        return self._step(layer, at)
+
+    def _join(self, layer: Layer, at: tuple[Place, ...], axis: int) -> Node:
+        limits, parts, start = [], [], 0
+        for i in range(len(layer.inputs)):
+            part = layer.needs(i)
+            parts.append(self._node(part, shifted(at, axis, -start)))
+            start += static_shape(part.shape)[axis]
+            limits.append(start)
+        return ("choice", at[axis], tuple(limits), tuple(parts))
+
+    def _step(self, layer: Layer, at: tuple[Place, ...]) -> Node:
+        count = len(layer.inputs) if layer.op in _OPERANDS else 1
+        nodes = tuple(self._node(x, spread(at, static_shape(x.shape))) for x in map(layer.needs, range(count)))
+        bounds = {f"input{i}": float(self._constant(t)[0]) for i, t in enumerate(layer.inputs) if i >= count and t is not None}
+        return ("step", layer.op, nodes, tuple(sorted({**layer.attrs, **bounds}.items())))
+
+    def _constant(self, t: Tensor) -> np.ndarray:
+        value = self.layer.inputs[self.outer[t]] if t in self.outer else t
+        if value is None or not value.is_constant:
+            raise Refused(f"%{t.name} is computed at run time")
+        return value.array().reshape(-1)
+
+    def _leaf(self, t: Tensor, where: int, at: tuple[Place, ...]) -> Node:
+        shape = static_shape(t.shape)
+        if not t.is_constant and self.formats[where] == "nChw16c":
+            pixels = prod(shape[2:])
+            image = at[0].times(shape[1] * pixels) if shape[0] != 1 else Place()
+            place = image.plus(flat(at[2:], shape[2:], "linear").times(BLOCK))
+            return ("blocked", self.sources.index(where), place, at[1], pixels * BLOCK)
+        if not t.is_constant:
+            return ("source", self.sources.index(where), flat(at, shape, self.formats[where]))
+        values = np.asarray(t.array(), np.float32).reshape(-1)
+        if values.size == 1:
+            return ("number", float(values[0]))
+        first = next((begin for known, begin in self._held if np.array_equal(known, values)), None)
+        if first is None:
+            first = sum(a.size for a, _ in self._held)
+            self._held.append((values, first))
+        return ("constant", first, flat(at, shape, "linear"))
+
+
+def below(node: Node) -> tuple[Node, ...]:
+    """What a node is made of: operands of a step, parts of a choice."""
+    return node[2] if node[0] == "step" else node[3] if node[0] == "choice" else ()
+
+
+def choices(node: Node) -> list[Node]:
+    """All choices in a tree, outermost first."""
+    return [node] * (node[0] == "choice") + [c for part in below(node) for c in choices(part)]
+
+
+def replaced(node: Node, old: Node, new: Node) -> Node:
+    """The tree with `new` wherever `old` stands."""
+    if node == old:
+        return new
+    parts = tuple(replaced(p, old, new) for p in below(node))
+    return (*node[:2], parts, node[3]) if node[0] == "step" else (*node[:3], parts) if node[0] == "choice" else node
+
+
+def fixed(node: Node, atom: Atom, value: int) -> Node:
+    """The tree where an atom is known to be `value`."""
+    known = tuple(part.fixed(atom, value) if isinstance(part, Place) else part for part in node)
+    parts = tuple(fixed(p, atom, value) for p in below(node))
+    return (*known[:2], parts, known[3]) if node[0] == "step" else (*known[:3], parts) if node[0] == "choice" else known
+
+
+def blocked(node: Node) -> list[Node]:
+    """All loads from blocks of channels in a tree."""
+    return [node] * (node[0] == "blocked") + [b for part in below(node) for b in blocked(part)]
+
+
+def always(node: Node) -> set[Node]:
+    """A node and all below it that is needed whatever its choices are."""
+    found = [always(part) for part in below(node)]
+    return {node} | (set.intersection(*found) if node[0] == "choice" else set().union(*found))
+
+
+def height(node: Node) -> int:
+    """Steps below a node."""
+    return 1 + max((height(p) for p in below(node)), default=0) if node[0] == "step" else 0
