@@ -1,9 +1,7 @@
 """Single images of a batch through the reference: which axis of each tensor counts images, and layers computed on a few of them.
 
-An op says by its couples which axes of its inputs and outputs are cut together (ops/_base.py): what is cut from one axis takes nothing
-away elsewhere but along the axes that it is tied to. An axis that every layer ties one to one, from the inputs to the outputs, counts
-things that never meet: the first image's result does not depend on the second's. Where that is known of a network, it can be judged
-image by image, at the cost of those images and not of the batch.
+Where no layer mixes the images of a batch (ops/_images.py), a network can be judged image by image, at the cost of those images and not
+of the batch.
 """
 
 from __future__ import annotations
@@ -14,16 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.network import Layer, Network, Tensor
-from whet.ops import bind_layer, bind_symbols, get_op, run_layer, widened
+from whet.ops import Axes, NotPerImage, bind_layer, bind_symbols, follow, fused_layers, fused_results, get_op, run_layer, widened
 
 MOST = 3  # images that are judged of a larger batch: the first, the last and one drawn by the seed
-
-Axes = dict[Tensor, int]
-"""The axis that counts images, of each tensor that has one."""
-
-
-class NotPerImage(Exception):
-    """A layer mixes images, or its op does not say that it keeps them apart."""
 
 
 @dataclass(frozen=True)
@@ -55,37 +46,6 @@ def batch_of(shapes: Mapping[str, tuple[int, ...]]) -> int:
     return found.pop() if len(found) == 1 else 1
 
 
-def follow(layer: Layer, axes: Axes, batch: int) -> Axes:
-    """The image axes of a layer's outputs, and of other inputs that hold a part for each image. Raises NotPerImage."""
-    inputs, outputs = {t for t in layer.inputs if t is not None}, set(layer.outputs)
-    if not any(t in axes for t in inputs):
-        return {}
-    if layer.op == "Shape":
-        return {}  # sizes of the whole batch: what is cut by them is recut
-    if layer.op == "Reformat":
-        return {layer.outputs[0]: axes[layer.needs(0)]}
-    if layer.op == "Fused":
-        inner = dict(axes)
-        for x in _inside(layer):
-            inner |= follow(x, inner, batch)
-        ends = zip(layer.outputs, _ends(layer), strict=True)
-        return {t: i for t, i in inner.items() if t in inputs and t not in axes} | {t: inner[b] for t, b in ends if b in inner}
-    couples = get_op(layer.op).couples
-    if couples is None or layer.regions:
-        raise NotPerImage(f"{layer.op} does not say which axes stay apart")
-    ties = [tie for c in couples(layer) for tie in ((c.a, c.a_axis, c.b, c.b_axis, c), (c.b, c.b_axis, c.a, c.a_axis, c))]
-    ties = [tie for tie in ties if tie[0] in inputs and tie[2] in outputs]
-    made: Axes = {}
-    for t, i, y, j, c in ties:
-        if axes.get(t) == i:
-            whole = c.a_at == c.b_at == 0 and c.a_block == c.b_block == 1 and c.count in (None, batch)
-            if not whole or t.shape[i] != batch or y.shape[j] != batch or made.setdefault(y, j) != j:
-                raise NotPerImage(f"{layer.op} '{layer.name}' regroups images")
-    if outputs - set(made) or any(t in axes and not any(u is t and i == axes[t] for u, i, *_ in ties) for t in inputs):
-        raise NotPerImage(f"{layer.op} '{layer.name}' mixes images")
-    return made | {t: i for t, i, y, j, _ in ties if t not in axes and made[y] == j and t.shape[i] == batch}
-
-
 def on_images(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, images: Images, widen: bool = True) -> list[np.ndarray]:
     """Outputs of one layer for some images: `arrays` hold those images where an input has an image axis, all of it elsewhere.
 
@@ -99,10 +59,10 @@ def on_images(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, ima
         return [given[0]]  # type: ignore[list-item]
     if layer.op == "Fused":
         inner, values = dict(axes), {t: a for t, a in zip(layer.inputs, arrays, strict=True) if t is not None}
-        for x in _inside(layer):
+        for x in fused_layers(layer):
             values.update(zip(x.outputs, on_images(x, [_value(t, values) for t in x.inputs], inner, images, widen), strict=True))
             inner |= {t: i for t, i in follow(x, inner, images.batch).items() if t in x.outputs}
-        return [values[t] for t in _ends(layer)]  # type: ignore[misc]
+        return [values[t] for t in fused_results(layer)]  # type: ignore[misc]
     cut, given = _recut(layer, given, axes | made, images)
     outs = run_layer(widened(cut) if widen else cut, given)
     for t, a in zip(layer.outputs, outs, strict=True):
@@ -183,25 +143,6 @@ def image_places(net: Network, shapes: Mapping[str, tuple[int, ...]], batch: int
 
 def _value(t: Tensor | None, values: Mapping[Tensor, np.ndarray | None]) -> np.ndarray | None:
     return None if t is None else values[t] if t in values else t.array()
-
-
-def _inside(layer: Layer) -> list[Layer]:
-    """The layers of a fused body, reading the fused layer's own inputs."""
-    body = layer.regions["body"]
-    outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    found = []
-    for x in body.layers:
-        copy = Layer(x.op, x.name, [outer.get(t, t) if t is not None else None for t in x.inputs], x.attrs, x.regions, x.sources)
-        copy.outputs = x.outputs
-        found.append(copy)
-    return found
-
-
-def _ends(layer: Layer) -> list[Tensor]:
-    """Where a fused body's results come from."""
-    body = layer.regions["body"]
-    outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    return [outer.get(t, t) for t in body.outputs]  # type: ignore[misc]
 
 
 def _recut(layer: Layer, arrays: list[np.ndarray | None], axes: Axes, images: Images) -> tuple[Layer, list[np.ndarray | None]]:

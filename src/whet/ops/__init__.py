@@ -1,21 +1,29 @@
 """What ops mean: attributes, output types, NumPy reference, samples, which axes are cut together. One file each."""
 
 from whet.ops._base import OPS, REQUIRED, Couple, Op, Sample, get_op, given, given_ints, infer_layer, known_ints, known_values, op
+from whet.ops._images import Axes, NotPerImage, follow, fused_layers, fused_results
 from whet.ops._interpret import bind_layer, bind_symbols, run_layer, run_network, run_regions, widened
 from whet.ops._samples import sample_arrays, sample_layer
+from whet.ops._touching import batch_symbol, why_samples_touch
 from whet.ops._types import axis_of, broadcast, same_as_input, same_axes
 from whet.registry import load_folder
 
 __all__ = [
     "OPS",
     "REQUIRED",
+    "Axes",
     "Couple",
+    "NotPerImage",
     "Op",
     "Sample",
     "axis_of",
+    "batch_symbol",
     "bind_layer",
     "bind_symbols",
     "broadcast",
+    "follow",
+    "fused_layers",
+    "fused_results",
     "get_op",
     "given",
     "given_ints",
@@ -30,6 +38,7 @@ __all__ = [
     "same_axes",
     "sample_arrays",
     "sample_layer",
+    "why_samples_touch",
     "widened",
 ]
 
