@@ -129,7 +129,7 @@ def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, ma
 
     def compare(what: str, was: Any, now: Any) -> None:
         if was != now:
-            moved.append(f"{what}: was {_short(was)}, is {_short(now)}")
+            moved.append(f"{what}: was {_short(was, now)}, is {_short(now, was)}")
 
     compare("the model", lock["model"], model_digest(source))
     compare("the backend", lock["backend"], machine.name)
@@ -255,9 +255,14 @@ def _text(moved: list[str]) -> str:
     )
 
 
-def _short(v: Any) -> str:
-    text = v if isinstance(v, str) else json.dumps(v)
-    return text[:16] + "..." if len(text) == 64 and " " not in text else text[:160]
+def _short(v: Any, other: Any) -> str:
+    """A value in at most 160 characters, from shortly before the place where it differs from the other one."""
+    text, their = (x if isinstance(x, str) else json.dumps(x) for x in (v, other))
+    if len(text) == 64 and " " not in text:
+        return text[:16] + "..."
+    same = next((i for i, (a, b) in enumerate(zip(text, their, strict=False)) if a != b), min(len(text), len(their)))
+    begin = 0 if len(text) <= 160 else max(0, min(same - 40, len(text) - 160))
+    return ("..." if begin else "") + text[begin : begin + 160]
 
 
 def _tactic(name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ _HOME = {
     "SearchResult": "whet.search.result",
     "dry_run": "whet.search.loop",
     "load_recipe": "whet.search.recipe",
+    "rebuild": "whet.search.made_again",
     "recipe_from": "whet.search.recipe",
     "search": "whet.search.loop",
 }

@@ -14,13 +14,14 @@ from whet.errors import WhetError
 from whet.report import search_page
 from whet.search import job as j
 from whet.search.build import again, build_config
-from whet.search.engines import CALIBRATION, ENGINE, LOCK, ONNX, QUANTIZED
+from whet.search.engines import CALIBRATION, ENGINE, LOCK, ONNX, PRUNING, QUANTIZED
+from whet.search.made_again import RECIPE, recipe_of_deploy
 from whet.search.result import SearchResult
 from whet.search.space import Candidate
 from whet.search.summary import summary
-from whet.search.work import PRUNING
+from whet.search.tune import FINETUNED
 
-RECIPE, PAGE, DATA, README = "recipe.json", "report.html", "report.json", "README.md"
+PAGE, DATA, README = "report.html", "report.json", "README.md"
 
 
 def write_deploy(found: SearchResult) -> dict[str, Any]:
@@ -37,9 +38,7 @@ def write_deploy(found: SearchResult) -> dict[str, Any]:
             shutil.copyfile(source / file, new / file)
     made = summary(found)
     made["commands"] = commands(found, source)
-    recipe = {"format": "whet.auto.recipe", "version": 1, "recipe": found.recipe.to_plain(), "candidate": _candidate(source).to_plain(),
-              "pruning": j.read_json(source / PRUNING), "qat": (j.result_of(source) or {}).get("qat")}  # fmt: skip
-    j.write_json(new / RECIPE, recipe)
+    j.write_json(new / RECIPE, recipe_of_deploy(found.recipe, _candidate(source), source))
     j.write_json(new / DATA, made)
     (new / PAGE).write_text(search_page(made), encoding="utf-8")
     (new / README).write_text(_readme(found, made, source, new), encoding="utf-8")
@@ -55,14 +54,25 @@ def _candidate(source: Path) -> Candidate:
 
 
 def commands(found: SearchResult, source: Path) -> list[str]:
-    """How to run the engine, look into it, and build it again from the model under its lock."""
+    """How to run the engine, look into it, and build it again under its lock: from the deployed model, and from the original one."""
     flags = build_flags(found, source)
     model = locked_model(source)
     return [
         f"whet exec --loadEngine={ENGINE}",
         f"whet explain {ENGINE}",
         " ".join([f"whet exec --onnx={model}", *flags, f"--lock={LOCK}", f"--saveEngine=again.engine  # the same engine, from {model}"]),
+        f"whet rebuild .  # the same engine from the original model and its data: {_made_of(source)}, then built under {LOCK}",
     ]
+
+
+def _made_of(source: Path) -> str:
+    """What `whet rebuild` does anew, in words."""
+    held = j.result_of(source) or {}
+    steps = ["cut and recovered"] if (source / PRUNING).is_file() else []
+    steps += ["2:4 written"] if held["candidate"]["two_four"] else []
+    steps += ["fine-tuned"] if any(s["step"] == FINETUNED for s in held["steps"]) else []
+    steps += ["trained for INT8"] if locked_model(source) == QUANTIZED else []
+    return ", ".join(steps) or "nothing was cut"
 
 
 def locked_model(source: Path) -> str:

@@ -19,6 +19,7 @@ from whet.network import Network
 from whet.precision import Ranges, write_cache
 from whet.pruning import count_params
 from whet.search.build import build_config, engine_plan, predictor, quantized_source
+from whet.search.job import write_json
 from whet.search.measure import in_turns, ready
 from whet.search.metrics import Score
 from whet.search.prepare import Prepared, flops_of
@@ -27,7 +28,8 @@ from whet.search.tune import better
 from whet.search.workplace import Stages, Worker
 
 ENGINE, ONNX, QUANTIZED = "model.engine", "model.onnx", "model.int8.onnx"
-LOCK, CALIBRATION = "lock.json", "calibration.json"
+LOCK, CALIBRATION, PRUNING = "lock.json", "calibration.json", "pruning.json"
+ROUNDINGS = "roundings.json"  # what a training for INT8 rounded
 _TRAINED = "trained.engine"
 
 Feeds = dict[str, np.ndarray]
@@ -90,7 +92,8 @@ def trained_engine(w: Worker, first: Built, made: Prepared, original: Network, r
         return None, {"why": why, "kept": "calibrated", "calibrated": first.score.to_plain(), "trained": None}
     start = perf_counter()
     with w.lock.training():
-        got = trained_for_int8(made, original, first.plan, first.config, w.recipe, w.candidate, w.folder, say=w.say)
+        write_json(w.folder / ROUNDINGS, first.plan.report["quantized"])
+        got = trained_for_int8(made, original, first.plan.report["quantized"], first.config, w.recipe, w.candidate, w.folder, say=w.say)
     quantized = network_from_onnx(save_onnx(got.quantized, w.folder / QUANTIZED))  # what is deployed is what is built: a lock is of one file
     config = build_config(quantized, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():

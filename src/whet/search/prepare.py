@@ -55,11 +55,12 @@ class Prepared:
 
 def prepared(
     net: Network, candidate: Candidate, kept: Mapping[str, int], data: Mapping[str, np.ndarray], effort: Effort,
-    *, say: Say, rate: Rate | None = None, seed: int = 0,
+    *, say: Say, rate: Rate | None = None, seed: int = 0, decided: Recipe | None = None,
 ) -> Prepared:  # fmt: skip
     """`net` cut to `kept` channels of each group, the most important ones, and recovered on `data` (inputs by name, no labels).
 
-    `rate` scores the network after each step, for the report. Raises PruneError for a cut that is impossible.
+    `decided` says which channels these are, so that nothing is scored. `rate` scores the network after each step, for the report.
+    Raises PruneError for a cut that is impossible.
     """
     made = Prepared(net)
 
@@ -72,16 +73,19 @@ def prepared(
         start = perf_counter()
         say("cutting")
         found = groups(net)
-        chosen = [g for g in found if g.name in kept]
         check_order(net, "prune")
-        samples = Samples(data) if candidate.importance in NEED_DATA else None
-        scores = importance(chosen, candidate.importance, seed, net=net, samples=samples)
-        at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.name]]) for g in chosen}
+        if decided is not None:
+            at = decided.kept()
+        else:
+            chosen = [g for g in found if g.name in kept]
+            samples = Samples(data) if candidate.importance in NEED_DATA else None
+            scores = importance(chosen, candidate.importance, seed, net=net, samples=samples)
+            at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.name]]) for g in chosen}
         made.network = cut(net, at, found, removed=candidate.removed)
         note(made.network, "prune", by="whet auto", importance=candidate.importance)
         about = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
         made.recipe = recipe_of(net, at, about=about, found=found, removed=candidate.removed)
-        words = ["channels cut"] if kept else []
+        words = ["channels cut"] if at else []
         words += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
         step(", ".join(words) or "nothing was left to cut", start)
         start = perf_counter()

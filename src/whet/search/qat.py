@@ -75,9 +75,9 @@ def loses_too_much(qat: Mapping[str, Any], allowed: float | None, lost: float, d
 
 
 def trained_for_int8(
-    made: Prepared, original: Network, plan: EnginePlan, config: BuildConfig, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say
-) -> TrainedForInt8:
-    """Trains `made.network` with the roundings of `plan`, the engine that calibration gave, its ranges and its layers in INT8.
+    made: Prepared, original: Network, roundings: Mapping[str, Any], config: BuildConfig, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say
+) -> TrainedForInt8:  # fmt: skip
+    """Trains `made.network` with the `roundings` of the engine that calibration gave (its report's "quantized"): its ranges, its layers in INT8.
 
     Goes on from the checkpoint that a killed job left. Raises TrainingError, CalibrationError.
     """
@@ -85,7 +85,7 @@ def trained_for_int8(
 
     assert recipe.qat is not None
     say("qat")
-    ranges, skip, tables = read_recipe(plan.report["quantized"])
+    ranges, skip, tables = read_recipe(roundings)
     path = folder / CHECKPOINT
     settings = as_config(qat_settings(recipe.qat, recipe.finetune), checkpoint=str(path), masks="2:4" if c.two_four else "")
     data = training_set(recipe, original)

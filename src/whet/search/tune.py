@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from whet.errors import TrainingError
 from whet.network import Network
@@ -17,8 +17,12 @@ from whet.search.prepare import Prepared, Rate, Say, flops_of
 from whet.search.recipe import AutoRecipe
 from whet.search.space import Candidate
 
+if TYPE_CHECKING:
+    from whet.training import Finetuned
+
 T = TypeVar("T")
 CHECKPOINT = "finetune.safetensors"  # what a killed job goes on from
+FINETUNED = "fine-tuned with labels"  # the step's name where its result is used
 
 
 def fine_tuned(made: Prepared, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, rate: Rate) -> None:
@@ -27,21 +31,29 @@ def fine_tuned(made: Prepared, original: Network, recipe: AutoRecipe, c: Candida
     if why is not None:
         made.notes.append(f"not fine-tuned: {why}")
         return
+    start = perf_counter()
+    result = trained(made.network, original, recipe, c, folder, say=say, notes=made.notes)
+    before, after = made.metric, rate(result.network)
+    used = not better(before["value"], after["value"], recipe)
+    row = {"params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start, "metric": after}
+    made.steps.append({"step": FINETUNED + ("" if used else " (worse, not used)"), "used": used, **row})
+    if used:
+        made.network = result.network
+
+
+def trained(
+    net: Network, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, notes: list[str]
+) -> Finetuned:
+    """`net` trained as `recipe.finetune` says; goes on from the checkpoint that a killed job left in `folder`. Raises TrainingError, UsageError."""
     from whet.training import finetune
 
     assert recipe.finetune is not None
-    start, path = perf_counter(), folder / CHECKPOINT
+    path = folder / CHECKPOINT
     say("tuning")
     data = training_set(recipe, original)
     config = as_config(recipe.finetune, checkpoint=str(path), masks="2:4" if c.two_four else "")
     teacher = original if config.distill > 0 else None
-    result = going_on(path, lambda: finetune(made.network, data, config, teacher=teacher, progress=steps_of(say, "tuning")), made.notes)
-    before, after = made.metric, rate(result.network)
-    used = not better(before["value"], after["value"], recipe)
-    row = {"params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start, "metric": after}
-    made.steps.append({"step": "fine-tuned with labels" + ("" if used else " (worse, not used)"), "used": used, **row})
-    if used:
-        made.network = result.network
+    return going_on(path, lambda: finetune(net, data, config, teacher=teacher, progress=steps_of(say, "tuning")), notes)
 
 
 def training_set(recipe: AutoRecipe, net: Network) -> Any:

@@ -17,7 +17,7 @@ from whet.pruning import count_params, save_recipe
 from whet.pruning.depth import branches
 from whet.search.build import build_config, predictor, quick_engine
 from whet.search.data import unlabelled
-from whet.search.engines import ENGINE, first_engine, keep, measured, trained_engine
+from whet.search.engines import ENGINE, PRUNING, first_engine, keep, measured, trained_engine
 from whet.search.job import Job, read_json
 from whet.search.measure import in_turns, ready
 from whet.search.metrics import Score, drop
@@ -26,13 +26,17 @@ from whet.search.space import Candidate
 from whet.search.tune import fine_tuned
 from whet.search.workplace import Worker
 
-PRUNING, SCORES = "pruning.json", "scores.npy"
+SCORES = "scores.npy"
 _CALIBRATE = 64  # samples that INT8 ranges come from
 
 
 def run_job(job: Job, folder: Path) -> dict[str, Any]:
     """The result of a job. Raises what building, pruning, data and the metric raise."""
     w = Worker(job, folder)
+    if job.role == "rebuild":
+        from whet.search.made_again import made_again
+
+        return made_again(w)
     return _compare(w) if job.role == "final" else _candidate(w)
 
 
