@@ -140,6 +140,14 @@ def test_memory_is_aligned_zeroed_and_writable(nbytes, alignment):
         assert b.array.min() == 255
 
 
+def test_large_memory_may_lie_in_huge_pages_and_is_no_childs():
+    b = get_backend("cpu").allocate(5 << 20)
+    assert b.address % (2 << 20) == 0
+    with open("/proc/self/maps") as maps:
+        ranges = [(*(int(n, 16) for n in line.split()[0].split("-")), line.split()[1]) for line in maps]
+    assert next(how for first, end, how in ranges if first <= b.address < end) == "rw-p"  # private
+
+
 def test_more_memory_than_there_is_is_refused_not_promised():
     with pytest.raises(BackendError, match=r"MiB are needed in one piece.*--memPoolSize"):
         get_backend("cpu").allocate(info.total_memory() * 2)

@@ -11,6 +11,7 @@ from whet.backends.cpu.info import available_memory
 from whet.errors import BackendError
 
 _MAPPED = 1 << 20  # from this size on memory is mapped by itself, so that it goes back to the system when freed
+_HUGE = 1 << 21  # bytes of a huge page on x86-64, and on AArch64 with pages of 4 KiB
 
 
 def allocate(nbytes: int, alignment: int = 64) -> Buffer:
@@ -30,10 +31,13 @@ def allocate(nbytes: int, alignment: int = 64) -> Buffer:
         )
     try:
         if nbytes >= _MAPPED:
-            mapped = mmap.mmap(-1, nbytes)
+            # private: shared memory, mmap's default, gets no huge pages, and a forked child would write into its parent's
+            mapped = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 _advise(mapped)
-            array = np.frombuffer(mapped, np.uint8)
+            whole = np.frombuffer(mapped, np.uint8)
+            start = -whole.ctypes.data % _HUGE  # where huge pages begin; what is never touched takes no memory
+            array = whole[start : start + nbytes]
             array[:: mmap.PAGESIZE] = 0  # touch the pages now: the first inference would pay for it otherwise
             owner: object = mapped
         else:
