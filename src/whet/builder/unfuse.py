@@ -7,7 +7,10 @@ from whet.ops._origin import express
 
 
 def unfuse(net: Network, layer: Layer) -> list[Layer]:
-    """Replaces a Fused layer of `net` by the layers of its body, in place; returns them. They keep its sources."""
+    """Replaces a Fused layer of `net` by the layers of its body, in place; returns them. They keep its sources.
+
+    What was joined for several layers before they were fused, or was for another one that is apart already, is joined once.
+    """
     body = layer.regions["body"]
     at = net.layers.index(layer)
     seen: dict[Tensor, Tensor] = {inner: outer for inner, outer in zip(body.inputs, layer.inputs, strict=True) if outer is not None}
@@ -21,6 +24,9 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
             # quantized weights that no kernel takes: numbers once, not at every run
             folded = express(inner.op, *[None if t is None else t.weight for t in inputs], **inner.attrs)
             seen[inner.output] = net.constant(folded, inner.output.name)
+            continue
+        if (joined := _joined_already(net, inner, inputs)) is not None:
+            seen[inner.output] = joined
             continue
         new = net.add_layer(
             inner.op,
@@ -38,3 +44,10 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
     net.remove(layer)
     net.sort()
     return made
+
+
+def _joined_already(net: Network, inner: Layer, inputs: list[Tensor | None]) -> Tensor | None:
+    """What a layer of `net` makes that joins the same tensors in the same way, where `inner` joins."""
+    if inner.op != "Concat":
+        return None
+    return next((x.output for x in net.layers if x.op == "Concat" and list(x.inputs) == inputs and x.attrs == inner.attrs), None)
