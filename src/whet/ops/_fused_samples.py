@@ -113,14 +113,19 @@ def depthwise_product(x: str, k: int, stride: int, *, taps: int = 3, clip: bool 
     return Sample(inputs, {"hint": "DepthwiseProduct"}, regions)
 
 
-def conv_silu(x: str, w: str, bias: bool = True, **attrs: Any) -> Sample:
-    """x * sigmoid(x) of a convolution."""
+def conv_silu(x: str, w: str, bias: bool = True, before: str = "", behind: str = "", **attrs: Any) -> Sample:
+    """x * sigmoid(x) of a convolution; `before` and `behind`: type of what is added to the sums before and after that."""
     inputs = [x, f"const {w}", *([f"const f32[{w.split('[')[1].split(',')[0]}]"] if bias else [])]
+    own = len(inputs)
+    inputs += [added for added in (before, behind) if added]
 
     def regions() -> dict[str, Network]:
         body = Network("body", "lowered")
-        y = body.add("Conv", *[body.add_input(n, parse_type(t.split()[-1])) for n, t in zip("xwb", inputs, strict=False)], **attrs)
-        body.mark_output(body.add("Mul", y, body.add("Sigmoid", y)))
+        read = [body.add_input(f"i{i}", parse_type(t.split()[-1])) for i, t in enumerate(inputs)]
+        y = body.add("Conv", *read[:own], **attrs)
+        y = body.add("Add", y, read[own]) if before else y
+        y = body.add("Mul", y, body.add("Sigmoid", y))
+        body.mark_output(body.add("Add", y, read[-1]) if behind else y)
         return {"body": body}
 
     return Sample(inputs, {"hint": "Conv"}, regions)
@@ -164,4 +169,6 @@ SAMPLES = [
     conv_silu("f32[2,16,5,6]", "f32[64,16,1,1]", bias=False),
     conv_silu("f32[1,32,11,15]", "f32[32,1,3,3]", group=32, pads=(1, 1, 1, 1)),
     conv_silu("f32[2,16,14,13]", "f32[16,1,5,5]", bias=False, group=16, pads=(2, 2, 2, 2), strides=(2, 2)),
+    conv_silu("f32[2,20,9,11]", "f32[40,20,3,3]", pads=(1, 1, 1, 1), behind="f32[2,40,9,11]"),
+    conv_silu("f32[1,3,18,26]", "f32[16,3,6,6]", pads=(2, 2, 2, 2), strides=(2, 2)),
 ]

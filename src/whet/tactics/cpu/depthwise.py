@@ -13,16 +13,16 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics._fused import anchor
 from whet.tactics.cpu import _jit
+from whet.tactics.cpu._conv_tactic import ConvKernel, ConvTactic
 from whet.tactics.cpu._depthwise_kernel import TILES, depthwise_ir
+from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import f32_of
-from whet.tactics.cpu._silu_kernel import WIDE
-from whet.tactics.cpu._silu_tactic import SiluConv, SiluKernel
 
 _WINDOWS = (3, 5, 7)
 _SMALL = 1 << 16  # multiplications that one thread has done before the others are there
 
 
-class DepthwiseKernel(SiluKernel):
+class DepthwiseKernel(ConvKernel):
     """A planned convolution; its packed operand holds for each block of 16 channels the taps, row by row, and the biases."""
 
     name = "depthwise"
@@ -43,7 +43,7 @@ class DepthwiseKernel(SiluKernel):
 
 
 @tactic
-class Depthwise(SiluConv):
+class Depthwise(ConvTactic):
     def unfit(self, head: Layer) -> str | None:
         w, a = head.inputs[1], head.attrs
         if head.inputs[0].type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % WIDE:

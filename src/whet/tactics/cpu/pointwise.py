@@ -14,15 +14,15 @@ import numpy as np
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics.cpu import _jit
+from whet.tactics.cpu._conv_tactic import ConvKernel, ConvTactic
+from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import f32_of
 from whet.tactics.cpu._pointwise_kernel import STEP, TILES, pointwise_ir
-from whet.tactics.cpu._silu_kernel import WIDE
-from whet.tactics.cpu._silu_tactic import SiluConv, SiluKernel
 
 _SMALL = 1 << 18  # multiplications that one thread has done before the others are there
 
 
-class PointwiseKernel(SiluKernel):
+class PointwiseKernel(ConvKernel):
     """A planned convolution; its packed operand holds weights and biases in groups of `blocks` of 16 output channels."""
 
     name = "pointwise"
@@ -42,7 +42,7 @@ class PointwiseKernel(SiluKernel):
 
 
 @tactic
-class Pointwise(SiluConv):
+class Pointwise(ConvTactic):
     def unfit(self, head: Layer) -> str | None:
         a = head.attrs
         plain = a["group"] == 1 and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or (0,))

@@ -1,4 +1,4 @@
-"""Convolutions with SiLU behind them by kernels of our own: what those kernels and their tactics share. f32 in blocks of 16 channels."""
+"""Convolutions by kernels of our own, in f32 and blocks of 16 channels: what those kernels and their tactics share."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from whet.tactics.cpu._kernel import static
 STORED = Operand("nChw16c", F32)
 
 
-class SiluKernel:
-    """A planned convolution: addresses of the image, the packed weights and biases, and the result; then `sizes`, which end in items and a share."""
+class ConvKernel:
+    """A planned convolution: addresses of the image, the packed weights and biases, the result and what is added to it; then `sizes`, which end in
+    items and a share."""
 
     scratch, rtol, deterministic = 0, 1e-5, True
     name = ""
@@ -25,6 +26,7 @@ class SiluKernel:
     threads: int
     ir: str
     implementation: str
+    added: int | None = None  # the input that is added to the result
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
         self.x = source_place(layer)
@@ -43,19 +45,27 @@ class SiluKernel:
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         ask = threads.address("omp_get_thread_num") if self.threads > 1 else _jit.address(self.ir, "first")
-        context = [args.inputs[self.x], args.packed[0], args.outputs[0], *self.sizes, ask]
-        operands = {("input", self.x): 0, ("output", 0): 2}
+        context, operands = [args.inputs[self.x], args.packed[0], args.outputs[0]], {("input", self.x): 0, ("output", 0): 2}
+        if self.added is not None:
+            operands["input", self.added] = len(context)
+            context.append(args.inputs[self.added])
+        context += [*self.sizes, ask]
         stream.record(_jit.ParallelCall(_jit.address(self.ir, self.name), context, operands, self.threads, self.implementation))
 
 
-class SiluConv(Tactic):
-    """A convolution of constant weights with SiLU and nothing else behind it; a tactic says which ones it takes."""
+class ConvTactic(Tactic):
+    """A convolution of constant weights; a tactic says which ones it takes, and with what behind them."""
 
     ops = ("Conv",)
+    behind = "SiLU behind them, and nothing else: oneDNN has the others at the peak"
 
     def unfit(self, head: Layer) -> str | None:
         """Why the kernel does not take this convolution."""
         raise NotImplementedError
+
+    def takes(self, steps: tuple[str, ...]) -> bool:
+        """Whether the kernel computes these steps behind the sums."""
+        return steps == ("Silu",)
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer) or _jit.available()
@@ -64,8 +74,9 @@ class SiluConv(Tactic):
         head = anchor(layer)
         if any(not layer.inputs[i].is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
-        if not _ends_in_silu(layer):
-            return "is for convolutions with SiLU behind them, and nothing else: oneDNN has the others at the peak"
+        steps = steps_of(layer)
+        if steps is None or not self.takes(steps[0]):
+            return f"is for convolutions with {self.behind}"
         return self.unfit(head)
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
@@ -82,8 +93,23 @@ class SiluConv(Tactic):
         return _jit.version()
 
 
-def _ends_in_silu(layer: Layer) -> bool:
-    steps = epilogue(layer)
-    if steps is None or len(steps) != 1 or steps[0].other is not None:
-        return False
-    return steps[0].op == "Silu" or (steps[0].op == "Swish" and float(steps[0].attrs.get("alpha", 1.0)) == 1.0)
+def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
+    """What follows the convolution, as "Silu", "Relu" and "Add" (of one other value as large as the result, computed at run time), and which input is
+    added; None for anything else."""
+    posts = epilogue(layer)
+    if posts is None:
+        return None
+    names: list[str] = []
+    added = None
+    for post in posts:
+        name = "Silu" if post.op == "Swish" and float(post.attrs.get("alpha", 1.0)) == 1.0 else post.op
+        if name == "Add" and post.other is not None and added is None and _as_large(layer, post.other):
+            added = post.other
+        elif name not in ("Silu", "Relu") or post.other is not None:
+            return None
+        names.append(name)
+    return tuple(names), added
+
+
+def _as_large(layer: Layer, i: int) -> bool:
+    return not layer.inputs[i].is_constant and layer.inputs[i].shape == layer.outputs[0].shape

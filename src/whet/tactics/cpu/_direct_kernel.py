@@ -1,0 +1,262 @@
+"""Convolution in blocks of 16 channels, as LLVM IR: a tile of pixels of a row by blocks of output channels in registers, what follows it behind them.
+
+Taps of a row and some input channels are unrolled; input blocks and the window's rows are loops, whose bounds leave out what lies above and below the
+image. The first and the last tile of a row have code of their own, without the taps that lie beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from whet.tactics.cpu import _jit
+from whet.tactics.cpu._ir import FENCE, FLOATS, WIDE, fma, least, load, moved, spread, store
+from whet.tactics.cpu._silu_kernel import constants, declarations, silu
+
+REGISTERS = 32  # AVX-512's
+Taps = tuple[tuple[int, int], ...]
+"""For each tap of a row from which and up to which pixel of a tile it lies within the image."""
+_WORDS = (
+    "source", "weights", "target", "height", "width", "rows", "columns", "channels", "groups", "top", "side", "by.rows", "items", "share", "ask",
+)  # fmt: skip
+"""The context: addresses; sizes of the image and of the result; input channels, groups of output blocks; padding above and beside; whether rows of
+one image follow each other with all groups (1) or groups with all rows (0); images * groups * rows; how many of these a thread takes; whose function
+says which thread it is. An added image's address stands behind the target's."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is fixed in a kernel's code."""
+
+    window: tuple[int, int]
+    strides: tuple[int, int]
+    blocks: int  # of 16 output channels, in registers together
+    pixels: int  # of a tile
+    unroll: int  # input channels of a turn of the inner loop, which it divides
+    planes: bool  # the image lies plane by plane, not in blocks of 16 channels
+    first: Taps
+    last: Taps | None  # None: a row is one tile
+    steps: tuple[str, ...]  # what follows: "Silu", "Relu", "Add" (of an image as large as the result)
+    estimate: bool  # the CPU has AVX-512 (F and DQ)
+
+    @property
+    def step(self) -> int:
+        """Input channels of a block."""
+        return 1 if self.planes else WIDE
+
+    @property
+    def shared(self) -> bool:
+        """Whether the weights of all taps of a row fit into registers: each number is then spread once for all its taps."""
+        return self.blocks * (self.pixels + self.window[1]) < REGISTERS
+
+
+def words(steps: Sequence[str]) -> tuple[str, ...]:
+    """Names of what a context holds, in order."""
+    return (*_WORDS[:3], *(["added"] if "Add" in steps else []), *_WORDS[3:])
+
+
+def _turn(n: str, form: Form, taps: Taps) -> tuple[list[str], dict[tuple[int, int], str]]:
+    """Lines that add a row of taps of `unroll` channels to the sums %n.s<block>.<pixel>, and what the sums are called then."""
+    sums = {(j, p): f"%{n}.s{j}.{p}" for j in range(form.blocks) for p in range(form.pixels)}
+    wide, across = form.window[1], form.strides[1]
+    lines: list[str] = []
+
+    def weights(u: int, s: int) -> None:
+        lines.extend(load(f"{n}.w{u}.{s}.{j}", f"{n}.w", ((u * wide + s) * form.blocks + j) * WIDE) for j in range(form.blocks))
+
+    def column(u: int, i: int, pairs: list[tuple[int, int]]) -> None:
+        """The number of column `i` for (tap, pixel) pairs."""
+        name = f"{n}.x{u}.{i}.{pairs[0][0]}"
+        lines.append(spread(name, f"{n}.x", i * form.step + u))
+        for s, p in pairs:
+            for j in range(form.blocks):
+                lines.append(fma(f"{n}.a{u}.{s}.{j}.{p}", f"%{name}", f"%{n}.w{u}.{s}.{j}", sums[j, p]))
+                sums[j, p] = f"%{n}.a{u}.{s}.{j}.{p}"
+        lines.append(FENCE)
+
+    for u in range(form.unroll):
+        if form.shared:
+            for s in range(wide):
+                weights(u, s)
+            for i in range((form.pixels - 1) * across + wide):
+                pairs = [(s, (i - s) // across) for s in range(wide) if (i - s) % across == 0 and (i - s) // across in range(*taps[s])]
+                if pairs:
+                    column(u, i, pairs)
+        else:
+            for s in range(wide):
+                weights(u, s)
+                for p in range(*taps[s]):
+                    column(u, p * across + s, [(s, p)])
+    return lines, sums
+
+
+def _tile(n: str, form: Form, taps: Taps) -> tuple[str, dict[tuple[int, int], str]]:
+    """From label `n` to a branch to `finish`: the sums of the tile at column %q, and what they are called."""
+    lines, sums = _turn(n, form, taps)
+    channel = form.window[1] * form.blocks * WIDE  # weights of an input channel and a row of taps
+
+    def starts(name: str, before: str, came: str, back: str) -> str:
+        begun = [(f"%{n}.{name}{j}.{p}", before.format(j=j, p=p), now) for (j, p), now in sums.items()]
+        return "\n".join(f"  {new} = phi {FLOATS} [ {old}, %{came} ], [ {now}, %{back} ]" for new, old, now in begun)
+
+    newline = "\n"
+    text = f"""
+{n}:
+  br label %{n}.blocks
+{n}.blocks:
+  %{n}.b = phi i64 [ 0, %{n} ], [ %{n}.b1, %{n}.rows.done ]
+{starts("sb", "%bias{j}", n, f"{n}.rows.done")}
+{moved(f"{n}.x.block", "x", f"%{n}.b", "%plane")}
+{moved(f"{n}.w.block", "w", f"%{n}.b", form.window[0] * form.step * channel)}
+  %{n}.before = mul i64 %{n}.b, {form.step}
+  %{n}.left = sub i64 %channels, %{n}.before
+{least(f"{n}.some", f"%{n}.left", form.step)}
+  %{n}.turns = udiv i64 %{n}.some, {form.unroll}
+  br label %{n}.rows
+{n}.rows:
+  %{n}.r = phi i64 [ %first.row, %{n}.blocks ], [ %{n}.r1, %{n}.turns.done ]
+{starts("sr", f"%{n}.sb{{j}}.{{p}}", f"{n}.blocks", f"{n}.turns.done")}
+{moved(f"{n}.x.row", f"{n}.x.block", f"%{n}.r", "%line")}
+{moved(f"{n}.w.row", f"{n}.w.block", f"%{n}.r", form.step * channel)}
+  br label %{n}.turn
+{n}.turn:
+  %{n}.t = phi i64 [ 0, %{n}.rows ], [ %{n}.t1, %{n}.turn ]
+{starts("s", f"%{n}.sr{{j}}.{{p}}", f"{n}.rows", f"{n}.turn")}
+{moved(f"{n}.x", f"{n}.x.row", f"%{n}.t", form.unroll)}
+{moved(f"{n}.w", f"{n}.w.row", f"%{n}.t", form.unroll * channel)}
+{newline.join(lines)}
+  %{n}.t1 = add i64 %{n}.t, 1
+  %{n}.t.more = icmp slt i64 %{n}.t1, %{n}.turns
+  br i1 %{n}.t.more, label %{n}.turn, label %{n}.turns.done
+{n}.turns.done:
+  %{n}.r1 = add i64 %{n}.r, 1
+  %{n}.r.more = icmp slt i64 %{n}.r1, %end.row
+  br i1 %{n}.r.more, label %{n}.rows, label %{n}.rows.done
+{n}.rows.done:
+  %{n}.b1 = add i64 %{n}.b, 1
+  %{n}.b.more = icmp slt i64 %{n}.b1, %blocks
+  br i1 %{n}.b.more, label %{n}.blocks, label %finish"""
+    return text, sums
+
+
+def _finish(form: Form) -> list[str]:
+    """Lines that take the sums %t<block>.<pixel> through what follows, and store them."""
+    lines = []
+    for j in range(form.blocks):
+        lines.append(moved(f"y{j}", "y", "%out.plane", j))
+        if "Add" in form.steps:
+            lines.append(moved(f"z{j}", "z", "%out.plane", j))
+        for p in range(form.pixels):
+            value, n = f"%t{j}.{p}", f"e{j}.{p}"
+            for step in form.steps:
+                if step == "Silu":
+                    text, value = silu(value[1:], n, form.estimate)
+                    lines.append(text)
+                elif step == "Relu":  # a NaN stays one
+                    lines.append(f"  %{n}.rc = fcmp olt {FLOATS} {value}, %zero")
+                    lines.append(f"  %{n}.ro = select <{WIDE} x i1> %{n}.rc, {FLOATS} %zero, {FLOATS} {value}")
+                    value = f"%{n}.ro"
+                else:
+                    lines.append(f"{load(f'{n}.added', f'z{j}', p * WIDE)}\n  %{n}.zo = fadd {FLOATS} {value}, %{n}.added")
+                    value = f"%{n}.zo"
+            lines.append(store(value, f"{n}.y", f"y{j}", p * WIDE))
+    return lines
+
+
+@cache
+def direct_ir(form: Form) -> str:
+    """`direct(context)` for one form.
+
+    Weights lie in groups of `blocks` of 16 output channels: for each block of input channels, row of the window, input channel and tap of the row
+    the group's output channels; behind them its biases. A row has at least `pixels` columns; its last tile begins so many before the end.
+    """
+    everywhere = ((0, form.pixels),) * form.window[1]
+    kinds = {"first": form.first} | ({"inside": everywhere, "last": form.last} if form.last is not None else {})
+    tiles = {n: _tile(n, form, taps) for n, taps in kinds.items()}
+    joined = "\n".join(
+        f"  %t{j}.{p} = phi {FLOATS} " + ", ".join(f"[ {sums[j, p]}, %{n}.rows.done ]" for n, (_, sums) in tiles.items())
+        for j in range(form.blocks)
+        for p in range(form.pixels)
+    )
+    which = "  br label %first"
+    if form.last is not None:
+        which = "  %is.first = icmp eq i64 %q, 0\n  br i1 %is.first, label %first, label %other\nother:\n  br i1 %is.last, label %last, label %inside"
+    row = form.window[0] * form.step * form.window[1] * form.blocks * WIDE  # weights of an input block
+    added = "Add" in form.steps
+    newline = "\n"
+    return f"""
+{declarations(form.estimate)}
+{_jit.opening("direct", words(form.steps), "items")}
+{constants()}
+  %x.base = inttoptr i64 %source to float*
+  %w.base = inttoptr i64 %weights to float*
+  %y.base = inttoptr i64 %target to float*
+{"  %z.base = inttoptr i64 %added to float*" if added else ""}
+  %line = mul i64 %width, {form.step}
+  %plane = mul i64 %height, %line
+  %begun = add i64 %channels, {form.step - 1}
+  %blocks = udiv i64 %begun, {form.step}
+  %in.image = mul i64 %blocks, %plane
+  %out.line = mul i64 %columns, {WIDE}
+  %out.plane = mul i64 %rows, %out.line
+  %out.group = mul i64 %out.plane, {form.blocks}
+  %w.taps = mul i64 %blocks, {row}
+  %w.group = add i64 %w.taps, {form.blocks * WIDE}
+  %latest = sub i64 %columns, {form.pixels}
+  %rows.first = icmp ne i64 %by.rows, 0
+  %inner = select i1 %rows.first, i64 %groups, i64 %rows
+  %outer = select i1 %rows.first, i64 %rows, i64 %groups
+  br label %next
+next:
+  %i = phi i64 [ %from, %start ], [ %i1, %row.done ]
+  %more = icmp slt i64 %i, %end
+  br i1 %more, label %row, label %over.all
+row:
+  %i.inner = urem i64 %i, %inner
+  %i.rest = udiv i64 %i, %inner
+  %i.outer = urem i64 %i.rest, %outer
+  %n = udiv i64 %i.rest, %outer
+  %p = select i1 %rows.first, i64 %i.outer, i64 %i.inner
+  %g = select i1 %rows.first, i64 %i.inner, i64 %i.outer
+  %down = mul i64 %p, {form.strides[0]}
+  %iy = sub i64 %down, %top
+  %above = sub i64 0, %iy
+{least("first.row", "%above", 0, larger=True)}
+  %below = sub i64 %height, %iy
+{least("end.row", "%below", form.window[0])}
+{moved("x.image", "x.base", "%n", "%in.image")}
+{moved("x.row", "x.image", "%iy", "%line")}
+{moved("w", "w.base", "%g", "%w.group")}
+{newline.join([moved("w.bias", "w", "%w.taps"), *(load(f"bias{j}", "w.bias", j * WIDE) for j in range(form.blocks))])}
+  %n.groups = mul i64 %n, %groups
+  %y.group = add i64 %n.groups, %g
+  %y.o = mul i64 %y.group, %out.group
+  %y.line = mul i64 %p, %out.line
+  %y.at = add i64 %y.o, %y.line
+  br label %tile
+tile:
+  %q = phi i64 [ 0, %row ], [ %q1, %finish ]
+  %is.last = icmp eq i64 %q, %latest
+  %across = mul i64 %q, {form.strides[1]}
+  %ix = sub i64 %across, %side
+{moved("x", "x.row", "%ix", form.step)}
+{which}
+{newline.join(text for text, _ in tiles.values())}
+finish:
+{joined}
+  %q.o = mul i64 %q, {WIDE}
+  %y.q = add i64 %y.at, %q.o
+{moved("y", "y.base", "%y.q")}
+{moved("z", "z.base", "%y.q") if added else ""}
+{newline.join(_finish(form))}
+  %q.next = add i64 %q, {form.pixels}
+{least("q1", "%q.next", "%latest")}
+  br i1 %is.last, label %row.done, label %tile
+row.done:
+  %i1 = add i64 %i, 1
+  br label %next
+over.all:
+  ret void
+}}
+"""

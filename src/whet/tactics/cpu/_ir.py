@@ -1,0 +1,47 @@
+"""Lines of LLVM IR that kernels of our own are written with: 16 floats loaded, stored, spread; sums; the smaller of two numbers."""
+
+from __future__ import annotations
+
+WIDE = 16
+FLOATS = f"<{WIDE} x float>"
+FENCE = '  call void asm sideeffect "", "~{memory}"()'
+"""Nothing is moved over it. Without one behind each spread number, LLVM's scheduler loads many of them early, and sums leave the registers."""
+
+
+def load(name: str, base: str, offset: str | int) -> str:
+    """%name is the vector at %base plus `offset` floats."""
+    return f"{_place(name, base, offset)}\n  %{name} = load {FLOATS}, {FLOATS}* %{name}.v, align 4"
+
+
+def store(value: str, name: str, base: str, offset: str | int) -> str:
+    """The vector `value` goes to %base plus `offset` floats; `name` begins what is named on the way."""
+    return f"{_place(name, base, offset)}\n  store {FLOATS} {value}, {FLOATS}* %{name}.v, align 4"
+
+
+def spread(name: str, base: str, offset: str | int) -> str:
+    """%name is 16 times the float at %base plus `offset`."""
+    return (
+        f"  %{name}.at = getelementptr float, float* %{base}, i64 {offset}\n"
+        f"  %{name}.f = load float, float* %{name}.at, align 4\n"
+        f"  %{name}.i = insertelement {FLOATS} undef, float %{name}.f, i32 0\n"
+        f"  %{name} = shufflevector {FLOATS} %{name}.i, {FLOATS} undef, <{WIDE} x i32> zeroinitializer"
+    )
+
+
+def fma(name: str, x: str, y: str, z: str) -> str:
+    """%name = x * y + z."""
+    return f"  %{name} = call {FLOATS} @llvm.fma.v{WIDE}f32({FLOATS} {x}, {FLOATS} {y}, {FLOATS} {z})"
+
+
+def least(name: str, a: str | int, b: str | int, larger: bool = False) -> str:
+    """%name is the smaller (`larger`: the larger) of two i64."""
+    return f"  %{name}.c = icmp {'sgt' if larger else 'slt'} i64 {a}, {b}\n  %{name} = select i1 %{name}.c, i64 {a}, i64 {b}"
+
+
+def moved(name: str, base: str, count: str | int, unit: str | int = 1) -> str:
+    """%name is the address %base plus `count` times `unit` floats."""
+    return f"  %{name}.n = mul i64 {count}, {unit}\n  %{name} = getelementptr float, float* %{base}, i64 %{name}.n"
+
+
+def _place(name: str, base: str, offset: str | int) -> str:
+    return f"  %{name}.at = getelementptr float, float* %{base}, i64 {offset}\n  %{name}.v = bitcast float* %{name}.at to {FLOATS}*"

@@ -1,0 +1,160 @@
+"""Convolutions of images with SiLU behind them, f32 in blocks of 16 channels, by a kernel of our own: sums, activation and residual in registers.
+
+oneDNN's SiLU costs about thirty instructions for 16 numbers, this one about fifteen; rows' ends have code of their own, tiles divide the row where
+they can, threads share all rows of all channels, and each number of a row is read once for all of its taps. Few channels gain most.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape
+from whet.tactics._base import Config, Operand, Packed, Signature, tactic
+from whet.tactics._fused import anchor, source_place
+from whet.tactics.cpu import _jit
+from whet.tactics.cpu._conv_tactic import STORED, ConvKernel, ConvTactic, steps_of
+from whet.tactics.cpu._direct_kernel import REGISTERS, Form, Taps, direct_ir
+from whet.tactics.cpu._ir import WIDE
+from whet.tactics.cpu._kernel import f32_of, static
+
+_SMALL = 1 << 18  # multiplications that one thread has done before the others are there
+_BLOCKS = (1, 2, 3, 4, 5)
+_LEAST = 4  # pixels of a tile
+_TILE = 0.5  # pixels that a tile costs beside its own
+_WINDOW = 11
+_FEW = 4  # channels of an image that may lie plane by plane
+_CACHE = 1 << 18  # bytes of weights that stay in the second cache beside rows of the image
+
+
+class DirectKernel(ConvKernel):
+    """A planned convolution; its packed operand holds weights and biases in groups of `blocks` of 16 output channels."""
+
+    name = "direct"
+
+    def __init__(self, layer: Layer, signature: Signature, blocks: int, pixels: int, count: int) -> None:
+        super().__init__(layer, signature)
+        steps = steps_of(layer)
+        assert steps is not None
+        names, self.added = steps
+        head = anchor(layer)
+        planes = signature.needs(self.x).format == "linear"
+        images, channels, rows, columns = static_shape(layer.outputs[0].shape)
+        taken, height, width = static_shape(head.inputs[0].shape)[1:]
+        top, side = _pads(head)
+        ends = _ends(head, columns, pixels)
+        assert ends is not None
+        form = Form(_window(head), _strides(head), blocks, pixels, 1 if planes or taken % 2 else 2, planes, *ends, names, _jit.has("avx512dq"))
+        groups = -(-channels // (blocks * WIDE))
+        nbytes = groups * blocks * WIDE * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
+        sizes = [height, width, rows, columns, taken, groups, top, side, int(nbytes <= _CACHE)]
+        self.share(sizes, images * groups * rows, count, images * channels * rows * columns * taken * prod(form.window), _SMALL)
+        weights, bias = self.weights, self.bias
+        key = f"{self.constants}|direct {blocks} {form.step}"
+        self.packed = (Packed(key, nbytes, lambda: packed(weights, bias, blocks, form.step).view(np.uint8)),)
+        self.ir = direct_ir(form)
+        self.implementation = f"own:{blocks * WIDE} channels x {pixels} pixels"
+
+
+@tactic
+class Direct(ConvTactic):
+    behind = "SiLU behind them, and a residual at most"
+
+    def takes(self, steps: tuple[str, ...]) -> bool:
+        return steps in (("Silu",), ("Silu", "Add"), ("Add", "Silu"))
+
+    def unfit(self, head: Layer) -> str | None:
+        a = head.attrs
+        if head.inputs[0].type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
+            return "is for convolutions of images, one group, no dilations"
+        window, pads = _window(head), a.get("pads") or (0,) * 4
+        if prod(window) == 1 or max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(pads)):
+            return f"takes windows of more than a pixel, up to {_WINDOW} a side, and pads below the window"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        x, steps = source_place(layer), steps_of(layer)
+        assert steps is not None
+        few = static_shape(anchor(layer).inputs[0].shape)[1] <= _FEW
+        image = Operand("linear", STORED.dtype) if few else STORED
+        inputs = tuple(image if i == x else STORED if i == steps[1] else None for i in range(len(layer.inputs)))
+        inplace = [] if steps[1] in (None, x) else [Signature(inputs, (STORED,), ((steps[1], 0),))]
+        return [*inplace, Signature(inputs, (STORED,))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not _jit.has("avx512f"):
+            return "its tile of sums needs the 32 registers of AVX-512"
+        return None if self.configs(layer, signature, machine) else f"no tile of {_LEAST} pixels or more fits the rows"
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        """For each number of blocks (one only where no other divides the channels) the tile that computes few pixels twice, with and without
+        room for the weights of all taps of a row. In place nothing may be computed twice."""
+        head = anchor(layer)
+        channels, _, columns = static_shape(layer.outputs[0].shape)[1:]
+        found = []
+        several = [b for b in _BLOCKS if -(-channels // WIDE) % b == 0]
+        for blocks in several[1:] or several:
+            for beside in (_window(head)[1], 1):
+                most = min(columns, (REGISTERS - 1) // blocks - beside)
+                fit = [p for p in range(_LEAST, most + 1) if _ends(head, columns, p)]
+                if signature.inplace:
+                    fit = [p for p in fit if columns % p == 0]
+                if fit:
+                    found.append((blocks, min(fit, key=lambda p: -(-columns // p) * (p + _TILE))))
+        return [(("blocks", b), ("pixels", p)) for b, p in dict.fromkeys(found)]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> DirectKernel:
+        chosen = dict(config)
+        return DirectKernel(layer, signature, int(chosen["blocks"]), int(chosen["pixels"]), machine.threads)
+
+
+def packed(weights: Tensor, bias: Tensor | None, blocks: int, step: int) -> np.ndarray:
+    """Per group of `blocks` of 16 output channels: for each `step` input channels, row of the window, input channel and tap of the row the group's
+    weights; then its biases. f32, flat; channels that are not there are zeros."""
+    w = f32_of(weights)
+    channels, taken, high, wide = w.shape
+    group = blocks * WIDE
+    groups, parts = -(-channels // group), -(-taken // step)
+    full = np.zeros((groups * group, parts * step, high, wide), np.float32)
+    full[:channels, :taken] = w
+    biases = np.zeros(groups * group, np.float32)
+    if bias is not None:
+        biases[:channels] = f32_of(bias).reshape(channels)
+    rows = full.reshape(groups, group, parts, step, high, wide).transpose(0, 2, 4, 3, 5, 1).reshape(groups, -1)
+    return np.concatenate([rows, biases.reshape(groups, group)], axis=1).reshape(-1)
+
+
+def _window(head: Layer) -> tuple[int, int]:
+    high, wide = static_shape(head.inputs[1].shape)[2:]
+    return high, wide
+
+
+def _strides(head: Layer) -> tuple[int, int]:
+    down, across = head.attrs.get("strides") or (1, 1)
+    return int(down), int(across)
+
+
+def _pads(head: Layer) -> tuple[int, int]:
+    """Above and to the left."""
+    top, side = (head.attrs.get("pads") or (0, 0))[:2]
+    return int(top), int(side)
+
+
+def _ends(head: Layer, columns: int, pixels: int) -> tuple[Taps, Taps | None] | None:
+    """The taps within the image of a row's first and last tile (None: the same one); None where another tile has taps beside it."""
+    wide, across, side = _window(head)[1], _strides(head)[1], _pads(head)[1]
+    width = static_shape(head.inputs[0].shape)[3]
+
+    def taps(start: int) -> Taps:
+        """From which and up to which pixel of the tile at column `start` each tap lies within the image."""
+        firsts = [start * across - side + s for s in range(wide)]
+        bounds = [(max(0, -(f // across)), min(pixels, (width - 1 - f) // across + 1)) for f in firsts]
+        return tuple((low, max(low, high)) for low, high in bounds)
+
+    if any(taps(q) != ((0, pixels),) * wide for q in range(pixels, columns - pixels, pixels)):
+        return None
+    return taps(0), None if columns == pixels else taps(columns - pixels)

@@ -1,0 +1,162 @@
+"""Convolutions of larger windows by whet's own CPU kernel: rows' ends, odd sizes, residuals in place, threads, odd numbers, what is refused."""
+
+import numpy as np
+import pytest
+from test_onednn_tactics import CPU, Listed, compute, place
+from test_own_cpu import JIT, SILU, judge_every_config
+
+from whet.backends.cpu import CpuBackend
+from whet.network import from_stored, static_shape, stored_shape
+from whet.ops import run_regions, sample_layer
+from whet.ops._fused_samples import conv_silu
+from whet.tactics import Args, get_tactic
+from whet.tactics.cpu import _onednn as dnn
+
+NAME = "cpu/direct"
+
+
+def text(*shape):
+    return f"f32[{','.join(map(str, shape))}]"
+
+
+@SILU
+@pytest.mark.parametrize(("shape", "channels", "window", "strides", "pads"), [
+    ((1, 16, 12, 12), 32, (3, 3), (1, 1), (1, 1, 1, 1)), ((2, 32, 9, 17), 48, (3, 3), (2, 2), (1, 1, 1, 1)),
+    ((1, 3, 20, 22), 16, (6, 6), (2, 2), (2, 2, 2, 2)), ((1, 1, 15, 31), 32, (7, 7), (2, 2), (3, 3, 3, 3)),
+    ((1, 20, 7, 13), 40, (3, 3), (1, 1), (1, 1, 1, 1)), ((3, 17, 5, 9), 80, (5, 5), (1, 1), (2, 2, 2, 2)),
+    ((1, 64, 6, 40), 304, (3, 3), (1, 1), (1, 1, 1, 1)), ((1, 16, 3, 14), 16, (1, 3), (1, 2), (0, 2, 0, 0)),
+    ((2, 16, 1, 11), 64, (3, 1), (2, 1), (2, 0, 1, 0)), ((1, 18, 24, 19), 16, (11, 10), (3, 1), (10, 9, 4, 0)),
+    ((1, 16, 14, 15), 33, (2, 4), (1, 4), (0, 1, 0, 3)), ((1, 16, 2, 21), 64, (1, 9), (1, 1), (0, 4, 0, 4)),
+])  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_windows_of_all_sizes(shape, channels, window, strides, pads, threads):
+    """Windows that stand out on one side or on all, tiles that do and do not divide a row, channels that fill no block, in and out."""
+    judge_every_config(NAME, conv_silu(text(*shape), text(channels, shape[1], *window), strides=strides, pads=pads), threads)
+
+
+@SILU
+def test_random_geometries():
+    """Whatever is planned is right; what is not has a reason."""
+    rng, planned = np.random.default_rng(5), 0
+    for _ in range(25):
+        window = tuple(int(n) for n in rng.integers(1, 6, 2))
+        shape = (int(rng.integers(1, 3)), int(rng.integers(1, 40)), *(int(n) for n in rng.integers(6, 30, 2)))
+        pads = tuple(int(rng.integers(0, window[i % 2])) for i in range(4))
+        strides = tuple(int(n) for n in rng.integers(1, 4, 2))
+        sample = conv_silu(text(*shape), text(int(rng.integers(1, 60)), shape[1], *window), strides=strides, pads=pads)
+        layer, tactic = sample_layer("Fused", sample)[1], get_tactic(NAME)
+        why = tactic.why_not(layer) or tactic.refuses(layer, tactic.signatures(layer, CPU)[0], CPU)
+        if why is None:
+            judge_every_config(NAME, sample, 2)
+            planned += 1
+        else:
+            assert "window" in why or "fits the rows" in why
+    assert planned >= 12
+
+
+@SILU
+@pytest.mark.parametrize("at", ["before", "behind"])
+@pytest.mark.parametrize("columns", [20, 23])
+def test_what_is_added(at, columns):
+    """Before the activation and behind it, from another place and in the result's own, where no pixel may be computed twice."""
+    shape = (2, 48, 7, columns)
+    sample = conv_silu(text(2, 24, 7, columns), text(48, 24, 3, 3), pads=(1, 1, 1, 1), **{at: text(*shape)})
+    _, layer, arrays = sample_layer("Fused", sample)
+    (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
+    tactic = get_tactic(NAME)
+    inplace, apart = tactic.signatures(layer, CPU)
+    assert inplace.inplace == ((3, 0),)
+    assert not apart.inplace
+    assert all(columns % dict(c)["pixels"] == 0 for c in tactic.configs(layer, inplace, CPU))
+    assert (tactic.refuses(layer, inplace, CPU) is None) == (columns == 20)
+    for signature in (inplace, apart):
+        for config in tactic.configs(layer, signature, CPU):
+            _, got, _ = compute(layer, arrays, tactic, signature, config)
+            assert np.abs(got[0] - want).max() <= 2e-6 * np.abs(want).max()
+
+
+@SILU
+def test_users_own_buffers():
+    """Image, what is added, and result, pointed elsewhere after the launch was recorded."""
+    _, layer, arrays = sample_layer("Fused", conv_silu(text(1, 16, 5, 12), text(16, 16, 3, 3), pads=(1, 1, 1, 1), behind=text(1, 16, 5, 12)))
+    tactic = get_tactic(NAME)
+    signature = tactic.signatures(layer, CPU)[1]
+    kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
+    packed, stream = [p.make() for p in kernel.packed], Listed()
+    nowhere = [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
+    *at, result = [b.ctypes.data for b in nowhere]
+    kernel.enqueue(Args(tuple(at), (result,), tuple(p.ctypes.data for p in packed), 0), stream)
+    out, buffers = dnn.aligned(kernel.outputs[0]), {i: place(arrays[i], o) for i, o in enumerate(signature.inputs) if o is not None}
+    (call,) = stream.calls
+    for i, b in buffers.items():
+        call.point("input", i, b.ctypes.data)
+    call.point("output", 0, out.ctypes.data)
+    call.run()
+    (want,) = run_regions(layer, arrays)
+    got = from_stored(out.view(np.float32).reshape(stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@SILU
+@pytest.mark.parametrize("channels", [3, 16])
+def test_odd_numbers_reach_what_sees_them_and_nothing_else(channels):
+    """NaN and infinities at corners, borders and inside: the same places are odd as in the reference, the others keep their numbers."""
+    _, layer, arrays = sample_layer("Fused", conv_silu(text(1, channels, 9, 24), text(32, channels, 3, 3), pads=(1, 1, 1, 1)))
+    arrays[0][0, 0, 0, 0], arrays[0][0, 1, 4, 11], arrays[0][0, 2, 8, 23], arrays[0][0, 0, 2, 0] = np.nan, np.inf, -np.inf, 3e38
+    with np.errstate(all="ignore"):
+        (want,) = run_regions(layer, arrays)
+    tactic = get_tactic(NAME)
+    (signature,) = tactic.signatures(layer, CPU)
+    for config in tactic.configs(layer, signature, CPU):
+        _, got, _ = compute(layer, arrays, tactic, signature, config)
+        np.testing.assert_array_equal(np.isnan(got[0]), np.isnan(want))
+        np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-5)
+
+
+@SILU
+@pytest.mark.parametrize(("shape", "channels"), [((1, 32, 80, 80), 32), ((1, 16, 160, 160), 16), ((3, 144, 21, 20), 304), ((1, 80, 40, 40), 80)])
+@pytest.mark.parametrize("threads", [2, 4])
+def test_threads_have_equal_shares(shape, channels, threads):
+    """Of all rows of all channels of all images: at most a row apart."""
+    machine, tactic = CpuBackend(threads=threads), get_tactic(NAME)
+    layer = sample_layer("Fused", conv_silu(text(*shape), text(channels, shape[1], 3, 3), pads=(1, 1, 1, 1)))[1]
+    (signature,) = tactic.signatures(layer, machine)
+    for config in tactic.configs(layer, signature, machine):
+        kernel = tactic.plan(layer, signature, config, machine)
+        items, share = kernel.sizes[-2:]
+        assert kernel.threads == threads
+        assert items == shape[0] * shape[2] * -(-channels // (16 * dict(config)["blocks"]))
+        assert share == -(-items // threads)
+    CPU.activate()
+
+
+@SILU
+def test_tiles_divide_the_row_where_they_can():
+    tactic = get_tactic(NAME)
+    for columns in (20, 40, 80, 160):
+        layer = sample_layer("Fused", conv_silu(text(1, 32, 8, columns), text(80, 32, 3, 3), pads=(1, 1, 1, 1)))[1]
+        configs = tactic.configs(layer, tactic.signatures(layer, CPU)[0], CPU)
+        assert configs
+        assert all(columns % dict(c)["pixels"] == 0 and dict(c)["blocks"] == 5 for c in configs)
+
+
+@JIT
+@pytest.mark.parametrize(("change", "why"), [
+    ({"w": text(32, 16, 1, 1)}, "more than a pixel"), ({"w": text(32, 16, 3, 13), "pads": (1, 3, 1, 3)}, "up to 11"),
+    ({"pads": (3, 1, 1, 1)}, "below the window"),
+    ({"dilations": (2, 2)}, "no dilations"), ({"w": text(32, 1, 3, 3), "group": 16}, "one group"),
+    ({"x": text(1, 16, 9), "w": text(32, 16, 3), "pads": (1, 1)}, "images"),
+    ({"behind": text(1, 32, 1, 1)}, "a residual at most"), ({"before": text(1, 32, 9, 9), "behind": text(1, 32, 9, 9)}, "a residual at most"),
+])  # fmt: skip
+def test_convolutions_that_are_refused(change, why):
+    _, layer, _ = sample_layer("Fused", conv_silu(**{"x": text(1, 16, 9, 9), "w": text(32, 16, 3, 3), "pads": (1, 1, 1, 1), **change}))
+    assert why in get_tactic(NAME).why_not(layer)
+
+
+@SILU
+def test_rows_too_short_for_a_tile_are_refused():
+    layer = sample_layer("Fused", conv_silu(text(1, 16, 9, 3), text(32, 16, 3, 3), pads=(1, 1, 1, 1)))[1]
+    tactic = get_tactic(NAME)
+    (signature,) = tactic.signatures(layer, CPU)
+    assert static_shape(layer.outputs[0].shape)[3] == 3
+    assert "fits the rows" in tactic.refuses(layer, signature, CPU)
