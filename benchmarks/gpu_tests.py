@@ -1,9 +1,10 @@
 """The tests marked `gpu`, whole, and the growth of GPU memory over builds and loads, on a machine with a GPU: results/<device>/tests.json.
 
-    python benchmarks/gpu_tests.py [--workers N] [--builds N] [--networks A,B:N] [--seconds S] [FILE OR FOLDER OF TESTS ...]
+    python benchmarks/gpu_tests.py [--workers N] [--limit S] [--builds N] [--networks A,B:N] [--seconds S] [FILE OR FOLDER OF TESTS ...]
     python benchmarks/gpu_tests.py --merge FILE...      runs of several files into results/h200/tests.json
 
-About two minutes of tests on 16 cores (--workers 0 leaves them out), and up to a second a build.
+About two minutes of tests on 16 cores (--workers 0 leaves them out), and up to a second a build. Tests that have not ended after --limit
+seconds, or when this program is told to end (SIGTERM), are counted as such and named: a run that is cut off writes its file too.
 
 Both run in processes of their own, side by side where CUDA_VISIBLE_DEVICES names two GPUs: memory on the last, tests on all others (on all,
 without the memory test). What they print goes through. The file is written to $OUT, or to the current folder, after each.
@@ -15,12 +16,15 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
+from typing import NoReturn
 
+from _outcomes import Outcomes, read
 from _record import provenance
 
 HERE = Path(__file__).parent
@@ -28,14 +32,15 @@ RESULT = HERE / "results" / "h200" / "tests.json"
 
 
 def main() -> None:
-    """Runs both, then writes the file; exit code 1 where a test failed or the memory grew by 1 MiB a build or more."""
+    """Runs both, then writes the file; exit code 1 where a test failed or did not end, or the memory grew by 1 MiB a build or more."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--workers", type=int, default=12, help="test processes (pytest-xdist); most of a test is compiling")
+    p.add_argument("--limit", type=float, help="seconds after which the tests are cut off")
     p.add_argument("--builds", type=int, default=200, help="builds and loads of the memory test; 0 leaves it out")
     p.add_argument("--networks", default="resnet18", help="networks of the memory test, each in a process of its own; NAME:N for N builds instead")
     p.add_argument("--seconds", type=float, default=1e9, help="the memory test of a network ends after this long, with the builds that it got to")
     p.add_argument("--merge", action="store_true", help="the files named are results of this command, which become one")
-    p.add_argument("tests", nargs="*", default=["tests"], help="all of them, if none are named")
+    p.add_argument("tests", nargs="*", help="all that are marked, if none are named")
     args = p.parse_args()
     if args.merge:
         RESULT.write_text(json.dumps([json.loads(Path(f).read_text()) for f in args.tests], indent=1) + "\n")
@@ -43,7 +48,7 @@ def main() -> None:
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     cases = [(n, int(b or args.builds)) for n, _, b in (w.partition(":") for w in args.networks.split(","))] if args.builds else []
     growing = start_memory(*cases[0], args.seconds, gpus[-1]) if cases and len(gpus) > 1 else None
-    rows = tests(args.workers, gpus[:-1] if growing else gpus, args.tests) if args.workers else []
+    rows = run_tests(args.workers, gpus[:-1] if growing else gpus, args.tests or marked(), args.limit) if args.workers else []
     write(rows)
     for name, builds in cases:
         rows.append(memory(name, growing or start_memory(name, builds, args.seconds, gpus[-1])))
@@ -63,20 +68,64 @@ def write(rows: list[dict]) -> None:
     (Path(os.environ.get("OUT", ".")) / "tests.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
-def tests(workers: int, gpus: list[str], which: list[str]) -> list[dict]:
-    """Rows of the test run, counted from its JUnit file. What failed, why tests were skipped and the twelve longest are printed."""
+class CutOff(Exception):
+    """This program is told to end."""
+
+
+def marked() -> list[str]:
+    """The files that name the marker: no process has to import all others to find that they have none."""
+    return sorted(str(f.relative_to(HERE.parent)) for f in (HERE.parent / "tests").rglob("test_*.py") if "mark.gpu" in f.read_text())
+
+
+def run_tests(workers: int, gpus: list[str], which: list[str], limit: float | None) -> list[dict]:
+    """Rows of the test run, counted as tests end. What failed or did not end, why tests were skipped and the twenty longest are printed."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "junit.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", *which, "-n", str(workers), "-q", "-rs", "--durations=12", "--no-header",
-                   f"--junitxml={report}", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]  # fmt: skip
+        log = Path(folder) / "outcomes"
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", *which, "-n", str(workers), "--maxschedchunk=1", "-q", "--tb=no", "--no-header",
+                   "-p", "_outcomes", f"--outcomes={log}", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]  # fmt: skip
         threads = str(max(1, (os.cpu_count() or 1) // workers))  # of the reference's products: more than cores starve all workers
-        more = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
-        subprocess.run(command, cwd=HERE.parent, check=False, env={**os.environ, **more})
-        counts = {"passed": 0, "failed": 0, "skipped": 0}
-        for case in ElementTree.parse(report).iter("testcase"):
-            tags = {child.tag for child in case}
-            counts["failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"] += 1
-    return [{"what": f"tests marked gpu that {how}", "value": n, "unit": "tests", "bar": 1 if how == "failed" else None} for how, n in counts.items()]
+        path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        more = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "PYTHONPATH": path}
+        run_for(command, {**os.environ, **more}, limit)
+        found = read(log)
+    tell(found)
+    rows = [{"what": f"tests marked gpu that {how}", "value": len(found.which(how)), "unit": "tests", "bar": 1 if how == "failed" else None}
+            for how in ("passed", "failed", "skipped")]  # fmt: skip
+    if found.open:
+        rows.append({"what": "tests marked gpu that had not ended when the run was cut off", "value": len(found.open), "unit": "tests", "bar": 1,
+                     "which": found.open})  # fmt: skip
+    return rows
+
+
+def run_for(command: list[str], environment: dict[str, str], limit: float | None) -> None:
+    """Runs a command and all that it starts, until it ends, `limit` seconds have passed or this program is told to end; then none is left."""
+
+    def told(*_: object) -> NoReturn:
+        raise CutOff
+
+    before = signal.signal(signal.SIGTERM, told)
+    child = subprocess.Popen(command, cwd=HERE.parent, env=environment, start_new_session=True)
+    try:
+        child.wait(limit)
+    except (subprocess.TimeoutExpired, CutOff):
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        print("\ncut off", flush=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def tell(found: Outcomes) -> None:
+    """Prints what is to be looked at."""
+    for test in found.which("failed"):
+        print(f"\nFAILED {test}\n{found.why[test]}")
+    for reason, count in Counter(found.why[t] for t in found.which("skipped")).items():
+        print(f"skipped, {count}: {reason}")
+    for seconds, test in found.longest(20):
+        print(f"{seconds:7.1f} s  {test}")
+    for test in found.open:
+        print(f"not ended: {test}")
+    sys.stdout.flush()
 
 
 def start_memory(network: str, builds: int, seconds: float, gpu: str) -> subprocess.Popen[str]:

@@ -1,0 +1,116 @@
+"""What became of each test, written as it happens: a pytest plugin, and the reader of its file. A run that is cut off can be counted too.
+
+`pytest -p _outcomes --outcomes FILE`: lines of JSON from the process that collects the results, {"listed": [tests]}, {"began": test},
+{"test": test, "phase": "setup" | "call" | "teardown", "how": "passed" | "failed" | "skipped", "seconds": s, "why": words}. Tests of the files
+named in FIRST are run first and those of LAST last, whichever process they fall to: a long one that starts late is waited for alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+FIRST = ("test_large", "test_ranges", "test_float8", "test_quantized_choice", "test_attention", "test_first_conv")
+LAST = ("test_tactics",)
+_WHY = 3000  # characters of a failure that are kept
+
+
+def turn(test: str) -> int:
+    """What tests are sorted by."""
+    stem = Path(test.partition("::")[0]).stem
+    return FIRST.index(stem) - len(FIRST) if stem in FIRST else int(stem in LAST)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", help="file that gets a line when a test begins and when it ends")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A process of pytest-xdist writes nothing: what it reports reaches the one that started it."""
+    path = config.getoption("--outcomes")
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Writer(open(path, "w")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: turn(item.nodeid))
+
+
+class _Writer:
+    def __init__(self, file: TextIO):
+        self._file, self._listed = file, False
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def _list(self, tests: Sequence[str]) -> None:
+        if tests and not self._listed:
+            self._listed = True
+            self._write({"listed": list(tests)})
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._list(ids)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._list([item.nodeid for item in session.items])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write({"test": report.nodeid, "phase": "teardown", "how": "failed", "seconds": 0.0, "why": report.longreprtext[-_WHY:]})
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write({"began": nodeid})
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        phase = report.when if report.when in ("setup", "call", "teardown") else "teardown"  # "???": its process died
+        self._write({"test": report.nodeid, "phase": phase, "how": report.outcome, "seconds": report.duration, "why": why[-_WHY:]})
+
+
+@dataclass
+class Outcomes:
+    """`how` a test ended ("passed", "failed", "skipped") by its name, in that order of time; `why`, where it did not pass; `seconds` of all
+    its phases; `open`: began, or was listed, and did not end."""
+
+    how: dict[str, str] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
+
+    def which(self, how: str) -> list[str]:
+        return [t for t, h in self.how.items() if h == how]
+
+    def longest(self, count: int) -> list[tuple[float, str]]:
+        return sorted(((s, t) for t, s in self.seconds.items()), reverse=True)[:count]
+
+
+def read(path: Path) -> Outcomes:
+    """The outcomes in a file of the plugin; a last line that was cut off is left out."""
+    made, worst, seen = Outcomes(), dict[str, str](), dict[str, None]()
+    for line in _lines(path):
+        if "test" not in line:
+            seen.update(dict.fromkeys(line.get("listed", [line.get("began", "")])))
+            continue
+        test, how = line["test"], line["how"]
+        made.seconds[test] = made.seconds.get(test, 0.0) + line["seconds"]
+        if how != "passed" and worst.get(test) != "failed":
+            worst[test], made.why[test] = how, line["why"]
+        if line["phase"] == "teardown":
+            made.how[test] = worst.get(test, "passed")
+    made.open = [t for t in seen if t not in made.how]
+    return made
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for text in path.read_text().splitlines() if path.exists() else ():
+        try:
+            yield json.loads(text)
+        except json.JSONDecodeError:
+            return

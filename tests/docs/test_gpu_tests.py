@@ -1,0 +1,96 @@
+"""The runner of the GPU's tests counts tests as they end: of a run that is cut off the file says what ended, how, and what did not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TESTS = """
+import os, signal, time
+import pytest
+pytestmark = pytest.mark.GPU
+
+def test_right():
+    pass
+
+def test_wrong():
+    assert 1 == 2, "not these"
+
+def test_elsewhere():
+    pytest.skip("no such GPU")
+
+def test_long():
+    while "test_elsewhere\\", \\"phase\\": \\"teardown" not in open(os.environ["LOG"]).read():
+        time.sleep(0.05)
+    if "STOP" in os.environ:
+        os.kill(int(os.environ["STOP"]), signal.SIGTERM)
+        time.sleep(100)
+
+def test_after():
+    pass
+""".replace(".GPU", ".gpu")  # this file names no marker
+RUN = """
+import os, sys, json, pathlib, gpu_tests
+class Folder:
+    def __enter__(self): return sys.argv[1]
+    def __exit__(self, *_): pass
+gpu_tests.tempfile.TemporaryDirectory = Folder
+os.environ["LOG"] = sys.argv[1] + "/outcomes"
+if sys.argv[2] == "stop": os.environ["STOP"] = str(os.getpid())
+print("ROWS", json.dumps(gpu_tests.run_tests(1, ["0"], [sys.argv[1]], None)))
+"""
+
+
+@pytest.mark.parametrize("how", ["stop", "whole"])
+def test_a_run_is_counted_though_it_is_cut_off(tmp_path, how):
+    (tmp_path / "test_some.py").write_text(TESTS)
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS), "PYTEST_ADDOPTS": ""}
+    ran = subprocess.run([sys.executable, "-c", RUN, str(tmp_path), how], capture_output=True, text=True, env=environment, timeout=90, check=True)
+    rows = json.loads(ran.stdout.split("ROWS ")[1])
+    counts = {r["what"].removeprefix("tests marked gpu that "): r["value"] for r in rows}
+    if how == "whole":
+        assert counts == {"passed": 3, "failed": 1, "skipped": 1}
+    else:
+        assert counts == {"passed": 1, "failed": 1, "skipped": 1, "had not ended when the run was cut off": 2}
+        assert [t.rpartition("::")[2] for t in rows[-1]["which"]] == ["test_long", "test_after"]
+        assert rows[-1]["bar"] == 1, "such a run is no pass"
+    assert "not these" in ran.stdout
+    assert "skipped, 1: Skipped: no such GPU" in ran.stdout
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def test_a_test_whose_process_died_or_that_was_not_collected_failed(tmp_path, benchmarks):
+    from _outcomes import read
+
+    def ended(test, phase, how, seconds, why=""):
+        return {"test": test, "phase": phase, "how": how, "seconds": seconds, "why": why}
+
+    lines = [{"listed": ["a", "b", "c"]}, {"began": "a"}, ended("a", "teardown", "failed", 0, "died"), ended("d.py", "teardown", "failed", 0, "x"), {"began": "b"},
+             ended("b", "setup", "passed", 1), ended("b", "call", "failed", 2, "x"), ended("b", "teardown", "passed", 0.5)]  # fmt: skip
+    (tmp_path / "o").write_text("\n".join(map(json.dumps, lines)) + '\n{"test": "c", "pha')
+    found = read(tmp_path / "o")
+    assert found.how == {"a": "failed", "d.py": "failed", "b": "failed"}
+    assert (found.open, found.longest(1), found.why["b"]) == (["c"], [(3.5, "b")], "x")
+    assert read(tmp_path / "none").how == {}
+
+
+def test_long_files_come_first_and_files_without_the_marker_not_at_all(benchmarks):
+    from _outcomes import FIRST, LAST, turn
+    from gpu_tests import marked
+
+    files = marked()
+    stems = [Path(f).stem for f in files]
+    assert {*FIRST, *LAST} <= set(stems), "a file that is gone or was renamed"
+    assert min(map(turn, files)) == turn("tests/cuda/test_large.py::test_x[a::b]")
+    assert turn("tests/cuda/test_float8.py") < turn("tests/cuda/test_moves.py") < turn("tests/cuda/test_tactics.py")
+    assert 20 < len(files) < 60
+    assert not [f for f in files if not f.startswith(("tests/cuda/", "tests/training/"))], "only these folders hold tests of a GPU"
