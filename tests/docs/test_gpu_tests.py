@@ -74,8 +74,8 @@ def test_a_test_whose_process_died_or_that_was_not_collected_failed(tmp_path, be
     def ended(test, phase, how, seconds, why=""):
         return {"test": test, "phase": phase, "how": how, "seconds": seconds, "why": why}
 
-    lines = [{"listed": ["a", "b", "c"]}, {"began": "a"}, ended("a", "teardown", "failed", 0, "died"), ended("d.py", "teardown", "failed", 0, "x"), {"began": "b"},
-             ended("b", "setup", "passed", 1), ended("b", "call", "failed", 2, "x"), ended("b", "teardown", "passed", 0.5)]  # fmt: skip
+    lines = [{"listed": ["a", "b", "c"]}, {"began": "a"}, ended("a", "teardown", "failed", 0, "died"), ended("d.py", "teardown", "failed", 0, "x")]
+    lines += [{"began": "b"}, ended("b", "setup", "passed", 1), ended("b", "call", "failed", 2, "x"), ended("b", "teardown", "passed", 0.5)]
     (tmp_path / "o").write_text("\n".join(map(json.dumps, lines)) + '\n{"test": "c", "pha')
     found = read(tmp_path / "o")
     assert found.how == {"a": "failed", "d.py": "failed", "b": "failed"}
