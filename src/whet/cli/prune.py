@@ -15,7 +15,7 @@ from whet.cli._written import must_be_writable
 
 _NEAR = 1.05  # this far beyond the target counts as reached: two timings of one engine differ by as much
 _MISSED = "Ask for less, or prune on a quieter machine: what other processes take slows small layers most."
-_CHOOSE = {"ratio", "latency", "throughput", "flops", "params", "channels", "depth", "importance", "scope", "multiple", "skip", "labels"}
+_CHOOSE = {"ratio", "latency", "throughput", "flops", "params", "channels", "depth", "importance", "scope", "multiple", "skip", "labels", "retime"}
 _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 
 
@@ -36,6 +36,7 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.option("--skip", multiple=True, help="Group or branch that stays whole (repeatable; --list names them).")
 @click.option("--list", "list_only", is_flag=True, help="Name the groups and residual branches that can be cut, and do nothing.")
 @click.option("--latencyTable", "table", type=click.Path(dir_okay=False), help="Latency table to use and to extend.")
+@click.option("--retime", is_flag=True, help="With --latency: time all layers again, whatever table and timing cache know.")
 @click.option("--noEngines", "no_engines", is_flag=True, help="With --latency: trust the table, build no engine to compare.")
 @click.option("--calibData", "data", help="Data to recover on, no labels: DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION.")
 @click.option("--calibPreprocess", "preprocess", help="How images become numbers, as for whet exec.")
@@ -62,7 +63,8 @@ def command(
     """Cut whole channels, heads and residual branches (coupled through the network), so that every kernel has less to do.
 
     With --latency or --throughput each layer's time over its widths is measured here, cuts go to the steps in it, and the engine is built
-    and timed beside the prediction. Without --calibData nothing is recovered: fine-tune the result, or expect to lose much.
+    and timed beside the prediction. Layers that were timed while other processes used the CPUs are timed again when these rest.
+    Without --calibData nothing is recovered: fine-tune the result, or expect to lose much.
     """
     from whet.frontends import network_from_onnx, save_onnx
     from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, recover, save_recipe, save_weights
@@ -148,7 +150,7 @@ def _config(o: dict[str, Any]) -> Any:
     targets = [Target.parse(k, v) for k, v in given if v is not None]
     if len(targets) > 1:
         raise UsageError(f"one target at a time: --{targets[0].kind} and --{targets[1].kind} are given")
-    own = {k: o.pop(k) for k in ("ratio", "depth", "importance", "scope", "multiple", "table", "insist")}
+    own = {k: o.pop(k) for k in ("ratio", "depth", "importance", "scope", "multiple", "table", "retime", "insist")}
     skip, engines = o.pop("skip"), not o.pop("no_engines")
     return PruneConfig(**own, skip=skip, engines=engines, target=targets[0] if targets else None, build=build_config(**o))
 

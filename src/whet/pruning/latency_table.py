@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,16 @@ from typing import Any
 from whet.errors import CacheError
 from whet.files import replacing
 
-FORMAT, VERSION = "whet.pruning.latency_table", 1
+FORMAT, VERSION = "whet.pruning.latency_table", 2  # 1 did not say which rows were timed beside other processes; it is read
 _SAVE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """Median and spread in milliseconds of the best tactic for a layer (`layer` is its text without names or weights)."""
+    """Median and spread in milliseconds of the best tactic for a layer (`layer` is its text without names or weights).
+
+    `others` is how many CPUs other processes used while it was timed, 0 where that was too little to matter, or is not known.
+    """
 
     device: str
     precisions: str
@@ -34,6 +37,7 @@ class Row:
     tactic: str
     ms: float
     spread_ms: float
+    others: float = 0.0
 
 
 def row_key(device: str, tactics: str, precisions: str, conditions: str, layer: str) -> str:
@@ -63,9 +67,19 @@ class LatencyTable:
         if self.path is not None and time.monotonic() - self._saved > _SAVE_SECONDS:
             self.save()
 
+    def mark(self, key: str, others: float) -> None:
+        """Notes that other processes used so many CPUs while this row was timed."""
+        self.rows[key] = replace(self.rows[key], others=others)
+        self._unsaved += 1
+
+    @property
+    def busy(self) -> int:
+        """How many rows were timed while other processes used the CPUs."""
+        return sum(r.others > 0 for r in self.rows.values())
+
     def take(self, path: str | os.PathLike) -> int:
-        """Takes over the rows of another table that this one lacks; returns how many. Raises CacheError."""
-        others = {k: r for k, r in _read(Path(path)).items() if k not in self.rows}
+        """Takes over the rows of another table that this one lacks, or has of a busy moment alone; returns how many. Raises CacheError."""
+        others = {k: r for k, r in _read(Path(path)).items() if _quieter(r, self.rows.get(k))}
         self.rows |= others
         self._unsaved += len(others)
         return len(others)
@@ -75,7 +89,7 @@ class LatencyTable:
         if self.path is None or (not self._unsaved and self.path.exists()):
             return
         if self.path.exists():
-            self.rows = {**_read(self.path), **self.rows}
+            self.rows |= {k: r for k, r in _read(self.path).items() if _quieter(r, self.rows.get(k))}
         data = {"format": FORMAT, "version": VERSION, "rows": {k: asdict(r) for k, r in sorted(self.rows.items())}}
         try:
             with replacing(self.path) as part:
@@ -83,6 +97,11 @@ class LatencyTable:
         except OSError as e:
             raise CacheError(f"cannot write the latency table {self.path}: {e.strerror}. Check that the folder exists and can be written.") from e
         self._unsaved, self._saved = 0, time.monotonic()
+
+
+def _quieter(row: Row, ours: Row | None) -> bool:
+    """Whether another table's row is worth more than ours."""
+    return ours is None or bool(ours.others and not row.others)
 
 
 def _read(path: Path) -> dict[str, Row]:
@@ -94,7 +113,7 @@ def _read(path: Path) -> dict[str, Row]:
         raise CacheError(f"the latency table {path} is no JSON ({e}): delete it, or give another path") from e
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise CacheError(f"{path} is no latency table: its 'format' is not {FORMAT!r}. Give another path.")
-    if data.get("version") != VERSION:
+    if data.get("version") not in (1, VERSION):
         raise CacheError(f"the latency table {path} has version {data.get('version')!r}, this whet writes version {VERSION}: give another path")
     try:
         rows = {str(k): Row(**r) for k, r in data["rows"].items()}
@@ -102,6 +121,6 @@ def _read(path: Path) -> dict[str, Row]:
         raise CacheError(f"the latency table {path} has a damaged row ({e}): delete it, or give another path") from e
     if not all(isinstance(t, str) for r in rows.values() for t in (r.device, r.precisions, r.conditions, r.layer, r.tactic)):
         raise CacheError(f"the latency table {path} has a damaged row (a text is no text): delete it, or give another path")
-    if not all(isinstance(t, int | float) and 0 <= t < inf for r in rows.values() for t in (r.ms, r.spread_ms)):
+    if not all(isinstance(t, int | float) and 0 <= t < inf for r in rows.values() for t in (r.ms, r.spread_ms, r.others)):
         raise CacheError(f"the latency table {path} holds a time that is no number from 0 on: delete it, or give another path")
     return rows

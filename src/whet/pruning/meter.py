@@ -1,6 +1,7 @@
 """Times a lowered layer at its shapes with all tactics that a build would try: the builder's own candidates, timer and timing cache.
 
-A GPU's kernels are compiled on all CPUs: those of a layer at once, and those of layers that were announced while others are timed.
+Where other processes used the CPUs meanwhile, the row says so, and is timed again when they rest. A GPU's kernels are compiled on all CPUs: those
+of a layer at once, and those of layers that were announced while others are timed.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from whet.backends import get_backend
@@ -23,6 +25,8 @@ from whet.builder.timing_cache import TimingCache
 from whet.builder.unfuse import unfuse
 from whet.errors import PruneError
 from whet.network import Layer, Network, Tensor, evaluate
+from whet.pruning.anew import Anew
+from whet.pruning.busy import Neighbours, Window
 from whet.pruning.latency_table import LatencyTable, Row, row_key
 
 _FEW = 4  # configs of one tactic and signature that are tried
@@ -31,9 +35,10 @@ _FEW = 4  # configs of one tactic and signature that are tried
 class Meter:
     """`ms(layer)` for layers with static shapes. A context manager: it holds the timing cache open and saves the table."""
 
-    def __init__(self, config: BuildConfig, table: LatencyTable, layers: Mapping[str, Layer]):
-        """`layers` are those of the whole network: what it touches decides how cold caches are between kernels."""
-        self.config, self.table = config, table
+    def __init__(self, config: BuildConfig, table: LatencyTable, layers: Mapping[str, Layer], *, retime: bool = False):
+        """`layers` are those of the whole network: what it touches decides how cold caches are between kernels. `retime` times everything that is
+        asked for once, whatever table and timing cache know."""
+        self.config, self.table, self.retime = config, table, retime
         self.machine = get_backend(config.backend, threads=config.threads)
         self.tactics = tactics_for(self.machine.name, config.tactic_sources)
         self.step = max(max(t.line for t in self.tactics) // 2, 1)  # channels come in multiples of it, or are filled up to one (pad_channels)
@@ -46,11 +51,17 @@ class Meter:
         self._tactics = hashlib.sha256("\n".join(versions).encode()).hexdigest()
         self.device = str(self.machine.key())
         self._announced: dict[str, Candidates] = {}  # by text; listed, and being compiled
+        self._neighbours = Neighbours(self.machine)
+        self._anew = replace(self.timer, cache=Anew(self.cache), disturbed=[])
+        self._asked: dict[str, Layer] = {}  # by key
+        self._now: set[str] = set()  # keys of what was timed since this meter is there
+        self._sums: dict[str, set[str]] = {}  # of layers that are sums of their parts: the parts' keys
 
     def __enter__(self) -> Meter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._note(self._neighbours.end())
         self.cache.close()
         self.table.save()
 
@@ -93,22 +104,59 @@ class Meter:
         """
         text = layer_text(layer)
         key = self.key(text)
+        self._asked[key] = layer
         row = self.table.get(key)
-        if row is None:
-            best = self._best(layer, text)
-            ms, name, spread = (best.cost, best.tactic.name, best.spread_ms) if isinstance(best, Option) else (best, "its parts", 0.0)
-            row = Row(self.device, self._precisions, self.timer.conditions.state, text, name, ms, spread)
-            self.table.put(key, row)
+        if row is None or (key not in self._now and (self.retime or (row.others and self._neighbours.quiet()))):
+            row = self._time(key, layer, text, self.timer if row is None and not self.retime else self._anew)
         return row.ms
 
-    def _best(self, layer: Layer, text: str) -> Option | float:
+    def settle(self) -> int:
+        """Times again what was asked for and had been timed while other processes used the CPUs, if they rest now; gives how many rows."""
+        self._note(self._neighbours.end())
+        busy = {k: x for k, x in self._asked.items() if self.table.rows[k].others}
+        if not busy or not self._neighbours.quiet():
+            return 0
+        self._now -= busy.keys()
+        for key, layer in busy.items():
+            if key not in self._now:  # as a part of another
+                self._time(key, layer, layer_text(layer), self._anew)
+        self._note(self._neighbours.end())
+        return len(busy)
+
+    def doubtful(self) -> tuple[int, int, float]:
+        """How many of the times that were asked for were taken while other processes used the CPUs, of how many; and of how many CPUs, at most."""
+        self._note(self._neighbours.end())
+        others = [self.table.rows[k].others for k in self._asked]
+        return sum(o > 0 for o in others), len(others), max(others, default=0.0)
+
+    def _time(self, key: str, layer: Layer, text: str, timer: Timer) -> Row:
+        """Times a layer and puts its row into the table."""
+        self._neighbours.begin()
+        best = self._best(key, layer, text, timer)
+        ms, name, spread = (best.cost, best.tactic.name, best.spread_ms) if isinstance(best, Option) else (best, "its parts", 0.0)
+        others = max((self.table.rows[k].others for k in self._sums.get(key, ())), default=0.0)
+        row = Row(self.device, self._precisions, self.timer.conditions.state, text, name, ms, spread, others)
+        self.table.put(key, row)
+        self._now.add(key)
+        self._note(self._neighbours.took(key))
+        return row
+
+    def _note(self, window: Window) -> None:
+        """Marks the rows of a window in which others used the CPUs, and the sums that these are parts of."""
+        if window.others:
+            for key in {*window.keys, *(k for k, parts in self._sums.items() if parts & set(window.keys) and k in self.table.rows)}:
+                self.table.mark(key, window.others)
+
+    def _best(self, key: str, layer: Layer, text: str, timer: Timer) -> Option | float:
         found = self._announced.pop(text, None) or self._listed(layer)
         options = found.options
         if not options and layer.op == "Fused":
-            return sum(self.ms(part) for part in _parts(layer))
+            parts = _parts(layer)
+            self._sums[key] = {self.key(layer_text(part)) for part in parts}
+            return sum(self.ms(part) for part in parts)
         if not options:
             raise PruneError(f"no tactic of '{self.machine.name}' computes {layer.op} '{layer.name}', so it has no latency: {found.refused[:1]}")
-        self.timer.time(layer, text, options)
+        timer.time(layer, text, options)
         timed = [o for o in options if o.ms is not None]
         return min(timed or options, key=lambda o: o.cost)
 

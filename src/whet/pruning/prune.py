@@ -30,7 +30,11 @@ from whet.pruning.truth import measured_ms
 from whet.registry import nearest
 
 _TRIES, _CLOSE = 3, 1.02  # choices until the engine meets a latency target, and what counts as meeting it
+_AGAIN = 2  # times that a choice is made anew because times behind it were taken again
 _OFF = 0.1  # share of the original's time by which a prediction may miss without a word
+
+
+_QUIETER = "A latency table (--latencyTable) keeps them marked, and a run that finds the machine quiet takes them again; --retime takes all again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,7 @@ class PruneConfig:
     insist: bool = False  # prune although the order of steps forbids it
     build: BuildConfig = field(default_factory=BuildConfig)  # how engines are built that a latency is of
     table: str | None = None  # file of a latency table to use and extend
+    retime: bool = False  # times everything that the choice asks for again, whatever table and timing cache know
     engines: bool = True  # with a latency target: build both engines and time them
     recovery: RecoveryConfig | None = field(default_factory=RecoveryConfig)  # None: data serve the importance alone
 
@@ -62,6 +67,7 @@ class Report:
     engine_ms: tuple[float, float] | None = None
     flops: tuple[int, int] | None = None
     params: tuple[int, int] = (0, 0)
+    doubtful: tuple[int, int, float] = (0, 0, 0.0)  # layer times taken while other processes used the CPUs, of how many, and of how many CPUs
     gap: float | None = None  # how far the importance lost may be above the least that meets the target: a share of it, inf if unknown
 
     def lines(self) -> list[str]:
@@ -74,6 +80,9 @@ class Report:
         if self.predicted is not None and self.unit == "ms":
             words.append(f"predicted {_change(*self.predicted)}")
         more = [_quality(self.gap, self.unit)] if self.gap is not None else []
+        if self.doubtful[0]:
+            busy, times, others = self.doubtful
+            more.append(f"{busy} of {times} layer times behind this were taken while other processes used up to {others:.1f} CPUs. {_QUIETER}")
         if self.engine_ms is not None and self.predicted is not None and self.unit == "ms":
             more += _wide_of(self.predicted, self.engine_ms)
         return [", ".join(words), *more]
@@ -93,8 +102,8 @@ def _wide_of(predicted: tuple[float, float], engine: tuple[float, float]) -> lis
     if abs(off) <= _OFF:
         return []
     sums = f"the layers' times add up to {predicted[0]:.3f} and {predicted[1]:.3f} ms, the engines take {engine[0]:.3f} and {engine[1]:.3f}"
-    return [f"The prediction is off by {100 * abs(off):.0f} % of the original's time: {sums}. A table timed on a busy machine does that: "
-            "give another --latencyTable and another --timingCacheFile when it is quiet, or trust the engines."]  # fmt: skip
+    return [f"The prediction is off by {100 * abs(off):.0f} % of the original's time: {sums}. Times taken on a busy machine "
+            "do that: --retime takes all of them again when it is quiet (PruneConfig.retime). Or trust the engines."]  # fmt: skip
 
 
 def _change(before: float, after: float) -> str:
@@ -213,9 +222,8 @@ def _towards(
         return choice, Report(costs.unit, (choice.before, choice.after), gap=choice.gap)
     with ExitStack() as stack:
         base = static_layers(net, config.build)
-        meter = stack.enter_context(Meter(config.build, LatencyTable(config.table), base))
-        costs = latency_costs(net, found, blocks, meter, base, progress)
-        return _timed(net, config, target, found, costs, meter, within, progress)
+        meter = stack.enter_context(Meter(config.build, LatencyTable(config.table), base, retime=config.retime))
+        return _timed(net, config, target, found, lambda: latency_costs(net, found, blocks, meter, base, progress), meter, within, progress)
 
 
 def _timed(
@@ -223,12 +231,14 @@ def _timed(
     config: PruneConfig,
     target: Target,
     found: Sequence[Group],
-    costs: Costs,
+    priced: Callable[[], Costs],
     meter: Meter,
     within: Callable[[Costs, float], Choice],
     progress: Progress | None,
 ) -> tuple[Choice, Report]:
-    """A choice whose engine meets the target; without engines, one whose layer times do."""
+    """A choice whose engine meets the target; without engines, one whose layer times do. What was timed on a busy machine is timed again, and
+    `priced` with it, if it has become quiet meanwhile."""
+    costs = priced()
     batch = batch_of(net, config.build)
     runs = config.engines and getattr(meter.machine, "runs", True)
     if target.value is not None and not runs:
@@ -239,13 +249,18 @@ def _timed(
     asked, times, summed, choice = share, None, 0.0, None
     for n in range(_TRIES):
         try:
-            choice = within(costs, asked)
+            for again in range(_AGAIN + 1):
+                tried = within(costs, asked)
+                small = cut(net, tried.kept, found, removed=tried.removed)
+                sums = measured_sum(small, meter)
+                if again == _AGAIN or not meter.settle():
+                    break
+                costs = priced()
         except PruneError:
             if choice is None:
                 raise
             break  # tighter is out of reach: the report says what the last one came to
-        small = cut(net, choice.kept, found, removed=choice.removed)
-        summed = measured_sum(small, meter)
+        choice, summed = tried, sums
         meter.table.save()
         if not runs:
             break
@@ -255,7 +270,7 @@ def _timed(
             break
         asked *= share * before / after
     assert choice is not None
-    return choice, Report("ms", (choice.before, choice.after), summed, times, gap=choice.gap)
+    return choice, Report("ms", (choice.before, choice.after), summed, times, doubtful=meter.doubtful(), gap=choice.gap)
 
 
 def batch_of(net: Network, config: BuildConfig) -> int:

@@ -1,0 +1,202 @@
+"""Times that were taken beside other processes: marked, told, taken again when the machine rests, and never preferred to quiet ones."""
+
+import json
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from whet import zoo
+from whet.backends.cpu.load import Load
+from whet.backends.null import NullBackend
+from whet.builder.config import BuildConfig
+from whet.cli.latency_table import command as latency_table
+from whet.cli.prune import command as prune_command
+from whet.frontends import network_from_onnx
+from whet.pruning import PruneConfig, Target, busy, prune
+from whet.pruning.latency_cost import static_layers
+from whet.pruning.latency_table import LatencyTable
+from whet.pruning.meter import Meter
+from whet.pruning.staircase import staircases
+
+NULL = BuildConfig(backend="null", timing_cache="")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """The null machine, on which others take `others` CPUs: then the layers with the largest weights take ten times as long. `left` counts timings
+    until they rest."""
+    state = SimpleNamespace(others=0.0, left=10**9, timed=0)
+    seconds = NullBackend.seconds
+
+    @contextmanager
+    def watch(self):
+        load = Load()
+        yield load
+        load.others, load.seconds = state.others, 1.0
+
+    def slowed(self, executable, repeats):
+        state.timed += 1
+        state.left -= 1
+        if state.left < 0:
+            state.others = 0.0
+        found = seconds(self, executable, repeats)
+        return [t * (10 if state.others and t > 2e-6 else 1) for t in found]
+
+    monkeypatch.setattr(NullBackend, "watch", watch, raising=False)
+    monkeypatch.setattr(NullBackend, "seconds", slowed)
+    for name in ("_WINDOW", "_LOOK", "_BELIEVED"):
+        monkeypatch.setattr(busy, name, 0.0)
+    return state
+
+
+@pytest.fixture(scope="module")
+def net():
+    return network_from_onnx(zoo.build("lenet5"))
+
+
+def ms(table):
+    return {k: r.ms for k, r in table.rows.items()}
+
+
+def test_rows_of_a_busy_moment_are_marked_and_timed_again_when_it_is_over(machine, net, tmp_path):
+    truth = LatencyTable()
+    stairs, total = staircases(net, NULL, truth, most=3)
+    assert truth.busy == 0
+    machine.others = 1.5
+    path = tmp_path / "t.json"
+    table = LatencyTable(path)
+    slow, slow_total = staircases(net, NULL, table, most=3)
+    assert slow_total > 2 * total
+    assert table.busy == len(table.rows) == len(truth.rows)
+    assert {r["others"] for r in json.loads(path.read_text())["rows"].values()} == {1.5}
+    asked = machine.timed
+    assert staircases(net, NULL, LatencyTable(path), most=3) == (slow, slow_total)
+    assert machine.timed == asked, "still busy: nothing is timed again"
+    machine.others = 0.0
+    again = LatencyTable(path)
+    assert staircases(net, NULL, again, most=3) == (stairs, total)
+    assert (again.busy, ms(again)) == (0, ms(truth))
+    assert LatencyTable(path).rows == again.rows
+
+
+def test_a_machine_that_comes_to_rest_meanwhile_is_timed_again_at_once(machine, net):
+    truth = prune(net, PruneConfig(target=Target("latency", ratio=0.6), build=NULL))
+    machine.others, machine.left = 2.0, 150
+    done = prune(net, PruneConfig(target=Target("latency", ratio=0.6), build=NULL))
+    assert machine.left < 0
+    assert replace(done.report, doubtful=truth.report.doubtful) == truth.report
+    assert done.report.doubtful[0] == 0
+    assert {n: e.kept for n, e in done.recipe.groups.items()} == {n: e.kept for n, e in truth.recipe.groups.items()}
+
+
+def test_one_that_stays_busy_says_how_much_of_the_choice_that_touches(machine, net, tmp_path):
+    machine.others = 1.25
+    report = prune(net, PruneConfig(target=Target("latency", ratio=0.6), build=NULL)).report
+    marked, of, others = report.doubtful
+    assert 10 < marked == of
+    assert others == 1.25
+    assert f"{marked} of {marked} layer times behind this were taken while other processes used up to 1.2 CPUs. A latency table" in report.lines()[2]
+
+
+def test_retiming_forgets_the_table_and_the_timing_cache(machine, net, tmp_path):
+    """Rows of an older table, and times in the cache, have no mark: --retime takes them again, and both know the new ones."""
+    config = replace(NULL, timing_cache=str(tmp_path / "c.sqlite"))
+    machine.others = 1.0
+    table = LatencyTable(tmp_path / "t.json")
+    staircases(net, config, table, most=3)
+    data = json.loads((tmp_path / "t.json").read_text())
+    data["version"] = 1
+    for row in data["rows"].values():
+        del row["others"]
+    (tmp_path / "t.json").write_text(json.dumps(data))
+    machine.others = 0.0
+    quiet, total = staircases(net, NULL, LatencyTable(), most=3)
+    assert staircases(net, config, LatencyTable(tmp_path / "t.json"), most=3)[1] > 2 * total
+    assert staircases(net, config, LatencyTable(), most=3)[1] > 2 * total, "the timing cache has them too"
+    assert staircases(net, config, LatencyTable(tmp_path / "t.json"), most=3, retime=True) == (quiet, total)
+    assert staircases(net, config, LatencyTable(tmp_path / "t.json"), most=3) == (quiet, total)
+    asked = machine.timed
+    assert staircases(net, config, LatencyTable(), most=3) == (quiet, total)
+    assert machine.timed == asked, "from the timing cache"
+
+
+def test_sums_of_parts_are_marked_with_them(machine):
+    net = network_from_onnx(zoo.build("bert_base", batch=2, layers=1, sequence=9, hidden=96, heads=6))
+    base = static_layers(net, NULL)
+    with Meter(NULL, LatencyTable(), base) as meter:
+        truth = {name: meter.ms(x) for name, x in base.items()}
+    machine.others = 1.0
+    with Meter(NULL, LatencyTable(), base) as meter:
+        whole = {name: meter.ms(x) for name, x in base.items()}
+        sums = {k: r for k, r in meter.table.rows.items() if r.tactic == "its parts"}
+        if not sums:
+            pytest.skip("the null machine computes every fused layer of this network whole")
+        assert whole != truth
+        assert all(meter.table.rows[k].others for k in sums)
+        machine.others = 0.0
+        assert meter.settle() == len(meter.table.rows)
+        assert {name: meter.ms(x) for name, x in base.items()} == truth
+
+
+def test_quiet_rows_are_worth_more_than_busy_ones(machine, net, tmp_path):
+    quiet, path = LatencyTable(tmp_path / "q.json"), tmp_path / "b.json"
+    staircases(net, NULL, quiet, most=3)
+    machine.others = 1.0
+    busy_one = LatencyTable(path)
+    staircases(net, NULL, busy_one, most=3)
+    late = LatencyTable(path)
+    assert busy_one.take(tmp_path / "q.json") == len(quiet.rows)
+    busy_one.save()
+    assert LatencyTable(path).busy == 0
+    late.mark(next(iter(late.rows)), 2.0)
+    late.save()
+    assert LatencyTable(path).busy == 0, "one that read the file before does not bring its busy rows back"
+
+
+def test_the_commands_say_it(machine, tmp_path):
+    model, table = zoo.save("lenet5", tmp_path / "m.onnx"), tmp_path / "t.json"
+    null = ["--backend=null", "--timingCacheFile", str(tmp_path / "c.sqlite")]
+    machine.others = 1.0
+    out = CliRunner().invoke(latency_table, [str(model), f"--export={table}", *null], catch_exceptions=False).output
+    assert f"{LatencyTable(table).busy} rows were timed while other processes used the CPUs: the next run that finds the machine quiet" in out
+    target = [str(model), "--latency=0.7x", f"--latencyTable={table}", "-o", str(tmp_path / "s.onnx"), *null]
+    assert "layer times behind this were taken while other processes used up to 1.0 CPUs" in CliRunner().invoke(prune_command, target).output
+    machine.others = 0.0
+    out = CliRunner().invoke(prune_command, target, catch_exceptions=False).output
+    assert "layer times behind this" not in out
+    left = LatencyTable(table).busy
+    assert 0 < left < len(LatencyTable(table).rows), "what the choice asks for is timed again, nothing else"
+    assert "used the CPUs" not in CliRunner().invoke(latency_table, [str(model), f"--export={table}", *null]).output
+    timed = machine.timed
+    CliRunner().invoke(latency_table, [str(model), f"--export={table}", "--retime", *null], catch_exceptions=False)
+    assert machine.timed > timed + 100
+
+
+def test_short_timings_share_a_window(monkeypatch):
+    """The system counts in ticks: what lasts less than a window is judged together with what comes after it."""
+    taken = []
+
+    @contextmanager
+    def watch():
+        load, start = Load(), time.monotonic()
+        yield load
+        load.seconds, load.others = time.monotonic() - start, 1.0
+        taken.append(load.seconds)
+
+    monkeypatch.setattr(busy, "_WINDOW", 0.15)
+    seen = busy.Neighbours(SimpleNamespace(watch=watch))
+    windows = []
+    for k in range(40):
+        seen.begin()
+        time.sleep(0.01)
+        windows.append(seen.took(str(k)))
+    windows.append(seen.end())
+    assert [k for w in windows for k in w.keys] == [str(k) for k in range(40)]
+    assert {w.others for w in windows if w.keys} == {1.0}
+    assert all(s >= 0.15 for s in taken)
+    assert 2 <= len(taken) <= 4
+    assert busy.Neighbours(object()).quiet(), "a machine that cannot tell"
