@@ -76,7 +76,7 @@ def _lock_of(plan: EnginePlan) -> dict[str, Any]:
         "unfused": [entry[0] for entry in plan.report.get("unfused", [])],
         "tactics": {n: _tactic(n) for n in used},
         "layers": [{"name": layer.name, **_choice(plan.choices[layer.name])} for layer in plan.network.layers],
-        "arenas": [_plain(vars(a)) for a in plan.arenas],
+        "arenas": [_plain(a.data()) for a in plan.arenas],
         "digest": plan_digest(plan),
         **{k: _plain(plan.report[k]) for k in ("asked", "quantized") if k in plan.report},  # builder/relock.py
     }
@@ -90,7 +90,7 @@ def plan_digest(plan: EnginePlan) -> str:
     data = [
         [[layer.name, _choice(plan.choices[layer.name])] for layer in plan.network.layers],
         [_plain(p.shapes) for p in plan.profiles],
-        [_plain(vars(a)) for a in plan.arenas],
+        [_plain(a.data()) for a in plan.arenas],
         [plan.threads, plan.backend],
     ]
     h.update(json.dumps(data, sort_keys=True).encode())
@@ -242,7 +242,7 @@ def _differences(lock: Mapping[str, Any], plan: EnginePlan) -> list[str]:
     moved = [f"layer '{b['name']}' differs" for a, b in zip(lock["layers"], now, strict=False) if a != b]
     if len(lock["layers"]) != len(now):
         moved.append(f"the engine has {len(now)} layers, the lock {len(lock['layers'])}")
-    if lock["arenas"] != [_plain(vars(a)) for a in plan.arenas]:
+    if lock["arenas"] != [_plain(a.data()) for a in plan.arenas]:
         moved.append("the memory plan is another")
     return moved
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan
 from whet.errors import EngineError, WhetError
 from whet.network import DTYPES, FORMATS, Layer, Network, Tensor, TensorType, evaluate, format_bytes, format_fits, static_shape
-from whet.ops import bind_symbols
+from whet.ops import bind_symbols, why_samples_touch
 
 #: ops that, in place, leave every byte as it was: their input may live on beside their output
 _VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
@@ -38,12 +38,26 @@ def check_plan(plan: EnginePlan) -> None:
     for k, arena in enumerate(plan.arenas):
         part, _ = plan.part(k)
         try:
-            env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], _shapes(plan, k))
+            shapes = _shapes(plan, k)
+            if arena.lanes:
+                _check_samples(part, arena, shapes)
+                shapes = {n: (1, *s[1:]) for n, s in shapes.items()}
+            env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)
             _check_arena(part, arena, stored if part is plan else _storage(part), env)
         except EngineError as e:
             raise EngineError(f"profile {k}: {e}") from e
         except WhetError as e:
             raise EngineError(f"profile {k} does not fit the network: {e}") from e
+
+
+def _check_samples(plan: EnginePlan, arena: ArenaPlan, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Samples may be run apart only where they do not touch, which is proven again, and on a machine that does so."""
+    if plan.backend != "cpu":
+        raise EngineError(f"its samples are run apart, which the backend '{plan.backend}' does not do")
+    why = why_samples_touch(plan.network, shapes)
+    if why is not None:
+        raise EngineError(f"its samples are run apart, but they may touch: {why}")
+    bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)  # one batch for all inputs
 
 
 def _check_others(plan: EnginePlan) -> None:

@@ -178,6 +178,7 @@ def _operand(r: Reader) -> tuple[str, str]:
 
 # profiles and arenas
 
+MOST_LANES = 4096  # samples at once: more than any machine has threads
 
 def profiles_to_data(profiles: list[Profile]) -> list[Any]:
     return [{name: [list(s) for s in shapes] for name, shapes in p.shapes.items()} for p in profiles]
@@ -194,18 +195,24 @@ def _three_shapes(r: Reader) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
     return low, opt, high
 
 
+def arenas_to_data(arenas: list[ArenaPlan]) -> list[Any]:
+    return [a.data() for a in arenas]
+
+
 def arenas_from(r: Reader) -> list[ArenaPlan]:
     return [_arena(a) for a in r.rows()]
 
 
 def _arena(r: Reader) -> ArenaPlan:
-    r.object("total", "offsets", "sizes", "scratch_offset", "scratch_bytes")
+    apart = "lanes" in r.object().value
+    r.object("total", "offsets", "sizes", "scratch_offset", "scratch_bytes", *(["lanes"] if apart else []))
     return ArenaPlan(
         r["total"].integer(),
         {n: v.integer() for n, v in r["offsets"].items()},
         {n: v.integer() for n, v in r["sizes"].items()},
         r["scratch_offset"].integer(),
         r["scratch_bytes"].integer(),
+        r["lanes"].integer(1, MOST_LANES) if apart else 0,
     )
 
 

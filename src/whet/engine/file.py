@@ -237,7 +237,7 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
     yield Section("header", [codec.to_json(header)])
     yield Section("network", [network_text(plan.network).encode()])
     yield Section("choices", [codec.to_json(codec.choices_to_data(plan.choices))])
-    yield Section("arenas", [codec.to_json(plan.arenas)])
+    yield Section("arenas", [codec.to_json(codec.arenas_to_data(plan.arenas))])
     if plan.others:
         yield Section("further", [codec.to_json(further.to_data(plan))])
     yield Section("index", [index])

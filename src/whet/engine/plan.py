@@ -46,16 +46,29 @@ class Profile:
 
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
+    def of_one_sample(self) -> Profile:
+        """The same with 1 for the first axis of every input."""
+        return Profile({n: ((1, *low[1:]), (1, *opt[1:]), (1, *high[1:])) for n, (low, opt, high) in self.shapes.items()})
+
 
 @dataclass
 class ArenaPlan:
-    """Where each tensor lies in the arena of one profile: byte offsets, sizes, total; scratch stands under "scratch"."""
+    """Where each tensor lies in the arena of one profile: byte offsets, sizes, total; scratch stands under "scratch".
+
+    `lanes` 0: a run is one of the whole batch. Else the profile's samples are run apart (they do not touch: whet.ops.why_samples_touch):
+    network and choices run one sample, this arena is that of one, and so many samples run at once, each in an arena of its own.
+    """
 
     total: int
     offsets: dict[str, int]
     sizes: dict[str, int]
     scratch_offset: int = 0
     scratch_bytes: int = 0
+    lanes: int = 0
+
+    def data(self) -> dict[str, Any]:
+        """As plain data; lanes only where there are any."""
+        return {k: v for k, v in vars(self).items() if k != "lanes" or v}
 
 
 @dataclass(repr=False)
@@ -76,6 +89,7 @@ class EnginePlan:
         cold_ms      {layer name: [ms | None, ...]}: of its first candidates, with weights out of the L2 cache
         layer_ms     {layer name: median ms in the whole engine}
         passes       {"order": [pass], "fired": [[pass, layer, what]], "skipped": [[pass, layer, reason]]}
+        samples      {"kept": "together" | "apart", "why": str, ...}: whether a batch runs as one or sample by sample (builder/dealing.py)
         engines      [{"ms": float, "what": str}]: whole engines that were timed, the chosen one first
         notes        [str]: warnings: permissions that could not be used, with reason and count; a busy machine; a banned kernel
         info         [str]: what was found and is no reason to worry: that INT8 pays, which thread count won, that a budget holds
@@ -102,6 +116,12 @@ class EnginePlan:
     def part(self, profile: int) -> tuple[EnginePlan, int]:
         """The plan whose network and choices run a profile, and the profile's number in that plan."""
         return (self.others[profile - 1], 0) if self.others and profile else (self, profile)
+
+    def of_one_sample(self, profile: int = 0) -> EnginePlan:
+        """The plan that runs one sample at a time, of a profile whose samples are run apart: that profile alone, with a batch of 1."""
+        part, number = self.part(profile)
+        arena = replace(part.arenas[number], lanes=0)
+        return replace(part, profiles=[part.profiles[number].of_one_sample()], arenas=[arena], others=[], probe={})
 
     def by_profile(self) -> list[EnginePlan]:
         """A plan of one profile each where profiles were tuned apart; else this one. They share the data with this one."""

@@ -15,13 +15,13 @@ from whet.errors import BackendError, ContextError, ShapeError
 from whet.network import Expr, evaluate, static_shape
 from whet.registry import nearest
 from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_out, user_array, why_copied
+from whet.runtime.dealing import dealt_bytes, launches
 from whet.runtime.dlpack import DeviceArray
 from whet.runtime.engine import Engine
-from whet.runtime.memory import aligned_empty
+from whet.runtime.memory import ALIGNMENT, aligned_empty
 from whet.runtime.profiles import nearest_profile, takes
 from whet.runtime.shaped import opt_shapes
 from whet.runtime.steps import Bound
-from whet.runtime.values import allocate_arena
 
 _BOUND_KEPT = 4  # sets of shapes whose recorded launches a context remembers
 
@@ -38,7 +38,7 @@ class Context:
         self.engine, self._fixed = engine, profile
         self._shapes = opt_shapes(engine.plan, profile or 0)
         self._lock = threading.Lock()
-        self._arena_plan = max(engine.plan.arenas, key=lambda a: a.total) if profile is None else engine.plan.arenas[profile]
+        self._arena_bytes = max(dealt_bytes(engine.plan, k) for k in (range(len(engine.plan.arenas)) if profile is None else (profile,)))
         self._arena: Any = None
         self._bounds: OrderedDict[tuple, Bound] = OrderedDict()
         self._pointed: dict[int, dict[str, int]] = {}  # id(bound) -> tensor -> user's address
@@ -251,7 +251,7 @@ class Context:
     def nbytes(self) -> dict[str, int]:
         """Bytes of this context alone: arena and scratch."""
         return {
-            "arena": max(self._arena_plan.total, 1),
+            "arena": self._arena_bytes,
             "scratch": max((b.nbytes()["scratch"] for b in self._bounds.values()), default=0),
         }
 
@@ -297,7 +297,7 @@ class Context:
             return found
         if self._arena is None:
             self._arena = self._new_arena()
-        found = Bound(self.engine.shaped(self.profile_index, self._shapes), self.engine.backend, self._arena)
+        found = launches(self.engine.shaped(self.profile_index, self._shapes), self.engine.backend, self._arena)
         self._bounds[key] = found
         while len(self._bounds) > _BOUND_KEPT:
             _, old = self._bounds.popitem(last=False)
@@ -306,12 +306,12 @@ class Context:
 
     def _new_arena(self) -> Any:
         try:
-            return allocate_arena(self._arena_plan, self.engine.backend)
+            return self.engine.backend.allocate(self._arena_bytes, ALIGNMENT)
         except BackendError as e:
-            packed, plan = self.engine.memory().packed, self._arena_plan
+            scratch = max(a.scratch_bytes * max(a.lanes, 1) for a in self.engine.plan.arenas)
             raise BackendError(
-                f"there is no memory for a context: its arena takes {plan.total / 2**20:.1f} MiB (of them scratch {plan.scratch_bytes / 2**20:.1f}), "
-                f"the engine's packed weights {packed / 2**20:.1f}. {e}"
+                f"there is no memory for a context: its arena takes {self._arena_bytes / 2**20:.1f} MiB (of them scratch {scratch / 2**20:.1f}), "
+                f"the engine's packed weights {self.engine.memory().packed / 2**20:.1f}. {e}"
             ) from e
 
     def _make_ready(self) -> tuple[Bound, list[tuple[str, UserArray]], list[tuple[str, UserArray]]]:

@@ -18,10 +18,10 @@ from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, WhetError
 from whet.network import DType, TensorType
+from whet.runtime.dealing import dealt_bytes, launches, plan_shapes
 from whet.runtime.kernels import Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
-from whet.runtime.shaped import Shaped, opt_shapes, shape_plan
-from whet.runtime.steps import Bound
+from whet.runtime.shaped import Shaped, opt_shapes
 
 if TYPE_CHECKING:
     from whet.runtime.context import Context
@@ -172,7 +172,7 @@ class Engine:
         """Bytes in use, with one context's arena and scratch (without one: those of profile 0 as planned)."""
         held = (t.weight for p in self.plan.by_profile() for t in p.network.constants.values())
         arrays = {w.digest: w.array.nbytes for w in held if w is not None}
-        used = context.nbytes() if context is not None else {"arena": self.plan.arenas[0].total, "scratch": 0}
+        used = context.nbytes() if context is not None else {"arena": dealt_bytes(self.plan), "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
 
     # what it makes
@@ -198,7 +198,7 @@ class Engine:
                 self._shaped.move_to_end(key)
                 return found
             plan, number = self.plan.part(profile)
-            found = shape_plan(plan, self.backend, shapes, number, self._store)
+            found = plan_shapes(plan, self.backend, shapes, number, self._store)
             self._shaped[key] = found
             while len(self._shaped) > _SHAPES_KEPT:
                 self._shaped.popitem(last=False)
@@ -265,7 +265,7 @@ class Engine:
             if not (probe := part.probe):
                 continue
             shapes = {n: tuple(v) for n, v in probe["shapes"].items()}
-            bound = Bound(self.shaped(k, shapes), self.backend)
+            bound = launches(self.shaped(k, shapes), self.backend)
             bound.feed(probe_inputs(part.network, probe["seed"], shapes))
             bound.run()
             if different := probe_differs(probe, bound.fetch()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from whet.runtime.kernels import Planned
@@ -34,6 +35,11 @@ class Sites:
                     self._calls.setdefault(t.name, []).extend((call, kind, index) for call in calls)
         if calls:  # what is written over an input; views, which record nothing, write nothing
             self._worked |= {step.layer.outputs[j].name for _, j in step.signature.inplace}
+
+    def touches(self, step: Planned, names: Collection[str]) -> bool:
+        """Whether a layer reads or writes bytes of one of these tensors."""
+        own = {t.name for t in (*step.layer.inputs, *step.layer.outputs) if t is not None}
+        return any(own & self._groups.get(n, {n}) for n in names)
 
     def why_not(self, values: Values, name: str) -> str | None:
         """Why an input or output must stay in the arena; None when its launches can use a user's memory."""

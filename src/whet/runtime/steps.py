@@ -8,7 +8,8 @@ The builder times and verifies whole engines with it; `Engine` and `Context` are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,10 +60,7 @@ class Bound(Values):
 
     def run(self) -> None:
         """Runs everything; returns when the results are there. Raises BackendError when a kernel fails."""
-        try:
-            self.executable.run()
-        except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError, StopIteration) as e:
-            raise BackendError(f"a layer failed while it ran: {type(e).__name__}: {e}. Verify the engine, or build it again.") from e
+        run_caught(self.executable)
 
     def run_timed(self) -> list[float]:
         """Runs launch by launch; seconds of each *layer*."""
@@ -122,6 +120,22 @@ class Bound(Values):
         kernel.enqueue(Args(args.inputs, args.outputs, tuple(packed), args.scratch), recorder)
         return recorder.calls
 
+    def again(self, names: Collection[str]) -> Again:
+        """Launches of one more run in the same memory, whose inputs or outputs `names` may lie elsewhere: what touches them is recorded anew."""
+        sites, calls = Sites(self.shaped), []
+        recorder = _Recorder(self.backend.stream())
+        for step, args, own in zip(self.shaped.steps, self._args, self.step_calls, strict=True):
+            if own and self._sites.touches(step, names):
+                recorder.calls = own = []
+                step.kernel.enqueue(args, recorder)
+                sites.note(step, own)
+            calls += own
+        return Again(calls, sites)
+
+    def itself(self) -> Again:
+        """Its own launches, as `again` gives others."""
+        return Again([call for calls in self.step_calls for call in calls], self._sites)
+
     def why_not_pointed(self, name: str) -> str | None:
         """Why an input or output must stay in the arena; None when its launches can use a user's memory."""
         return self._sites.why_not(self, name)
@@ -164,6 +178,22 @@ class Bound(Values):
                 ins.append(self.address(t.name))
         outs = tuple(self.address(t.name) for t in step.layer.outputs)
         return Args(tuple(ins), outs, tuple(p.address for p in self.shaped.packed[i]), scratch if step.kernel.scratch else 0)
+
+
+@dataclass
+class Again:
+    """Launches of a run, and where the addresses of inputs and outputs stand in them."""
+
+    calls: list[Any]
+    sites: Sites
+
+
+def run_caught(executable: Executable) -> None:
+    """Runs launches. Raises BackendError when a kernel fails, in whichever way."""
+    try:
+        executable.run()
+    except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError, StopIteration) as e:
+        raise BackendError(f"a layer failed while it ran: {type(e).__name__}: {e}. Verify the engine, or build it again.") from e
 
 
 def bind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from whet.backends._base import Buffer, backend
 from whet.backends.cpu import info
 from whet.backends.cpu import threads as _threads
+from whet.backends.cpu.lanes import Lanes, why_no_lanes
 from whet.backends.cpu.launch import LaunchExecutable, LaunchList
 from whet.backends.cpu.load import Load, watch
 from whet.backends.cpu.loop import no_compiler
@@ -58,6 +60,14 @@ class CpuBackend:
     def stream(self) -> LaunchList:
         """A new launch list."""
         return LaunchList(self.threads)
+
+    def why_no_lanes(self, calls: Sequence[Any]) -> str | None:
+        """Why launches that were recorded for one thread cannot run in lanes here; None where they can."""
+        return why_no_lanes(calls)
+
+    def lanes(self, programs: Sequence[Sequence[Any]]) -> Lanes:
+        """A launch that runs several lists of launches at once, each on a thread of its own. Raises BackendError where `why_no_lanes` says so."""
+        return Lanes(programs)
 
     def seconds(self, executable: LaunchExecutable, repeats: int) -> list[float]:
         """Wall-clock seconds of each of `repeats` runs.

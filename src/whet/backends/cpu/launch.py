@@ -69,7 +69,7 @@ class LaunchExecutable:
                 rows, members = [], []
                 self._segments.append(call)
             else:
-                rows.append(_row(call))
+                rows.append(row_of(call))
                 members.append(call)
         self._close(members, rows)
 
@@ -84,7 +84,7 @@ class LaunchExecutable:
     def run_timed(self) -> list[float]:
         """Runs call by call; seconds of each, in the order of recording."""
         if not self._single:
-            self._single = [c if c.native is None else _Native([c], [_row(c)], self._loop) for c in self.calls]
+            self._single = [c if c.native is None else _Native([c], [row_of(c)], self._loop) for c in self.calls]
         _Native(["omp_set_num_threads"] * len(self._set_threads), self._set_threads, self._loop).run()
         times = []
         for step in self._single:
@@ -94,7 +94,7 @@ class LaunchExecutable:
         return times
 
 
-def _row(call) -> tuple[int, ...]:
-    """The call's words and the mask for its status, as signed 64-bit numbers."""
+def row_of(call) -> tuple[int, ...]:
+    """A native call's words and the mask for its status, as signed 64-bit numbers."""
     mask = -1 if getattr(call, "returns_status", True) else 0
     return (*(w - (1 << 64) if w >= 1 << 63 else w for w in call.native), mask)

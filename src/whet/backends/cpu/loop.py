@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 WORDS = 6
 
@@ -76,22 +78,35 @@ def _compiled() -> tuple[Loop, object] | None:
     """
     if no_compiler():
         return None
+    engine, machine = compiled(_IR)
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(engine.get_function_address("whet_run"))
+    return function, (engine, machine)
+
+
+def compiled(ir: str) -> tuple[Any, Any]:
+    """Machine code of a module of IR, which `get_function_address` of the first gives out; both must be kept. For where `no_compiler` is None."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    module = llvm.parse_assembly(_IR if llvm.llvm_version_info[0] < 17 else _opaque(_IR))
+    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _opaque(ir))
     module.verify()
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(engine.get_function_address("whet_run"))
-    return function, (engine, machine)
+    return engine, machine
 
 
 def _opaque(ir: str) -> str:
     """The same text with LLVM 17's pointer type."""
-    return ir.replace("i32 (i64, i64, i32, i64)*", "ptr").replace("i64*", "ptr")
+    return re.sub(r"(i\d+|void) \([^()]*\)\*|i64\*", "ptr", ir)
+
+
+def run_address() -> int:
+    """Address of the compiled loop, `int64 whet_run(int64* steps, int64 count)`, for other compiled code."""
+    found = _compiled()
+    assert found is not None, "no_compiler() is asked first"
+    return ctypes.cast(found[0], ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
 @cache
