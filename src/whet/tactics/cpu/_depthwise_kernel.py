@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._silu_kernel import FLOATS as _F
-from whet.tactics.cpu._silu_kernel import WIDE, constants, declarations, silu
+from whet.tactics.cpu._ir import FLOATS as _F
+from whet.tactics.cpu._ir import WIDE, fma, least, load, store
+from whet.tactics.cpu._silu_kernel import constants, declarations, silu
 
 TILES = (12, 8, 4)
 """Pixels of a row that are summed together."""
@@ -15,26 +16,6 @@ _WORDS = (
 )  # fmt: skip
 """The context: addresses; sizes of the image and of the result; blocks of 16 channels; padding above and beside; the columns of the result from which
 and up to which no tap lies beside the image; images * blocks * rows; how many of these a thread takes; whose function says which thread it is."""
-
-
-def _load(name: str, base: str, offset: str) -> str:
-    """Lines: %name is the vector at %base plus `offset` floats."""
-    return (
-        f"  %{name}.at = getelementptr float, float* %{base}, i64 {offset}\n"
-        f"  %{name}.v = bitcast float* %{name}.at to {_F}*\n  %{name} = load {_F}, {_F}* %{name}.v, align 4"
-    )
-
-
-def _store(value: str, name: str, base: str, offset: str) -> str:
-    return (
-        f"  %{name}.at = getelementptr float, float* %{base}, i64 {offset}\n"
-        f"  %{name}.v = bitcast float* %{name}.at to {_F}*\n  store {_F} {value}, {_F}* %{name}.v, align 4"
-    )
-
-
-def _least(name: str, a: str, b: str, larger: bool = False) -> str:
-    """Lines: %name is the smaller (`larger`: the larger) of two i64."""
-    return f"  %{name}.c = icmp {'sgt' if larger else 'slt'} i64 {a}, {b}\n  %{name} = select i1 %{name}.c, i64 {a}, i64 {b}"
 
 
 @cache
@@ -48,15 +29,15 @@ def depthwise_ir(window: int, stride: int, pixels: int, estimate: bool) -> str:
     starts = newline.join(f"  %s{j} = phi {_F} [ %bias, %tile ], [ %a{window - 1}.{j}, %tile.taps ]" for j in range(pixels))
     inner = []
     for t in range(window):
-        inner.append(_load(f"w{t}", "w.row", str(t * WIDE)))
+        inner.append(load(f"w{t}", "w.row", t * WIDE))
         for j in range(pixels):
-            inner.append(_load(f"x{t}.{j}", "x.row", str((j * stride + t) * WIDE)))
+            inner.append(load(f"x{t}.{j}", "x.row", (j * stride + t) * WIDE))
             before = f"%s{j}" if t == 0 else f"%a{t - 1}.{j}"
-            inner.append(f"  %a{t}.{j} = call {_F} @llvm.fma.v{WIDE}f32({_F} %x{t}.{j}, {_F} %w{t}, {_F} {before})")
+            inner.append(fma(f"a{t}.{j}", f"%x{t}.{j}", f"%w{t}", before))
     ends = []
     for j in range(pixels):
         lines, result = silu(f"a{window - 1}.{j}", f"e{j}", estimate)
-        ends += [lines, _store(result, f"o{j}", "y.tile", str(j * WIDE))]
+        ends += [lines, store(result, f"o{j}", "y.tile", j * WIDE)]
     edge, edge_result = silu("g.sum", "ge", estimate)
     return f"""
 {declarations(estimate)}
@@ -84,22 +65,22 @@ row:
   %x = getelementptr float, float* %x.base, i64 %x.o
   %w.o = mul i64 %block, {(window * window + 1) * WIDE}
   %w = getelementptr float, float* %w.base, i64 %w.o
-{_load("bias", "w", str(window * window * WIDE))}
+{load("bias", "w", window * window * WIDE)}
   %y.o = mul i64 %i, %out.line
   %y = getelementptr float, float* %y.base, i64 %y.o
   %down = mul i64 %p, {stride}
   %iy = sub i64 %down, %top
   %above = sub i64 0, %iy
-{_least("first.row", "%above", "0", larger=True)}
+{least("first.row", "%above", 0, larger=True)}
   %below = sub i64 %height, %iy
-{_least("end.row", "%below", str(window))}
+{least("end.row", "%below", window)}
   br label %tiles
 tiles:
   %q = phi i64 [ %left, %row ], [ %q1, %tile.done ]
   %q.more = icmp slt i64 %q, %right
   br i1 %q.more, label %tile, label %edges.next
 tile:
-{_least("q0", "%q", "%latest")}
+{least("q0", "%q", "%latest")}
   %across = mul i64 %q0, {stride}
   %ix = sub i64 %across, %side
   %ix.o = mul i64 %ix, {WIDE}
@@ -135,9 +116,9 @@ edge:
   %g.across = mul i64 %gq, {stride}
   %gx = sub i64 %g.across, %side
   %g.beside = sub i64 0, %gx
-{_least("first.tap", "%g.beside", "0", larger=True)}
+{least("first.tap", "%g.beside", 0, larger=True)}
   %g.rest = sub i64 %width, %gx
-{_least("end.tap", "%g.rest", str(window))}
+{least("end.tap", "%g.rest", window)}
   br label %edge.rows
 edge.rows:
   %v = phi i64 [ %first.row, %edge ], [ %v1, %edge.row.done ]
@@ -152,11 +133,11 @@ edge.taps:
   %u.x = add i64 %gx, %u
   %u.xo = mul i64 %u.x, {WIDE}
   %u.o = add i64 %v.o, %u.xo
-{_load("ux", "x", "%u.o")}
+{load("ux", "x", "%u.o")}
   %u.w = add i64 %v.w, %u
   %u.wo = mul i64 %u.w, {WIDE}
-{_load("uw", "w", "%u.wo")}
-  %g.sum = call {_F} @llvm.fma.v{WIDE}f32({_F} %ux, {_F} %uw, {_F} %g.now)
+{load("uw", "w", "%u.wo")}
+{fma("g.sum", "%ux", "%uw", "%g.now")}
   %u1 = add i64 %u, 1
   %u.more = icmp slt i64 %u1, %end.tap
   br i1 %u.more, label %edge.taps, label %edge.row.done
@@ -167,7 +148,7 @@ edge.row.done:
 edge.done:
 {edge}
   %gq.o = mul i64 %gq, {WIDE}
-{_store(edge_result, "go", "y", "%gq.o")}
+{store(edge_result, "go", "y", "%gq.o")}
   %g1 = add i64 %g, 1
   br label %edges.next
 edges.done:

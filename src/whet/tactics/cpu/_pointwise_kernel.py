@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._silu_kernel import FLOATS as _F
-from whet.tactics.cpu._silu_kernel import WIDE, constants, declarations, silu
+from whet.tactics.cpu._ir import FENCE, WIDE, fma, least, load, moved, spread, store
+from whet.tactics.cpu._ir import FLOATS as _F
+from whet.tactics.cpu._silu_kernel import constants, declarations, silu
 
 TILES = ((3, 8), (2, 12), (4, 6), (1, 24))
 """(blocks of output channels, pixels) of a tile: 24 sums in registers, which leaves eight of AVX-512's for operands."""
@@ -24,38 +25,22 @@ def pointwise_ir(blocks: int, pixels: int, estimate: bool) -> str:
     pixels: its last tile begins so many before the end, and computes some of them again.
     """
     sums = [(j, p) for j in range(blocks) for p in range(pixels)]
-    bias = [
-        f"  %b{j}.at = getelementptr float, float* %w.bias, i64 {j * WIDE}\n  %b{j}.v = bitcast float* %b{j}.at to {_F}*\n"
-        f"  %b{j} = load {_F}, {_F}* %b{j}.v, align 4"
-        for j in range(blocks)
-    ]
+    bias = [load(f"b{j}", "w.bias", j * WIDE) for j in range(blocks)]
     starts = [f"  %s{j}.{p} = phi {_F} [ %b{j}, %item ], [ %a{STEP - 1}.{j}.{p}, %taps.next ]" for j, p in sums]
     inner = []
     for u in range(STEP):
-        for j in range(blocks):
-            inner.append(
-                f"  %w{u}.{j}.at = getelementptr float, float* %w.now, i64 {(u * blocks + j) * WIDE}\n"
-                f"  %w{u}.{j}.v = bitcast float* %w{u}.{j}.at to {_F}*\n  %w{u}.{j} = load {_F}, {_F}* %w{u}.{j}.v, align 4"
-            )
+        inner += [load(f"w{u}.{j}", "w.now", (u * blocks + j) * WIDE) for j in range(blocks)]
         for p in range(pixels):
-            inner.append(
-                f"  %x{u}.{p}.at = getelementptr float, float* %x.now, i64 {p * WIDE + u}\n"
-                f"  %x{u}.{p}.f = load float, float* %x{u}.{p}.at, align 4\n"
-                f"  %x{u}.{p}.i = insertelement {_F} undef, float %x{u}.{p}.f, i32 0\n"
-                f"  %x{u}.{p} = shufflevector {_F} %x{u}.{p}.i, {_F} undef, <{WIDE} x i32> zeroinitializer"
-            )
+            inner.append(spread(f"x{u}.{p}", "x.now", p * WIDE + u))
             for j in range(blocks):
-                before = f"%s{j}.{p}" if u == 0 else f"%a{u - 1}.{j}.{p}"
-                inner.append(f"  %a{u}.{j}.{p} = call {_F} @llvm.fma.v{WIDE}f32({_F} %x{u}.{p}, {_F} %w{u}.{j}, {_F} {before})")
+                inner.append(fma(f"a{u}.{j}.{p}", f"%x{u}.{p}", f"%w{u}.{j}", f"%s{j}.{p}" if u == 0 else f"%a{u - 1}.{j}.{p}"))
+            inner.append(FENCE)
     ends = []
     for j in range(blocks):
-        ends.append(f"  %y{j}.o = mul i64 %plane, {j}\n  %y{j}.at = getelementptr float, float* %y, i64 %y{j}.o")
+        ends.append(moved(f"y{j}", "y", "%plane", j))
         for p in range(pixels):
             lines, result = silu(f"a{STEP - 1}.{j}.{p}", f"e{j}.{p}", estimate)
-            ends.append(
-                f"{lines}\n  %o{j}.{p}.at = getelementptr float, float* %y{j}.at, i64 {p * WIDE}\n"
-                f"  %o{j}.{p}.v = bitcast float* %o{j}.{p}.at to {_F}*\n  store {_F} {result}, {_F}* %o{j}.{p}.v, align 4"
-            )
+            ends += [lines, store(result, f"o{j}.{p}", f"y{j}", p * WIDE)]
     newline = "\n"
     return f"""
 {declarations(estimate)}
@@ -82,14 +67,12 @@ item:
   %g = urem i64 %rest, %groups
   %n = udiv i64 %rest, %groups
   %p.want = mul i64 %tile, {pixels}
-  %p.late = icmp sgt i64 %p.want, %last
-  %p0 = select i1 %p.late, i64 %last, i64 %p.want
+{least("p0", "%p.want", "%last")}
   %p.at = mul i64 %p0, {WIDE}
   %x.image = mul i64 %n, %in.image
   %x.o = add i64 %x.image, %p.at
   %x = getelementptr float, float* %x.base, i64 %x.o
-  %w.o = mul i64 %g, %w.group
-  %w = getelementptr float, float* %w.base, i64 %w.o
+{moved("w", "w.base", "%g", "%w.group")}
   %w.bias = getelementptr float, float* %w, i64 %w.taps
   %y.image = mul i64 %n, %out.image
   %y.block = mul i64 %g, {blocks}
@@ -108,8 +91,7 @@ taps.next:
   %x.within = mul i64 %within, {STEP}
   %x.t = add i64 %x.block, %x.within
   %x.now = getelementptr float, float* %x, i64 %x.t
-  %w.t = mul i64 %t, {STEP * blocks * WIDE}
-  %w.now = getelementptr float, float* %w, i64 %w.t
+{moved("w.now", "w", "%t", STEP * blocks * WIDE)}
 {newline.join(inner)}
   %t1 = add i64 %t, 1
   %t.more = icmp slt i64 %t1, %turns
