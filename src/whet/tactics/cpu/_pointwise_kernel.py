@@ -9,8 +9,8 @@ from whet.tactics.cpu._ir import FENCE, WIDE, fma, least, load, moved, spread, s
 from whet.tactics.cpu._ir import FLOATS as _F
 from whet.tactics.cpu._silu_kernel import constants, declarations, silu
 
-TILES = ((3, 8), (2, 12), (4, 6), (1, 24))
-"""(blocks of output channels, pixels) of a tile: 24 sums in registers, which leaves eight of AVX-512's for operands."""
+TILES = ((3, 8), (2, 12), (4, 6), (1, 24), (5, 5))
+"""(blocks of output channels, pixels) of a tile: 24 or 25 sums in registers, which leaves at least one of AVX-512's for each block and number."""
 STEP = 4  # input channels of a turn of the inner loop
 _WORDS = ("source", "weights", "target", "pixels", "blocks.in", "blocks.out", "taps", "tiles", "groups", "items", "share", "ask")
 """The context: addresses; pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks;
