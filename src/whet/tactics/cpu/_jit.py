@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from whet.backends.cpu import threads
 from whet.backends.cpu.info import cpuinfo
 from whet.backends.cpu.loop import no_compiler
+from whet.tactics.cpu._dealing import context_of, dealt, team_ir
 
 _kept: list[Any] = []  # compiled modules: their code lives as long as the process
 
@@ -60,54 +59,54 @@ def address(ir: str, name: str) -> int:
 
 def _opaque(ir: str) -> str:
     """The same text with LLVM 17's pointer type."""
-    return re.sub(r"(<\d+ x (i\d+|float)>|i32 \(\)|i\d+|float)\*", "ptr", re.sub(r"\.p0v\d+f32\b", ".p0", ir))
+    return re.sub(r"(<\d+ x (i\d+|float)>|(i32|void) \([^()]*\)|i\d+|float)\*", "ptr", re.sub(r"\.p0v\d+f32\b", ".p0", ir))
 
 
 def opening(name: str, words: Sequence[str], whole: str) -> str:
-    """IR of `void name(i64* context)` up to its own work, and of `first`, which a call on one thread asks for its number: 0.
+    """IR of `void name(i64* context)`, which deals `whole` items to its thread bit by bit (_dealing.py); of the beginning of what it calls for each
+    bit, up to the kernel's own work; and of `first`, which a call on one thread asks for its number: 0.
 
-    `words` name what the context holds, in order, `share` (items a thread takes) and `ask` (whose function gives the thread's number) among
-    them; behind it every word is a value, and `%from` and `%end` are the thread's part of `whole` items.
+    `words` name what the context holds, in order, `share` (items of a thread's run) and `ask` (whose function gives the thread's number)
+    among them; behind it every word is a value, and `%from` and `%end` are the items to be worked on.
     """
     loads = "\n".join(f"  %{n}.p = getelementptr i64, i64* %context, i64 {k}\n  %{n} = load i64, i64* %{n}.p" for k, n in enumerate(words))
     return f"""
 define i32 @first() {{
   ret i32 0
 }}
-
-define void @{name}(i64* %context) {{
+{dealt(name, words, whole)}
+define internal void @{name}.part(i64* %context, i64 %from, i64 %end) noinline {{
 start:
-{loads}
-  %f = inttoptr i64 %ask to i32 ()*
-  %own = call i32 %f()
-  %k = sext i32 %own to i64
-  %from = mul i64 %k, %share
-  %upto = add i64 %from, %share
-  %over = icmp sgt i64 %upto, %{whole}
-  %end = select i1 %over, i64 %{whole}, i64 %upto"""
+{loads}"""
+
+
+@cache
+def _team() -> int:
+    """Address of the function that starts a dealt kernel on the threads of the pool."""
+    return address(team_ir(threads.address("GOMP_parallel")), "team")
 
 
 class ParallelCall:
     """A recorded launch of `void function(int64* context)` on `count` threads of the pool, or on the calling one.
 
     `context` holds addresses and sizes; `operands` says which of its places are operands of the layer, for re-pointing. With one thread
-    the function is called as it is; it asks the function whose address stands in its context which part is its own. `shifts` says how
-    many bytes into an operand a place points.
+    the function is called as it is; else threads take its items bit by bit, in multiples of `step`. `shifts` says how many bytes into an
+    operand a place points.
     """
 
     returns_status = False
 
     def __init__(
         self, function: int, context: list[int], operands: dict[tuple[str, int], int], count: int, implementation: str,
-        shifts: dict[int, int] | None = None,
+        shifts: dict[int, int] | None = None, step: int = 1,
     ) -> None:  # fmt: skip
-        self._context, self._shifts = np.array(context, np.int64), shifts or {}
+        self._context, self._shifts = context_of(context, count, step), shifts or {}
         self._operands, self.implementation = operands, implementation
         place = self._context.ctypes.data
         if count == 1:
             self.native: tuple[int, int, int, int, int] | None = (function, place, 0, 0, 0)
         else:
-            self.native = (threads.address("GOMP_parallel"), function, place, count, 0)
+            self.native = (_team(), function, place, count, 0)
 
     def run(self) -> None:
         assert self.native is not None

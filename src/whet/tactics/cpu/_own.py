@@ -53,7 +53,7 @@ class OwnKernel:
         ask = threads.address("omp_get_thread_num") if self.threads > 1 else _jit.address(ir, "first")
         context = [*(w if isinstance(w, int) else at[w[0]][w[1]] for w in words), share, args.packed[0], ask]
         operands = {w: k for k, w in enumerate(words) if not isinstance(w, int)}
-        stream.record(_jit.ParallelCall(_jit.address(ir, name), context, operands, self.threads, self.implementation))
+        stream.record(_jit.ParallelCall(_jit.address(ir, name), context, operands, self.threads, self.implementation, step=step))
 
 
 def integer_range(dtype: DType) -> tuple[int, int]:
