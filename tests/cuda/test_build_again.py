@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.compiling import first_configs
 from support.standin_gpu import StandInGpu
 from whet.builder import BuildConfig, build, in_chain, racing, whole
 from whet.builder.ahead import configs_with_texts
@@ -131,3 +132,18 @@ def test_configurations_that_cannot_be_told_apart_stay_together():
     machine.compile_ahead = lambda sources: pytest.fail("nothing is compiled while configurations are listed")
     assert configs_with_texts(Half(), None, None, machine) == [(("a",), ("one", "two")), (("b",), ()), (("c",), ())]
     assert get_tactic("cuda/own_conv").name == "cuda/own_conv"
+
+
+def test_a_test_compiles_what_it_runs_and_no_more():
+    class Each:
+        name = "cuda/each"
+
+        def configs(self, layer, signature, machine):
+            machine.compile_ahead(["one", "two", "three"])
+            return [("a",), ("b",), ("c",)]
+
+    machine, compiled = StandInGpu(), []
+    machine.compile_ahead = compiled.extend
+    assert first_configs(Each(), None, None, machine, 2) == [("a",), ("b",)]
+    assert compiled == ["one", "two"]
+    assert first_configs(Each(), None, None, machine) == [("a",), ("b",), ("c",)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.compiling import first_configs
 from whet.network import from_stored, static_shape, stored_shape, to_stored
 from whet.ops import OPS, run_layer, run_regions
 from whet.ops import sample_layer as layer_of
@@ -26,14 +27,11 @@ def sample_layer(op, i):
 
 def planned(layer, machine, most=MOST):
     """(tactic, signature, config, kernel) of all that the tactics offer for a layer; at most so many configs of a signature."""
-    for t in TACTICS:
-        if t.why_not(layer):
-            continue
-        for signature in t.signatures(layer, machine):
-            if t.refuses(layer, signature, machine):
-                continue
-            for config in t.configs(layer, signature, machine)[:most]:
-                yield t, signature, config, t.plan(layer, signature, config, machine)
+    listed = [(t, s, first_configs(t, layer, s, machine, most))
+              for t in TACTICS if not t.why_not(layer) for s in t.signatures(layer, machine) if not t.refuses(layer, s, machine)]  # fmt: skip
+    for t, signature, configs in listed:
+        for config in configs:
+            yield t, signature, config, t.plan(layer, signature, config, machine)
 
 
 @pytest.mark.parametrize(("op", "i"), SAMPLES)
