@@ -86,10 +86,11 @@ class AttentionKernel:
 @tactic
 class Attention(Tactic):
     hints = ("Attention",)
+    what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes attention, not {layer.hint or layer.op}"
+        if said := super().why_not(layer):
+            return said
         if said := _jit.available():
             return said
         if not static(layer):

@@ -32,7 +32,6 @@ class ConvAndProduct(Tactic):
     """What is the same for all of them: 16-bit numbers, channels last, Hopper's tensor cores. A tactic says which first convolution it takes."""
 
     ops = ("*",)
-    what = ""
 
     def unfit_pair(self, both: Both) -> str | None:
         """Why the kernel does not take such convolutions, whatever their sizes."""
@@ -41,11 +40,6 @@ class ConvAndProduct(Tactic):
     def unfit_sizes(self, both: Both, machine: Any) -> str | None:
         """Why it does not take these sizes."""
         raise NotImplementedError
-
-    def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes {self.what}, not {layer.hint or layer.op}"
-        return None
 
     def pair(self, layer: Layer) -> Both | str:
         """The two convolutions, or why they are none that the kernel takes."""

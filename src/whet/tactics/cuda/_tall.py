@@ -1,11 +1,33 @@
-"""What tactics with weights as the tall operand in registers share (tall.cuh): how weights are packed, which widths of tiles are tried."""
+"""What tactics with weights as the tall operand in registers share (tall.cuh): how weights are packed, which widths of tiles are tried, launches."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
 import numpy as np
+
+from whet.backends.cuda.launch import Launch
+from whet.tactics._base import Args
+from whet.tactics.cuda._conv import Finish, bias_count
+from whet.tactics.cuda._kernel import loaded
+from whet.tactics.cuda._quantized import Output
 
 THREADS = 128
 SHARED, REGISTERS = 227 * 1024, 65536
+
+
+class Tile(Protocol):
+    """What a launch asks of an instance."""
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks on a multiprocessor."""
 
 
 def registers_of(tall: np.ndarray) -> np.ndarray:
@@ -26,3 +48,18 @@ def widths(columns: int, most: int = 160) -> list[int]:
 def held(registers: int, shared: int, blocks: int) -> bool:
     """Whether a multiprocessor holds so many blocks of so many registers a thread and bytes of shared memory."""
     return registers <= min(255, REGISTERS // (blocks * THREADS)) and (shared + 1024) * blocks <= SHARED
+
+
+def fields(args: Args, channels: int, third: int, sizes: Sequence[int], finish: Finish, out: Output, step: float, zero: int) -> bytes:
+    """A kernel's arguments behind its maps: addresses (weights, biases, factors, a `third`, the result), sizes, how results end, and of
+    what else is read (an image, a residual) a step and a zero point."""
+    numbers = args.packed[1]
+    addresses = (args.packed[0], numbers, numbers + bias_count(channels) * 4, third, args.outputs[0])
+    ends = (*finish.activation[1:], out.per_step, out.zero, step, zero & 0xFFFFFFFF)
+    return struct.pack(f"<5Q{len(sizes)}i5fI", *addresses, *sizes, *ends)
+
+
+def launches(name: str, constants: Mapping[str, int], tile: Tile, tiles: int, multiprocessors: int, arguments: bytes, label: str) -> list[Launch]:
+    """The launch of an instance of `_kernels/<name>.cu` that computes so many tiles."""
+    kernel = loaded(f"{name}.cu", name, tuple(sorted(constants.items())), tile.shared)
+    return [Launch(kernel, (min(tiles, multiprocessors * tile.blocks), 1, 1), THREADS, arguments, label=label)]

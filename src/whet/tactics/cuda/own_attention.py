@@ -42,10 +42,11 @@ class OwnAttention(Tactic):
 
     ops = ("*",)
     hints = ("Attention",)
+    what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes attention, not {layer.hint or layer.op}"
+        if said := super().why_not(layer):
+            return said
         if not all_static(layer):
             return None
         found = taken_apart(layer)

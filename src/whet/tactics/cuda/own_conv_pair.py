@@ -41,11 +41,7 @@ class OwnConvPair(Tactic):
 
     ops = ("*",)
     hints = ("ConvSum",)
-
-    def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes the sum of two convolutions, not {layer.hint or layer.op}"
-        return None
+    what = "the sum of two convolutions"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         parts = _parts(layer)

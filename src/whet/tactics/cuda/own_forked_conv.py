@@ -105,11 +105,7 @@ class OwnForkedConv(Tactic):
 
     ops = ("*",)
     hints = ("ForkedConv",)
-
-    def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes two convolutions of one image, not {layer.hint or layer.op}"
-        return None
+    what = "two convolutions of one image"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         found = forked_conv(layer) if all_static(layer) else "static"

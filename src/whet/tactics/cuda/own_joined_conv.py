@@ -85,11 +85,7 @@ class OwnJoinedConv(Tactic):
 
     ops = ("*",)
     hints = ("JoinedConv",)
-
-    def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes a convolution of joined images, not {layer.hint or layer.op}"
-        return None
+    what = "a convolution of joined images"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         found = joined_conv(layer) if all_static(layer) else "static"

@@ -29,11 +29,7 @@ class OwnMoves(Tactic):
 
     ops = ("*",)
     hints = ("Moves",)
-
-    def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes moves with arithmetic between them, not {layer.hint or layer.op}"
-        return None
+    what = "moves with arithmetic between them"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         places = _sources(layer)

@@ -21,9 +21,7 @@ class OwnPoolChain(Tactic):
 
     ops = ("*",)
     hints = ("PoolChain",)
-
-    def why_not(self, layer: Layer) -> str | None:
-        return None if layer.hint in self.hints else f"computes {self.hints[0]}, not {layer.hint or layer.op}"
+    what = "max poolings in a row with their Concat"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if not all_static(layer):

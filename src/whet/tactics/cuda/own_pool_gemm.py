@@ -39,11 +39,7 @@ class OwnPoolGemm(Tactic):
 
     ops = ("*",)
     hints = ("PoolGemm",)
-
-    def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes global pooling with the product behind it, not {layer.hint or layer.op}"
-        return None
+    what = "global pooling with the product behind it"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         if not all_static(layer) or layer.outputs[0].type.rank != 2:

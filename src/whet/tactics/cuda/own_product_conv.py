@@ -20,11 +20,7 @@ class OwnProductConv(Tactic):
 
     ops = ("*",)
     hints = ("ProductConv",)
-
-    def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes a 1x1 convolution and the one behind it, not {layer.hint or layer.op}"
-        return None
+    what = "a 1x1 convolution and the one behind it"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         pair = _pair(layer)

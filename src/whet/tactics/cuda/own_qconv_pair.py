@@ -55,10 +55,11 @@ class OwnQConvPair(Tactic):
 
     ops = ("*",)
     hints = ("QuantizedSum",)
+    what = "the sum of two quantized convolutions"
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes the sum of two quantized convolutions, not {layer.hint or layer.op}"
+        if said := super().why_not(layer):
+            return said
         found = _sum_of(layer)
         return found if isinstance(found, str) else None
 

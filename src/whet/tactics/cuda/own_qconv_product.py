@@ -21,10 +21,11 @@ class OwnQConvProduct(Tactic):
 
     ops = ("*",)
     hints = ("ConvProduct",)
+    what = "a quantized convolution and the product behind it"
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes a quantized convolution and the product behind it, not {layer.hint or layer.op}"
+        if said := super().why_not(layer):
+            return said
         both = both_of(layer)
         return both if isinstance(both, str) else None
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from whet.backends.cuda import tensormap
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._conv import TYPES, ConvShape, bias_count
-from whet.tactics.cuda._kernel import ACTIVATIONS, Ending, GpuKernel, ahead, loaded, machine_has, packed_array
+from whet.tactics.cuda._conv import TYPES, ConvShape
+from whet.tactics.cuda._kernel import ACTIVATIONS, Ending, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda._quantized import EIGHT, conv_shape_of, ending_of, folds, parts_of, weight_bytes, why_not_weighted
 from whet.tactics.cuda._quantized_tactic import QuantizedTactic
 from whet.tactics.cuda._source import source as text
-from whet.tactics.cuda._tall import THREADS, held, registers_of, widths
+from whet.tactics.cuda._tall import THREADS, fields, held, launches, registers_of, widths
 from whet.tactics.cuda.own_qfirst import first_numbers
 
-_FIELDS = "<5Q7i5fI"
 _MOST_TAPS = 16
 
 
@@ -88,16 +85,13 @@ class OwnQNarrow(QuantizedTactic):
         )
 
         def make(args: Args) -> list:
-            kernel = loaded("qnarrow.cu", "qnarrow", tuple(sorted(constants.items())), tile.shared)
             pair = s.c * stride
             image = (pair, s.w // stride, s.h, s.n)
             blob = tensormap.tiled(args.inputs[x], "u8", image, (pair, s.w * s.c, s.h * s.w * s.c), (s.c, tile.columns, tile.rows, 1))
             residual = 0 if made.residual is None else args.inputs[made.residual]
-            addresses = (args.packed[0], args.packed[1], args.packed[1] + bias_count(s.k) * 4, residual, args.outputs[0])
             sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
-            blob += struct.pack(_FIELDS, *addresses, *sizes, *finish.activation[1:], out.per_step, out.zero, out.add_step, outside)
-            grid = min(tiles, machine.multiprocessors * tile.blocks)
-            return [Launch(kernel, (grid, 1, 1), THREADS, blob + bytes(-len(blob) % 64), label=layer.name)]
+            blob += fields(args, s.k, residual, sizes, finish, out, out.add_step, outside)
+            return launches("qnarrow", constants, tile, tiles, machine.multiprocessors, blob + bytes(-len(blob) % 64), layer.name)
 
         name = f"own narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=(rows, numbers), rtol=0.0)

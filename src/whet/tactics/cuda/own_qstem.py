@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._conv import TYPES, ConvShape, bias_count
-from whet.tactics.cuda._kernel import ACTIVATIONS, GpuKernel, ahead, all_static, loaded, machine_has, packed_array, same
+from whet.tactics.cuda._conv import TYPES, ConvShape
+from whet.tactics.cuda._kernel import ACTIVATIONS, GpuKernel, ahead, all_static, machine_has, packed_array, same
 from whet.tactics.cuda._quantized import folds
 from whet.tactics.cuda._quantized_image import Image, image_parts
 from whet.tactics.cuda._source import source as text
-from whet.tactics.cuda._tall import THREADS, held, registers_of, widths
+from whet.tactics.cuda._tall import THREADS, fields, held, launches, registers_of, widths
 from whet.tactics.cuda.own_first_pool import _window
 from whet.tactics.cuda.own_qfirst import first_numbers
 
 _HINTS = ("ConvPool", "ImageConv")
-_FIELDS = "<5Q11i5fi"
 
 
 @tactic
@@ -81,12 +78,9 @@ class OwnQStem(Tactic):
         packed = (packed_array(key, size, lambda: fragments(weights.array(), s)), numbers)
 
         def make(args: Args) -> list:
-            kernel = loaded("qstem.cu", "qstem", tuple(sorted(constants.items())), tile.shared)
-            addresses = (args.packed[0], args.packed[1], args.packed[1] + bias_count(s.k) * 4, args.inputs[found.image], args.outputs[0])
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
-            blob = struct.pack(_FIELDS, *addresses, *sizes, *finish.activation[1:], out.per_step, out.zero, 1.0 / step, zero)
-            grid = min(tiles, machine.multiprocessors * tile.blocks)
-            return [Launch(kernel, (grid, 1, 1), THREADS, blob, label=layer.name)]
+            arguments = fields(args, s.k, args.inputs[found.image], sizes, finish, out, 1.0 / step, zero)
+            return launches("qstem", constants, tile, tiles, machine.multiprocessors, arguments, layer.name)
 
         name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)

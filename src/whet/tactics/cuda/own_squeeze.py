@@ -72,10 +72,11 @@ class OwnSqueeze(Tactic):
 
     ops = ("*",)
     hints = ("SqueezeExcite",)
+    what = "squeeze and excitation"
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes squeeze and excitation, not {layer.hint or layer.op}"
+        if said := super().why_not(layer):
+            return said
         found = _gate(layer) if all_static(layer) else None
         return found if isinstance(found, str) else None
 

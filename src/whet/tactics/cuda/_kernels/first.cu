@@ -64,70 +64,9 @@ DEV u32 larger(u32 a, u32 b) {
 }
 #endif
 
-DEV u32 load_shared_u32(u32 a) { u32 v; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(a)); return v; }
+#include "image_tiles.cuh"
 
-struct Tile {  // which output pixels; steps to the block's next tile by addition
-    int tx, ty, n;
-    DEV Tile(const Args& a, int tile) { const int line = tile / a.tiles_w; tx = tile - line * a.tiles_w; n = line / a.tiles_h; ty = line - n * a.tiles_h; }
-    DEV void add(const Args& a, const Tile& step) {
-        tx += step.tx; ty += step.ty; n += step.n;
-        if (tx >= a.tiles_w) { tx -= a.tiles_w; ++ty; }
-        if (ty >= a.tiles_h) { ty -= a.tiles_h; ++n; }
-    }
-};
-
-#if TO
-typedef u32 Number;
-typedef int Sum;
-#else
-typedef float Number;
-typedef float Sum;
-#endif
-
-#if TO
-DEV u32 pixel(const Args& a, const u8* image, int at) {
-#if defined(QUANT) && QUANT
-    const float y = rintf(load1<FROM>(image, at) * a.image_per_step) + (float)a.in_zero;
-    return y == y ? (u32)(int)fminf(fmaxf(y, IN8 == 4 ? 0.f : -128.f), IN8 == 4 ? 255.f : 127.f) & 0xff : 0;
-#else
-    return image[at];
-#endif
-}
-#endif
-
-// This thread's pixels of the image under a tile; zeros outside.
-DEV void fetch(const Args& a, const Tile& t, Number (&v)[EACH][C * UNIT]) {
-    const int y0 = (t.ty * DOWN - POOL_PAD) * STRIDE_H - a.pad_h, x0 = (t.tx * RIGHT - POOL_PAD) * STRIDE_W - a.pad_w, plane = a.h * a.w;
-    const u8* image = a.in + (long long)t.n * plane * C * Element<FROM>::BYTES;
-#if PAIRS
-#pragma unroll
-    for (int j = 0; j < EACH; ++j) {
-        const int i = threadIdx.x + j * THREADS, r = i / (COLUMNS / 2), y = y0 + r, x = x0 + (i - r * (COLUMNS / 2)) * 2, at = y * a.w + x;
-        const bool inside = (j + 1 < EACH || i < UNITS) && (u32)y < (u32)a.h && (u32)x < (u32)a.w;
-#pragma unroll
-        for (int c = 0; c < C; ++c) {
-            const float2 two = inside ? *reinterpret_cast<const float2*>(image + (c * plane + at) * 4) : make_float2(0.f, 0.f);
-            v[j][c] = two.x;
-            v[j][C + c] = two.y;
-        }
-    }
-#else
-#pragma unroll
-    for (int j = 0; j < EACH; ++j) {
-        const int i = threadIdx.x + j * THREADS, r = i / COLUMNS, y = y0 + r, x = x0 + i - r * COLUMNS, at = y * a.w + x;
-        const bool inside = (j + 1 < EACH || i < PIXELS) && (u32)y < (u32)a.h && (u32)x < (u32)a.w;
-#pragma unroll
-        for (int c = 0; c < C; ++c) {
-#if TO
-            const int place = NHWC ? at * C + c : c * plane + at;
-            v[j][c] = inside ? pixel(a, image, place) : (u32)a.in_zero & 0xff;
-#else
-            v[j][c] = inside ? load1<FROM>(image, NHWC ? at * C + c : c * plane + at) : 0.f;
-#endif
-        }
-    }
-#endif
-}
+#include "first_image.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid_constant__ Args a) {
     extern __shared__ u8 raw[];
@@ -191,11 +130,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int m = TH * TW % 64 == 0 ? row + half * 8 : min(row + half * 8, TH * TW - 1);
-            from[half] = patch + ((m / TW * STRIDE_H) * COLUMNS + m % TW * STRIDE_W) * PIXEL + lane % 4 * 4;
+            from[half] = patch + window_of(m) + lane % 4 * 4;
         }
         if (WHOLE) {  // this lane's address gives one pixel's taps, of the second two where the lane is one of the upper half: beside the first two, or a row further on
             const int m = min(warp % 4 * 16 + warp / 4 * 64 + lane % 16, TH * TW - 1);
-            from[0] = patch + ((m / TW * STRIDE_H) * COLUMNS + m % TW * STRIDE_W) * PIXEL + lane / 16 * 16;
+            from[0] = patch + window_of(m) + lane / 16 * 16;
             from[1] = from[0] + lane / 16 * (COLUMNS - TAPS) * 8;
         }
         Sum acc[BN / 2];
@@ -209,18 +148,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) first(const __grid
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {  // four taps of four channels: 16 bytes
                     const int four = (s + d) * 2 + h < FOURS ? (s + d) * 2 + h : 0, at = four * 4 / TAPS * COLUMNS * 4 + four * 4 % TAPS * 4;
-                    g[d][2 * h] = load_shared_u32(from[0] + at);
-                    g[d][2 * h + 1] = load_shared_u32(from[1] + at);
+                    g[d][2 * h] = load_shared(from[0] + at);
+                    g[d][2 * h + 1] = load_shared(from[1] + at);
                 }
 #else
                 const int two = (s + d) * 4, at = two / TAPS * COLUMNS * 8 + two % TAPS * 8;  // twice two taps of four channels: 16 bytes each
                 const int more = (two + 2) / TAPS * COLUMNS * 8 + (two + 2) % TAPS * 8;
                 if (WHOLE) load_fragment(g[d], from[more == at + 16 ? 0 : 1] + at);
                 else {
-                    g[d][0] = load_shared_u32(from[0] + at);
-                    g[d][1] = load_shared_u32(from[1] + at);
-                    g[d][2] = load_shared_u32(from[0] + more);
-                    g[d][3] = load_shared_u32(from[1] + more);
+                    g[d][0] = load_shared(from[0] + at);
+                    g[d][1] = load_shared(from[1] + at);
+                    g[d][2] = load_shared(from[0] + more);
+                    g[d][3] = load_shared(from[1] + more);
                 }
 #endif
             }

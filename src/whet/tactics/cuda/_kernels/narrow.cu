@@ -56,15 +56,9 @@ struct Args {
 #endif
 };
 
-struct Tile {  // which output pixels; steps to the block's next tile by addition
-    int tx, ty, n;
-    DEV Tile(const Args& a, int tile) { const int line = tile / a.tiles_w; tx = tile - line * a.tiles_w; n = line / a.tiles_h; ty = line - n * a.tiles_h; }
-    DEV void add(const Args& a, const Tile& step) {
-        tx += step.tx; ty += step.ty; n += step.n;
-        if (tx >= a.tiles_w) { tx -= a.tiles_w; ++ty; }
-        if (ty >= a.tiles_h) { ty -= a.tiles_h; ++n; }
-    }
-};
+#include "image_tiles.cuh"
+
+DEV u32 swizzled(u32 at) { return at ^ (at & 0x380) >> 3; }  // the place of sixteen bytes in rows of 128: slots begin at whole patterns, so addresses tell it
 
 // Sums begin with their biases, those of column j * 8 at `bias` + j * apart (in every four of columns dealt out).
 template <int COUNT> DEV void begin_with(float (&sums)[COUNT / 2], u32 bias, int apart) {
@@ -129,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
         asked += stride;
     };
     const int row = warp * 16 / TW * RUN * TW + warp * 16 % TW, m0 = row + lane % 16;  // of the tile's pixels: the warp's first, and the one whose channels this lane's address gives
-    const u32 own = ((m0 / TW * STRIDE_H) * COLUMNS + m0 % TW * STRIDE_W + LEAD) * PIXEL + lane / 16 * 16;
+    const u32 own = window_of(m0) + LEAD * PIXEL + lane / 16 * 16;
     auto place_of = [&](int r, int b) {  // where sixteen bytes of this thread go, in sixteens, or NOWHERE
         const int item = b * 4 + lane % 4, col = n0 + (DEALT ? b / 2 * 32 + lane % 4 * 8 : item % (BN / 8) * 8);
         const int m = row + lane / 4 + (DEALT ? b % 2 : item / (BN / 8)) * 8;
@@ -160,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
 #if FRONT
         for (int i = warp / 4; i < TALL; i += THREADS / 128) {
             const int top = i * 64 + warp % 4 * 16, last = ROWS * COLUMNS - 1;
-            const u32 at = min(top + lane % 16, last) * PIXEL + lane / 16 * 16, place = at ^ (at & 0x380) >> 3;
+            const u32 at = min(top + lane % 16, last) * PIXEL + lane / 16 * 16, place = swizzled(at);
             float sums[C / 2];
             u32 g[C / 16][4];
 #pragma unroll
@@ -205,8 +199,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
 #pragma unroll
             for (int d = 0; d < DEEP && s + d < READ; ++d) {
                 const int tap = (s + d) * 16 / C, part = (s + d) * 16 % C / 16;
-                const u32 at = from + (tap / S * COLUMNS + tap % S) * PIXEL;  // slots begin at whole patterns, so the address tells the place in one
-                load_fragment(g[d], (at ^ (at & 0x380) >> 3) ^ part * 32);
+                const u32 at = from + (tap / S * COLUMNS + tap % S) * PIXEL;
+                load_fragment(g[d], swizzled(at) ^ part * 32);
             }
             mma_begin();
 #pragma unroll
@@ -230,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, BLOCKS) narrow(co
             u32 add[4];
             const int m = row + lane / 4 + b % 2 * 8;
             const u32 at = patches + slot * SLOT + ((m / TW + r + a.pad_h) * COLUMNS + m % TW + LEAD + a.pad_w) * PIXEL + (b / 2 * 4 + lane % 4) * 16;
-            load_shared4(add, at ^ (at & 0x380) >> 3);
+            load_shared4(add, swizzled(at));
 #elif RESIDUAL
             u32 add[4] = {residual[r][b].x, residual[r][b].y, residual[r][b].z, residual[r][b].w};
             if (!DEALT) turn_quad(add, lane);
