@@ -23,7 +23,7 @@ from whet.backends.cuda.cudnn import library
 from whet.builder import BuildConfig, build
 from whet.errors import WhetError
 from whet.frontends.onnx import network_from_onnx
-from whet.runtime.steps import bind
+from whet.runtime import bind
 from whet.tactics import anchor
 
 VARIANTS = {"own": ("-CUBLASLT",), "default": (), "+CUDNN": ("+CUDNN",)}

@@ -28,7 +28,7 @@ from whet.builder.lowering import lowered_network
 from whet.builder.precision import Permissions
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
-from whet.runtime.steps import bind
+from whet.runtime import bind
 from whet.tactics import anchor, epilogue, tactics_of
 from whet.tactics.cuda._conv import conv_source
 from whet.tactics.cuda._kernel import ending

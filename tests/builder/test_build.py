@@ -64,7 +64,7 @@ def test_a_level_0_build_times_nothing_and_opens_no_cache(tmp_path):
 def test_dynamic_batch_is_tuned_at_opt_and_sized_at_max():
     net = residual("N")
     shapes = tuple({"x": (n, 3, 10, 10)} for n in (1, 2, 4))
-    plan = build(net, dataclasses.replace(QUICK, profiles=(shapes,)))
+    plan = build(net, dataclasses.replace(QUICK, profiles=(shapes,), samples="together"))
     check_plan(plan)
     assert plan.arenas[0].sizes["x"] == 4 * 3 * 100 * 4
     for n in (1, 2, 3, 4):

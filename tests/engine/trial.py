@@ -35,7 +35,7 @@ def _run(engine) -> str:
     explain(plan)
     engine.describe()
     env = {s: 8 for s in plan.network.symbols()}
-    if max(a.total for a in plan.arenas) > MEMORY or any(network_operations(p.network, env) > WORK for p in (plan, *plan.others)):
+    if max(a.total * max(a.lanes, 1) for a in plan.arenas) > MEMORY or any(network_operations(p.network, env) > WORK for p in (plan, *plan.others)):
         return "opened: too large to run"
     for k in range(max(1, len(plan.profiles))):
         shapes = plan.profiles[k].shapes if plan.profiles else {}
@@ -88,7 +88,8 @@ def base_networks() -> list[Network]:
 
 
 def base_engines() -> list[bytes]:
-    """Engines of `base_networks`, built here without timing; the first with packed weights, the last of two profiles with networks of their own."""
+    """Engines of `base_networks`, built here without timing; the first with packed weights, the third of two profiles with networks of their own,
+    the last one that runs its samples apart."""
     from whet.builder import BuildConfig, build
     from whet.builder.per_profile import joined
     from whet.engine import engine_bytes
@@ -104,5 +105,7 @@ def base_engines() -> list[bytes]:
     first = plan_of(residual, 1, 2, 4)
     apart = joined([plan_of(base_networks()[0], 1, 1, 1), plan_of(base_networks()[0], 2, 4, 4, passes=("none",))])
     assert apart.others, "the profiles' networks differ"
-    plans = [(first, Runtime().load(first).packed_weights()), (plan_of(moves), None), (apart, None)]
+    dealt = plan_of(base_networks()[0], 1, 3, 4, samples="apart")
+    assert dealt.arenas[0].lanes, "samples are run apart"
+    plans = [(first, Runtime().load(first).packed_weights()), (plan_of(moves), None), (apart, None), (dealt, None)]
     return [engine_bytes(plan, packed_weights=packed) for plan, packed in plans]

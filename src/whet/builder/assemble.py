@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,6 +49,16 @@ def assemble(
         model_digest=model_digest(source),
         source_weights={n: t.array() for n, t in source.constants.items()},
     )
+
+
+def dealt(one: EnginePlan, profiles: Sequence[Profile], machine: Any, lanes: int | None = None) -> EnginePlan:
+    """The engine of a batch of an engine of one sample: as many lanes as there are threads and samples, unless it is said how many."""
+    count = max(min(machine.threads, profiles[0].shapes[one.network.inputs[0].name][2][0]), 1) if lanes is None else lanes
+    arenas = [dataclasses.replace(a, lanes=count) for a in one.arenas]
+    described = {**machine.describe(), "libraries": one.machine.get("libraries", {})}
+    return dataclasses.replace(
+        one, profiles=list(profiles), arenas=arenas, machine=described, machine_key=machine.key(), threads=machine.threads, probe={},
+    )  # fmt: skip
 
 
 def plan_arena(net: Network, choices: Mapping[str, Choice], profile: Profile, machine: Any, limits: Mapping[str, int]) -> ArenaPlan:

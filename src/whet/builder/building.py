@@ -13,6 +13,7 @@ import numpy as np
 from whet.backends import get_backend
 from whet.builder.assemble import assemble
 from whet.builder.config import BuildConfig
+from whet.builder.dealing import dealt_if_faster, verify_dealt, worth_dealing
 from whet.builder.explain import candidate_report, cold_report
 from whet.builder.fused import list_parts, time_apart
 from whet.builder.lock import check_lock, locked_plan, read_lock
@@ -61,9 +62,16 @@ def build(
     lock = read_lock(config.lock) if config.lock else None
 
     def make(config: BuildConfig, lock: dict[str, Any] | None, progress: Progress | None) -> EnginePlan:
+        if lock is None and config.samples == "apart":
+            return apart(None, config, progress)
         counts = thread_counts(config, lock["threads"] if lock is not None else None)
         plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs, rival_ms) for n in counts]
-        return plans[0] if len(plans) == 1 else fastest(plans, config.seed)
+        plan = plans[0] if len(plans) == 1 else fastest(plans, config.seed)
+        return apart(plan, config, progress) if lock is None and worth_dealing(net, config) else plan
+
+    def apart(plan: EnginePlan | None, config: BuildConfig, progress: Progress | None) -> EnginePlan:
+        tell = Noting(progress)
+        return dealt_if_faster(plan, net, config, lambda c: _built(net, c, None, Noting(tell), None, None), tell, inputs)
 
     if not tuned_apart(config, lock):
         return make(config, lock, progress)
@@ -103,10 +111,14 @@ def _built(
             {"choice": {"method": "lock"}, "unfused": [(n, "locked") for n in lock["unfused"]]},
         )
         if config.verify and getattr(machine, "runs", True):
-            checked = verify_engine(plan, net, machine, inputs, config, tell)
-            if checked.failures:
-                raise VerificationError(f"the locked engine fails verification: {checked.failures[0]}. Build without --lock.")
-            plan.probe = make_probe(plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
+            if plan.arenas[0].lanes:
+                why = verify_dealt(plan, net, machine, config, inputs, tell)
+            else:
+                checked = verify_engine(plan, net, machine, inputs, config, tell)
+                why = str(checked.failures[0]) if checked.failures else None
+                plan.probe = make_probe(plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
+            if why is not None:
+                raise VerificationError(f"the locked engine fails verification: {why}. Build without --lock.")
     else:
         search = Search(lowered, profiles, machine, tactics, permissions, config, tell, rival_ms)
         plan, report = _searched(search, net, profiles, machine, config, tell, inputs)

@@ -10,7 +10,8 @@ import numpy as np
 
 from whet.builder.building import build
 from whet.builder.config import BuildConfig
-from whet.builder.progress import Progress
+from whet.builder.dealing import as_one, dealt_at_last
+from whet.builder.progress import Noting, Progress
 from whet.builder.relock import locked_again, note_found
 from whet.builder.within import Fit, Judge, report_of
 from whet.engine.plan import EnginePlan
@@ -48,7 +49,9 @@ def build_floats_within(
     """
     if config.lock:
         return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None
-    plan, verdict = _within(net, made, config, budget, samples, progress, inputs)
+    plan, verdict = _within(net, made, as_one(config), budget, samples, progress, inputs)
+    tell = Noting(progress)
+    plan = dealt_at_last(plan, net, config, lambda c: build(net, c, progress=tell), tell, inputs)
     return note_found(plan, config), verdict
 
 

@@ -12,16 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.builder.assemble import assemble, model_digest
+from whet.backends import get_backend
+from whet.builder.assemble import assemble, dealt, model_digest
 from whet.builder.config import BuildConfig
 from whet.builder.key import source_digest
 from whet.builder.option import Option
 from whet.builder.profiles import OPT, bound_layers, environment
 from whet.builder.reformats import with_reformats
 from whet.builder.unfuse import unfuse
+from whet.engine.codec import MOST_LANES
 from whet.engine.plan import Choice, EnginePlan, Profile
 from whet.errors import BackendError, BuildError, EngineError, LockError
 from whet.network import Network, Tensor, network_text
+from whet.ops import why_samples_touch
 from whet.runtime.kernels import signature_of
 from whet.tactics import Operand, PlanRefused, Signature, Tactic, get_tactic
 
@@ -165,13 +168,31 @@ def locked_plan(
         unfuse(lowered, by_name[name])
     try:
         choices = {entry["name"]: _read_choice(entry) for entry in lock["layers"]}
-        plan = _replayed(choices, source, lowered, profiles, machine, config)
-    except (KeyError, TypeError, ValueError, IndexError) as e:
+        if lanes := _lanes(lock, lowered, profiles, config):  # choices are those of one sample on one thread
+            single = [p.of_one_sample() for p in profiles]
+            plan = dealt(_replayed(choices, source, lowered, single, get_backend(machine.name, threads=1), config), profiles, machine, lanes)
+            machine.activate()
+        else:
+            plan = _replayed(choices, source, lowered, profiles, machine, config)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
         raise LockError(f"the lock is damaged: {e!r}. Write it again with --saveLock.") from e
     moved = _differences(lock, plan)
     if moved or plan_digest(plan) != lock["digest"]:
         raise LockError(_text(moved or ["the lowered network is another: a pass or a weight changed"]))
     return plan
+
+
+def _lanes(lock: Mapping[str, Any], lowered: Network, profiles: Sequence[Profile], config: BuildConfig) -> int:
+    """How many samples the locked engine runs at once; 0 where a batch is run as one. Raises LockError where that is not asked for, or cannot be."""
+    lanes = int(lock["arenas"][0].get("lanes", 0))
+    if not 0 <= lanes <= MOST_LANES:
+        raise ValueError(f"{lanes} lanes")
+    kept = "apart" if lanes else "together"
+    if config.samples not in ("auto", kept):
+        raise LockError(_text([f"samples are run {kept} in it, {config.samples} is asked for"]))
+    if lanes and (why := why_samples_touch(lowered, {n: s[2] for n, s in profiles[0].shapes.items()})) is not None:
+        raise LockError(_text([f"samples are run apart in it, but they may touch: {why}"]))
+    return lanes
 
 
 def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, profiles, machine: Any, config: BuildConfig) -> EnginePlan:

@@ -24,6 +24,7 @@ from whet.backends import get_backend
 from whet.builder.building import build
 from whet.builder.calibrating import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
 from whet.builder.config import BuildConfig
+from whet.builder.dealing import as_one, dealt_at_last
 from whet.builder.engine_run import EngineRun
 from whet.builder.int8_choice import candidates, fitted, keep, tuned, untimed
 from whet.builder.int8_engines import Making, Tried, quantized_network, without_int8
@@ -70,7 +71,8 @@ def build_int8(
 
     began, tell = perf_counter(), Noting(progress)
     with _times_shared(config) as sharing:
-        plan = kept_verified(lambda c: _built_int8(net, c, calibration, budget, tell, inputs), source, sharing, tell, inputs)
+        plan = kept_verified(lambda c: _built_int8(net, c, calibration, budget, tell, inputs), source, as_one(sharing), tell, inputs)
+        plan = dealt_at_last(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=tell), tell, inputs)
     plan.report["notes"] = [*said, *plan.report["notes"]]
     plan.report["build_seconds"], plan.report["phase_seconds"] = perf_counter() - began, tell.seconds()  # of all the engines
     return note_found(plan, config)

@@ -125,6 +125,8 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> Non
     if "dumpProfile" in o:
         log.info("")
         log.info(f"=== Profile ({records[0]['count']} iterations ) ===")
+        if context.engine.plan.arenas[context.profile_index].lanes:
+            log.info("Samples are run apart: times are those of one sample.")
         _profile_table(log, context, records[1:], {k: v.shape for k, v in feed.items()})
 
 

@@ -30,6 +30,8 @@ def all_values(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
     from whet.backends import get_backend
     from whet.runtime import bind
 
+    if plan.arenas[0].lanes:
+        return _of_each_sample(plan, feeds)
     machine = get_backend(plan.backend, threads=plan.threads)
     bound = bind(plan, machine, {t.name: np.shape(feeds[t.name]) for t in plan.network.inputs})
     bound.feed(feeds)
@@ -42,6 +44,20 @@ def all_values(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
             if meant is not None:
                 found.setdefault(*meant)
     found.update(bound.fetch())
+    return found
+
+
+def _of_each_sample(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
+    """The values of an engine that runs samples apart: sample by sample, put together along the axis that counts them."""
+    from whet.ops import batch_symbol
+
+    one, batch = plan.of_one_sample(), batch_symbol(plan.network) or ""
+    each = [all_values(one, {n: a[i : i + 1] for n, a in feeds.items()}) for i in range(len(next(iter(feeds.values()))))]
+    shapes = {t.name: [str(d) for d in t.shape] for t in plan.network.tensors()}
+    found = {}
+    for name, first in each[0].items():
+        axis = shapes[name].index(batch) if batch in shapes.get(name, ()) else None
+        found[name] = first if axis is None else np.concatenate([values[name] for values in each], axis)
     return found
 
 

@@ -119,7 +119,7 @@ def _build(o: Options, log: Log):
     from whet.cli._calibration import build_from
     from whet.cli._model import network_for
     from whet.engine import write_engine
-    from whet.runtime import Runtime
+    from whet.runtime import Runtime, dealt_bytes
 
     start = time.perf_counter()
     net, fixed = network_for(o.get("onnx"), o.get("shapes"))
@@ -144,7 +144,8 @@ def _build(o: Options, log: Log):
     for name, layer, reason in passes.get("skipped", []):
         log.detail(f"Pass {name} did not fire at {layer}: {reason}")
     for k, arena in enumerate(plan.arenas):
-        log.info(f"Total Activation Memory: {arena.total} bytes (profile {k}, of them scratch {arena.scratch_bytes})")
+        scratch, each = arena.scratch_bytes * max(arena.lanes, 1), f"; {arena.lanes} samples at once, each in {arena.total}" if arena.lanes else ""
+        log.info(f"Total Activation Memory: {dealt_bytes(plan, k)} bytes (profile {k}, of them scratch {scratch}{each})")
     if "sparsity" in o and o.get("sparsity") != "disable":
         _sparse_lines(log, plan)
     seconds = time.perf_counter() - start

@@ -89,6 +89,11 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
         f"{d['flops'] / 1e9:.2f} GFLOP, {d['bytes'] / 1e6:.1f} MB moved; arena {arena}",
         highlight=False,
     )
+    if any(d["lanes"]):
+        text = f"Samples are run apart, {max(d['lanes'])} at once: layers, GFLOP and MB are those of one sample, their ms on one thread"
+        console.print(text, highlight=False)
+    elif why := d["samples"].get("why"):
+        console.print(f"Samples of a batch are run together: {why}", highlight=False)
     choice = d["choice"]
     if choice:
         named = {k.replace("_", " "): v for k, v in choice.items()}

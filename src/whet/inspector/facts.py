@@ -64,16 +64,18 @@ def _same(c: Candidate, choice: Choice) -> bool:
 
 
 def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
-    """The shapes a profile is tuned for."""
-    given = plan.profiles[profile].shapes if plan.profiles else {}
+    """The shapes that a profile's layers are tuned for: those of one sample where samples are run apart."""
+    given = plan.profiles[profile].of_one_sample().shapes if plan.arenas[profile].lanes else plan.profiles[profile].shapes if plan.profiles else {}
     return {
         t.name: tuple(given[t.name][1]) if t.name in given else tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in plan.network.inputs
     }
 
 
 def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[LayerFacts]:
-    """Facts in the order of running, at `shapes` (default: opt shapes of profile 0)."""
+    """Facts in the order of running, at `shapes` (default: opt shapes of profile 0); of one sample on one thread where samples are run apart."""
     net = plan.network
+    if shapes and plan.arenas[0].lanes:
+        shapes = {n: (1, *s[1:]) for n, s in shapes.items()}
     env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes or opt_shapes(plan))
     times = plan.report.get("layer_ms", {})
     candidates = plan.report.get("candidates", {})

@@ -1,12 +1,13 @@
 """Engine + inputs -> outputs. Imports neither builder nor passes, so it ships alone."""
 
 from whet.runtime.context import Context
+from whet.runtime.dealing import Deal, bind, dealt_bytes, launches, plan_shapes
 from whet.runtime.engine import Engine, EngineWarning, Memory, Runtime, machine_differences
 from whet.runtime.memory import WeightStore, aligned_empty
 from whet.runtime.shaped import Shaped, max_shapes, opt_shapes, storage
-from whet.runtime.steps import Bound, bind
+from whet.runtime.steps import Bound
 
 __all__ = [
-    "Bound", "Context", "Engine", "EngineWarning", "Memory", "Runtime", "Shaped", "WeightStore", "aligned_empty", "bind",
-    "machine_differences", "max_shapes", "opt_shapes", "storage",
+    "Bound", "Context", "Deal", "Engine", "EngineWarning", "Memory", "Runtime", "Shaped", "WeightStore", "aligned_empty", "bind",
+    "dealt_bytes", "launches", "machine_differences", "max_shapes", "opt_shapes", "plan_shapes", "storage",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from whet.errors import EngineError, ShapeError
 from whet.network import Network, TensorType, evaluate, static_shape
 from whet.ops import bind_symbols
 from whet.runtime.memory import ALIGNMENT, WeightStore
-from whet.runtime.shaped import Shaped, max_shapes, shape_plan
+from whet.runtime.shaped import Shaped, max_shapes, opt_shapes, shape_plan
 from whet.runtime.steps import Again, Bound, run_caught
 
 
@@ -217,6 +217,25 @@ def plan_shapes(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[i
 def launches(shaped: Shaped, backend: Backend, arena: Buffer | None = None) -> Any:
     """What was planned, recorded over an arena of `dealt_bytes` (its own where none is given): a Bound, or a Deal, which a context uses alike."""
     return Deal(shaped, backend, arena) if isinstance(shaped, Dealt) else Bound(shaped, backend, arena)
+
+
+def bind(
+    plan: EnginePlan,
+    backend: Backend,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    profile: int = 0,
+    store: WeightStore | None = None,
+    arena: Buffer | None = None,
+) -> Bound:
+    """The engine at `shapes` (default: the profile's opt shapes), ready to run: a Bound, or a Deal where samples are run apart.
+
+    `store` shares packed weights with other binds of the same backend (candidate engines in a build); `arena` is memory to use,
+    at least `dealt_bytes(plan, profile)`. A choice that cannot run here falls back: see `bound.shaped.fell_back`.
+    Raises ShapeError, EngineError, BackendError.
+    """
+    wanted = dict(shapes) if shapes is not None else opt_shapes(plan, profile)
+    return launches(plan_shapes(plan, backend, wanted, profile, store or WeightStore(backend)), backend, arena)  # type: ignore[no-any-return]
 
 
 def _ends(net: Network) -> list[Any]:

@@ -8,19 +8,18 @@ The builder times and verifies whole engines with it; `Engine` and `Context` are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from whet.backends import Backend, Buffer, Executable, in_row
-from whet.engine.plan import EnginePlan
 from whet.errors import BackendError
 from whet.network import Layer
-from whet.runtime.memory import ALIGNMENT, WeightStore
+from whet.runtime.memory import ALIGNMENT
 from whet.runtime.pointing import Sites
-from whet.runtime.shaped import Shaped, opt_shapes, shape_plan
+from whet.runtime.shaped import Shaped
 from whet.runtime.values import Values
 from whet.tactics import Args, Kernel
 
@@ -194,23 +193,3 @@ def run_caught(executable: Executable) -> None:
         executable.run()
     except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError, StopIteration) as e:
         raise BackendError(f"a layer failed while it ran: {type(e).__name__}: {e}. Verify the engine, or build it again.") from e
-
-
-def bind(
-    plan: EnginePlan,
-    backend: Backend,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    *,
-    profile: int = 0,
-    store: WeightStore | None = None,
-    arena: Buffer | None = None,
-) -> Bound:
-    """The engine at `shapes` (default: the profile's opt shapes), ready to run.
-
-    `store` shares packed weights with other binds of the same backend (candidate engines in a build); `arena` is memory to use,
-    at least `plan.arenas[profile].total` bytes. A choice that cannot run here falls back: see `bound.shaped.fell_back`.
-    Raises ShapeError, EngineError, BackendError.
-    """
-    wanted = dict(shapes) if shapes is not None else opt_shapes(plan, profile)
-    shaped = shape_plan(plan, backend, wanted, profile, store or WeightStore(backend))
-    return Bound(shaped, backend, arena)

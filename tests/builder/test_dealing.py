@@ -1,0 +1,261 @@
+"""Batches that are run sample by sample: built where they are faster, right at every batch, saved, locked, told; refused where samples meet."""
+
+import dataclasses
+import json
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from whet.backends import get_backend
+from whet.builder import BuildConfig, build, dealing, save_lock
+from whet.builder.assemble import dealt
+from whet.builder.dealt import batch_differs
+from whet.builder.payoff import Standing
+from whet.builder.per_profile import joined
+from whet.engine import Profile, engine_bytes, read_engine
+from whet.errors import BuildError, EngineError, LockError, ShapeError
+from whet.network import Network, parse_type
+from whet.ops import run_network
+from whet.runtime import Deal, Runtime, bind
+
+pytest.importorskip("llvmlite")
+QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=2, in_network=False)
+
+
+def inception(outputs: int = 5, seed: int = 0) -> Network:
+    """Branches joined along channels, a sum, a product: joins of one image may lie in place. A sample's output has `outputs` floats."""
+    rng = np.random.default_rng(seed)
+    net = Network("inception")
+
+    def weight(*shape):
+        return net.constant((rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32))
+
+    x = net.add_input("x", parse_type("f32[N,16,8,8]"))
+    parts = [net.add("Relu", net.add("Conv", x, weight(16, 16, k, k), pads=(k // 2,) * 4)) for k in (1, 3)]
+    y = net.add("Concat", *parts, net.add("MaxPool", x, kernel_shape=(3, 3), pads=(1, 1, 1, 1), strides=(1, 1)), axis=1)
+    y = net.add("Relu", net.add("Conv", y, weight(16, 48, 1, 1), weight(16)))
+    net.mark_output(net.add("Add", y, x), "map")
+    net.mark_output(net.add("Gemm", net.add("Flatten", net.add("GlobalAveragePool", y)), weight(outputs, 16), weight(outputs), transB=1), "y")
+    return net
+
+
+def config(low=1, opt=4, high=7, **changes):
+    shapes = tuple({"x": (n, 16, 8, 8)} for n in (low, opt, high))
+    return dataclasses.replace(QUICK, **({"threads": 2, "samples": "apart", "profiles": (shapes,)} | changes))
+
+
+def feed(batch: int, seed: int = 3) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed + batch).standard_normal((batch, 16, 8, 8)).astype(np.float32)}
+
+
+def close(got, want, bound=1e-5):
+    for name, w in want.items():
+        assert got[name].shape == w.shape
+        assert np.abs(got[name] - w).max() <= bound * np.abs(w).max()
+
+
+@pytest.fixture(scope="module")
+def apart():
+    return build(inception(), config())
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 6, 7])
+def test_every_batch_gives_what_the_network_gives(apart, batch):
+    context = Runtime().load(apart).create_context()
+    data = feed(batch)
+    got = context.run(data)
+    close(got, run_network(inception(), data, widen=True))
+    again = context.run(data)
+    assert all(np.array_equal(got[n], again[n]) for n in got)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_engine_runs_on_other_numbers_of_threads(apart, threads):
+    with pytest.warns(UserWarning, match="tuned elsewhere") if threads != 2 else nullcontext():
+        engine = Runtime(threads=threads).load(apart)
+    context = engine.create_context()
+    for batch in (1, 3, 4, 7):
+        close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
+
+
+def test_joins_of_one_image_lie_in_place(apart):
+    """What a changing batch cannot have, one sample of it can."""
+    joins = [layer for layer in apart.network.layers if layer.op == "Concat"]
+    together = build(inception(), config(samples="together"))
+    assert not any(together.choices[layer.name].inplace for layer in together.network.layers if layer.op == "Concat")
+    assert joins
+    assert apart.arenas[0].lanes == 2
+
+
+def test_users_arrays_are_read_and_written_without_copies_where_samples_are_aligned(apart):
+    """A sample of 'map' has a multiple of 64 bytes; one of 'y' has 20: it is copied, and said so."""
+    context = Runtime().load(apart).create_context()
+    for batch in (4, 3, 1):
+        context.set_input_shape("x", (batch, 16, 8, 8))
+        x, y, m = context.input_array("x"), context.output_array("y"), context.output_array("map")
+        assert context.bind("x", x) == ""
+        assert context.bind("map", m) == ""
+        assert ("aligned" in context.bind("y", y)) == (batch > 1)
+        for seed in (1, 2):
+            x[:] = feed(batch, seed)["x"]
+            y[:] = m[:] = np.nan
+            context.execute()
+            close({"y": y, "map": m}, run_network(inception(), {"x": x}, widen=True))
+        close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))  # its own memory again
+        context.execute()
+        close({"y": y, "map": m}, run_network(inception(), {"x": x}, widen=True))
+
+
+def test_contexts_have_memory_of_their_own(apart):
+    engine = Runtime().load(apart)
+    first, second = engine.create_context(), engine.create_context()
+    one, two = first.run(feed(5, 1)), second.run(feed(5, 2))
+    close(first.run(feed(5, 1)), one)
+    close(second.run(feed(5, 2)), two)
+    assert engine.memory(first).arena >= 2 * apart.arenas[0].total
+    first.close()
+    close(second.run(feed(5, 2)), two)
+
+
+def test_batches_outside_the_profile_are_refused(apart):
+    context = Runtime().load(apart).create_context()
+    for batch in (8, 0):
+        with pytest.raises(ShapeError):
+            context.run(feed(batch))
+
+
+def test_the_profile_has_a_row_for_each_layer(apart):
+    context = Runtime().load(apart).create_context()
+    for batch in (4, 1):
+        rows = context.profile(feed(batch), iterations=2)
+        assert [r.layer for r in rows] == [layer.name for layer in apart.network.layers]
+
+
+def test_the_file_holds_it_and_is_checked(apart):
+    data = engine_bytes(apart)
+    again = read_engine(data)
+    assert again.arenas[0].lanes == apart.arenas[0].lanes
+    assert engine_bytes(dataclasses.replace(again, report=apart.report)) == data
+    close(Runtime().load(again).create_context().run(feed(5)), run_network(inception(), feed(5), widen=True))
+
+
+def test_an_engine_whose_samples_touch_is_refused_when_it_is_opened():
+    """The proof is made again: a file may claim what it likes."""
+    net = Network("mixing")
+    x = net.add_input("x", parse_type("f32[N,16,8,8]"))
+    net.mark_output(net.add("Softmax", x, axis=0), "y")
+    one = build(net, config(1, 1, 1, samples="together"))
+    claimed = dealt(one, [Profile({"x": ((1, 16, 8, 8), (4, 16, 8, 8), (4, 16, 8, 8))})], get_backend("cpu", threads=2), 2)
+    with pytest.raises(EngineError, match="may touch: Softmax"):
+        engine_bytes(claimed)
+    with pytest.raises(EngineError, match="may touch: Softmax"):
+        Runtime().load(claimed)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "null"])
+def test_only_the_cpu_deals(apart, backend):
+    with pytest.raises(EngineError, match=f"'{backend}' does not do"):
+        engine_bytes(dataclasses.replace(apart, backend=backend))
+
+
+def test_the_faster_is_kept_and_the_other_told(monkeypatch):
+    for ms, kept in (([4.0, 2.0], "apart"), ([2.0, 4.0], "together")):
+        monkeypatch.setattr(dealing, "standing", lambda times, order, ms=ms: Standing(ms, [0.0, 0.0], int(ms[1] < ms[0])))
+        plan = build(inception(), config(samples="auto"))
+        assert (plan.arenas[0].lanes > 0) == (kept == "apart")
+        assert plan.report["samples"]["kept"] == kept
+        assert "4 ms" in plan.report["samples"]["why"]
+        assert "2 ms" in plan.report["samples"]["why"]
+        assert plan.options["samples"] == "auto"
+        assert plan.options["profiles"] == config().profiles
+        assert plan.probe["shapes"] == {"x": [4, 16, 8, 8]}
+
+
+def test_nothing_changes_where_a_batch_is_one_or_fixed():
+    for net, given in ((inception(), config(1, 1, 1, samples="auto")), (inception(), config(samples="together"))):
+        plan = build(net, given)
+        assert plan.arenas[0].lanes == 0
+        assert "samples" not in plan.report
+        assert b'"lanes"' not in engine_bytes(plan)
+
+
+def test_asking_for_what_cannot_be_says_why():
+    net = Network("mixing")
+    x = net.add_input("x", parse_type("f32[N,16,8,8]"))
+    net.mark_output(net.add("Softmax", x, axis=0, name="over the batch"), "y")
+    with pytest.raises(BuildError, match=r"'over the batch' mixes images.*--samples=apart"):
+        build(net, config())
+    plan = build(net, config(samples="auto"))
+    assert plan.arenas[0].lanes == 0
+    assert "over the batch" in plan.report["samples"]["why"]
+
+
+def test_the_lock_gives_the_same_engine_or_fails(apart, tmp_path):
+    path = tmp_path / "lock.json"
+    save_lock(apart, path)
+    again = build(inception(), config(samples="auto", lock=str(path)))
+    assert again.arenas == apart.arenas
+    assert again.choices == apart.choices
+    one, two = (Runtime().load(p).create_context().run(feed(5)) for p in (apart, again))
+    assert all(np.array_equal(one[n], two[n]) for n in one)
+    with pytest.raises(LockError, match="together is asked for"):
+        build(inception(), config(samples="together", lock=str(path)))
+    for lanes in (-1, "x", 10**9, None, [2]):
+        lock = json.loads(path.read_text())
+        lock["arenas"][0]["lanes"] = lanes
+        path.write_text(json.dumps(lock))
+        with pytest.raises(LockError):
+            build(inception(), config(samples="auto", lock=str(path)))
+
+
+def test_an_arena_of_all_lanes_keeps_the_limit():
+    with pytest.raises(BuildError, match="arenas of all lanes"):
+        build(inception(), config(memory_limit={"arena": 60_000}))
+
+
+def test_a_deal_that_is_wrong_is_found(apart):
+    """Broken on purpose: a lane that reads another sample, a last sample that is left out."""
+    assert batch_differs(apart, get_backend("cpu", threads=2)) is None
+    real = Deal.point
+
+    def other(self, name, address):
+        real(self, name, address)
+        if name == "x" and len(self._of_sample) > 2:
+            at, _ = self._staged[name]
+            sample = self._of_sample[2]
+            sample.again.sites.point(sample.bound, name, self.arena.address + at)
+
+    Deal.point = other
+    try:
+        assert "sample 2 of a batch of 4" in batch_differs(apart, get_backend("cpu", threads=2))
+    finally:
+        Deal.point = real
+
+
+def test_profiles_may_differ_in_how_they_run():
+    """The first profile runs batches apart, the second is of one image."""
+    shapes = [tuple({"x": (n, 16, 8, 8)} for n in three) for three in ((2, 4, 4), (1, 1, 1))]
+    given = dataclasses.replace(config(), profiles=tuple(shapes), samples="auto")
+    plans = []
+    for samples, k in (("apart", 0), ("together", 1)):
+        plans.append(build(inception(), dataclasses.replace(given, profiles=given.profiles[k : k + 1], samples=samples)))
+    plan = read_engine(engine_bytes(joined(plans)))
+    assert [a.lanes > 0 for a in plan.arenas] == [True, False]
+    context = Runtime().load(plan).create_context()
+    for batch in (1, 3, 4, 1):
+        close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
+        assert isinstance(context.launches(), Deal) == (batch > 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_batches_of_random_sizes_of_outputs(seed):
+    rng = np.random.default_rng(seed)
+    low, opt, high = sorted(int(n) for n in rng.integers(1, 9, 3))
+    net = inception(int(rng.integers(1, 40)), seed)
+    plan = build(net, config(low, opt, high, threads=int(rng.integers(1, 3))))
+    for batch in range(low, high + 1):
+        run = bind(plan, get_backend("cpu", threads=plan.threads), {"x": (batch, 16, 8, 8)})
+        run.feed(feed(batch))
+        run.run()
+        close(run.fetch(), run_network(net, feed(batch), widen=True))
