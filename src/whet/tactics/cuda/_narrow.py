@@ -17,11 +17,12 @@ from whet.tactics.cuda._conv_config import REGISTERS, SHARED_LIMIT
 from whet.tactics.cuda._kernel import ACTIVATIONS, loaded, packed_array
 from whet.tactics.cuda._source import source
 
-_TILES = ((8, 16), (16, 16), (4, 16), (8, 8), (4, 32), (8, 32), (16, 8))  # output rows and columns of a block
-# Rows and columns of a group's tile, rows of 16 pixels that a warp takes, and groups of a block: further tiles behind a 1x1.
-_DEALT = ((8, 16, 2, 1), (16, 16, 4, 1), (8, 32, 4, 1), (8, 16, 2, 4), (8, 16, 2, 3), (16, 16, 4, 4), (16, 16, 4, 3), (4, 16, 1, 6), (4, 16, 1, 5))
+# Output rows and columns of a block; larger ones (16x16, 8x32, 4x32) came within a hundredth of the fastest at no layer of YOLOv5s, whole or cut.
+_TILES = ((8, 16), (4, 16), (8, 8), (16, 8))
+# Further tiles behind a 1x1: rows and columns of a group's tile, rows of 16 pixels that a warp takes, groups of a block. Each is some layer's best.
+_DEALT = ((8, 16, 2, 1), (16, 16, 4, 1), (8, 16, 2, 4), (8, 16, 2, 3), (4, 16, 1, 5))
 _CHANNELS = (16, 32, 64)
-_MOST = 24  # configurations; behind a 1x1 a few more
+_MOST = 24  # configurations
 
 
 @dataclass(frozen=True, order=True)
@@ -155,12 +156,13 @@ def narrow_tiles(s: ConvShape, multiprocessors: int = 132, front: bool = False) 
     for t in _every(s, front):
         if t.unfit(s) is None:
             found.setdefault(replace(t, blocks=1), t)
-    return sorted(found.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[: _MOST + 6 * front]
+    return sorted(found.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[:_MOST]
 
 
 def _every(s: ConvShape, front: bool) -> list[NarrowTile]:
     widest = min(64, -(-s.k // 16) * 16)
-    widths = [widest, *([32] if widest == 64 and not front else []), *([80] if s.k > 64 and s.k % 80 == 0 else [])]
+    fewer = [32] if widest == 64 and not front and 0 < s.k % 64 <= 32 else []  # where 64s compute half of one for nothing
+    widths = [widest, *fewer, *([80] if s.k > 64 and s.k % 80 == 0 else [])]
     tiles = [(th, tw) for th, tw in _TILES if (th < 2 * s.p and tw < 2 * s.q) or th == tw == 8]
     ways = [(*tile, 1, 1) for tile in tiles]
     if front and s.stride == (1, 1):
