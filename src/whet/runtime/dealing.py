@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import Backend, Buffer, Executable, get_backend
+from whet.backends import Backend, Buffer, Executable, get_backend, in_row
 from whet.engine.plan import ArenaPlan, EnginePlan
 from whet.errors import EngineError, ShapeError
 from whet.network import Network, TensorType, evaluate, static_shape
@@ -161,6 +161,10 @@ class Deal:
     def seconds(self, repeats: int) -> list[float]:
         """`repeats` times of the whole, by the backend's clock."""
         return self.backend.seconds(self.executable, repeats)
+
+    def seconds_in_row(self, repeats: int) -> list[float]:
+        """The same, on a GPU without the time that the host takes to launch each (see `backends.in_row`)."""
+        return in_row(self.backend, [self.executable] * repeats)
 
     def run_timed(self) -> list[float]:
         """Runs the first sample layer by layer, on one lane (on all threads where there are none); seconds of each layer."""

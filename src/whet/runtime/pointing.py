@@ -16,10 +16,11 @@ class Sites:
     It keeps no reference to the tensors' memory, whose owner keeps this: weights are freed when the last engine that uses them goes.
     """
 
-    def __init__(self, shaped: Shaped):
+    def __init__(self, shaped: Shaped, like: Sites | None = None):
+        """Of an engine's tensors; `like` another's, whose launches are recorded once more."""
         self._calls: dict[str, list[tuple[Any, str, int]]] = {}  # tensor -> (launch, "input" or "output", index)
-        self._groups = _in_place_groups(shaped)
-        self._worked: set[str] = set()
+        self._groups: dict[str, set[str]] = like._groups if like is not None else _in_place_groups(shaped)
+        self._worked: set[str] = set() if like is None else like._worked
 
     def note(self, step: Planned, calls: list[Any]) -> None:
         """The launches that a layer recorded; they are labelled with the nodes that it came from."""

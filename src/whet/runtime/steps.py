@@ -56,6 +56,7 @@ class Bound(Values):
             self._sites.note(step, recorder.calls)
         self.executable: Executable = recorder.finish()
         self._single: list[Executable] | None = None
+        self._touching: tuple[set[str], list[bool]] | None = None  # of tensors that `again` was asked for: the steps that touch them
 
     def run(self) -> None:
         """Runs everything; returns when the results are there. Raises BackendError when a kernel fails."""
@@ -121,10 +122,13 @@ class Bound(Values):
 
     def again(self, names: Collection[str]) -> Again:
         """Launches of one more run in the same memory, whose inputs or outputs `names` may lie elsewhere: what touches them is recorded anew."""
-        sites, calls = Sites(self.shaped), []
+        if self._touching is None or self._touching[0] != set(names):
+            steps = zip(self.shaped.steps, self.step_calls, strict=True)
+            self._touching = set(names), [bool(own) and self._sites.touches(step, names) for step, own in steps]
+        sites, calls = Sites(self.shaped, like=self._sites), []
         recorder = _Recorder(self.backend.stream())
-        for step, args, own in zip(self.shaped.steps, self._args, self.step_calls, strict=True):
-            if own and self._sites.touches(step, names):
+        for step, args, own, touching in zip(self.shaped.steps, self._args, self.step_calls, self._touching[1], strict=True):
+            if touching:
                 recorder.calls = own = []
                 step.kernel.enqueue(args, recorder)
                 sites.note(step, own)
