@@ -280,6 +280,11 @@ def test_augmentation_moves_whole_images():
     (lambda d: finetune(digits_net(), d, FinetuneConfig(**{**FAST, "freeze": ("*",)})), TrainingError, "nothing is left to train"),
     (lambda d: finetune(digits_net(), d, FinetuneConfig(device="cuda:7")), (TrainingError), "no CUDA device"),
     (lambda d: TrainingData({"x": d.inputs["x"]}, np.zeros(3)), TrainingError, "of one length"),
+    (lambda d: TrainingData({"x": np.where(np.arange(len(d))[:, None] == 7, np.nan, d.inputs["x"].reshape(len(d), -1))}), TrainingError,
+     "sample 7 of 'x' holds NaN or infinite values"),
+    (lambda d: finetune(digits_net(), TrainingData(d.inputs, d.labels + 5), FinetuneConfig(**FAST)), TrainingError,
+     r"labels go from 5 to 14, and the first output tells 10 classes apart"),
+    (lambda d: finetune(digits_net(), TrainingData(d.inputs, d.labels * 1.0), FinetuneConfig(**FAST)), TrainingError, "labels of classes are whole"),
 ])
 def test_mistakes_are_explained(call, error, text, digits):
     if "CUDA" in text and torch.cuda.is_available():

@@ -39,3 +39,34 @@ def build_config(*, backend: str, threads: int, shapes: str | None, fp16: bool, 
         profiles=((at, at, at),) if at else (),
         timing_cache=timing_cache,
     )
+
+
+_TIMED_ONLY = ("table", "retime", "no_engines", "backend", "threads", "shapes", "fp16", "bf16", "int8", "timing_cache")
+
+
+def must_have_a_say(*, target: str | None, data: str | None, importance: str) -> None:
+    """Refuses flags of `whet prune` that change nothing beside the others: who gives one expects something of it. Raises UsageError.
+
+    `target` is the flag of the target without its dashes (None: a ratio is cut), `data` what is recovered on.
+    """
+    from whet.errors import UsageError
+
+    now = click.get_current_context()
+    given = {str(p.name): p.opts[0] for p in now.command.params if now.get_parameter_source(str(p.name)) is not click.core.ParameterSource.DEFAULT}
+
+    def refuse(names: tuple[str, ...], why: str) -> None:
+        for name in names:
+            if name in given:
+                raise UsageError(f"{given[name]} has nothing to say here: {why}")
+
+    if target is not None:
+        refuse(("ratio",), f"--{target} says how much goes. Leave one of them out.")
+        refuse(("scope",), f"--{target} chooses over all groups. It is for --ratio.")
+    else:
+        refuse(("depth",), "with --ratio alone no branch goes. It is for --latency and other targets.")
+    if target not in ("latency", "throughput"):
+        refuse(_TIMED_ONLY, "nothing is built or timed. It is for --latency and --throughput.")
+    if data is None:
+        refuse(("preprocess", "samples"), "there are no data. Give --calibData too.")
+    if not importance.startswith("taylor"):
+        refuse(("labels",), "labels are for --importance=taylor1 and taylor2; recovery needs none.")

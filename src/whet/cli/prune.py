@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
 
 from whet.cli._console import Bar
-from whet.cli._prune_flags import build_config, build_flags
+from whet.cli._prune_flags import build_config, build_flags, must_have_a_say
 from whet.cli._written import must_be_writable
 
 _NEAR = 1.05  # this far beyond the target counts as reached: two timings of one engine differ by as much
@@ -33,7 +31,7 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
               help="l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION.")
 @click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Least important of all, or of each.")
 @click.option("--multiple", type=click.IntRange(1), default=8, show_default=True, help="Kept channels of a group are a multiple of this.")
-@click.option("--skip", multiple=True, help="Group or branch that stays whole (repeatable; --list names them).")
+@click.option("--skip", multiple=True, help="Group, branch or layer that stays whole (repeatable; --list).")
 @click.option("--list", "list_only", is_flag=True, help="Name the groups and residual branches that can be cut, and do nothing.")
 @click.option("--latencyTable", "table", type=click.Path(dir_okay=False), help="Latency table to use and to extend.")
 @click.option("--retime", is_flag=True, help="With --latency: time all layers again, whatever table and timing cache know.")
@@ -69,6 +67,7 @@ def command(
     from whet.frontends import network_from_onnx, save_onnx
     from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, recover, save_recipe, save_weights
     from whet.pruning.order import note
+    from whet.search.data import unlabelled
 
     net = network_from_onnx(model)
     if list_only:
@@ -76,8 +75,10 @@ def command(
         return
     target = output or str(Path(model).with_suffix(".pruned.onnx"))
     must_be_writable(output=target, recipe=recipe_out, weights=weights, latencyTable=options["table"])
+    if recipe_in is None:
+        must_have_a_say(target=next((t for t in _TARGETS if options[t] is not None), None), data=data, importance=options["importance"])
     config = _config(options)
-    feeds = _stacked(net, data, preprocess, samples) if data else None
+    feeds = unlabelled(data, net, samples, preprocess) if data else None
     if recipe_in:
         _decided_by_recipe()
         recipe = load_recipe(recipe_in)
@@ -92,7 +93,7 @@ def command(
             click.echo(f"recipe: {save_recipe(recipe, recipe_out)}")
     else:
         with Bar("pruning") as bar:
-            done = prune(net, config, feeds, bar.tell, labels=_labels(labels, samples))
+            done = prune(net, config, feeds, bar.tell, labels=_labels(labels, data, samples))
         made = done.network
         how = "to the target" if config.target else config.scope
         click.echo(f"cut {done.channels[0] - done.channels[1]} of {done.channels[0]} channels ({done.share:.0%}) by {config.importance}, {how}")
@@ -106,7 +107,9 @@ def command(
                 click.echo(f"The target is missed: {after / before:.2f}x of the time where {config.target.ratio:.2f}x was asked for. {_MISSED}")
         if recipe_out:
             click.echo(f"recipe: {save_recipe(done.recipe, recipe_out)}")
-        if feeds is None:
+        if feeds is not None:
+            click.echo(f"recovered without labels on {len(next(iter(feeds.values())))} samples")
+        else:
             click.echo("nothing was recovered: give --calibData (no labels needed), or fine-tune")
     if weights:
         click.echo(f"weights: {save_weights(made, weights)}")
@@ -165,28 +168,22 @@ def _flops(count: Any, net: Any) -> int:
         return 0
 
 
-def _labels(path: str | None, samples: int) -> Any:
-    """The first classes of a .npy file. Raises UsageError for a file that cannot be read."""
+def _labels(path: str | None, data: str | None, samples: int) -> Any:
+    """The classes, in a .npy file, of the samples that `unlabelled` takes. Raises UsageError for a file that cannot be read."""
     if path is None:
         return None
+    from zipfile import BadZipFile
+
     import numpy as np
 
     from whet.errors import UsageError
+    from whet.search.data import in_order
+    from whet.search.images import spread
 
     try:
-        return np.load(path, allow_pickle=False).reshape(-1)[:samples]
+        found = np.load(path, allow_pickle=False).reshape(-1)
+        return found[:samples] if data is None or in_order(data) else np.array(spread(list(found), samples))
     except OSError as e:
         raise UsageError(f"--labels={path}: {e.strerror or e}. Give a .npy file of whole numbers, one a sample.") from e
-    except ValueError as e:  # its text would tell people to load it unsafely
+    except (ValueError, EOFError, AttributeError, BadZipFile) as e:  # its text would tell people to load it unsafely
         raise UsageError(f"--labels={path} is no .npy file of numbers. Give one of whole numbers, one a sample.") from e
-
-
-def _stacked(net: Any, source: str, preprocess: str | None, samples: int) -> dict[str, Any]:
-    """The first `samples` samples, stacked along the batch by input name."""
-    import numpy as np
-
-    from whet.precision import Preprocessing, calibration_data
-
-    found: Iterator[dict[str, Any]] = calibration_data(source, net, Preprocessing.parse(preprocess) if preprocess else None)
-    some = list(islice(found, samples))
-    return {name: np.concatenate([s[name] for s in some]) for name in some[0]}

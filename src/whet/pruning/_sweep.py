@@ -10,6 +10,7 @@ import numpy as np
 
 from whet.network import Layer, Network, Tensor
 from whet.ops import bind_layer, bind_symbols, run_layer, run_regions
+from whet.pruning._data import check_data
 
 _CHUNK = 16  # images a convolution unrolls at a time: its window matrix is kernel-size times its input
 _CHUNKED = {"Conv", "ConvTranspose", "AveragePool", "MaxPool", "LpPool"}
@@ -18,10 +19,12 @@ _CHUNKED = {"Conv", "ConvTranspose", "AveragePool", "MaxPool", "LpPool"}
 class Sweep:
     """A run in progress: `values` holds what later layers still read, one array a run.
 
-    A network whose batch is fixed takes more samples than it has rows in several runs; what is read of them is stacked.
+    A network whose batch is fixed takes more samples than it has rows in several runs; what is read of them is stacked. Raises PruneError for
+    data without samples or with NaN.
     """
 
     def __init__(self, net: Network, data: Mapping[str, np.ndarray]):
+        check_data(data)
         self.net = net
         self.runs = runs_of(net, data)
         self.env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in self.runs[0].items()})

@@ -65,6 +65,10 @@ def importance(
         scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in found), *(b.name for b in blocks)]}
     else:
         scores = _of_weights(found, kind, seed, net)
+    bad = next((name for name, v in scores.items() if not np.isfinite(v).all()), None)
+    if bad is not None:
+        raise PruneError(f"{name_of(kind)} gives {bad!r} scores that are no finite numbers: its weights, or what the data make of them, hold NaN or "
+                         "infinite values. `whet run` shows where they begin.")  # fmt: skip
     if normalize or (normalize is None and not name_of(kind).startswith("taylor")):
         scores = {**scores, **{g.name: _normalized(scores[g.name]) for g in found}}
     for b in blocks:
@@ -101,7 +105,7 @@ def _weighed(g: Group, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarra
         if t.type.rank >= 2:
             slices = np.moveaxis(t.array().astype(np.float64), axis, 0)[at]  # [size, places, rest...]
             norm = measure(slices.reshape(g.size, -1))
-            if norm.mean() > 0:
+            if norm.mean() != 0:  # what is no number is not passed over
                 parts.append(norm / norm.mean())
     return np.mean(parts, axis=0) if parts else np.ones(g.size)
 

@@ -84,7 +84,8 @@ def choose_within(
     best = Search(tables, target, progress).run()
     if best.x is None:
         raise PruneError(
-            f"the target of {target:.4g} {costs.unit} is out of reach: with the least of everything {best.least:.4g} of {before:.4g} stay. "
+            f"the target of {target:.4g} {costs.unit} is out of reach ({target / before:.2g} of what it is now): with the least of everything "
+            f"{best.least:.4g} of {before:.4g} stay{', by the layers' + chr(39) + ' times' if costs.measured else ''}. "
             "Allow more (a smaller --multiple, fewer --skip), or another target."
         )
     widths, removed = tables.chosen(best.x)

@@ -25,9 +25,9 @@ from whet.pruning.meter import Meter
 from whet.pruning.order import check_order, note
 from whet.pruning.recipe import Recipe, recipe_of
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
+from whet.pruning.skipping import stay_whole
 from whet.pruning.target import TIMED, Target
 from whet.pruning.truth import measured_ms
-from whet.registry import nearest
 
 _TRIES, _CLOSE = 3, 1.02  # choices until the engine meets a latency target, and what counts as meeting it
 _AGAIN = 2  # times that a choice is made anew because times behind it were taken again
@@ -47,7 +47,7 @@ class PruneConfig:
     scope: str = "global"  # global: the least important of all groups together; group: the same share of every group
     multiple: int = 8  # kept channels of a group are a multiple of this
     depth: bool = True  # with a target: residual branches may go whole
-    skip: tuple[str, ...] = ()  # groups that stay whole and branches that stay, by name
+    skip: tuple[str, ...] = ()  # groups and branches that stay whole, by name or by that of a layer in them
     seed: int = 0
     insist: bool = False  # prune although the order of steps forbids it
     build: BuildConfig = field(default_factory=BuildConfig)  # how engines are built that a latency is of
@@ -171,18 +171,12 @@ def prune(
 
 def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Branch]]:
     """Groups and branches that may be cut. Raises PruneError for an unknown name to skip, or when nothing is left."""
-    every, all_blocks = groups(net), branches(net) if config.depth and config.target is not None else []
-    known = {g.name for g in every} | {b.name for b in branches(net)}
-    unknown = [name for name in config.skip if name not in known]
-    if unknown:
-        raise PruneError(
-            f"there is no group or branch {unknown[0]!r} to leave whole.{nearest(unknown[0], known)} `whet prune --list` names them; the groups are "
-            f"{', '.join([g.name for g in every][:12]) or 'none'}{', ...' if len(every) > 12 else ''}"
-        )
-    found = [g for g in every if g.name not in config.skip]
+    whole = stay_whole(net, config.skip)
+    found = [g for g in groups(net) if g.name not in whole]
     if not found:
         raise PruneError(f"'{net.name}' has no channels that can be cut: each is tied to an input, an output or an op that needs it whole")
-    return found, [b for b in all_blocks if b.name not in config.skip]
+    blocks = branches(net) if config.depth and config.target is not None else []
+    return found, [b for b in blocks if b.name not in whole]
 
 
 def _about(config: PruneConfig) -> dict:

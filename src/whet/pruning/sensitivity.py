@@ -18,6 +18,7 @@ import numpy as np
 from whet.errors import PruneError, UnsupportedError
 from whet.network import Layer, Network, Tensor
 from whet.ops import bind_layer, bind_symbols, run_network
+from whet.pruning._data import check_data
 from whet.pruning._vjp import backward, differentiable
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
@@ -59,10 +60,9 @@ def gates(
 
     Raises PruneError where an op on the way has no gradient (it names the op), or labels do not fit; ShapeError for data that do not.
     """
+    check_data(data, labels)
     edges = _edges(net, found, blocks)
     count = len(next(iter(data.values())))
-    if labels is not None and len(labels) != count:
-        raise PruneError(f"there are {len(labels)} labels for {count} samples")
     fixed = [t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)]
     size = min(batch, count) if not fixed else int(fixed[0])
     rng = np.random.default_rng(seed)

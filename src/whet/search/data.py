@@ -44,10 +44,15 @@ def unlabelled(source: str, net: Network, samples: int, preprocess: str | None =
     if images:
         return arrays([p for p, _ in spread(images, samples)], net, preprocess)
     made = calibration_data(source, net, Preprocessing.parse(preprocess) if preprocess else None)
-    found = spread(list(made), samples) if Path(source).is_file() else list(islice(made, samples))
+    found = list(islice(made, samples)) if in_order(source) else spread(list(made), samples)
     if not found:
         raise CalibrationError(f"{source} holds no samples")
     return _finite({name: np.concatenate([s[name] for s in found]) for name in found[0]}, source)
+
+
+def in_order(source: str) -> bool:
+    """Whether samples are taken as they come, and not evenly spread ones: of functions and of folders of arrays."""
+    return not Path(source).is_file() and not listed(source)
 
 
 def labelled(source: str, net: Network, what: str, preprocess: str | None = None) -> Labelled:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.backends import get_backend
-from whet.errors import BackendError, UsageError
+from whet.errors import BackendError, PruneError, UsageError
 from whet.network import Network
 from whet.pruning import Group, groups
-from whet.pruning.depth import branches as all_branches
 from whet.pruning.importance import step_of
-from whet.registry import nearest
+from whet.pruning.skipping import stay_whole as meant_by
 from whet.search.recipe import PRECISIONS, AutoRecipe
 
 _FLOAT = 1e-9
@@ -180,24 +179,11 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
 
 
 def stay_whole(net: Network, skip: Sequence[str]) -> frozenset[str]:
-    """The groups and branches that `space.skip` means: by their own names (`whet prune MODEL --list`), or by a layer that they cut or take out.
-
-    Raises UsageError for a name that is none of these, with the nearest.
-    """
-    if not skip:
-        return frozenset()
-    meant: dict[str, set[str]] = {}
-    for g in groups(net):
-        for name in (g.name, *g.layers):
-            meant.setdefault(name, set()).add(g.name)
-    for b in all_branches(net):
-        for name in (b.name, *b.layers):
-            meant.setdefault(name, set()).add(b.name)
-    for name in skip:
-        if name not in meant:
-            near = nearest(name, meant)
-            raise UsageError(f"'space.skip': nothing that could be cut is called {name!r}.{near} `whet prune MODEL --list` has the names.")
-    return frozenset().union(*(meant[name] for name in skip))
+    """The groups and branches that `space.skip` means. Raises UsageError for a name that is none of these, with the nearest."""
+    try:
+        return meant_by(net, skip)
+    except PruneError as e:
+        raise UsageError(f"'space.skip': {e}") from None
 
 
 def group_classes(net: Network, found: Sequence[Group], most: int) -> dict[str, tuple[str, ...]]:

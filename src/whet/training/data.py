@@ -17,6 +17,7 @@ from whet.precision.decoding import decode
 from whet.registry import own_function
 
 _LABELS = ("labels", "label", "y", "targets", "y_train")
+_CHECKED = 4096  # samples that are looked at together
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
@@ -36,9 +37,26 @@ class TrainingData:
         lengths = {name: len(a) for name, a in self.inputs.items()} | ({} if self.labels is None else {"labels": len(self.labels)})
         if not self.inputs or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
             raise TrainingError(f"training data need inputs and labels of one length above 0, not {lengths}")
+        for name, a in self.inputs.items():
+            for start in range(0, len(a) if a.dtype.kind == "f" else 0, _CHECKED):
+                part = a[start : start + _CHECKED]
+                if not np.isfinite(part).all():
+                    at = start + int(np.flatnonzero(~np.isfinite(part.reshape(len(part), -1)).all(1))[0])
+                    raise TrainingError(f"sample {at} of '{name}' holds NaN or infinite values: leave it out, or mend it")
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
+
+    def must_be_classes_of(self, outputs: Any) -> None:
+        """Raises TrainingError where labels are no numbers of the classes that a network's first output, of this type, tells apart."""
+        if self.labels is None or outputs.rank != 2 or not isinstance(outputs.shape[1], int):
+            return
+        known, labels = outputs.shape[1], self.labels
+        if labels.ndim == 1 and labels.dtype.kind == "f" and known > 1:
+            raise TrainingError(f"labels of classes are whole numbers, these are {labels.dtype}: give labels.astype(int)")
+        if labels.ndim == 1 and labels.dtype.kind in "iu" and not 0 <= labels.min() <= labels.max() < known:
+            what = f"labels go from {labels.min()} to {labels.max()}"
+            raise TrainingError(f"{what}, and the first output tells {known} classes apart, 0 to {known - 1}: are they of this model?")
 
     def describe(self) -> list[Any]:
         """What a checkpoint remembers, to tell other data."""

@@ -50,7 +50,10 @@ class Loss:
         if self.config.loss == "cross_entropy" or (self.config.loss == "auto" and whole):
             if y.ndim < 2 or labels.ndim != y.ndim - 1:
                 raise TrainingError(f"cross entropy takes logits [N, classes, ...] and labels [N, ...], not {list(y.shape)} and {list(labels.shape)}")
-            return F.cross_entropy(y, labels.long(), label_smoothing=self.config.label_smoothing)
+            try:
+                return F.cross_entropy(y, labels.long(), label_smoothing=self.config.label_smoothing)
+            except IndexError as e:  # on a CPU; a GPU ends the process
+                raise TrainingError(f"labels go from {labels.min()} to {labels.max()}, and the output has {y.shape[1]} classes: {e}") from e
         if y.shape != labels.shape:
             shapes = f"the first output is {list(y.shape)}, its labels are {list(labels.shape)}"
             raise TrainingError(f"{shapes}: give a loss of your own (python:module:function)")

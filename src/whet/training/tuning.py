@@ -97,6 +97,8 @@ def trained(
         module.train()
         (own_function(train, "--train") if isinstance(train, str) else train)(module, data, config)
     else:
+        if isinstance(data, TrainingData) and config.distill < 1 and config.loss in ("auto", "cross_entropy"):
+            data.must_be_classes_of(module.network.outputs[0].type)
         history, steps, resumed = fit(module, data, config, teacher=teacher, test=test, progress=progress, digest=digest(net))
     reapply(module, masks)
     seconds = time.perf_counter() - started

@@ -1,0 +1,95 @@
+"""`whet prune` with data, labels and flags that do not fit: each is named before anything is cut by it."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from whet import zoo
+from whet.cli.prune import command
+from whet.errors import PruneError, UsageError, WhetError
+from whet.frontends import network_from_onnx, save_onnx
+from whet.pruning import PruneConfig, prune, recover, reestimate_batch_norms
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A model, samples of it and files that are wrong in one way each."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    zoo.save("lenet5", folder / "m.onnx")
+    x = np.random.default_rng(0).standard_normal((12, 1, 32, 32)).astype(np.float32)
+    bad = x.copy()
+    bad[5, 0, 3, 3] = np.inf
+    for name, a in (("good", x), ("bad", bad), ("none", x[:0])):
+        np.savez(folder / f"{name}.npz", input=a)
+    (folder / "empty.npy").touch()
+    y = np.arange(12) % 10
+    for name, a in (("y", y), ("floats", y * 1.0), ("few", y[:3]), ("far", y + 90)):
+        np.save(folder / f"{name}.npy", a)
+    return folder
+
+
+TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--calibData=bad.npz"], "sample 5 of 'input' holds NaN or infinite values"),
+    (["--calibData=none.npz"], "none.npz holds no samples"),
+    ([*TAYLOR, "--labels=floats.npy"], "labels are whole numbers in one row, a class a sample, not float64"),
+    ([*TAYLOR, "--labels=few.npy"], "there are 3 labels for 12 samples"),
+    ([*TAYLOR, "--labels=far.npy"], "the labels go from 90 to 99"),
+    ([*TAYLOR, "--labels=nothing.npy"], "--labels=nothing.npy: No such file"),
+    ([*TAYLOR, "--labels=m.onnx"], "--labels=m.onnx is no .npy file of numbers"),
+    ([*TAYLOR, "--labels=good.npz"], "--labels=good.npz is no .npy file of numbers"),
+    ([*TAYLOR, "--labels=empty.npy"], "--labels=empty.npy is no .npy file of numbers"),
+    (["--labels=y.npy"], "--labels has nothing to say here: labels are for --importance=taylor1 and taylor2"),
+    (["--samples=3"], "--samples has nothing to say here: there are no data"),
+    (["--ratio=0.3", "--flops=0.5x"], "--ratio has nothing to say here: --flops says how much goes"),
+    (["--scope=group", "--flops=0.5x"], "--scope has nothing to say here"),
+    (["--fp16"], "--fp16 has nothing to say here: nothing is built or timed"),
+    (["--flops=0.5x", "--latencyTable=t.json"], "--latencyTable has nothing to say here"),
+    (["--noDepth"], "--depth has nothing to say here: with --ratio alone no branch goes"),
+    (["--skip=conv2.wieght"], "nothing that could be cut is called 'conv2.wieght'. Did you mean 'conv2.weight'"),
+    (["--skip=onv2"], "Names with it: /conv2/Conv, conv2.weight."),
+    (["--flops=0.01x"], r"out of reach \(0.01 of what it is now\)"),
+])  # fmt: skip
+def test_each_is_named(flags, said, home, monkeypatch):
+    monkeypatch.chdir(home)
+    with pytest.raises(WhetError, match=said):
+        CliRunner().invoke(command, ["m.onnx", "-o", "x.onnx", *flags], catch_exceptions=False)
+    assert not (home / "x.onnx").exists()
+
+
+def test_a_layer_by_its_name_stays_whole(home, monkeypatch):
+    monkeypatch.chdir(home)
+    flags = ["-o", "s.onnx", "--ratio=0.5", "--skip=/conv2/Conv", *TAYLOR, "--labels=y.npy"]
+    done = CliRunner().invoke(command, ["m.onnx", *flags], catch_exceptions=False)
+    assert "recovered without labels on 12 samples" in done.output
+    whole, small = network_from_onnx("m.onnx"), network_from_onnx("s.onnx")
+    assert small.constants["conv2.weight"].shape == whole.constants["conv2.weight"].shape
+    assert small.constants["fc1.weight"].shape != whole.constants["fc1.weight"].shape
+
+
+def test_from_python_too(home):
+    net = network_from_onnx(home / "m.onnx")
+    with np.load(home / "bad.npz") as f:
+        bad = {"input": f["input"]}
+    calls = (lambda: prune(net, PruneConfig(importance="taylor1"), bad), lambda: recover(net, net, {}, bad), lambda: reestimate_batch_norms(net, bad))
+    for call in calls:
+        with pytest.raises(PruneError, match="sample 5 of 'input' holds NaN"):
+            call()
+
+
+def test_weights_that_are_no_numbers_are_not_ranked(home):
+    net = network_from_onnx(home / "m.onnx")
+    t = net.constants["conv1.weight"]
+    t.weight = type(t.weight)(np.where(t.array() > 0, t.array(), np.nan).astype(np.float32), t.weight.origin)
+    save_onnx(net, home / "nan.onnx")
+    for kind in ("l1", "l2", "fpgm"):
+        with pytest.raises(PruneError, match=rf"{kind} gives 'conv1.weight' scores that are no finite numbers"):
+            CliRunner().invoke(command, [str(home / "nan.onnx"), f"--importance={kind}", "-o", str(home / "x.onnx")], catch_exceptions=False)
+
+
+def test_usage_errors_are_usage_errors(home, monkeypatch):
+    monkeypatch.chdir(home)
+    with pytest.raises(UsageError):
+        CliRunner().invoke(command, ["m.onnx", "--samples=3"], catch_exceptions=False)
