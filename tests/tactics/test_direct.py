@@ -6,8 +6,9 @@ from test_onednn_tactics import CPU, Listed, compute, place
 from test_own_cpu import JIT, SILU, judge_every_config
 
 from whet.backends.cpu import CpuBackend
-from whet.network import from_stored, static_shape, stored_shape
+from whet.network import Network, from_stored, parse_type, static_shape, stored_shape
 from whet.ops import run_regions, sample_layer
+from whet.ops._base import Sample
 from whet.ops._fused_samples import conv_silu
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu import _onednn as dnn
@@ -73,6 +74,43 @@ def test_what_is_added(at, columns):
         for config in tactic.configs(layer, signature, CPU):
             _, got, _ = compute(layer, arrays, tactic, signature, config)
             assert np.abs(got[0] - want).max() <= 2e-6 * np.abs(want).max()
+
+
+def followed(steps, x, w, **attrs):
+    """A convolution with ops behind it; "Add" is of a second image, "Add x" of the one that is convolved."""
+    inputs = [x, f"const {w}", *([x.replace(x.split(",")[1], w.split("[")[1].split(",")[0], 1)] if "Add" in steps else [])]
+
+    def regions():
+        body = Network("body", "lowered")
+        read = [body.add_input(f"i{i}", parse_type(t.split()[-1])) for i, t in enumerate(inputs)]
+        y = body.add("Conv", *read[:2], **attrs)
+        for step in steps:
+            if step.startswith("Add"):
+                y = body.add("Add", y, read[0] if step.endswith("x") else read[2])
+            else:
+                y = body.add("Mul", y, body.add("Sigmoid", y)) if step == "Silu" else body.add(step, y)
+        body.mark_output(y)
+        return {"body": body}
+
+    return Sample(inputs, {"hint": "Conv"}, regions)
+
+
+@SILU
+@pytest.mark.parametrize("steps", [("Silu",), ("Silu", "Add"), ("Add", "Silu"), ("Add x", "Silu"), ("Silu", "Add x")])
+@pytest.mark.parametrize("channels", [4, 24])
+def test_what_follows(steps, channels):
+    """SiLU and a residual, which may be the image itself; numbers that are none among them."""
+    sample = followed(steps, text(2, channels, 9, 21), text(channels, channels, 3, 3), pads=(1, 1, 1, 1))
+    _, layer, arrays = sample_layer("Fused", sample)
+    arrays[0][0, 1, 4, 11], arrays[0][1, 0, 0, 0] = np.nan, np.inf
+    with np.errstate(all="ignore"):
+        (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
+    tactic = get_tactic(NAME)
+    assert tactic.why_not(layer) is None
+    for signature in tactic.signatures(layer, CPU):
+        for config in tactic.configs(layer, signature, CPU):
+            _, got, _ = compute(layer, arrays, tactic, signature, config)
+            np.testing.assert_allclose(got[0], want, rtol=2e-6, atol=2e-6 * np.abs(want[np.isfinite(want)]).max())
 
 
 @SILU
@@ -161,11 +199,18 @@ def test_only_a_rows_first_and_last_tile_read_beside_it(channels, columns, windo
     ({"pads": (3, 1, 1, 1)}, "below the window"),
     ({"dilations": (2, 2)}, "no dilations"), ({"w": text(32, 1, 3, 3), "group": 16}, "one group"),
     ({"x": text(1, 16, 9), "w": text(32, 16, 3), "pads": (1, 1)}, "images"),
-    ({"behind": text(1, 32, 1, 1)}, "a residual at most"), ({"before": text(1, 32, 9, 9), "behind": text(1, 32, 9, 9)}, "a residual at most"),
+    ({"behind": text(1, 32, 1, 1)}, "a residual"), ({"before": text(1, 32, 9, 9), "behind": text(1, 32, 9, 9)}, "a residual"),
 ])  # fmt: skip
 def test_convolutions_that_are_refused(change, why):
     _, layer, _ = sample_layer("Fused", conv_silu(**{"x": text(1, 16, 9, 9), "w": text(32, 16, 3, 3), "pads": (1, 1, 1, 1), **change}))
     assert why in get_tactic(NAME).why_not(layer)
+
+
+@JIT
+@pytest.mark.parametrize("steps", [(), ("Relu",), ("Add",), ("Silu", "Silu"), ("Add", "Silu", "Add x"), ("Silu", "Tanh")])
+def test_what_follows_and_is_refused(steps):
+    _, layer, _ = sample_layer("Fused", followed(steps, text(1, 16, 9, 9), text(16, 16, 3, 3), pads=(1, 1, 1, 1)))
+    assert "SiLU behind them" in get_tactic(NAME).why_not(layer)
 
 
 @SILU

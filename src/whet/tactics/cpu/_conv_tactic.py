@@ -10,7 +10,7 @@ from whet.tactics._base import Args, Operand, Packed, Signature, Stream, Tactic,
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
-from whet.tactics.cpu._kernel import static
+from whet.tactics.cpu._kernel import activations, static
 
 STORED = Operand("nChw16c", F32)
 
@@ -74,6 +74,8 @@ class ConvTactic(Tactic):
         head = anchor(layer)
         if any(not layer.inputs[i].is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
+        if any(t.dtype != F32 for t in activations(layer)):
+            return "computes in 32-bit floating point"
         steps = steps_of(layer)
         if steps is None or not self.takes(steps[0]):
             return f"is for convolutions with {self.behind}"
@@ -94,8 +96,8 @@ class ConvTactic(Tactic):
 
 
 def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
-    """What follows the convolution, as "Silu", "Relu" and "Add" (of one other value as large as the result, computed at run time), and which input is
-    added; None for anything else."""
+    """What follows the convolution, as "Silu" and "Add" (of one other value as large as the result, computed at run time), and which input is added;
+    None for anything else."""
     posts = epilogue(layer)
     if posts is None:
         return None
@@ -105,7 +107,7 @@ def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
         name = "Silu" if post.op == "Swish" and float(post.attrs.get("alpha", 1.0)) == 1.0 else post.op
         if name == "Add" and post.other is not None and added is None and _as_large(layer, post.other):
             added = post.other
-        elif name not in ("Silu", "Relu") or post.other is not None:
+        elif name != "Silu" or post.other is not None:
             return None
         names.append(name)
     return tuple(names), added

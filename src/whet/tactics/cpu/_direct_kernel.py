@@ -37,7 +37,7 @@ class Form:
     planes: bool  # the image lies plane by plane, not in blocks of 16 channels
     first: Taps
     last: Taps | None  # None: a row is one tile
-    steps: tuple[str, ...]  # what follows: "Silu", "Relu", "Add" (of an image as large as the result)
+    steps: tuple[str, ...]  # what follows: "Silu", "Add" (of an image as large as the result)
     estimate: bool  # the CPU has AVX-512 (F and DQ)
 
     @property
@@ -153,10 +153,6 @@ def _finish(form: Form) -> list[str]:
                 if step == "Silu":
                     text, value = silu(value[1:], n, form.estimate)
                     lines.append(text)
-                elif step == "Relu":  # a NaN stays one
-                    lines.append(f"  %{n}.rc = fcmp olt {FLOATS} {value}, %zero")
-                    lines.append(f"  %{n}.ro = select <{WIDE} x i1> %{n}.rc, {FLOATS} %zero, {FLOATS} {value}")
-                    value = f"%{n}.ro"
                 else:
                     lines.append(f"{load(f'{n}.added', f'z{j}', p * WIDE)}\n  %{n}.zo = fadd {FLOATS} {value}, %{n}.added")
                     value = f"%{n}.zo"

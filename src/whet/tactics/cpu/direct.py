@@ -1,7 +1,8 @@
 """Convolutions of images with SiLU behind them, f32 in blocks of 16 channels, by a kernel of our own: sums, activation and residual in registers.
 
 oneDNN's SiLU costs about thirty instructions for 16 numbers, this one about fifteen; rows' ends have code of their own, tiles divide the row where
-they can, threads share all rows of all channels, and each number of a row is read once for all of its taps. Few channels gain most.
+they can, threads share all rows of all channels, each number of a row is read once for all of its taps, and input channels that fill up a block are
+left out. Few channels gain most.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Direct(ConvTactic):
             return []
         x, steps = source_place(layer), steps_of(layer)
         assert steps is not None
-        few = static_shape(anchor(layer).inputs[0].shape)[1] <= _FEW
+        few = static_shape(anchor(layer).inputs[0].shape)[1] <= _FEW and x != steps[1]
         image = Operand("linear", STORED.dtype) if few else STORED
         inputs = tuple(image if i == x else STORED if i == steps[1] else None for i in range(len(layer.inputs)))
         inplace = [] if steps[1] in (None, x) else [Signature(inputs, (STORED,), ((steps[1], 0),))]
