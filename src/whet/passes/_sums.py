@@ -3,6 +3,24 @@
 from __future__ import annotations
 
 from whet.network import I8, U8, Layer, Tensor
+from whet.passes._base import Skip
+from whet.passes._fuse import anchored, conv_of, steps
+from whet.passes._graph import Graph
+
+
+def summand(g: Graph, layer: Layer, *, integers: bool) -> tuple[Tensor, Layer] | None:
+    """What a fused convolution adds, and the convolution that makes it with nothing but a bias behind; None where there is no such thing."""
+    value = added(layer, integers=integers)
+    first = g.maker(value)
+    if value is None or first is None or anchored(first, ("Conv",)) != "Conv" or set(steps(first)) - {"bias"}:
+        return None
+    return value, first
+
+
+def both_convs(first: Layer, last: Layer) -> tuple[Layer, Layer] | Skip:
+    """The convolutions in two fused layers, or why they are not computed as one sum."""
+    heads = conv_of(first), conv_of(last)
+    return Skip("a convolution of several groups has no sum with another") if any(h.attrs["group"] != 1 for h in heads) else heads
 
 
 def added(layer: Layer, *, integers: bool) -> Tensor | None:

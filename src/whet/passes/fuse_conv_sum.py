@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
-from whet.passes._fuse import anchored, conv_of, fuse_whole, obstacle, steps
+from whet.passes._fuse import fuse_whole, obstacle, steps
 from whet.passes._graph import Graph
 from whet.passes._quantize import dequantizer
-from whet.passes._sums import added, small
+from whet.passes._sums import both_convs, small, summand
 
 HINT = "ConvSum"
 
@@ -19,18 +19,18 @@ HINT = "ConvSum"
 def fuse_conv_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if layer.op != "Fused" or layer.hint != "Conv":
         return None
-    value = added(layer, integers=False)
-    first = g.maker(value)
-    if value is None or first is None or anchored(first, ("Conv",)) != "Conv" or set(steps(first)) - {"bias"}:
+    found = summand(g, layer, integers=False)
+    if found is None:
         return None
+    value, first = found
     if reason := obstacle(g, first, value, layer):
         return Skip(reason)
     before = steps(layer)[: steps(layer).index("add")]
     if set(before) - {"bias"}:
         return Skip(f"%{value.name} is added behind the {before[-1]} of '{layer.name}'")
-    heads = [conv_of(first), conv_of(layer)]
-    if any(h.attrs["group"] != 1 for h in heads):
-        return Skip("a convolution of several groups has no sum with another")
+    heads = both_convs(first, layer)
+    if isinstance(heads, Skip):
+        return heads
     if any(_quantized(g, x) for x in (first, layer)):
         return Skip("quantized weights: the convolutions compute in 8 bits, each by itself")
     if not any(small(h) for h in heads):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
-from whet.passes._fuse import anchored, conv_of, fuse_whole, steps
+from whet.passes._fuse import anchored, fuse_whole, steps
 from whet.passes._graph import Graph
-from whet.passes._sums import added, small
+from whet.passes._sums import both_convs, small, summand
 
 HINT = "QuantizedSum"
 
@@ -18,15 +18,15 @@ HINT = "QuantizedSum"
 def fuse_quantized_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if anchored(layer, ("Conv",)) != "Conv" or "add" not in steps(layer):
         return None
-    value = added(layer, integers=True)
-    first = g.maker(value)
-    if value is None or first is None or first.op != "Fused" or anchored(first, ("Conv",)) != "Conv" or set(steps(first)) - {"bias"}:
+    found = summand(g, layer, integers=True)
+    if found is None:
         return None
+    value, first = found
     if reason := g.shared(value, layer):
         return Skip(reason)
-    heads = [conv_of(first), conv_of(layer)]
-    if any(h.attrs["group"] != 1 for h in heads):
-        return Skip("a convolution of several groups has no sum with another")
+    heads = both_convs(first, layer)
+    if isinstance(heads, Skip):
+        return heads
     if not small(heads[1]):
         return Skip("what adds is no 1x1 convolution without padding")
     return fuse_whole(g, HINT, first, layer)
