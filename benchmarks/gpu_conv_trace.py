@@ -12,8 +12,9 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph, Launch, Module
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Stream
-from whet.tactics.cuda._conv import RELU, ConvShape, Finish, View, conv_launch, pack_bias
+from whet.tactics.cuda._conv import RELU, ConvShape, Finish, View, pack_bias
 from whet.tactics.cuda._conv_config import ConvConfig
+from whet.tactics.cuda._conv_launch import conv_launch
 from whet.tactics.cuda._source import source
 
 PAD1 = (1, 1, 1, 1)

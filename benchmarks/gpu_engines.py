@@ -30,7 +30,7 @@ from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.runtime import bind
 from whet.tactics import anchor, epilogue, tactics_of
-from whet.tactics.cuda._conv import conv_source
+from whet.tactics.cuda._conv_launch import conv_source
 from whet.tactics.cuda._kernel import ending
 from whet.tactics.cuda.own_conv import conv_shape, from_config
 

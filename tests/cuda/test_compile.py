@@ -14,9 +14,11 @@ from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.errors import BackendError
 from whet.tactics.cuda import _conv_product as tiles
-from whet.tactics.cuda._conv import ConvShape, Eight, conv_configs, conv_source
+from whet.tactics.cuda._conv import ConvShape, Eight
 from whet.tactics.cuda._conv_config import ConvConfig, configs_for
+from whet.tactics.cuda._conv_launch import conv_source
 from whet.tactics.cuda._conv_product import Tile
+from whet.tactics.cuda._conv_tiles import conv_configs
 from whet.tactics.cuda._depthwise_product import source_of, unfit
 from whet.tactics.cuda._source import ACTIVATIONS, source
 

@@ -13,9 +13,10 @@ from whet.engine import engine_bytes, read_engine
 from whet.network import parse_network
 from whet.ops import OPS, sample_layer
 from whet.tactics import PlanRefused, tactics_of
-from whet.tactics.cuda._conv import ConvShape, Halo, conv_configs, fits
+from whet.tactics.cuda._conv import ConvShape
 from whet.tactics.cuda._conv_config import with_once
 from whet.tactics.cuda._conv_product import MOST_BLOCKS, Tile, halo_of, shared_bytes, tiles_of, unfit
+from whet.tactics.cuda._conv_tiles import Halo, conv_configs, fits
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
 PAD = (1, 1, 1, 1)

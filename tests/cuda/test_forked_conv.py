@@ -16,8 +16,9 @@ from whet.inspector.facts import layer_facts
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda._conv import Fork, conv_source
+from whet.tactics.cuda._conv import Fork
 from whet.tactics.cuda._conv_config import ConvConfig
+from whet.tactics.cuda._conv_launch import conv_source
 from whet.tactics.cuda.own_conv import from_config
 from whet.tactics.cuda.own_forked_conv import forked_conv
 

@@ -11,8 +11,9 @@ from test_tactics import compute, judge, planned, reference
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import Sample, sample_layer
-from whet.tactics.cuda._conv import ConvShape, Groups, conv_source
+from whet.tactics.cuda._conv import ConvShape, Groups
 from whet.tactics.cuda._conv_config import ConvConfig
+from whet.tactics.cuda._conv_launch import conv_source
 from whet.tactics.cuda.own_group_conv import group_configs, pack_groups, tile_shape
 
 SHAPES = [  # groups, channels in and out of each

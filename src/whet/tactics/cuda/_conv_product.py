@@ -10,7 +10,8 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
-from whet.tactics.cuda._conv import TYPES, Activation, ConvShape, Finish, Halo
+from whet.tactics.cuda._conv import TYPES, Activation, ConvShape, Finish
+from whet.tactics.cuda._conv_tiles import Halo
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
 MOST_BLOCKS = 16  # of a cluster

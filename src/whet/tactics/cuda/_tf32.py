@@ -12,8 +12,9 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import Kernel, Launch, Module
-from whet.tactics.cuda._conv import ConvShape, Finish, Groups, View, layer_numbers
+from whet.tactics.cuda._conv import ConvShape, Finish, Groups, View
 from whet.tactics.cuda._conv_config import SHARED_LIMIT
+from whet.tactics.cuda._conv_launch import layer_numbers
 from whet.tactics.cuda._source import ACTIVATIONS, source
 
 PLAIN = Finish()

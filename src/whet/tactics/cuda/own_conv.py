@@ -12,8 +12,10 @@ from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
-from whet.tactics.cuda._conv import ConvShape, View, bias_count, conv_configs, conv_launch, conv_source, fits, pack_bias, pack_weights, refuses
+from whet.tactics.cuda._conv import ConvShape, View, bias_count, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, varied
+from whet.tactics.cuda._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda._conv_tiles import conv_configs, fits
 from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 
 MAX_CONFIGS = 30

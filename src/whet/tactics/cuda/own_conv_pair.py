@@ -15,8 +15,9 @@ from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, epilogue, places
 from whet.tactics.cuda._body import seen
-from whet.tactics.cuda._conv import ConvShape, Finish, Second, View, conv_launch, conv_source, pack_bias, pack_weights, refuses
+from whet.tactics.cuda._conv import ConvShape, Finish, Second, View, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, estimate_us, large_batch_configs, small_batch_configs, step_channels, varied
+from whet.tactics.cuda._conv_launch import conv_launch, conv_source
 from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 from whet.tactics.cuda.own_conv import as_config, bias_count, constant_weights, conv_shape, from_config
 

@@ -10,8 +10,9 @@ import numpy as np
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, source_place
-from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_bias, pack_weights, refuses
+from whet.tactics.cuda._conv import ConvShape, View, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
+from whet.tactics.cuda._conv_launch import conv_launch, conv_source
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda._transposed import Transposed, TransposedTactic, end_of, transposed_launch
 from whet.tactics.cuda.own_conv import as_config, from_config, packed_bias

@@ -13,8 +13,9 @@ from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, is_quantized, source_place
 from whet.tactics.cuda._body import seen
-from whet.tactics.cuda._conv import ConvShape, Finish, Fork, Second, View, bias_count, conv_launch, conv_source, pack_bias, pack_weights
+from whet.tactics.cuda._conv import ConvShape, Finish, Fork, Second, View, bias_count, pack_bias, pack_weights
 from whet.tactics.cuda._conv_config import ConvConfig, configs_of_steps, step_channels, varied
+from whet.tactics.cuda._conv_launch import conv_launch, conv_source
 from whet.tactics.cuda._kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array
 from whet.tactics.cuda.own_conv import as_config, conv_reason, conv_shape, from_config
 from whet.tactics.cuda.own_joined_conv import joined_conv

@@ -12,8 +12,9 @@ from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
-from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
+from whet.tactics.cuda._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
+from whet.tactics.cuda._conv_launch import conv_launch, conv_source
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
 from whet.tactics.cuda.own_conv import as_config, conv_reason, from_config, packed_bias
 

@@ -14,8 +14,10 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
-from whet.tactics.cuda._conv import ConvShape, Groups, View, conv_configs, conv_launch, conv_source, fits, refuses
+from whet.tactics.cuda._conv import ConvShape, Groups, View, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, step_channels, varied
+from whet.tactics.cuda._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda._conv_tiles import conv_configs, fits
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, ending, machine_has, packed_array
 from whet.tactics.cuda.own_conv import as_config, conv_reason, conv_shape, conv_signatures, from_config, packed_bias
 

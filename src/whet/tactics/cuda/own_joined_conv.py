@@ -17,8 +17,9 @@ from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signa
 from whet.tactics._fused import anchor, epilogue, is_quantized, places
 from whet.tactics._quantized import Parts, take_apart
 from whet.tactics.cuda._body import seen
-from whet.tactics.cuda._conv import ConvShape, Eight, Finish, Second, View, conv_launch, conv_source, pack_weights, pack_weights8
+from whet.tactics.cuda._conv import ConvShape, Eight, Finish, Second, View, pack_weights, pack_weights8
 from whet.tactics.cuda._conv_config import configs_of_steps, step_channels, varied
+from whet.tactics.cuda._conv_launch import conv_launch, conv_source
 from whet.tactics.cuda._kernel import HALF, RTOL, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array
 from whet.tactics.cuda._quantized import (
     EIGHT,

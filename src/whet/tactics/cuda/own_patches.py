@@ -10,8 +10,9 @@ import numpy as np
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
-from whet.tactics.cuda._conv import ConvShape, View, conv_launch, conv_source, pack_weights, refuses
+from whet.tactics.cuda._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
+from whet.tactics.cuda._conv_launch import conv_launch, conv_source
 from whet.tactics.cuda._kernel import GpuKernel, ahead, blocks_of, ending, launch, machine_has, packed_array
 from whet.tactics.cuda.own_conv import OwnConv, as_config, conv_shape, from_config, packed_bias
 

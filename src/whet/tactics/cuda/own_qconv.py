@@ -11,8 +11,10 @@ import numpy as np
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._conv import ConvShape, Eight, View, conv_configs, conv_launch, conv_source, fits, pack_weights8, refuses
+from whet.tactics.cuda._conv import ConvShape, Eight, View, pack_weights8, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, varied
+from whet.tactics.cuda._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda._conv_tiles import conv_configs, fits
 from whet.tactics.cuda._kernel import RTOL, Ending, GpuKernel, ahead, machine_has, packed_array
 from whet.tactics.cuda._quantized import (
     BYTES,

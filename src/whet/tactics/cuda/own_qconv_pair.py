@@ -10,8 +10,9 @@ import numpy as np
 
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._conv import Between, Eight, Second, Steps, View, bias_count, conv_launch, conv_source, pack_weights8, refuses
+from whet.tactics.cuda._conv import Between, Eight, Second, Steps, View, bias_count, pack_weights8, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, estimate_us, large_batch_configs, step_channels, varied
+from whet.tactics.cuda._conv_launch import conv_launch, conv_source
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, machine_has, packed_array, same
 from whet.tactics.cuda._quantized import has_border, weight_bytes
 from whet.tactics.cuda._quantized_product import Half, halves_of

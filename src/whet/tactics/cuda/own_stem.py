@@ -17,8 +17,9 @@ from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
-from whet.tactics.cuda._conv import ConvShape, View, conv_launch, pack_weights, refuses
+from whet.tactics.cuda._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for
+from whet.tactics.cuda._conv_launch import conv_launch
 from whet.tactics.cuda._kernel import (
     HALF,
     RTOL,
