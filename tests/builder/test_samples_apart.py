@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from whet.backends import get_backend
+from whet.backends.cpu import CpuBackend
+from whet.backends.cpu.lanes import Lanes
 from whet.builder import BuildConfig, build, dealing, save_lock
 from whet.builder.assemble import dealt
 from whet.builder.dealt import batch_differs
@@ -79,13 +81,26 @@ def test_the_engine_runs_on_other_numbers_of_threads(apart, threads):
         close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
 
 
-def test_joins_of_one_image_lie_in_place(apart):
-    """What a changing batch cannot have, one sample of it can."""
-    joins = [layer for layer in apart.network.layers if layer.op == "Concat"]
-    together = build(inception(), config(samples="together"))
-    assert not any(together.choices[layer.name].inplace for layer in together.network.layers if layer.op == "Concat")
-    assert joins
-    assert apart.arenas[0].lanes == 2
+def test_where_no_lanes_can_be_samples_take_turns(apart, monkeypatch):
+    """An engine from elsewhere, on a machine without a compiler: one sample after the other on all threads."""
+    monkeypatch.setattr(CpuBackend, "why_no_lanes", lambda self, calls: "no compiler")
+    context = Runtime().load(apart).create_context()
+    for batch in (1, 4, 5):
+        close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
+        assert not any(isinstance(c, Lanes) for c in context.launches().executable.calls)
+        assert len(context.profile(feed(batch), iterations=1)) == len(apart.network.layers)
+    with pytest.raises(BuildError, match="no compiler"):
+        build(inception(), config())
+
+
+def test_joins_of_one_image_may_lie_in_place(apart):
+    """What a changing batch cannot have, one sample of it can: the copy-free kernel is among the candidates of one alone."""
+
+    def views(plan):
+        return [c for rows in plan.report["candidates"].values() for c in rows if c.tactic == "cpu/part_view" and c.signature]
+
+    assert views(apart)
+    assert not views(build(inception(), config(samples="together")))
 
 
 def test_users_arrays_are_read_and_written_without_copies_where_samples_are_aligned(apart):
