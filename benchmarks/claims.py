@@ -176,7 +176,7 @@ def zeros(b: Bench) -> Row:
     gain = 1 - sparse / dense
     verdict = "no: a dense kernel multiplies by a zero as by any number" if gain < 0.1 else "yes"
     rows = [{"weights": "dense", "ms": dense}, {"weights": "half zeros", "ms": sparse}]
-    return Row("zeros", f"Setting 50 % of {name}'s weights to zero makes it faster", f"{dense:.2f} -> {sparse:.2f} ms ({percent(dense, sparse)})",
+    return Row("zeros", f"Setting 50 % of {name}'s weights to zero makes it faster", f"{dense:.3g} -> {sparse:.3g} ms ({percent(dense, sparse)})",
                verdict, rows)  # fmt: skip
 
 
@@ -377,7 +377,7 @@ def latency_or_flops(b: Bench) -> Row:
     rows = [{"objective": "FLOPs", "ms": f, "importance lost": by_flops.lost, "FLOPs": count_flops(nets[1]) / count_flops(net)},
             {"objective": "latency", "ms": t, "importance lost": by_ms.lost, "FLOPs": count_flops(nets[2]) / count_flops(net)}]  # fmt: skip
     better = by_ms.lost < 0.97 * by_flops.lost and t <= 1.03 * f
-    number = f"of {whole:.2f} ms: by FLOPs {f:.2f} ms losing {by_flops.lost:.0f}, by latency {t:.2f} ms losing {by_ms.lost:.0f} (L1, per layer)"
+    number = f"of {whole:.3g} ms: by FLOPs {f:.3g} ms losing {by_flops.lost:.0f}, by latency {t:.3g} ms losing {by_ms.lost:.0f} (L1, per layer)"
     return Row("latency_or_flops", "Choosing by measured latency beats choosing by FLOPs (MobileNetV2)", number, "yes" if better else "no", rows)
 
 
