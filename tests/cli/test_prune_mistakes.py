@@ -50,6 +50,9 @@ TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
     (["--noDepth"], "--depth has nothing to say here: with --ratio alone no branch goes"),
     (["--skip=conv2.wieght"], "nothing that could be cut is called 'conv2.wieght'. Did you mean 'conv2.weight'"),
     (["--skip=onv2"], "Names with it: /conv2/Conv, conv2.weight."),
+    (["-o", "m.onnx"], "--output=m.onnx would take the place of a file that is read here"),
+    (["--recipe=m.onnx"], "--recipe=m.onnx would take the place"),
+    (["--calibData=good.npz", "--weights=good.npz"], "--weights=good.npz would take the place"),
     (["--flops=0.01x"], r"out of reach \(0.01 of what it is now\)"),
 ])  # fmt: skip
 def test_each_is_named(flags, said, home, monkeypatch):
@@ -57,6 +60,7 @@ def test_each_is_named(flags, said, home, monkeypatch):
     with pytest.raises(WhetError, match=said):
         CliRunner().invoke(command, ["m.onnx", "-o", "x.onnx", *flags], catch_exceptions=False)
     assert not (home / "x.onnx").exists()
+    assert network_from_onnx("m.onnx").constants
 
 
 def test_a_layer_by_its_name_stays_whole(home, monkeypatch):

@@ -81,7 +81,7 @@ def command(
     if recipe and not settings["masks"]:
         raise UsageError("--recipe keeps the zeros that --masks holds: give --masks=2:4 or --masks=zeros")
     target = output or str(Path(model).with_suffix(".tuned.onnx"))
-    must_be_writable(output=target, recipe=recipe, checkpoint=settings["checkpoint"] or None)
+    must_be_writable(model, teacher, data_source, test_source, output=target, recipe=recipe, checkpoint=settings["checkpoint"] or None)
     net = network_from_onnx(model)
     original = network_from_onnx(teacher) if teacher else None
     how = Preprocessing.parse(preprocess) if preprocess else None

@@ -74,7 +74,7 @@ def command(
         click.echo("\n".join(_listed(net)))
         return
     target = output or str(Path(model).with_suffix(".pruned.onnx"))
-    must_be_writable(output=target, recipe=recipe_out, weights=weights, latencyTable=options["table"])
+    must_be_writable(model, recipe_in, data, labels, output=target, recipe=recipe_out, weights=weights, latencyTable=options["table"])
     if recipe_in is None:
         must_have_a_say(target=next((t for t in _TARGETS if options[t] is not None), None), data=data, importance=options["importance"])
     config = _config(options)
@@ -83,7 +83,7 @@ def command(
         _decided_by_recipe()
         recipe = load_recipe(recipe_in)
         if recipe.masks and recipe_out:
-            must_be_writable(weights=weights, recipe=str(Path(recipe_out).with_suffix(".safetensors")))
+            must_be_writable(model, weights=weights, recipe=str(Path(recipe_out).with_suffix(".safetensors")))
         made = apply_recipe(net, recipe, insist=config.insist, name=Path(recipe_in).name)
         if feeds is not None:
             with Bar("recovering") as bar:
