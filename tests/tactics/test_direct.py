@@ -11,6 +11,7 @@ from whet.ops import run_regions, sample_layer
 from whet.ops._base import Sample
 from whet.ops._fused_samples import conv_silu
 from whet.tactics import Args, get_tactic
+from whet.tactics._base import PlanRefused
 from whet.tactics.cpu import _onednn as dnn
 
 NAME = "cpu/direct"
@@ -57,7 +58,7 @@ def test_random_geometries():
 
 @SILU
 @pytest.mark.parametrize("at", ["before", "behind"])
-@pytest.mark.parametrize("columns", [20, 23])
+@pytest.mark.parametrize("columns", [20, 37])
 def test_what_is_added(at, columns):
     """Before the activation and behind it, from another place and in the result's own, where no pixel may be computed twice."""
     shape = (2, 48, 7, columns)
@@ -191,6 +192,22 @@ def test_only_a_rows_first_and_last_tile_read_beside_it(channels, columns, windo
         for at in range(pixels, columns - pixels, pixels):
             assert side <= at
             assert at + pixels - 1 + side < columns
+
+
+@SILU
+@pytest.mark.parametrize(("name", "shape", "window", "group", "config"), [
+    (NAME, (1, 16, 4, 5), 3, 1, {"blocks": 1, "pixels": 6}), (NAME, (1, 16, 4, 12), 3, 1, {"blocks": 3, "pixels": 4}),
+    (NAME, (1, 16, 4, 60), 3, 1, {"blocks": 1, "pixels": 31}), ("cpu/pointwise", (1, 16, 4, 5), 1, 1, {"blocks": 1, "pixels": 24}),
+    ("cpu/depthwise", (1, 16, 4, 6), 3, 16, {"pixels": 8}),
+])  # fmt: skip
+def test_a_tile_chosen_for_other_shapes_is_refused(name, shape, window, group, config):
+    """An engine of several shapes plans each with the config of one; a tile larger than a row would be written outside of the result."""
+    sample = conv_silu(text(*shape), text(16 if group > 1 else 64, shape[1] // group, window, window), group=group, pads=(window // 2,) * 4)
+    layer, tactic = sample_layer("Fused", sample)[1], get_tactic(name)
+    (signature,) = tactic.signatures(layer, CPU)
+    assert tactic.refuses(layer, signature, CPU) is None
+    with pytest.raises(PlanRefused, match="does not fit a result"):
+        tactic.plan(layer, signature, tuple(config.items()), CPU)
 
 
 @JIT

@@ -6,7 +6,7 @@ from typing import Any
 
 from whet.backends.cpu import threads
 from whet.network import F32, Layer
-from whet.tactics._base import Args, Operand, Packed, Signature, Stream, Tactic, stored_bytes
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
@@ -66,6 +66,20 @@ class ConvTactic(Tactic):
     def takes(self, steps: tuple[str, ...]) -> bool:
         """Whether the kernel computes these steps behind the sums."""
         return steps == ("Silu",)
+
+    def fits(self, layer: Layer, signature: Signature, sizes: dict[str, int]) -> bool:
+        """Whether the tile of a config can compute a layer of these shapes, which may be others than those that it was chosen for."""
+        raise NotImplementedError
+
+    def kernel(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> ConvKernel:
+        """The planned layer, on up to `count` threads."""
+        raise NotImplementedError
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ConvKernel:
+        sizes = {name: int(value) for name, value in config}
+        if not self.fits(layer, signature, sizes):
+            raise PlanRefused(f"a tile of {', '.join(f'{v} {n}' for n, v in sizes.items())} does not fit a result of {layer.outputs[0].shape}")
+        return self.kernel(layer, signature, sizes, machine.threads)
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer) or _jit.available()

@@ -60,11 +60,14 @@ class Depthwise(ConvTactic):
         return None if self.configs(layer, signature, machine) else f"fewer than {TILES[-1]} pixels of a row have all their taps within the image"
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        left, right = _inside(layer)
-        return [(("pixels", p),) for p in TILES if right - left >= p]
+        return [(("pixels", p),) for p in TILES if self.fits(layer, signature, {"pixels": p})]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> DepthwiseKernel:
-        return DepthwiseKernel(layer, signature, int(dict(config)["pixels"]), machine.threads)
+    def fits(self, layer: Layer, signature: Signature, sizes: dict[str, int]) -> bool:
+        left, right = _inside(layer)
+        return sizes["pixels"] in TILES and right - left >= sizes["pixels"]
+
+    def kernel(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> DepthwiseKernel:
+        return DepthwiseKernel(layer, signature, sizes["pixels"], count)
 
 
 def packed(weights: Tensor, bias: Tensor | None) -> np.ndarray:

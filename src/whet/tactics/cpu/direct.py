@@ -94,23 +94,26 @@ class Direct(ConvTactic):
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
         """For each number of blocks (one only where no other divides the channels) the tile that computes few pixels twice, with and without
         room for the weights of all taps of a row. In place nothing may be computed twice."""
-        head = anchor(layer)
-        channels, _, columns = static_shape(layer.outputs[0].shape)[1:]
-        found = []
-        several = [b for b in _BLOCKS if -(-channels // WIDE) % b == 0]
-        for blocks in several[1:] or several:
-            for beside in (_window(head)[1], 1):
-                most = min(columns, (REGISTERS - 1) // blocks - beside)
-                fit = [p for p in range(_LEAST, most + 1) if _ends(head, columns, p)]
-                if signature.inplace:
-                    fit = [p for p in fit if columns % p == 0]
+        wide = _window(anchor(layer))[1]
+        tiles = [(b, p) for b in _BLOCKS for p in range(_LEAST, REGISTERS) if self.fits(layer, signature, {"blocks": b, "pixels": p})]
+        several = {b for b, _ in tiles if b > 1} or {1}
+        columns, found = static_shape(layer.outputs[0].shape)[3], []
+        for blocks in sorted(several):
+            for beside in (wide, 1):
+                fit = [p for b, p in tiles if b == blocks and b * (p + beside) < REGISTERS]
                 if fit:
                     found.append((blocks, min(fit, key=lambda p: -(-columns // p) * (p + _TILE))))
         return [(("blocks", b), ("pixels", p)) for b, p in dict.fromkeys(found)]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> DirectKernel:
-        chosen = dict(config)
-        return DirectKernel(layer, signature, int(chosen["blocks"]), int(chosen["pixels"]), machine.threads)
+    def fits(self, layer: Layer, signature: Signature, sizes: dict[str, int]) -> bool:
+        channels, _, columns = static_shape(layer.outputs[0].shape)[1:]
+        blocks, pixels = sizes["blocks"], sizes["pixels"]
+        if blocks not in _BLOCKS or -(-channels // WIDE) % blocks or not _LEAST <= pixels <= columns or blocks * (pixels + 1) >= REGISTERS:
+            return False
+        return not (signature.inplace and columns % pixels) and _ends(anchor(layer), columns, pixels) is not None
+
+    def kernel(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> DirectKernel:
+        return DirectKernel(layer, signature, sizes["blocks"], sizes["pixels"], count)
 
 
 def packed(weights: Tensor, bias: Tensor | None, blocks: int, step: int) -> np.ndarray:

@@ -59,12 +59,15 @@ class Pointwise(ConvTactic):
         return None if self.configs(layer, signature, machine) else "the image has fewer pixels than the smallest tile"
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        _, channels, *sides = static_shape(layer.outputs[0].shape)
-        return [(("blocks", b), ("pixels", p)) for b, p in TILES if channels % (b * WIDE) == 0 and prod(sides) >= p]
+        return [(("blocks", b), ("pixels", p)) for b, p in TILES if self.fits(layer, signature, {"blocks": b, "pixels": p})]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> PointwiseKernel:
-        chosen = dict(config)
-        return PointwiseKernel(layer, signature, int(chosen["blocks"]), int(chosen["pixels"]), machine.threads)
+    def fits(self, layer: Layer, signature: Signature, sizes: dict[str, int]) -> bool:
+        _, channels, *sides = static_shape(layer.outputs[0].shape)
+        blocks, pixels = sizes["blocks"], sizes["pixels"]
+        return (blocks, pixels) in TILES and channels % (blocks * WIDE) == 0 and prod(sides) >= pixels
+
+    def kernel(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> PointwiseKernel:
+        return PointwiseKernel(layer, signature, sizes["blocks"], sizes["pixels"], count)
 
 
 def packed(weights: Tensor, bias: Tensor | None, blocks: int) -> np.ndarray:
