@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
-from whet.tactics.cuda._conv import ConvShape, View, bias_count, pack_bias, pack_weights, refuses
+from whet.tactics.cuda._conv import ConvShape, Groups, View, bias_count, pack_bias, pack_weights, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, varied
 from whet.tactics.cuda._conv_launch import conv_launch, conv_source
 from whet.tactics.cuda._conv_tiles import conv_configs, fits
@@ -84,24 +85,42 @@ class OwnConv(Tactic):
         )
 
         def make(args: Args) -> list:
-            residual = None if made.residual is None else View(args.inputs[made.residual], shape.k)
-            return [
-                conv_launch(
-                    tile,
-                    shape,
-                    View(args.inputs[x], shape.c),
-                    args.packed[0],
-                    args.packed[1],
-                    View(args.outputs[0], shape.k),
-                    residual=residual,
-                    finish=made.finish,
-                    bf16=dtype.name == "bf16",
-                    multiprocessors=machine.multiprocessors,
-                    label=layer.name,
-                )
-            ]
+            return [ended_launch(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, machine, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
+
+
+def ended_launch(
+    tile: ConvConfig,
+    shape: ConvShape,
+    x: View,
+    args: Args,
+    made: Ending,
+    dtype: DType,
+    machine: Any,
+    label: str,
+    *,
+    out_f32: bool = False,
+    input_map: bytes | None = None,
+    groups: Groups | None = None,
+) -> Launch:
+    """`conv_launch` of 16-bit floats that ends as `made`, with weights and biases in front of the packed operands, to the first output."""
+    return conv_launch(
+        tile,
+        shape,
+        x,
+        args.packed[0],
+        args.packed[1],
+        View(args.outputs[0], shape.k),
+        residual=None if made.residual is None else View(args.inputs[made.residual], shape.k),
+        finish=made.finish,
+        bf16=dtype.name == "bf16",
+        out_f32=out_f32,
+        input_map=input_map,
+        multiprocessors=machine.multiprocessors,
+        label=label,
+        groups=groups,
+    )
 
 
 def constant_weights(layer: Layer, head: Layer) -> str | None:

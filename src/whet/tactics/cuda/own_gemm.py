@@ -14,9 +14,9 @@ from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Ta
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
 from whet.tactics.cuda._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
-from whet.tactics.cuda._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda._conv_launch import conv_source
 from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
-from whet.tactics.cuda.own_conv import as_config, conv_reason, from_config, packed_bias
+from whet.tactics.cuda.own_conv import as_config, conv_reason, ended_launch, from_config, packed_bias
 
 MAX_CONFIGS = 16
 
@@ -89,23 +89,7 @@ class OwnGemm(Tactic):
         )
 
         def make(args: Args) -> list:
-            residual = None if made.residual is None else View(args.inputs[made.residual], shape.k)
-            return [
-                conv_launch(
-                    tile,
-                    shape,
-                    View(args.inputs[x], shape.c),
-                    args.packed[0],
-                    args.packed[1],
-                    View(args.outputs[0], shape.k),
-                    residual=residual,
-                    finish=made.finish,
-                    bf16=dtype.name == "bf16",
-                    out_f32=out_f32,
-                    multiprocessors=machine.multiprocessors,
-                    label=layer.name,
-                )
-            ]
+            return [ended_launch(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, machine, layer.name, out_f32=out_f32)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
 

@@ -16,10 +16,10 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tac
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._conv import ConvShape, Groups, View, refuses
 from whet.tactics.cuda._conv_config import ConvConfig, step_channels, varied
-from whet.tactics.cuda._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda._conv_launch import conv_source
 from whet.tactics.cuda._conv_tiles import conv_configs, fits
 from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, ending, machine_has, packed_array
-from whet.tactics.cuda.own_conv import as_config, conv_reason, conv_shape, conv_signatures, from_config, packed_bias
+from whet.tactics.cuda.own_conv import as_config, conv_reason, conv_shape, conv_signatures, ended_launch, from_config, packed_bias
 
 MAX_CONFIGS = 30
 WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)  # output channels of a tile, as in _conv_config
@@ -88,22 +88,7 @@ class OwnGroupConv(Tactic):
         )
 
         def make(args: Args) -> list:
-            return [
-                conv_launch(
-                    tile,
-                    shape,
-                    View(args.inputs[x], groups.channels),
-                    args.packed[0],
-                    args.packed[1],
-                    View(args.outputs[0], shape.k),
-                    residual=None if made.residual is None else View(args.inputs[made.residual], shape.k),
-                    finish=made.finish,
-                    bf16=dtype.name == "bf16",
-                    multiprocessors=machine.multiprocessors,
-                    label=layer.name,
-                    groups=groups,
-                )
-            ]
+            return [ended_launch(tile, shape, View(args.inputs[x], groups.channels), args, made, dtype, machine, layer.name, groups=groups)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma groups {tile}", packed=packed)
 

@@ -12,9 +12,9 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
 from whet.tactics.cuda._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for, varied
-from whet.tactics.cuda._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda._conv_launch import conv_source
 from whet.tactics.cuda._kernel import GpuKernel, ahead, blocks_of, ending, launch, machine_has, packed_array
-from whet.tactics.cuda.own_conv import OwnConv, as_config, conv_shape, from_config, packed_bias
+from whet.tactics.cuda.own_conv import OwnConv, as_config, conv_shape, ended_launch, from_config, packed_bias
 
 MAX_CONFIGS = 12
 _MOST_BYTES = 256 << 20  # of windows laid out
@@ -69,19 +69,7 @@ class OwnPatches(OwnConv):
             at = -(-args.scratch // 128) * 128
             source: int = args.inputs[x]
             sizes = (s.h, s.w, s.c * 2 // unit, s.p, s.q, s.s, s.r * s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, width)
-            product = conv_launch(
-                tile,
-                shape,
-                View(at, shape.c),
-                args.packed[0],
-                args.packed[1],
-                View(args.outputs[0], shape.k),
-                residual=None if made.residual is None else View(args.inputs[made.residual], shape.k),
-                finish=made.finish,
-                bf16=dtype.name == "bf16",
-                multiprocessors=machine.multiprocessors,
-                label=layer.name,
-            )
+            product = ended_launch(tile, shape, View(at, shape.c), args, made, dtype, machine, layer.name)
             return [launch("im2col.cu", "im2col", {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256, "<2Qq14i", source, at, count, *sizes), product]
 
         scratch = shape.m * shape.c * 2 + 128

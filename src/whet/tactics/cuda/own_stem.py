@@ -19,7 +19,6 @@ from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Ta
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
 from whet.tactics.cuda._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda._conv_config import configs_for
-from whet.tactics.cuda._conv_launch import conv_launch
 from whet.tactics.cuda._kernel import (
     HALF,
     RTOL,
@@ -34,7 +33,7 @@ from whet.tactics.cuda._kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda.own_conv import as_config, conv_reason, conv_shape, from_config, packed_bias
+from whet.tactics.cuda.own_conv import as_config, conv_reason, conv_shape, ended_launch, from_config, packed_bias
 
 MAX_CONFIGS = 12
 
@@ -156,19 +155,7 @@ class OwnStem(FirstLayer):
             image = (args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide.row, shape.pad[1])
             return [
                 launch("stem.cu", "widen", constants, grid, 256, "<QQ6i", *image),
-                conv_launch(
-                    tile,
-                    seen,
-                    View(args.scratch, wide.channels),
-                    args.packed[0],
-                    args.packed[1],
-                    View(args.outputs[0], shape.k),
-                    finish=made.finish,
-                    bf16=dtype.name == "bf16",
-                    input_map=windows,
-                    multiprocessors=machine.multiprocessors,
-                    label=layer.name,
-                ),
+                ended_launch(tile, seen, View(args.scratch, wide.channels), args, made, dtype, machine, layer.name, input_map=windows),
             ]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
