@@ -1,5 +1,7 @@
 """`whet prune` with data, labels and flags that do not fit: each is named before anything is cut by it."""
 
+import sys
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -91,6 +93,24 @@ def test_weights_that_are_no_numbers_are_not_ranked(home):
     for kind in ("l1", "l2", "fpgm"):
         with pytest.raises(PruneError, match=rf"{kind} gives 'conv1.weight' scores that are no finite numbers"):
             CliRunner().invoke(command, [str(home / "nan.onnx"), f"--importance={kind}", "-o", str(home / "x.onnx")], catch_exceptions=False)
+
+
+def test_a_missing_library_is_said_before_the_work(home, monkeypatch):
+    monkeypatch.chdir(home)
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    with pytest.raises(PruneError, match="masks and weights are kept as safetensors: pip install safetensors"):
+        CliRunner().invoke(command, ["m.onnx", "-o", "x.onnx", "--recipe=x.json", "--weights=x.safetensors"], catch_exceptions=False)
+    assert not (home / "x.json").exists()
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda net: prune("m.onnx"), "not str: whet.network_from_onnx reads one from a file"),
+    (lambda net: prune(net, None, np.zeros((4, 1, 32, 32), np.float32)), "data are arrays by the names of the inputs"),
+    (lambda net: prune(net, PruneConfig(skip="conv9")), "nothing that could be cut is called 'conv9'"),
+])  # fmt: skip
+def test_arguments_of_other_kinds_are_named(call, said, home):
+    with pytest.raises(PruneError, match=said):
+        call(network_from_onnx(home / "m.onnx"))
 
 
 def test_usage_errors_are_usage_errors(home, monkeypatch):

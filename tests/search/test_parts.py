@@ -221,6 +221,24 @@ def test_the_loop_itself_holds_no_gpu(case, tmp_path, monkeypatch):
     assert facts["space"]["precision"] == ["fp32", "int8", "fp8"]
 
 
+def test_a_missing_optuna_is_said_before_anything_is_built(case, tmp_path, monkeypatch):
+    from whet.errors import WhetError
+    from whet.search import dry_run, search
+
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    for begin in (dry_run, search):
+        with pytest.raises(WhetError, match=r"pip install 'whet\[search\]'"):
+            begin(recipe_with(case, tmp_path / "w"))
+    assert not (tmp_path / "w" / "baselines").exists()
+
+
+def test_a_recipe_may_be_a_file(tmp_path):
+    from whet.search import search
+
+    with pytest.raises(UsageError, match=r"the recipe .*no.yaml cannot be read"):
+        search(tmp_path / "no.yaml")
+
+
 def test_a_quantized_original_is_refused_before_anything_is_built(case, tmp_path):
     from whet.frontends import save_onnx
     from whet.pruning.order import note

@@ -67,6 +67,7 @@ def command(
     from whet.frontends import network_from_onnx, save_onnx
     from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, recover, save_recipe, save_weights
     from whet.pruning.order import note
+    from whet.pruning.recipe import must_have_safetensors
     from whet.search.data import unlabelled
 
     net = network_from_onnx(model)
@@ -75,6 +76,8 @@ def command(
         return
     target = output or str(Path(model).with_suffix(".pruned.onnx"))
     must_be_writable(model, recipe_in, data, labels, output=target, recipe=recipe_out, weights=weights, latencyTable=options["table"])
+    if weights:
+        must_have_safetensors()
     if recipe_in is None:
         must_have_a_say(target=next((t for t in _TARGETS if options[t] is not None), None), data=data, importance=options["importance"])
     config = _config(options)

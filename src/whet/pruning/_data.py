@@ -12,6 +12,8 @@ from whet.errors import PruneError
 def check_data(data: Mapping[str, np.ndarray], labels: np.ndarray | None = None) -> None:
     """Raises PruneError for data (inputs by name, samples along axis 0) without samples or with NaN or infinities, naming the first such sample;
     for labels that are not one class number a sample."""
+    if not isinstance(data, Mapping):
+        raise PruneError(f"data are arrays by the names of the inputs, as {{'input': array}}, not {type(data).__name__}")
     for name, given in data.items():
         a = np.asarray(given)
         if not a.size:

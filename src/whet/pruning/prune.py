@@ -143,6 +143,8 @@ def prune(
     sense; ShapeError for data that do not fit; BuildError where an engine is needed and none comes.
     """
     config = config or PruneConfig()
+    if not isinstance(net, Network):
+        raise PruneError(f"prune() takes a network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
     check_order(net, "prune", config.insist)
     found, blocks = candidates(net, config)
     samples = Samples(data, labels) if data is not None else None

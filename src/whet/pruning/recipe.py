@@ -189,10 +189,15 @@ def _beside(path: str | os.PathLike) -> Path:
     return Path(path).with_suffix(".safetensors")
 
 
+def must_have_safetensors() -> None:
+    """Raises PruneError without the library that writes masks and weights, before the work is done that they are of."""
+    _safetensors()
+
+
 def _safetensors():
-    """The library that reads and writes masks. Raises PruneError without it."""
+    """The library that reads and writes masks and weights. Raises PruneError without it."""
     try:
         import safetensors.numpy
     except ImportError as e:
-        raise PruneError("masks are kept as safetensors: pip install safetensors (it comes with whet[train])") from e
+        raise PruneError("masks and weights are kept as safetensors: pip install safetensors (it comes with whet[train])") from e
     return safetensors.numpy

@@ -11,13 +11,14 @@ from whet.pruning.depth import branches
 from whet.registry import nearest
 
 
-def stay_whole(net: Network, skip: Sequence[str]) -> frozenset[str]:
+def stay_whole(net: Network, skip: str | Sequence[str]) -> frozenset[str]:
     """The groups and branches that are meant: by their own names (`whet prune MODEL --list`), or by a layer that they cut or take out.
 
     Raises PruneError for a name that is none of these, with the nearest.
     """
     if not skip:
         return frozenset()
+    skip = (skip,) if isinstance(skip, str) else skip
     meant: dict[str, set[str]] = {}
     parts = [*((g.name, g.layers) for g in groups(net)), *((b.name, b.layers) for b in branches(net))]
     for own, layers in parts:

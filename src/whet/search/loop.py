@@ -7,6 +7,7 @@ and does what is missing.
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,11 +23,12 @@ from whet.search.data import labelled, modules_of, unlabelled
 from whet.search.deploy import write_deploy
 from whet.search.folder import WorkFolder
 from whet.search.judging import Judging, Trial
-from whet.search.recipe import AutoRecipe, Effort
+from whet.search.recipe import AutoRecipe, Effort, load_recipe
 from whet.search.result import SearchResult
 from whet.search.running import Running
 from whet.search.scouting import Scouting
 from whet.search.space import Candidate, baseline_types, search_space
+from whet.search.study import optuna_module
 from whet.search.targets import checks, choose, distance, pareto
 from whet.search.tune import training_set
 from whet.search.watching import Silent, Watcher
@@ -42,6 +44,8 @@ class Loop:
         self.net: Network = network_from_onnx(recipe.model)
         _must_be_floating(self.net, recipe)
         self.space = search_space(self.net, recipe, [b.name for b in branches(self.net)])  # a baseline will rank the branches
+        if self.space.dimensions:
+            optuna_module()  # that it is missing is said before anything is built
         self.batches: tuple[int, ...] = self._values("batch")
         self.types = baseline_types(recipe, self._values("precision"))
 
@@ -222,13 +226,20 @@ def hash_of(text: str) -> str:
 
 
 def search(
-    recipe: AutoRecipe, *, fresh: bool = False, watcher: Watcher | None = None, ray: str | None = None, deploy: bool = True
+    recipe: AutoRecipe | str | os.PathLike[str],
+    *,
+    fresh: bool = False,
+    watcher: Watcher | None = None,
+    ray: str | None = None,
+    deploy: bool = True,
 ) -> SearchResult:
-    """Runs or goes on with the search of a recipe; `deploy` also writes the deploy folder. The Python form of `whet auto`.
+    """Runs or goes on with the search of a recipe, or of a file that holds one; `deploy` also writes the deploy folder. The Python form of
+    `whet auto`.
 
     `ray` is "auto" or the address of a Ray cluster whose processes and machines run the trials. Raises UsageError (recipe, work folder
     in use or of another recipe), BuildError (the original cannot be built, all trials failed).
     """
+    recipe = recipe if isinstance(recipe, AutoRecipe) else load_recipe(recipe)
     folder, watch = WorkFolder(recipe.out or "whet.auto"), watcher or Silent()
     with ExitStack() as stack:
         resumed = stack.enter_context(folder.opened(recipe, fresh))

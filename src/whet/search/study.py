@@ -26,7 +26,7 @@ class Study:
     """Ask and tell. `misses` of a finished trial, kept as constraints, steer the sampler towards the target."""
 
     def __init__(self, path: Path, space: SearchSpace, *, higher_is_better: bool, sampler: str, seed: int, startup: int):
-        self.optuna, self.space, self.path = _optuna(), space, path
+        self.optuna, self.space, self.path = optuna_module(), space, path
         with self._stored():
             storage = self.optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
             self.study: optuna.Study = self.optuna.create_study(
@@ -134,7 +134,7 @@ def _sampler(optuna: Any, name: str, seed: int, startup: int) -> Any:
     return Repeatable(made[name], seed)
 
 
-def _optuna() -> Any:
+def optuna_module() -> Any:
     try:
         import optuna
     except ImportError:
