@@ -76,15 +76,7 @@ struct Args {
     const float* bias;         // [tiles_n * BN]
     const u8* residual;        // SK > 1 only: plain addresses, pitches in elements
     u8* out;
-    int res_pitch, out_pitch;
-    int m, n;                  // pixels, output channels
-    int steps, csteps;         // K steps in all, and of one filter tap
-    int taps_w;                // filter width
-    int pixels, width;         // output pixels of an image, output width
-    int stride_h, stride_w, pad_h, pad_w, dil_h, dil_w;
-    int tiles, tiles_n;
-    int has_residual;          // 1: added before the activation, 2: after it
-    Act act;
+#include "layer_numbers.cuh"
     int wide, rows, height;    // HALO: pixels from row to row in a tile, output rows of a tile, output height
     int slot_bytes, box_bytes; // HALO: bytes of an input slot, and those that a copy fills
 #if GROUPED

@@ -24,15 +24,7 @@ struct Args {
     const float* bias;         // [tiles_n * BN]
     const float* residual;
     float* out;
-    int res_pitch, out_pitch;  // elements
-    int m, n;                  // pixels, output channels
-    int steps, csteps;         // K steps in all, and of one filter tap
-    int taps_w;                // filter width
-    int pixels, width;         // output pixels of an image, output width
-    int stride_h, stride_w, pad_h, pad_w, dil_h, dil_w;
-    int tiles, tiles_n;
-    int has_residual;          // 1: added before the activation, 2: after it
-    Act act;
+#include "layer_numbers.cuh"
     int low;                   // TERMS 3: rows of the large parts of the weights
     int group_k, group_c;      // GROUPED: output and input channels of a group
 };
