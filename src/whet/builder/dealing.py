@@ -85,9 +85,7 @@ def as_one(config: BuildConfig) -> BuildConfig:
 
 def dealt_at_last(plan: EnginePlan, net: Network, config: BuildConfig, make: Make, tell: Noting, inputs: Feeds | None) -> EnginePlan:
     """The engine that was kept of several (built `as_one` for `net`), or one that runs its samples apart where that is faster."""
-    if config.lock or not worth_dealing(net, config):
-        return plan
-    found = dealt_if_faster(plan, net, config, make, tell, inputs)
+    found = plan if config.lock or not worth_dealing(net, config) else dealt_if_faster(plan, net, config, make, tell, inputs)
     found.options = found.options | {"samples": config.samples}
     return found
 
