@@ -174,7 +174,7 @@ def members_of(path: Path, keep: Callable[[str], bool]) -> Members:
         with tarfile.open(path) as tar:
             found = {m.name: tar.extractfile(m).read() for m in tar if m.isfile() and keep(m.name)}
     except (OSError, tarfile.TarError, EOFError) as e:
-        raise FetchError(f"{path} is no archive that can be read: {e}") from e
+        raise FetchError(f"{path} is no archive that can be read ({str(e).splitlines()[0]}): bring it again") from e
     if not found:
         raise FetchError(f"{path} does not hold the files that are wanted: it is of another repository or commit")
     return found

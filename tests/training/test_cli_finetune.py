@@ -93,6 +93,15 @@ def test_held_masks_go_into_the_recipe_which_gives_them_again(files):
     assert "--masks=2:4" in str(run(files / "cut.onnx", *steps, "--recipe", files / "r.json").exception)
 
 
+def test_an_own_training_function_is_named_as_what_trained(files, monkeypatch):
+    (files / "my_own_training.py").write_text("def train(module, data, config):\n    next(module.parameters()).data.mul_(2)\n")
+    monkeypatch.chdir(files)
+    done = run("digits.onnx", "--data", "train.npz", "--train", "python:my_own_training:train", "-o", "own.onnx")
+    assert "own.onnx: trained by python:my_own_training:train in" in done.output
+    was, now = (whet.network_from_onnx(n).constants for n in ("digits.onnx", "own.onnx"))
+    assert any(not np.array_equal(t.array(), now[n].array()) for n, t in was.items())
+
+
 def test_mistakes_are_explained(files):
     done = run(files / "digits.onnx", "--data", files / "none.npz")
     assert isinstance(done.exception, UsageError)

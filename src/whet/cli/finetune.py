@@ -106,7 +106,8 @@ def command(
         click.echo(f"recipe: {_with_masks(recipe, done.masks)}, {len(done.masks)} masks")
     save_onnx(made, target)
     judged = f"; accuracy {done.accuracy:.2%} on {len(test)} samples" if done.accuracy is not None and test is not None else ""
-    click.echo(f"{target}: {done.steps} steps in {done.seconds:.1f} s{judged}")
+    by = f"trained by {own}" if own else f"{done.steps} steps"
+    click.echo(f"{target}: {by} in {done.seconds:.1f} s{judged}")
 
 
 def _with_masks(path: str, masks: Any) -> Path:
