@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import Any
 
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
@@ -36,21 +37,9 @@ def conv_source(
 
 
 @per_device
-def conv_kernel(
-    config: ConvConfig,
-    im2col: bool,
-    activation: str,
-    bf16: bool,
-    out_f32: bool = False,
-    odd: bool = False,
-    eight: Eight | None = None,
-    grouped: bool = False,
-    pair: int = 0,
-    between: bool = False,
-    fork: int = 0,
-) -> Kernel:
-    """The loaded kernel; compiled on first use, then kept."""
-    code = compile_cubin(conv_source(config, im2col, activation, bf16, out_f32, odd, eight, grouped, pair, between, fork), name=f"conv_{config}.cu")
+def conv_kernel(config: ConvConfig, *how: Any) -> Kernel:
+    """The loaded kernel of `conv_source(config, *how)`; compiled on first use, then kept."""
+    code = compile_cubin(conv_source(config, *how), name=f"conv_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED if config.halo else config.shared)
 
 
