@@ -54,6 +54,26 @@ def test_the_engine_is_the_lock_s(deployed, tmp_path):
     assert sorted(p.name for p in (tmp_path / "again").iterdir()) == ["model.engine", "model.onnx"]
 
 
+def test_its_recipe_is_told_from_those_of_searches_and_of_pruning(deployed):
+    from whet.errors import PruneError
+    from whet.pruning import load_recipe as pruning_recipe
+    from whet.search import load_recipe
+
+    with pytest.raises(UsageError, match="`whet rebuild` of its folder makes that engine again"):
+        load_recipe(deployed / "recipe.json")
+    with pytest.raises(PruneError, match=r"in the folder that whet auto deploys it is pruning\.json"):
+        pruning_recipe(deployed / "recipe.json")
+    assert pruning_recipe(deployed / "pruning.json").groups
+
+
+def test_what_an_ended_one_has_left_is_no_hindrance(deployed, tmp_path):
+    left = tmp_path / "again" / "work"
+    left.mkdir(parents=True)
+    (left / "log.txt").write_text("ended")
+    assert rebuild(deployed, tmp_path / "again").digest == lock_of(deployed)["digest"]
+    assert not left.exists()
+
+
 def test_the_folder_says_how(deployed):
     line = "whet rebuild .  # the same engine from the original model and its data: cut and recovered, then built under lock.json"
     assert line in (deployed / "README.md").read_text()

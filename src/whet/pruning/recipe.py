@@ -108,7 +108,8 @@ def _masked(net: Network, masks: Mapping[str, np.ndarray]) -> Network:
 def recipe_from_json(data: Any) -> Recipe:
     """The recipe in parsed JSON. Raises PruneError that says what is wrong with it."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise PruneError(f"this is no pruning recipe: its 'format' is not {FORMAT!r}")
+        other = " (in the folder that whet auto deploys it is pruning.json)" if isinstance(data, dict) and "pruning" in data else ""
+        raise PruneError(f"this is no pruning recipe: its 'format' is not {FORMAT!r}{other}")
     if data.get("version") not in (1, VERSION):
         raise PruneError(f"the recipe has version {data.get('version')!r}; this whet reads versions 1 and {VERSION}")
     groups, entries = data.get("groups", []), {}

@@ -33,13 +33,13 @@ from whet.search.data import modules_of, unlabelled
 from whet.search.engines import ENGINE, LOCK, ONNX, PRUNING, QUANTIZED, ROUNDINGS
 from whet.search.prepare import Prepared, prepared
 from whet.search.qat import trained_for_int8
-from whet.search.recipe import AutoRecipe, recipe_from
+from whet.search.recipe import DEPLOYED, AutoRecipe, recipe_from
 from whet.search.space import Candidate
 from whet.search.tune import FINETUNED, trained
 from whet.search.workers import workers_for
 from whet.search.workplace import Worker
 
-RECIPE, FORMAT = "recipe.json", "whet.auto.recipe"
+RECIPE = "recipe.json"
 _WORK, _POLL = "work", 0.05
 
 
@@ -57,7 +57,7 @@ def recipe_of_deploy(recipe: AutoRecipe, candidate: Candidate, source: Path) -> 
     result = j.result_of(source) or {}
     by_training = (result.get("qat") or {}).get("kept") == "trained"
     return {
-        "format": FORMAT, "version": 1, "recipe": recipe.to_plain(), "candidate": candidate.to_plain(), "pruning": j.read_json(source / PRUNING),
+        "format": DEPLOYED, "version": 1, "recipe": recipe.to_plain(), "candidate": candidate.to_plain(), "pruning": j.read_json(source / PRUNING),
         "qat": result.get("qat"), "finetuned": any(s["step"] == FINETUNED for s in result.get("steps", ())),
         "roundings": j.read_json(source / ROUNDINGS) if by_training else None, "contents": contents(recipe), "made_by": f"whet {__version__}",
     }  # fmt: skip
@@ -76,8 +76,9 @@ def rebuild(
     held = _held(deploy)
     recipe = _moved(held, project)
     _must_be_the_same(held, recipe)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or [p.name for p in out.iterdir()] not in ([], [_WORK])):
         raise UsageError(f"{out} is there already: name a new folder with --out")
+    shutil.rmtree(out / _WORK, ignore_errors=True)  # of a rebuild that was ended, or failed
     survivor = {k: v for k, v in dataclasses.asdict(recipe.survivor).items() if k != "count"}
     work = out / _WORK
     j.Job("rebuild", "rebuild", recipe.to_plain(), held["candidate"], effort=survivor, folders=[str(deploy)]).write(work)
@@ -97,7 +98,7 @@ def rebuild(
 def _held(deploy: Path) -> dict[str, Any]:
     """recipe.json of a deploy folder. Raises UsageError."""
     found = j.read_json(deploy / RECIPE)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(found, dict) or found.get("format") != DEPLOYED:
         raise UsageError(f"{deploy} is no deploy folder of whet auto: it has no {RECIPE} of one. Give the folder that a search left (deploy/).")
     if "contents" not in found:
         raise UsageError(f"{deploy / RECIPE} is of an older whet, which did not keep what a rebuild needs: let `whet auto` end once more (it writes "

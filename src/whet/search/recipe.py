@@ -19,6 +19,7 @@ from whet.search._fields import Amount, key
 from whet.search._training import FINETUNE, QAT, finetuning, quantization_training
 from whet.search.contents import SOURCES, contents
 
+DEPLOYED = "whet.auto.recipe"  # the format of recipe.json in a deploy folder
 PRECISIONS = ("fp32", "bf16", "fp16", "int8", "fp8")  # widest first
 GPU_ONLY = ("fp16", "fp8")
 _MOST_VALUES = 10_000  # in a recipe; real ones have tens
@@ -170,7 +171,11 @@ def load_recipe(path: str | os.PathLike[str]) -> AutoRecipe:
         why = e.strerror if isinstance(e, OSError) else "it is no text"
         raise UsageError(f"the recipe {path} cannot be read: {why}. Give a YAML file as examples/auto/digits.yaml; docs/auto.md has all keys.") from e
     try:
-        return recipe_from(_yaml(written), Path(path).resolve().parent, Path(path).stem)
+        found = _yaml(written)
+        if isinstance(found, dict) and found.get("format") == DEPLOYED:
+            raise UsageError("this says what a search has found. `whet rebuild` of its folder makes that engine again; the search's recipe is the YAML "
+                             "file that it was called with")  # fmt: skip
+        return recipe_from(found, Path(path).resolve().parent, Path(path).stem)
     except UsageError as e:
         raise UsageError(f"{path}: {e}") from None
 
