@@ -173,8 +173,8 @@ def load_recipe(path: str | os.PathLike[str]) -> AutoRecipe:
     try:
         found = _yaml(written)
         if isinstance(found, dict) and found.get("format") == DEPLOYED:
-            raise UsageError("this says what a search has found. `whet rebuild` of its folder makes that engine again; the search's recipe is the YAML "
-                             "file that it was called with")  # fmt: skip
+            raise UsageError("this says what a search has found. `whet rebuild` of its folder makes that engine again; the search's recipe is the "
+                             "YAML file that it was called with")  # fmt: skip
         return recipe_from(found, Path(path).resolve().parent, Path(path).stem)
     except UsageError as e:
         raise UsageError(f"{path}: {e}") from None
