@@ -1,7 +1,7 @@
 """Engine + inputs -> outputs. Imports neither builder nor passes, so it ships alone."""
 
 from whet.runtime.context import Context
-from whet.runtime.dealing import Deal, bind, dealt_bytes, launches, plan_shapes
+from whet.runtime.dealing import Deal, bind, dealt_bytes
 from whet.runtime.engine import Engine, EngineWarning, Memory, Runtime, machine_differences
 from whet.runtime.memory import WeightStore, aligned_empty
 from whet.runtime.shaped import Shaped, max_shapes, opt_shapes, storage
@@ -9,5 +9,5 @@ from whet.runtime.steps import Bound
 
 __all__ = [
     "Bound", "Context", "Deal", "Engine", "EngineWarning", "Memory", "Runtime", "Shaped", "WeightStore", "aligned_empty", "bind",
-    "dealt_bytes", "launches", "machine_differences", "max_shapes", "opt_shapes", "plan_shapes", "storage",
+    "dealt_bytes", "machine_differences", "max_shapes", "opt_shapes", "storage",
 ]  # fmt: skip
