@@ -8,18 +8,16 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.errors import BackendError
 
-if TYPE_CHECKING:
-    from whet.backends.cuda.compile_workers import Workers
-
 _lock = threading.Lock()
 _ahead: dict[str, Future[bytes]] = {}  # by cache key: what compile_ahead started
+_pool: ThreadPoolExecutor | None = None
 FLAGS = ("--std=c++17", "-default-device", "--prec-div=false", "--prec-sqrt=false", "--extra-device-vectorization")
 
 
@@ -70,38 +68,31 @@ def cache_key(source: str, arch: str, flags: tuple[str, ...] = FLAGS) -> str:
 def compile_cubin(source: str, *, name: str = "kernel.cu", arch: str = "sm_90a", flags: tuple[str, ...] = FLAGS, cached: bool = True) -> bytes:
     """Machine code of `source` for `arch`. BackendError with the compiler's log when it does not compile."""
     if not cached:
-        return compile_here(source, name, arch, flags)
+        return _compile(source, name, arch, flags)
     key = cache_key(source, arch, flags)
     running = _ahead.get(key)
     if running is not None:
         return running.result()
-    return _cached(compile_here, key, source, name, arch, flags)
-
-
-@functools.cache
-def workers() -> Workers:
-    """The processes that compile ahead."""
-    from whet.backends.cuda.compile_workers import MOST, Workers
-
-    return Workers(max(1, min(MOST, len(os.sched_getaffinity(0)))), compile_here)
+    return _cached(key, source, name, arch, flags)
 
 
 def compile_ahead(sources: Iterable[str], arch: str = "sm_90a") -> None:
-    """Starts compiling in the background, in other processes, what will be asked for soon; compile_cubin waits for it.
+    """Starts compiling in the background what will be asked for soon; compile_cubin waits for it. The compiler lets go of Python's lock.
 
     What the cache holds is left alone: most of it is never asked for, where the times of the candidates are known.
     """
+    global _pool
     folder = cache_folder()
     with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), thread_name_prefix="nvrtc")
         for source in sources:
             key = cache_key(source, arch, FLAGS)
             if key not in _ahead and not (folder / f"{key}.cubin").exists():
-                _ahead[key] = workers().submit(_cached, key, source, "kernel.cu", arch, FLAGS)
+                _ahead[key] = _pool.submit(_cached, key, source, "kernel.cu", arch, FLAGS)
 
 
-def _cached(
-    compiled: Callable[[str, str, str, tuple[str, ...]], bytes], key: str, source: str, name: str, arch: str, flags: tuple[str, ...]
-) -> bytes:
+def _cached(key: str, source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
     path = cache_folder() / f"{key}.cubin"
     try:
         info = path.stat()
@@ -109,15 +100,14 @@ def _cached(
             return path.read_bytes()
     except FileNotFoundError:
         pass
-    code = compiled(source, name, arch, flags)
+    code = _compile(source, name, arch, flags)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as out:  # a rename is atomic: readers never see half a file
         out.write(code)
     os.replace(out.name, path)
     return code
 
 
-def compile_here(source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
-    """Machine code from NVRTC, in this thread. BackendError with the compiler's log when it does not compile."""
+def _compile(source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
     rtc = nvrtc()
     good = rtc.nvrtcResult.NVRTC_SUCCESS
     status, program = rtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
