@@ -189,5 +189,9 @@ def test_where_the_exporter_fails_the_module_is_named_with_the_way_out():
     with pytest.raises(FrontendError, match=r"with a dynamic batch.*Give dynamic_batch=False"):
         whet.from_torch(FixedBatch(), torch.zeros(2, 3, 4, 4))
     assert str(whet.from_torch(FixedBatch(), torch.zeros(2, 3, 4, 4), dynamic_batch=False).outputs[0].type) == "f32[2,48]"
+    with pytest.raises(FrontendError, match=r"Conv2d itself fails on the example, nothing is wrong with exporting: RuntimeError: .*channels"):
+        whet.from_torch(nn.Conv2d(3, 3, 1), torch.zeros(1, 4, 4, 4))
+    with pytest.raises(FrontendError, match=r"takes a torch\.nn\.Module, not str"):
+        whet.from_torch("model.pt", EXAMPLE)
     with pytest.raises(FrontendError, match="the example is a tensor"):
         whet.from_torch(model(), np.zeros((1, 3, 16, 16)))

@@ -114,9 +114,9 @@ def command(
             click.echo(f"recovered without labels on {len(next(iter(feeds.values())))} samples")
         else:
             click.echo("nothing was recovered: give --calibData (no labels needed), or fine-tune")
+    save_onnx(made, target)
     if weights:
         click.echo(f"weights: {save_weights(made, weights)}")
-    save_onnx(made, target)
     before, after = (count_params(n) for n in (net, made))
     flops = [_flops(count_flops, n) for n in (net, made)]
     click.echo(f"{target}: parameters {before:,} -> {after:,}" + (f", FLOPs {flops[0]:,} -> {flops[1]:,}" if all(flops) else ""))

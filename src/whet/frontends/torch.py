@@ -41,6 +41,8 @@ def from_torch(
             raise BackendError(f"whet.from_torch needs {package}, which is not installed: {_INSTALL}")
     import torch
 
+    if not isinstance(module, torch.nn.Module):
+        raise FrontendError(f"whet.from_torch takes a torch.nn.Module, not {type(module).__name__}; whet.network_from_onnx reads ONNX files")
     args = example if isinstance(example, tuple) else (example,)
     if not args or not all(isinstance(a, torch.Tensor) for a in args):
         raise FrontendError("the example is a tensor, or a tuple of tensors: what module(*example) takes")
@@ -101,6 +103,14 @@ def _failures() -> tuple[type[Exception], ...]:
 
 def _explained(module: Any, args: tuple, error: Exception, dynamic: bool) -> str:
     """What failed, in which submodule, why, and what to do."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            module(*args)
+    except _failures() as e:
+        what = f"{type(module).__name__} itself fails on the example, nothing is wrong with exporting"
+        return f"{what}: {_first_line(e)}. Give what module(*example) takes."
     if dynamic:
         try:
             _exported(module, args, {}, False)
