@@ -396,6 +396,8 @@ def remark(name: str, rows: list[dict[str, Any]]) -> str:
         nodes = " and ".join(str(r["source nodes in them"]) for r in rows)
         launches = " and ".join(str(r["fused layers"]) for r in rows)
         return f" ({nodes} source nodes are fused before and after, in {launches} launches: the clock chooses them)"
+    if name == "latency_or_flops" and rows[1]["importance lost"] == 0:
+        return " (by latency nothing is cut: half the FLOPs win next to no time here, launches take it)"
     if name == "knee" and rows[-1]["ms"] > 0.95 * rows[0]["ms"]:
         return f" ({rows[-1]['ratio']:.0%} fewer channels win no time here: launches take it)"
     return ""
