@@ -53,7 +53,8 @@ class Meter:
         self._announced: dict[str, Candidates] = {}  # by text; listed, and being compiled
         self._neighbours = Neighbours(self.machine)
         self._anew = replace(self.timer, cache=Anew(self.cache), disturbed=[])
-        self._asked: dict[str, Layer] = {}  # by key
+        self._asked: set[str] = set()  # keys
+        self._held: dict[str, Layer] = {}  # by key: those that may have to be timed again (others would hold a copy of weights for every width)
         self._now: set[str] = set()  # keys of what was timed since this meter is there
         self._sums: dict[str, set[str]] = {}  # of layers that are sums of their parts: the parts' keys
 
@@ -104,16 +105,18 @@ class Meter:
         """
         text = layer_text(layer)
         key = self.key(text)
-        self._asked[key] = layer
+        self._asked.add(key)
         row = self.table.get(key)
         if row is None or (key not in self._now and (self.retime or (row.others and self._neighbours.quiet()))):
             row = self._time(key, layer, text, self.timer if row is None and not self.retime else self._anew)
+        elif row.others:
+            self._held[key] = layer
         return row.ms
 
     def settle(self) -> int:
         """Times again what was asked for and had been timed while other processes used the CPUs, if they rest now; gives how many rows."""
         self._note(self._neighbours.end())
-        busy = {k: x for k, x in self._asked.items() if self.table.rows[k].others}
+        busy = {k: x for k, x in self._held.items() if self.table.rows[k].others}
         if not busy or not self._neighbours.quiet():
             return 0
         self._now -= busy.keys()
@@ -138,14 +141,18 @@ class Meter:
         row = Row(self.device, self._precisions, self.timer.conditions.state, text, name, ms, spread, others)
         self.table.put(key, row)
         self._now.add(key)
+        self._held[key] = layer
         self._note(self._neighbours.took(key))
         return row
 
     def _note(self, window: Window) -> None:
-        """Marks the rows of a window in which others used the CPUs, and the sums that these are parts of."""
+        """Marks the rows of a window in which others used the CPUs, and the sums that these are parts of; lets go of layers whose times stand."""
         if window.others:
             for key in {*window.keys, *(k for k, parts in self._sums.items() if parts & set(window.keys) and k in self.table.rows)}:
                 self.table.mark(key, window.others)
+        for key in window.keys:
+            if not self.table.rows[key].others:
+                self._held.pop(key, None)
 
     def _best(self, key: str, layer: Layer, text: str, timer: Timer) -> Option | float:
         found = self._announced.pop(text, None) or self._listed(layer)
