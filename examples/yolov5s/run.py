@@ -164,11 +164,11 @@ class Roof:
 def roofs(engine: whet.Engine) -> dict[str, Roof]:
     """The roofline by name of its column: the machine's own rates where it tells them; else by levels of the memory, and one for all."""
     machine = engine.plan.machine
-    timed = [f for f in layer_facts(engine.plan) if f.ms]
-    flops = machine.get("peak_flops_per_s") or max(f.flops / f.ms for f in timed if f.ms) * 1e3
+    timed, lanes = [f for f in layer_facts(engine.plan) if f.ms], max(engine.plan.arenas[0].lanes, 1)  # of one thread, where lanes run at once
+    flops = machine.get("peak_flops_per_s") or max(f.flops / f.ms for f in timed if f.ms) * 1e3 * lanes
     if "bytes_per_s" in machine:
         return {"floor": Roof(flops, lambda size: machine["bytes_per_s"])}
-    best = max(f.bytes / f.ms for f in timed if f.ms) * 1e3
+    best = max(f.bytes / f.ms for f in timed if f.ms) * 1e3 * lanes
     levels = copies(int(machine.get("threads", 1)))
     return {"floor": Roof(flops, levels), "apart_floor": Roof(flops, levels, ("Moves",)), "flat_floor": Roof(flops, lambda size: best)}
 

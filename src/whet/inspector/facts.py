@@ -72,10 +72,9 @@ def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]
 
 
 def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[LayerFacts]:
-    """Facts in the order of running, at `shapes` (default: opt shapes of profile 0); of one sample on one thread where samples are run apart."""
+    """Facts in the order of running, at `shapes` (default: opt shapes of profile 0). Where samples are run apart these are of one sample, and
+    times always are: on one thread."""
     net = plan.network
-    if shapes and plan.arenas[0].lanes:
-        shapes = {n: (1, *s[1:]) for n, s in shapes.items()}
     env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes or opt_shapes(plan))
     times = plan.report.get("layer_ms", {})
     candidates = plan.report.get("candidates", {})
