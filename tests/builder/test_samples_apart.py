@@ -274,3 +274,39 @@ def test_random_batches_of_random_sizes_of_outputs(seed):
         run.feed(feed(batch))
         run.run()
         close(run.fetch(), run_network(net, feed(batch), widen=True))
+
+
+def test_other_axes_may_change_too():
+    """Texts of any length, any number of them: attention over the tokens of each."""
+    rng = np.random.default_rng(0)
+    net = Network("texts")
+    x = net.add_input("x", parse_type("f32[N,S,16]"))
+    y = net.add("MatMul", x, net.constant(rng.standard_normal((16, 16)).astype(np.float32) / 4))
+    scores = net.add("Softmax", net.add("MatMul", y, net.add("Transpose", y, perm=(0, 2, 1))), axis=-1)
+    net.mark_output(net.add("MatMul", scores, y), "y")
+    shapes = tuple({"x": (n, s, 16)} for n, s in ((1, 2), (3, 5), (4, 9)))
+    plan = read_engine(engine_bytes(build(net, config(profiles=(shapes,)))))
+    context = Runtime().load(plan).create_context()
+    for n, s in ((1, 2), (3, 5), (4, 9), (2, 7), (3, 2)):
+        data = {"x": rng.standard_normal((n, s, 16)).astype(np.float32)}
+        close(context.run(data), run_network(net, data, widen=True))
+
+
+def test_onnx_runtime_gives_the_same(tmp_path):
+    ort = pytest.importorskip("onnxruntime")
+    from whet.frontends.onnx_writer import save_onnx
+
+    save_onnx(inception(), tmp_path / "m.onnx")
+    session = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    context = Runtime().load(build(inception(), config())).create_context()
+    for batch in (1, 3, 6):
+        close(context.run(feed(batch)), dict(zip(("map", "y"), session.run(["map", "y"], feed(batch)), strict=True)), 2e-5)
+
+
+def test_what_runs_in_python_has_no_lanes_and_is_named():
+    net = Network("numpy")
+    x = net.add_input("x", parse_type("f32[N,16,8,8]"))
+    net.mark_output(net.add("CumSum", net.add("Relu", x), net.constant(np.array(1)), name="running"), "y")
+    with pytest.raises(BuildError, match=r"runs in Python.*\(layer 'running'\)"):
+        build(net, config())
+    assert build(net, config(samples="auto")).report["samples"]["kept"] == "together"

@@ -87,6 +87,10 @@ class Deal:
         self._refuse_unfit()
         launches = [call for calls in self._lanes[0].step_calls for call in calls]
         self.why_no_lanes: str | None = backend.why_no_lanes(launches)  # type: ignore[attr-defined]
+        if self.why_no_lanes is not None:
+            steps = zip(shaped.lane.steps, self._lanes[0].step_calls, strict=True)
+            named = next((f" (layer '{s.layer.name}')" for s, calls in steps if any(c.native is None for c in calls)), "")
+            self.why_no_lanes += named
         self._of_sample: list[_Pointed] = []
         self.executable: Executable = self._recorded()
 
