@@ -15,7 +15,8 @@ from whet.engine import engine_digest
 from whet.errors import LockError
 from whet.runtime import bind
 
-QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1)
+#: without the kernel that may be faster than oneDNN's convolutions: these tests write about those into locks
+QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, tactic_sources=("-DIRECT",))
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def scale_first(call):
 
 
 def only(*names):
-    return dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", *names))
+    return dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-POINTWISE", *names))
 
 
 def test_a_wrong_kernel_is_found_named_banned_and_replaced(plant):
@@ -126,7 +126,7 @@ def test_a_kernel_that_fails_at_run_time_is_banned(plant, level):
 def test_when_nothing_is_left_the_build_fails_and_names_the_layer(plant):
     plant(scale_first, ops=("*",), name="planted_all")
     with pytest.raises(Exception, match=r"failed verification.*'conv") as e:
-        build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-cpu/numpy_reference")))
+        build(residual(), dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-DIRECT", "-POINTWISE", "-cpu/numpy_reference")))
     assert type(e.value).__name__ == "NoTacticError"
 
 

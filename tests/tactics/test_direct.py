@@ -96,19 +96,27 @@ def followed(steps, x, w, **attrs):
     return Sample(inputs, {"hint": "Conv"}, regions)
 
 
+FOLLOWING = [(), ("Add",), ("Add x",), *(s for f in ("Silu", "Relu") for s in ((f,), (f, "Add"), ("Add", f), ("Add x", f), (f, "Add x")))]
+
+
 @SILU
-@pytest.mark.parametrize("steps", [("Silu",), ("Silu", "Add"), ("Add", "Silu"), ("Add x", "Silu"), ("Silu", "Add x")])
-@pytest.mark.parametrize("channels", [4, 24])
-def test_what_follows(steps, channels):
-    """SiLU and a residual, which may be the image itself; numbers that are none among them."""
-    sample = followed(steps, text(2, channels, 9, 21), text(channels, channels, 3, 3), pads=(1, 1, 1, 1))
+@pytest.mark.parametrize("steps", FOLLOWING)
+@pytest.mark.parametrize(("name", "channels", "window"), [(NAME, 4, 3), (NAME, 24, 3), ("cpu/pointwise", 32, 1), ("cpu/pointwise", 44, 1)])
+def test_what_follows(steps, name, channels, window):
+    """SiLU or ReLU, a residual, which may be the image itself, both, nothing; numbers that are none among them."""
+    sample = followed(steps, text(2, channels, 9, 24), text(channels, channels, window, window), pads=(window // 2,) * 4)
     _, layer, arrays = sample_layer("Fused", sample)
     arrays[0][0, 1, 4, 11], arrays[0][1, 0, 0, 0] = np.nan, np.inf
     with np.errstate(all="ignore"):
         (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
-    tactic = get_tactic(NAME)
+    tactic = get_tactic(name)
+    if name != NAME and any(s.startswith("Add") for s in steps):
+        assert "SiLU, ReLU or nothing behind them" in tactic.why_not(layer)
+        return
     assert tactic.why_not(layer) is None
+    assert len(tactic.signatures(layer, CPU)) == 1 + ("Add" in steps)
     for signature in tactic.signatures(layer, CPU):
+        assert tactic.refuses(layer, signature, CPU) is None
         for config in tactic.configs(layer, signature, CPU):
             _, got, _ = compute(layer, arrays, tactic, signature, config)
             np.testing.assert_allclose(got[0], want, rtol=2e-6, atol=2e-6 * np.abs(want[np.isfinite(want)]).max())
@@ -224,10 +232,10 @@ def test_convolutions_that_are_refused(change, why):
 
 
 @JIT
-@pytest.mark.parametrize("steps", [(), ("Relu",), ("Add",), ("Silu", "Silu"), ("Add", "Silu", "Add x"), ("Silu", "Tanh")])
+@pytest.mark.parametrize("steps", [("Tanh",), ("Silu", "Silu"), ("Relu", "Silu"), ("Relu", "Add", "Relu"), ("Add", "Silu", "Add x")])
 def test_what_follows_and_is_refused(steps):
     _, layer, _ = sample_layer("Fused", followed(steps, text(1, 16, 9, 9), text(16, 16, 3, 3), pads=(1, 1, 1, 1)))
-    assert "SiLU behind them" in get_tactic(NAME).why_not(layer)
+    assert "SiLU, ReLU or nothing" in get_tactic(NAME).why_not(layer)
 
 
 @SILU

@@ -26,9 +26,11 @@ class ConvKernel:
     threads: int
     ir: str
     implementation: str
-    added: int | None = None  # the input that is added to the result
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
+        found = steps_of(layer)
+        assert found is not None, "the tactic takes no other layers"
+        self.steps, self.added = found
         self.x = source_place(layer)
         self.weights, self.bias = constants_of(layer)
         self.inputs, self.outputs = stored_bytes(layer, signature)
@@ -57,7 +59,7 @@ class ConvTactic(Tactic):
     """A convolution of constant weights; a tactic says which ones it takes, and with what behind them."""
 
     ops = ("Conv",)
-    behind = "SiLU behind them, and nothing else: oneDNN has the others at the peak"
+    behind = "SiLU, ReLU or nothing behind them"
 
     def unfit(self, head: Layer) -> str | None:
         """Why the kernel does not take this convolution."""
@@ -65,7 +67,7 @@ class ConvTactic(Tactic):
 
     def takes(self, steps: tuple[str, ...]) -> bool:
         """Whether the kernel computes these steps behind the sums."""
-        return steps == ("Silu",)
+        return steps in ((), ("Silu",), ("Relu",))
 
     def fits(self, layer: Layer, signature: Signature, sizes: dict[str, int]) -> bool:
         """Whether the tile of a config can compute a layer of these shapes, which may be others than those that it was chosen for."""
@@ -110,8 +112,8 @@ class ConvTactic(Tactic):
 
 
 def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
-    """What follows the convolution, as "Silu" and "Add" (of one other value as large as the result, computed at run time), and which input is added;
-    None for anything else."""
+    """What follows the convolution, as "Silu", "Relu" and "Add" (of one other value as large as the result, computed at run time), and which input is
+    added; None for anything else."""
     posts = epilogue(layer)
     if posts is None:
         return None
@@ -121,7 +123,7 @@ def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
         name = "Silu" if post.op == "Swish" and float(post.attrs.get("alpha", 1.0)) == 1.0 else post.op
         if name == "Add" and post.other is not None and added is None and _as_large(layer, post.other):
             added = post.other
-        elif name != "Silu" or post.other is not None:
+        elif name not in ("Silu", "Relu") or post.other is not None:
             return None
         names.append(name)
     return tuple(names), added

@@ -6,13 +6,13 @@ image. The first and the last tile of a row have code of their own, without the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from whet.tactics.cpu import _jit
+from whet.tactics.cpu._behind import ADDED, behind, words
 from whet.tactics.cpu._ir import FENCE, FLOATS, WIDE, fma, least, load, moved, spread, store
-from whet.tactics.cpu._silu_kernel import constants, declarations, silu
+from whet.tactics.cpu._silu_kernel import constants, declarations
 
 REGISTERS = 32  # AVX-512's
 Taps = tuple[tuple[int, int], ...]
@@ -37,7 +37,7 @@ class Form:
     planes: bool  # the image lies plane by plane, not in blocks of 16 channels
     first: Taps
     last: Taps | None  # None: a row is one tile
-    steps: tuple[str, ...]  # what follows: "Silu", "Add" (of an image as large as the result)
+    steps: tuple[str, ...]  # what follows: "Silu", "Relu", "Add" (of an image as large as the result); each once at most
     estimate: bool  # the CPU has AVX-512 (F and DQ)
 
     @property
@@ -49,11 +49,6 @@ class Form:
     def shared(self) -> bool:
         """Whether the weights of all taps of a row fit into registers: each number is then spread once for all its taps."""
         return self.blocks * (self.pixels + self.window[1]) < REGISTERS
-
-
-def words(steps: Sequence[str]) -> tuple[str, ...]:
-    """Names of what a context holds, in order."""
-    return (*_WORDS[:3], *(["added"] if "Add" in steps else []), *_WORDS[3:])
 
 
 def _turn(n: str, form: Form, taps: Taps) -> tuple[list[str], dict[tuple[int, int], str]]:
@@ -148,15 +143,8 @@ def _finish(form: Form) -> list[str]:
         if "Add" in form.steps:
             lines.append(moved(f"z{j}", "z", "%out.plane", j))
         for p in range(form.pixels):
-            value, n = f"%t{j}.{p}", f"e{j}.{p}"
-            for step in form.steps:
-                if step == "Silu":
-                    text, value = silu(value[1:], n, form.estimate)
-                    lines.append(text)
-                else:
-                    lines.append(f"{load(f'{n}.added', f'z{j}', p * WIDE)}\n  %{n}.zo = fadd {FLOATS} {value}, %{n}.added")
-                    value = f"%{n}.zo"
-            lines.append(store(value, f"{n}.y", f"y{j}", p * WIDE))
+            text, value = behind(f"%t{j}.{p}", f"e{j}.{p}", form.steps, f"z{j}", p * WIDE, form.estimate)
+            lines += [text, store(value, f"o{j}.{p}", f"y{j}", p * WIDE)]
     return lines
 
 
@@ -183,12 +171,12 @@ def direct_ir(form: Form) -> str:
     newline = "\n"
     return f"""
 {declarations(form.estimate)}
-{_jit.opening("direct", words(form.steps), "items")}
+{_jit.opening("direct", words(_WORDS, form.steps), "items")}
 {constants()}
   %x.base = inttoptr i64 %source to float*
   %w.base = inttoptr i64 %weights to float*
   %y.base = inttoptr i64 %target to float*
-{"  %z.base = inttoptr i64 %added to float*" if added else ""}
+{f"  %z.base = inttoptr i64 %{ADDED} to float*" if added else ""}
   %line = mul i64 %width, {form.step}
   %plane = mul i64 %height, %line
   %begun = add i64 %channels, {form.step - 1}

@@ -1,13 +1,14 @@
-"""1x1 convolution with SiLU behind it, in blocks of 16 channels, as LLVM IR: a tile of pixels by blocks of output channels in registers."""
+"""1x1 convolution in blocks of 16 channels, as LLVM IR: a tile of pixels by blocks of output channels in registers, what follows it behind them."""
 
 from __future__ import annotations
 
 from functools import cache
 
 from whet.tactics.cpu import _jit
+from whet.tactics.cpu._behind import behind
 from whet.tactics.cpu._ir import FENCE, WIDE, fma, least, load, moved, spread, store
 from whet.tactics.cpu._ir import FLOATS as _F
-from whet.tactics.cpu._silu_kernel import constants, declarations, silu
+from whet.tactics.cpu._silu_kernel import constants, declarations
 
 TILES = ((3, 8), (2, 12), (4, 6), (1, 24), (5, 5))
 """(blocks of output channels, pixels) of a tile: 24 or 25 sums in registers, which leaves at least one of AVX-512's for each block and number."""
@@ -18,8 +19,9 @@ images * groups * tiles; how many of these a thread takes; whose function says w
 
 
 @cache
-def pointwise_ir(blocks: int, pixels: int, estimate: bool) -> str:
-    """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`; `estimate`: the CPU has AVX-512 (F and DQ).
+def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: bool) -> str:
+    """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`, with "Silu", "Relu" or nothing behind it; `estimate`: the CPU has
+    AVX-512 (F and DQ).
 
     Weights lie in groups of `blocks`: for each input channel and block its 16 output channels, then the biases. An image has at least `pixels`
     pixels: its last tile begins so many before the end, and computes some of them again.
@@ -39,7 +41,7 @@ def pointwise_ir(blocks: int, pixels: int, estimate: bool) -> str:
     for j in range(blocks):
         ends.append(moved(f"y{j}", "y", "%plane", j))
         for p in range(pixels):
-            lines, result = silu(f"a{STEP - 1}.{j}.{p}", f"e{j}.{p}", estimate)
+            lines, result = behind(f"%a{STEP - 1}.{j}.{p}", f"e{j}.{p}", steps, "", 0, estimate)
             ends += [lines, store(result, f"o{j}.{p}", f"y{j}", p * WIDE)]
     newline = "\n"
     return f"""

@@ -44,6 +44,11 @@ class DepthwiseKernel(ConvKernel):
 
 @tactic
 class Depthwise(ConvTactic):
+    behind = "SiLU behind them, and nothing else"
+
+    def takes(self, steps: tuple[str, ...]) -> bool:
+        return steps == ("Silu",)
+
     def unfit(self, head: Layer) -> str | None:
         w, a = head.inputs[1], head.attrs
         if head.inputs[0].type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % WIDE:

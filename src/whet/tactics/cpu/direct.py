@@ -1,4 +1,4 @@
-"""Convolutions of images with SiLU behind them, f32 in blocks of 16 channels, by a kernel of our own: sums, activation and residual in registers.
+"""Convolutions of images, f32 in blocks of 16 channels, by a kernel of our own: sums, SiLU or ReLU and a residual in registers.
 
 oneDNN's SiLU costs about thirty instructions for 16 numbers, this one about fifteen; rows' ends have code of their own, tiles divide the row where
 they can, threads share all rows of all channels, each number of a row is read once for all of its taps, and input channels that fill up a block are
@@ -37,9 +37,6 @@ class DirectKernel(ConvKernel):
 
     def __init__(self, layer: Layer, signature: Signature, blocks: int, pixels: int, count: int) -> None:
         super().__init__(layer, signature)
-        steps = steps_of(layer)
-        assert steps is not None
-        names, self.added = steps
         head = anchor(layer)
         planes = signature.needs(self.x).format == "linear"
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
@@ -47,7 +44,7 @@ class DirectKernel(ConvKernel):
         top, side = _pads(head)
         ends = _ends(head, columns, pixels)
         assert ends is not None
-        form = Form(_window(head), _strides(head), blocks, pixels, 1 if planes or taken % 2 else 2, planes, *ends, names, _jit.has("avx512dq"))
+        form = Form(_window(head), _strides(head), blocks, pixels, 1 if planes or taken % 2 else 2, planes, *ends, self.steps, _jit.has("avx512dq"))
         groups = -(-channels // (blocks * WIDE))
         nbytes = groups * blocks * WIDE * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
         sizes = [height, width, rows, columns, taken, groups, top, side, int(nbytes <= _CACHE)]
@@ -61,10 +58,10 @@ class DirectKernel(ConvKernel):
 
 @tactic
 class Direct(ConvTactic):
-    behind = "SiLU behind them, and a residual at most"
+    behind = "SiLU, ReLU or nothing behind them, and a residual at most"
 
     def takes(self, steps: tuple[str, ...]) -> bool:
-        return steps in (("Silu",), ("Silu", "Add"), ("Add", "Silu"))
+        return super().takes(tuple(s for s in steps if s != "Add")) and steps.count("Add") <= 1
 
     def unfit(self, head: Layer) -> str | None:
         a = head.attrs
@@ -92,11 +89,16 @@ class Direct(ConvTactic):
         return None if self.configs(layer, signature, machine) else f"no tile of {_LEAST} pixels or more fits the rows"
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        """For each number of blocks (one only where no other divides the channels) the tile that computes few pixels twice, with and without
-        room for the weights of all taps of a row. In place nothing may be computed twice."""
+        """With SiLU, which gains most, for each number of blocks (one only where no other divides the channels) the tile that computes few pixels
+        twice, with and without room for the weights of all taps of a row; else the cheapest tile. In place nothing may be computed twice."""
+        steps = steps_of(layer)
+        assert steps is not None
         wide = _window(anchor(layer))[1]
         tiles = [(b, p) for b in _BLOCKS for p in range(_LEAST, REGISTERS) if self.fits(layer, signature, {"blocks": b, "pixels": p})]
         several = {b for b, _ in tiles if b > 1} or {1}
+        if "Silu" not in steps[0]:
+            best = min([t for t in tiles if t[0] in several], key=lambda t: _cost(layer, *t), default=None)
+            return [] if best is None else [(("blocks", best[0]), ("pixels", best[1]))]
         columns, found = static_shape(layer.outputs[0].shape)[3], []
         for blocks in sorted(several):
             for beside in (wide, 1):
@@ -146,6 +148,15 @@ def _pads(head: Layer) -> tuple[int, int]:
     """Above and to the left."""
     top, side = (head.attrs.get("pads") or (0, 0))[:2]
     return int(top), int(side)
+
+
+def _cost(layer: Layer, blocks: int, pixels: int) -> float:
+    """Multiplications and loads of a result's row of 16 channels, for an input channel and a row of taps: ranks tiles as times do (ResNets)."""
+    head = anchor(layer)
+    wide, across, columns = _window(head)[1], _strides(head)[1], static_shape(layer.outputs[0].shape)[3]
+    shared = blocks * (pixels + wide) < REGISTERS
+    spread = (pixels - 1) * across + wide if shared else pixels * wide
+    return -(-columns // pixels) * (blocks * pixels * wide + blocks * wide + spread) / blocks
 
 
 def _ends(head: Layer, columns: int, pixels: int) -> tuple[Taps, Taps | None] | None:
