@@ -255,7 +255,7 @@ def test_an_emptied_cache_costs_time():
     engine = Runtime("cuda").load(build(net, CONFIG))
     data = {"x": rng.standard_normal((8, 2048)).astype(np.float16)}
     runs = [measure_gpu(engine, 0, data, warmup_ms=20, duration_s=0.1, transfers=False, cold=cold) for cold in (False, True)]
-    warm, cold = (np.median([t.compute for t in run.traces]) for run in runs)
+    warm, cold = (np.min([t.compute for t in run.traces]) for run in runs)  # the least: others who use the GPU empty the cache as well
     assert cold > warm + 0.002
     assert cold < warm + 0.1, "what empties the cache is not timed"
 

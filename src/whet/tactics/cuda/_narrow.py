@@ -19,8 +19,9 @@ from whet.tactics.cuda._source import source
 
 # Output rows and columns of a block; larger ones (16x16, 8x32, 4x32) came within a hundredth of the fastest at no layer of YOLOv5s, whole or cut.
 _TILES = ((8, 16), (4, 16), (8, 8), (16, 8))
-# Further tiles behind a 1x1: rows and columns of a group's tile, rows of 16 pixels that a warp takes, groups of a block. Each is some layer's best.
-_DEALT = ((8, 16, 2, 1), (16, 16, 4, 1), (8, 16, 2, 4), (8, 16, 2, 3), (4, 16, 1, 5))
+# Further tiles behind a 1x1: rows and columns of a group's tile, rows of 16 pixels that a warp takes, groups of a block. Each is some layer's best,
+# alone or in the network: 8x32 by four rows, 0.8 % behind alone, took 17.0 us of a YOLOv5s with 40 % cut where the fastest without it took 18.8.
+_DEALT = ((8, 16, 2, 1), (16, 16, 4, 1), (8, 32, 4, 1), (8, 16, 2, 4), (8, 16, 2, 3), (16, 16, 4, 4), (4, 16, 1, 5))
 _CHANNELS = (16, 32, 64)
 _MOST = 24  # configurations
 
