@@ -150,6 +150,13 @@ def test_loads_of_rows_together_stand_in_front_and_results_go_by_sixteen_bytes(t
             assert re.findall(r"STG\S*", text) == ["STG.E.EF.128"] * -(-dict(config)["together"] * 85 * 4 // 512)
 
 
+def test_rows_together_are_listed_first():
+    """A level times so many kernels of a layer, some of each signature, in the order of the list: 36 us in place of 30 for YOLOv5s otherwise."""
+    layer, _, signature, configs = yolo_head(8)
+    assert get_tactic("cuda/own_moves").configs(layer, signature, HOPPER)[: len(configs)] == configs
+    assert dict(configs[0]) == {"together": 4, "bulk": 1}
+
+
 @pytest.mark.gpu
 def test_every_config_gives_what_the_reference_does(gpu):
     _, layer, arrays = sample_layer("Fused", head(2, 3, 80, (8, 8), (4, 4)))

@@ -54,11 +54,11 @@ class OwnMoves(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
         row = static_shape(stored_shape(signature.outputs[0].format, layer.outputs[0].shape))[-1]
-        found: list[Config] = [(), *((("rows", n),) for n in _ROWS if row >= _LEAST)]
+        found: list[Config] = [*((("rows", n),) for n in reversed(_ROWS) if row >= _LEAST), ()]
         if _LEAST <= row <= 32 * _EACH:
-            bulk = [((), (("bulk", 1),))[b] for b in range(1 + machine_has(machine, "tma"))]
+            bulk = [((), (("bulk", 1),))[b] for b in reversed(range(1 + machine_has(machine, "tma")))]
             wide = [(("together", n), *b) for n in _TOGETHER if n * row * signature.outputs[0].dtype.bits % 128 == 0 for b in bulk]
-            found += [c for c in wide if not isinstance(_moves(layer, signature, c), str)]
+            found = [*(c for c in wide if not isinstance(_moves(layer, signature, c), str)), *found]  # likely ones first: a level times so many
         made = [(m, c) for c in found for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
         ahead(machine, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
         return found
