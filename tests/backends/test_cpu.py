@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from whet.backends import BACKENDS, get_backend
-from whet.backends.cpu import info, load, loop, threads
+from whet.backends.cpu import info, load, loop, machine_code, threads
 from whet.errors import BackendError
 
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)
@@ -251,9 +251,9 @@ def test_a_build_without_a_compiler_says_what_is_missing_and_what_brings_it(monk
     quick = BuildConfig(optimization_level=0, timing_cache="", threads=1)
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "llvmlite.binding", None)  # as if it were not installed
-        loop.no_compiler.cache_clear()
+        machine_code.no_compiler.cache_clear()
         (said,) = [n for n in build(net, quick).report["notes"] if "llvmlite" in n]
-    loop.no_compiler.cache_clear()
+    machine_code.no_compiler.cache_clear()
     assert "pip install 'whet[jit]'" in said
     assert "attention" in said
     with monkeypatch.context() as there:

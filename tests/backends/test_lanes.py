@@ -8,7 +8,7 @@ import pytest
 from test_cpu import Native, Python
 
 from whet.backends import get_backend
-from whet.backends.cpu import lanes, loop, threads
+from whet.backends.cpu import lanes, loop, machine_code, threads
 from whet.errors import BackendError
 
 pytest.importorskip("llvmlite")
@@ -79,12 +79,12 @@ def test_what_runs_in_python_is_refused_by_name():
 
 
 def test_without_a_compiler_there_are_none(monkeypatch):
-    monkeypatch.setattr(loop, "no_compiler", lambda: "llvmlite is not installed")
+    monkeypatch.setattr(lanes, "no_compiler", lambda: "llvmlite is not installed")
     assert lanes.why_no_lanes([]) == "llvmlite is not installed"
 
 
 @pytest.mark.parametrize("text", ["i32 ()*", "i64 (i64*, i64)*", "void (i64, i64, i32, i32)*", "void (i64*)*", "i64*"])
 def test_every_pointer_of_the_code_is_known_to_newer_compilers(text):
     assert text in lanes._IR
-    assert loop._opaque(text) == "ptr"
-    assert not re.search(r"\w\*|\)\*", loop._opaque(lanes._IR + loop._IR))
+    assert machine_code._opaque(text) == "ptr"
+    assert not re.search(r"\w\*|\)\*", machine_code._opaque(lanes._IR + loop._IR))

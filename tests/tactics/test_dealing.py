@@ -57,7 +57,7 @@ class Dealt:
     def __init__(self, items: int, count: int, step: int = 1, work: int = 1):
         self.counts, self.starts, self.who = (np.zeros(items + 1, np.int32) for _ in range(3))
         share = -(-items // (count * step)) * step
-        ask = threads.address("omp_get_thread_num") if count > 1 else _jit.address(IR, "first")
+        ask = threads.address("omp_get_thread_num")
         words = [self.counts.ctypes.data, self.starts.ctypes.data, self.who.ctypes.data, work, items, share, ask]
         self.call = _jit.ParallelCall(_jit.address(IR, "count_items"), words, {("input", 0): 0}, count, "counts", step=step)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_onednn_tactics import CPU, Listed, compute, place
 
-from whet.backends.cpu import CpuBackend
+from whet.backends.cpu import CpuBackend, machine_code
 from whet.network import Network, from_stored, parse_type, static_shape, stored_shape
 from whet.ops import run_layer, run_regions, sample_layer
 from whet.ops._attention_samples import attention
@@ -150,7 +150,7 @@ def test_without_a_compiler_the_reason_is_said(monkeypatch):
 
 @JIT
 def test_pointers_are_written_as_the_compiler_wants_them():
-    assert _jit._opaque("load <16 x float>, <16 x float>* %a, i64* %b, i32 ()* %f") == "load <16 x float>, ptr %a, ptr %b, ptr %f"
+    assert machine_code._opaque("load <16 x float>, <16 x float>* %a, i64* %b, i32 ()* %f") == "load <16 x float>, ptr %a, ptr %b, ptr %f"
 
 
 ATTENTIONS = {

@@ -53,6 +53,19 @@ class Backend(Protocol):
     def describe(self) -> dict[str, Any]: ...
 
 
+class Laned(Backend, Protocol):
+    """A backend that can run several lists of launches at once, each on a thread of its own (the CPU)."""
+
+    def activate(self) -> None:
+        """Makes the calling thread plan and run on as many threads as this backend has."""
+
+    def lanes(self, programs: Sequence[Sequence[Any]]) -> Any:
+        """One launch of several lists of launches. Raises BackendError where `why_no_lanes` says so."""
+
+    def why_no_lanes(self, calls: Sequence[Any]) -> str | None:
+        """Why launches that were recorded for one thread cannot run in lanes here; None where they can."""
+
+
 BACKENDS: dict[str, Any] = {}
 
 

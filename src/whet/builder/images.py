@@ -58,11 +58,11 @@ def on_images(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, ima
     if layer.op == "Reformat":
         return [given[0]]  # type: ignore[list-item]
     if layer.op == "Fused":
-        inner, values = dict(axes), {t: a for t, a in zip(layer.inputs, arrays, strict=True) if t is not None}
+        inner, values = dict(axes), {t: a for t, a in zip(layer.inputs, arrays, strict=True) if t is not None and a is not None}
         for x in fused_layers(layer):
             values.update(zip(x.outputs, on_images(x, [_value(t, values) for t in x.inputs], inner, images, widen), strict=True))
             inner |= {t: i for t, i in follow(x, inner, images.batch).items() if t in x.outputs}
-        return [values[t] for t in fused_results(layer)]  # type: ignore[misc]
+        return [values[t] for t in fused_results(layer)]
     cut, given = _recut(layer, given, axes | made, images)
     outs = run_layer(widened(cut) if widen else cut, given)
     for t, a in zip(layer.outputs, outs, strict=True):

@@ -67,5 +67,5 @@ def fused_layers(layer: Layer) -> list[Layer]:
 def fused_results(layer: Layer) -> list[Tensor]:
     """Where a fused body's results come from."""
     body = layer.regions["body"]
-    outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    return [outer.get(t, t) for t in body.outputs]  # type: ignore[misc]
+    outer = {b: t for b, t in zip(body.inputs, layer.inputs, strict=True) if t is not None}
+    return [outer.get(t, t) for t in body.outputs]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from whet.backends import Backend, Buffer, Executable, get_backend, in_row
+from whet.backends import Backend, Buffer, Executable, Laned, get_backend, in_row
 from whet.engine.plan import ArenaPlan, EnginePlan
 from whet.errors import EngineError, ShapeError
 from whet.network import Network, TensorType, evaluate, static_shape
@@ -31,13 +31,13 @@ class Dealt(Shaped):
     """
 
     lane: Shaped
-    alone: Backend  # that runs a lane: this machine with one thread
+    alone: Laned  # that runs a lane: this machine with one thread
     team: Shaped
     batch: int
     lanes: int
 
 
-def dealt_plan(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> Dealt:
+def dealt_plan(plan: EnginePlan, backend: Laned, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> Dealt:
     """Kernels of one sample for these shapes of a batch: for one thread, and for all that the backend has. Raises as `shape_plan` does."""
     env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)
     single, one = plan.of_one_sample(profile), {n: (1, *s[1:]) for n, s in shapes.items()}
@@ -45,11 +45,11 @@ def dealt_plan(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[in
     if batch < 1:
         raise ShapeError(f"the batch has {batch} samples; the engine runs them one by one, and takes at least one")
     team = lane = shape_plan(single, backend, one, 0, store)
-    alone = backend
+    alone: Laned = backend
     if backend.threads > 1:
         alone = get_backend(backend.name, threads=1)
         lane = shape_plan(single, alone, one, 0, store)
-        backend.activate()  # type: ignore[attr-defined]  # planning for one thread has set the calling thread's count
+        backend.activate()  # planning for one thread has set the calling thread's count
     ends = [*plan.network.inputs, *plan.network.outputs]
     types = {t.name: TensorType(t.dtype, tuple(evaluate(d, env) for d in t.shape)) for t in ends}
     operands = {t.name: lane.operands[t.name] for t in ends if t.name in lane.operands}
@@ -71,7 +71,7 @@ def dealt_bytes(plan: EnginePlan, profile: int = 0) -> int:
 class Deal:
     """A recorded batch over an arena of `dealt_bytes`; to a context what Bound is. Not safe from several threads at once."""
 
-    def __init__(self, shaped: Dealt, backend: Backend, arena: Buffer | None = None):
+    def __init__(self, shaped: Dealt, backend: Laned, arena: Buffer | None = None):
         self.shaped, self.backend = shaped, backend
         self.network: Network = shaped.plan.network
         self.arena = arena if arena is not None else backend.allocate(dealt_bytes(shaped.plan, shaped.profile), ALIGNMENT)
@@ -86,7 +86,7 @@ class Deal:
         self._lanes = [Bound(shaped.lane, shaped.alone, self._slice(k * _padded(own.total), own.total)) for k in range(shaped.lanes)]
         self._refuse_unfit()
         launches = [call for calls in self._lanes[0].step_calls for call in calls]
-        self.why_no_lanes: str | None = backend.why_no_lanes(launches)  # type: ignore[attr-defined]
+        self.why_no_lanes: str | None = backend.why_no_lanes(launches)
         if self.why_no_lanes is not None:
             steps = zip(shaped.lane.steps, self._lanes[0].step_calls, strict=True)
             named = next((f" (layer '{s.layer.name}')" for s, calls in steps if any(c.native is None for c in calls)), "")
@@ -115,7 +115,7 @@ class Deal:
         for i in range(dealt):
             programs[i % lanes] += self._added(self._lanes[i % lanes], first=i < lanes)
         if programs:
-            stream.record(self.backend.lanes(programs))  # type: ignore[attr-defined]
+            stream.record(self.backend.lanes(programs))
         team = [Bound(self.shaped.team, self.backend, self._slice(0, self.shaped.lane.plan.arenas[0].total))] if dealt < batch else []
         for i in range(dealt, batch):
             for call in self._added(team[0], first=i == dealt):
@@ -123,7 +123,8 @@ class Deal:
         self._runs = [*self._lanes[: len(programs)], *team]
         for name in self._staged:
             self.point(name, None)
-        return stream.finish()  # type: ignore[no-any-return]
+        executable: Executable = stream.finish()
+        return executable
 
     def _added(self, bound: Bound, *, first: bool) -> list[Any]:
         """The launches of one more sample in a lane's memory: the lane's own, or others for what reads inputs or writes outputs."""
@@ -219,12 +220,14 @@ class _Pointed:
 
 def plan_shapes(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> Shaped:
     """Kernels and weights for these input shapes, of the whole batch or of its samples, as the profile is run. Raises as `shape_plan` does."""
-    return (dealt_plan if plan.arenas[profile].lanes else shape_plan)(plan, backend, shapes, profile, store)
+    if plan.arenas[profile].lanes:  # an engine of another backend is refused where it is read (engine/check.py)
+        return dealt_plan(plan, cast(Laned, backend), shapes, profile, store)
+    return shape_plan(plan, backend, shapes, profile, store)
 
 
 def launches(shaped: Shaped, backend: Backend, arena: Buffer | None = None) -> Any:
     """What was planned, recorded over an arena of `dealt_bytes` (its own where none is given): a Bound, or a Deal, which a context uses alike."""
-    return Deal(shaped, backend, arena) if isinstance(shaped, Dealt) else Bound(shaped, backend, arena)
+    return Deal(shaped, cast(Laned, backend), arena) if isinstance(shaped, Dealt) else Bound(shaped, backend, arena)
 
 
 def bind(
@@ -243,7 +246,8 @@ def bind(
     Raises ShapeError, EngineError, BackendError.
     """
     wanted = dict(shapes) if shapes is not None else opt_shapes(plan, profile)
-    return launches(plan_shapes(plan, backend, wanted, profile, store or WeightStore(backend)), backend, arena)  # type: ignore[no-any-return]
+    bound: Bound = launches(plan_shapes(plan, backend, wanted, profile, store or WeightStore(backend)), backend, arena)
+    return bound
 
 
 def _ends(net: Network) -> list[Any]:

@@ -13,7 +13,7 @@ from whet.backends.cpu import threads as _threads
 from whet.backends.cpu.lanes import Lanes, why_no_lanes
 from whet.backends.cpu.launch import LaunchExecutable, LaunchList
 from whet.backends.cpu.load import Load, watch
-from whet.backends.cpu.loop import no_compiler
+from whet.backends.cpu.machine_code import no_compiler
 from whet.backends.cpu.memory import allocate
 from whet.errors import BackendError
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from whet.backends.cpu import loop as loops
 from whet.backends.cpu import threads
 from whet.backends.cpu.launch import row_of
+from whet.backends.cpu.machine_code import address, no_compiler
 from whet.errors import BackendError
 
 # The context: GOMP_parallel, omp_get_thread_num, omp_get_num_threads, whet_run, lanes; then for each lane its steps, their count, and what
@@ -96,7 +96,7 @@ _FIXED, _EACH = 5, 3  # words of the context, and of each lane in it
 
 def why_no_lanes(calls: Sequence[Any]) -> str | None:
     """Why these launches cannot run in lanes; None where they can."""
-    if (why := loops.no_compiler()) is not None:
+    if (why := no_compiler()) is not None:
         return why
     if len(threads.setters()) > 1:
         return "oneDNN brings a thread pool of its own, which lanes would have to share"
@@ -122,7 +122,7 @@ class Lanes:
         for steps in self._steps:
             words += [steps.ctypes.data, len(steps), -1]
         self._context = np.array(words, np.int64)
-        self.native = (_function(), self._context.ctypes.data, 0, 0, 0)
+        self.native = (address(_IR, "whet_lanes"), self._context.ctypes.data, 0, 0, 0)
 
     @property
     def implementation(self) -> str:
@@ -144,12 +144,3 @@ class Lanes:
 
 def _name(call: Any) -> str:
     return str(getattr(call, "implementation", None) or type(call).__name__)
-
-
-@cache
-def _compiled() -> tuple[Any, Any]:
-    return loops.compiled(_IR)
-
-
-def _function() -> int:
-    return int(_compiled()[0].get_function_address("whet_lanes"))

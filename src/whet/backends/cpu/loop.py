@@ -8,11 +8,10 @@ the function returns a status (0 is success) and 0 where it returns nothing.
 from __future__ import annotations
 
 import ctypes
-import platform
-import re
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+
+from whet.backends.cpu.machine_code import address, no_compiler
 
 WORDS = 6
 
@@ -58,55 +57,15 @@ Loop = Callable[[int, int], int]
 """(address of the steps, count) -> index of the step that failed, or -1. Runs without the GIL where it is compiled."""
 
 
-@cache
-def no_compiler() -> str | None:
-    """Why nothing can be compiled in this process (this loop, and the kernels of tactics/cpu/_jit.py); None where it can."""
-    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
-        return f"whet's own kernels are not written for {platform.machine()}"
-    try:
-        import llvmlite.binding  # noqa: F401
-    except ImportError:
-        return "llvmlite is not installed, which compiles whet's own kernels: pip install 'whet[jit]'"
-    return None
-
-
-@cache
-def _compiled() -> tuple[Loop, object] | None:
-    """The loop as machine code and what keeps it alive; None without llvmlite, or on a CPU whose calls pass words differently.
-
-    Compiling takes some milliseconds, less than checking and loading a stored object would, so nothing is stored.
-    """
-    if no_compiler():
-        return None
-    engine, machine = compiled(_IR)
-    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(engine.get_function_address("whet_run"))
-    return function, (engine, machine)
-
-
-def compiled(ir: str) -> tuple[Any, Any]:
-    """Machine code of a module of IR, which `get_function_address` of the first gives out; both must be kept. For where `no_compiler` is None."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _opaque(ir))
-    module.verify()
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return engine, machine
-
-
-def _opaque(ir: str) -> str:
-    """The same text with LLVM 17's pointer type."""
-    return re.sub(r"(i\d+|void) \([^()]*\)\*|i64\*", "ptr", ir)
-
-
 def run_address() -> int:
-    """Address of the compiled loop, `int64 whet_run(int64* steps, int64 count)`, for other compiled code."""
-    found = _compiled()
-    assert found is not None, "no_compiler() is asked first"
-    return ctypes.cast(found[0], ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    """Address of the compiled loop, `int64 whet_run(int64* steps, int64 count)`, for other compiled code too. For where `no_compiler` is None."""
+    return address(_IR, "whet_run")
+
+
+@cache
+def _compiled() -> Loop | None:
+    """The loop as machine code; None without llvmlite, or on a CPU whose calls pass words differently."""
+    return None if no_compiler() else ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(run_address())
 
 
 @cache
@@ -126,7 +85,7 @@ def _interpreted(steps: int, count: int) -> int:
 def loop() -> Loop:
     """The fastest loop that this installation has."""
     found = _compiled()
-    return found[0] if found else _interpreted
+    return found or _interpreted
 
 
 def interpreted() -> Loop:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.backends.cpu import threads
 from whet.network import F32, Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
@@ -46,12 +45,11 @@ class ConvKernel:
         self.sizes = [*sizes, items, -(-items // self.threads)]
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        ask = threads.address("omp_get_thread_num") if self.threads > 1 else _jit.address(self.ir, "first")
         context, operands = [args.inputs[self.x], args.packed[0], args.outputs[0]], {("input", self.x): 0, ("output", 0): 2}
         if self.added is not None:
             operands["input", self.added] = len(context)
             context.append(args.inputs[self.added])
-        context += [*self.sizes, ask]
+        context += self.sizes
         stream.record(_jit.ParallelCall(_jit.address(self.ir, self.name), context, operands, self.threads, self.implementation))
 
 

@@ -14,8 +14,8 @@ import numpy as np
 _LINE = 8  # words of a cache line
 _PARTS = 64  # of a run: less is not taken at once
 
-# In front of a context, in words of 64 bits: the line [-8, 0) with the threads (-1) and what chunks are a multiple of (-2); before it a line for each
-# thread, [-16, -8) for the first: how many items of its run are taken.
+# In front of a context, in words of 64 bits: the line [-8, 0) with the threads (-1), what chunks are a multiple of (-2) and the address of the
+# function that gives a thread's number (-3); before it a line for each thread, [-16, -8) for the first: how many items of its run are taken.
 _DEAL = """
 define void @<NAME>(i64* %context) {
 start:
@@ -33,7 +33,7 @@ deal:
   %step = load i64, i64* %step.p
   %share.p = getelementptr i64, i64* %context, i64 <SHARE>
   %share = load i64, i64* %share.p
-  %ask.p = getelementptr i64, i64* %context, i64 <ASK>
+  %ask.p = getelementptr i64, i64* %context, i64 -3
   %ask = load i64, i64* %ask.p
   %f = inttoptr i64 %ask to i32 ()*
   %own = call i32 %f()
@@ -116,11 +116,10 @@ fork:
 def dealt(name: str, words: Sequence[str], whole: str) -> str:
     """IR of `void name(i64* context)`: calls `name.part(context, from, end)` for what its thread takes of `whole` items.
 
-    `words` name what the context holds, in order: `whole`, `share` (items of a thread's run) and `ask` (whose function gives the thread's number)
-    are among them.
+    `words` name what the context holds, in order: `whole` and `share` (items of a thread's run) are among them.
     """
     ir = _DEAL.replace("<NAME>", name).replace("<PARTS>", str(_PARTS))
-    return ir.replace("<WHOLE>", str(words.index(whole))).replace("<SHARE>", str(words.index("share"))).replace("<ASK>", str(words.index("ask")))
+    return ir.replace("<WHOLE>", str(words.index(whole))).replace("<SHARE>", str(words.index("share")))
 
 
 def team_ir(gomp_parallel: int) -> str:
@@ -128,12 +127,13 @@ def team_ir(gomp_parallel: int) -> str:
     return _TEAM.replace("<GOMP>", str(gomp_parallel))
 
 
-def context_of(words: Sequence[int], threads: int, step: int) -> np.ndarray:
-    """A context with what stands in front of it; it begins at a multiple of a cache line. Items are taken in multiples of `step`."""
+def context_of(words: Sequence[int], threads: int, step: int, ask: int) -> np.ndarray:
+    """A context with what stands in front of it; it begins at a multiple of a cache line. Items are taken in multiples of `step`; `ask` is the
+    address of the function that gives a thread's number."""
     front = _LINE * (threads + 1)
     memory = np.zeros(front + len(words) + _LINE, np.int64)
     start = front + -(memory.ctypes.data // memory.itemsize) % _LINE
-    memory[start - 2 : start] = step, threads
+    memory[start - 3 : start] = ask, step, threads
     context = memory[start : start + len(words)]
     context[:] = words
     return context

@@ -12,10 +12,10 @@ from whet.tactics.cpu._silu_kernel import constants, declarations, silu
 TILES = (12, 8, 4)
 """Pixels of a row that are summed together."""
 _WORDS = (
-    "source", "weights", "target", "height", "width", "rows", "columns", "blocks", "top", "side", "left", "right", "items", "share", "ask",
+    "source", "weights", "target", "height", "width", "rows", "columns", "blocks", "top", "side", "left", "right", "items", "share",
 )  # fmt: skip
 """The context: addresses; sizes of the image and of the result; blocks of 16 channels; padding above and beside; the columns of the result from which
-and up to which no tap lies beside the image; images * blocks * rows; how many of these a thread takes; whose function says which thread it is."""
+and up to which no tap lies beside the image; images * blocks * rows; how many of these a thread takes."""
 
 
 @cache

@@ -18,11 +18,11 @@ REGISTERS = 32  # AVX-512's
 Taps = tuple[tuple[int, int], ...]
 """For each tap of a row from which and up to which pixel of a tile it lies within the image."""
 _WORDS = (
-    "source", "weights", "target", "height", "width", "rows", "columns", "channels", "groups", "top", "side", "by.rows", "items", "share", "ask",
+    "source", "weights", "target", "height", "width", "rows", "columns", "channels", "groups", "top", "side", "by.rows", "items", "share",
 )  # fmt: skip
 """The context: addresses; sizes of the image and of the result; input channels, groups of output blocks; padding above and beside; whether rows of
-one image follow each other with all groups (1) or groups with all rows (0); images * groups * rows; how many of these a thread takes; whose function
-says which thread it is. An added image's address stands behind the target's."""
+one image follow each other with all groups (1) or groups with all rows (0); images * groups * rows; how many of these a thread takes.
+An added image's address stands behind the target's."""
 
 
 @dataclass(frozen=True)

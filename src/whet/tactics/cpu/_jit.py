@@ -1,22 +1,19 @@
-"""Machine code of our own on the CPU: LLVM IR compiled in the process for the machine it runs on, without a compiler on the user's machine.
+"""Kernels of our own on the CPU: how their LLVM IR begins, and how they are launched.
 
-Nothing is stored: these kernels compile in milliseconds. Without llvmlite there are none, and tactics that need them refuse.
+backends/cpu/machine_code.py compiles it; where that cannot, tactics that need them refuse.
 """
 
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 from whet.backends.cpu import threads
 from whet.backends.cpu.info import cpuinfo
-from whet.backends.cpu.loop import no_compiler
+from whet.backends.cpu.machine_code import address as address
+from whet.backends.cpu.machine_code import no_compiler
 from whet.tactics.cpu._dealing import context_of, dealt, team_ir
-
-_kept: list[Any] = []  # compiled modules: their code lives as long as the process
 
 
 def available() -> str | None:
@@ -40,40 +37,15 @@ def has(feature: str) -> bool:
     return feature in (cpuinfo().get("flags") or cpuinfo().get("Features") or "").split()
 
 
-@cache
-def address(ir: str, name: str) -> int:
-    """Address of function `name` of a module given as IR text (typed pointers, as LLVM before 17 wants them)."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_default_triple()
-    machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3)
-    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _opaque(ir))
-    module.verify()
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    _kept.append((engine, machine))
-    return int(engine.get_function_address(name))
-
-
-def _opaque(ir: str) -> str:
-    """The same text with LLVM 17's pointer type."""
-    return re.sub(r"(<\d+ x (i\d+|float)>|(i32|void) \([^()]*\)|i\d+|float)\*", "ptr", re.sub(r"\.p0v\d+f32\b", ".p0", ir))
-
-
 def opening(name: str, words: Sequence[str], whole: str) -> str:
-    """IR of `void name(i64* context)`, which deals `whole` items to its thread bit by bit (_dealing.py); of the beginning of what it calls for each
-    bit, up to the kernel's own work; and of `first`, which a call on one thread asks for its number: 0.
+    """IR of `void name(i64* context)`, which deals `whole` items to its thread bit by bit (_dealing.py), and of the beginning of what it calls
+    for each bit, up to the kernel's own work.
 
-    `words` name what the context holds, in order, `share` (items of a thread's run) and `ask` (whose function gives the thread's number)
-    among them; behind it every word is a value, and `%from` and `%end` are the items to be worked on.
+    `words` name what the context holds, in order, `share` (items of a thread's run) among them; behind it every word is a value, and `%from` and
+    `%end` are the items to be worked on.
     """
     loads = "\n".join(f"  %{n}.p = getelementptr i64, i64* %context, i64 {k}\n  %{n} = load i64, i64* %{n}.p" for k, n in enumerate(words))
     return f"""
-define i32 @first() {{
-  ret i32 0
-}}
 {dealt(name, words, whole)}
 define internal void @{name}.part(i64* %context, i64 %from, i64 %end) noinline {{
 start:
@@ -100,7 +72,7 @@ class ParallelCall:
         self, function: int, context: list[int], operands: dict[tuple[str, int], int], count: int, implementation: str,
         shifts: dict[int, int] | None = None, step: int = 1,
     ) -> None:  # fmt: skip
-        self._context, self._shifts = context_of(context, count, step), shifts or {}
+        self._context, self._shifts = context_of(context, count, step, threads.address("omp_get_thread_num")), shifts or {}
         self._operands, self.implementation = operands, implementation
         place = self._context.ctypes.data
         if count == 1:

@@ -19,8 +19,8 @@ _ALL = frozenset(range(WIDE))
 
 
 def words(sources: int) -> tuple[str, ...]:
-    """The context of `moves`: addresses of the result, the constants and the sources; rows, how many a thread takes, whose number it is."""
-    return ("target", "numbers", *(f"source{k}" for k in range(sources)), "rows", "share", "ask")
+    """The context of `moves`: addresses of the result, the constants and the sources; rows, how many a thread takes."""
+    return ("target", "numbers", *(f"source{k}" for k in range(sources)), "rows", "share")
 
 
 def moves_ir(made: Moves, estimate: bool) -> str:

@@ -1,7 +1,7 @@
 """What kernels of our own share: bytes and threads of a planned launch, the launch itself, and pieces of LLVM IR that several of them have.
 
-A kernel's function takes one context, an array of 64-bit words: its own ones, at the end the thread's share of items, the packed operand
-and the function that gives a thread's number (_jit.opening reads them).
+A kernel's function takes one context, an array of 64-bit words: its own ones, at the end the thread's share of items and the packed operand
+(_jit.opening reads them).
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whet.backends.cpu import threads
 from whet.network import DType, Layer
 from whet.tactics._base import Args, Packed, Signature, Stream, Tactic, stored_bytes
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
 
-LAST_WORDS = ("share", "packed", "ask")  # what every context ends in
+LAST_WORDS = ("share", "packed")  # what every context ends in
 
 
 class OwnTactic(Tactic):
@@ -50,8 +49,7 @@ class OwnKernel:
         is ("input" | "output", index), a number itself."""
         at = {"input": args.inputs, "output": args.outputs}
         share = -(-items // (self.threads * step)) * step
-        ask = threads.address("omp_get_thread_num") if self.threads > 1 else _jit.address(ir, "first")
-        context = [*(w if isinstance(w, int) else at[w[0]][w[1]] for w in words), share, args.packed[0], ask]
+        context = [*(w if isinstance(w, int) else at[w[0]][w[1]] for w in words), share, args.packed[0]]
         operands = {w: k for k, w in enumerate(words) if not isinstance(w, int)}
         stream.record(_jit.ParallelCall(_jit.address(ir, name), context, operands, self.threads, self.implementation, step=step))
 

@@ -13,9 +13,9 @@ from whet.tactics.cpu._silu_kernel import constants, declarations
 TILES = ((3, 8), (2, 12), (4, 6), (1, 24), (5, 5))
 """(blocks of output channels, pixels) of a tile: 24 or 25 sums in registers, which leaves at least one of AVX-512's for each block and number."""
 STEP = 4  # input channels of a turn of the inner loop
-_WORDS = ("source", "weights", "target", "pixels", "blocks.in", "blocks.out", "taps", "tiles", "groups", "items", "share", "ask")
+_WORDS = ("source", "weights", "target", "pixels", "blocks.in", "blocks.out", "taps", "tiles", "groups", "items", "share")
 """The context: addresses; pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks;
-images * groups * tiles; how many of these a thread takes; whose function says which thread it is."""
+images * groups * tiles; how many of these a thread takes."""
 
 
 @cache

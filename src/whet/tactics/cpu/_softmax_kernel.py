@@ -18,9 +18,9 @@ _NUMBERS = {
     "log2e": 1.44269504088896341, "high2": -0.693359375, "low2": 2.12194440e-4, "least": -87.3, "magic": 12582912.0, "zero": 0.0, "unit": 1.0,
     "c0": 1.9875691500e-4, "c1": 1.3981999507e-3, "c2": 8.3334519073e-3, "c3": 4.1665795894e-2, "c4": 1.6666665459e-1, "c5": 5.0000001201e-1,
 }  # fmt: skip
-WORDS = ("scores", "mask", "count", "keys", "rows", "head.step", "row.step", "share", "line", "ask")
+WORDS = ("scores", "mask", "count", "keys", "rows", "head.step", "row.step", "share", "line")
 """The context of `softmax`: f32 rows and mask, rows of this call, length of one, rows of a head, elements from head to head and row to row of the
-mask, rows of a thread, the scale's address, which thread it is."""
+mask, rows of a thread, the scale's address."""
 
 
 def _constant(name: str, value: float) -> str:

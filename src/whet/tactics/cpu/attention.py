@@ -63,14 +63,13 @@ class AttentionKernel:
         found, group = self.found, self.group
         inner = Args(args.inputs, (args.outputs[0], args.scratch), (), args.scratch + self.scores)
         ir = softmax_ir(found.mask is not None)
-        run, first = _jit.address(ir, "softmax"), _jit.address(ir, "first")
-        ask = threads.address("omp_get_thread_num") if self.threads > 1 else first
+        run = _jit.address(ir, "softmax")
         rows = group * found.rows
         for image in range(found.batch):
             for head in range(0, found.heads, group):
                 at = {n: 4 * _start(v, found, image, head) for n, v in (("q", found.q), ("k", found.k), ("v", found.v), ("out", found.out))}
                 stream.record(self.first.call(inner, {"src": at["q"], "weights": at["k"]}))
-                context = [args.scratch, 0, rows, found.keys, found.rows, 0, 0, -(-rows // self.threads), args.packed[0], ask]
+                context = [args.scratch, 0, rows, found.keys, found.rows, 0, 0, -(-rows // self.threads), args.packed[0]]
                 operands: dict[tuple[str, int], int] = {}
                 shift = 0
                 if found.mask is not None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends.cpu import threads
 from whet.network import F32, Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, operand_bytes, tactic
 from whet.tactics._moves_places import Refused
@@ -37,8 +36,7 @@ class MovesKernel:
         self.threads = min(count, made.rows) if made.rows * made.columns > _SMALL else 1
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        ask = threads.address("omp_get_thread_num") if self.threads > 1 else _jit.address(self.ir, "first")
-        context = [args.outputs[0], args.packed[0], *(args.inputs[i] for i in self.sources), self.rows, -(-self.rows // self.threads), ask]
+        context = [args.outputs[0], args.packed[0], *(args.inputs[i] for i in self.sources), self.rows, -(-self.rows // self.threads)]
         operands = {("output", 0): 0} | {("input", i): 2 + k for k, i in enumerate(self.sources)}
         stream.record(_jit.ParallelCall(_jit.address(self.ir, "moves"), context, operands, self.threads, self.implementation))
 

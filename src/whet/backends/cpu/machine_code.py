@@ -1,0 +1,47 @@
+"""LLVM IR to machine code in this process, for the CPU that it runs on: the launch loop, lanes, and kernels of our own.
+
+Nothing is stored: compiling takes milliseconds, less than checking and loading a stored object would. Without llvmlite there is none.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from functools import cache
+from typing import Any
+
+_kept: list[Any] = []  # compiled modules: their code lives as long as the process
+
+
+@cache
+def no_compiler() -> str | None:
+    """Why nothing can be compiled in this process; None where it can."""
+    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+        return f"whet's own kernels are not written for {platform.machine()}"
+    try:
+        import llvmlite.binding  # noqa: F401
+    except ImportError:
+        return "llvmlite is not installed, which compiles whet's own kernels: pip install 'whet[jit]'"
+    return None
+
+
+@cache
+def address(ir: str, name: str) -> int:
+    """Address of function `name` of a module given as IR text (typed pointers, as LLVM before 17 wants them). For where `no_compiler` is None."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3)
+    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _opaque(ir))
+    module.verify()
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _kept.append((engine, machine))
+    return int(engine.get_function_address(name))
+
+
+def _opaque(ir: str) -> str:
+    """The same text with LLVM 17's pointer type."""
+    return re.sub(r"(<\d+ x (i\d+|float)>|(i\d+|void) \([^()]*\)|i\d+|float)\*", "ptr", re.sub(r"\.p0v\d+f32\b", ".p0", ir))
