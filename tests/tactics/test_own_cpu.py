@@ -239,6 +239,7 @@ SILU = pytest.mark.skipif(_jit.available() is not None or not _jit.has("avx512f"
 @SILU
 @pytest.mark.parametrize(("shape", "channels"), [
     ((1, 16, 12, 12), 96), ((2, 24, 5, 5), 144), ((1, 40, 4, 6), 240), ((3, 4, 1, 8), 48), ((1, 112, 14, 14), 64), ((1, 20, 3, 31), 16),
+    ((1, 24, 6, 9), 80), ((2, 32, 5, 5), 304), ((3, 8, 4, 7), 107),
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_pointwise_convolutions_with_silu(shape, channels, threads):
@@ -271,8 +272,9 @@ def judge_every_config(name, sample, threads):
     assert configs
     for config in configs:
         kernel = tactic.plan(layer, signature, config, machine)
-        kernel.threads = min(threads, kernel.sizes[-2])  # small ones too
-        kernel.sizes[-1] = -(-kernel.sizes[-2] // kernel.threads)
+        for part in kernel.parts:
+            part.threads = min(threads, part.sizes[-2])  # small ones too
+            part.sizes[-1] = -(-part.sizes[-2] // part.threads)
         got = launched(kernel, arrays[0], signature, layer)
         assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
 
@@ -307,7 +309,7 @@ def test_silu_of_odd_numbers_is_what_the_ops_give():
     for estimate in (True, False):
         kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
         blocks, pixels = dict(tactic.configs(layer, signature, CPU)[0]).values()
-        kernel.ir = pointwise_ir(blocks, pixels, ("Silu",), estimate)
+        kernel.parts[0].ir = pointwise_ir(blocks, pixels, ("Silu",), estimate)
         got = launched(kernel, arrays[0], signature, layer)[0, 0].reshape(-1)[: len(odd)]
         np.testing.assert_allclose(got, want, rtol=3e-6, atol=1e-36)
 

@@ -2,55 +2,113 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from whet.network import F32, Layer
+from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
+from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import activations, static
 
 STORED = Operand("nChw16c", F32)
 
 
-class ConvKernel:
-    """A planned convolution: addresses of the image, the packed weights and biases, the result and what is added to it; then `sizes`, which end in
-    items and a share."""
+@dataclass(frozen=True)
+class Tile:
+    """What a launch computes: `groups` of `blocks` of 16 output channels, behind `first` others, `pixels` at a time."""
 
-    scratch, rtol, deterministic = 0, 1e-5, True
-    name = ""
-    packed: tuple[Packed, ...]
+    blocks: int
+    pixels: int
+    groups: int
+    first: int = 0
+
+    @property
+    def channels(self) -> slice:
+        """Output channels of the layer that it computes; the last ones may be fewer."""
+        return slice(self.first * WIDE, (self.first + self.groups * self.blocks) * WIDE)
+
+
+MIXED = (2, 3)  # blocks together where none of 2 to 4 divides theirs: more weights in registers are read from the second cache for fewer pixels
+
+
+def together(blocks: int, most: Sequence[int]) -> list[int]:
+    """How many of so many blocks of output channels to take together, of `most`: what divides them, and where that is nothing between 2 and 4,
+    what leaves some over for a launch of their own."""
+    whole = [b for b in most if blocks % b == 0 and b > 1]
+    mixed = [] if any(b <= 4 for b in whole) else [b for b in MIXED if b in most and b < blocks]
+    return sorted({*whole, *mixed}) or [1]
+
+
+def tiles_of(layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
+    """The launches of a config: groups of "blocks" in tiles of "pixels", and where blocks are left over, these in tiles of "rest" pixels. None where
+    the config is for another number of channels."""
+    blocks, left = divmod(-(-static_shape(layer.outputs[0].shape)[1] // WIDE), sizes["blocks"])
+    if not blocks or (left > 0) != ("rest" in sizes):
+        return None
+    found = [Tile(sizes["blocks"], sizes["pixels"], blocks)]
+    return found if not left else [*found, Tile(left, sizes["rest"], 1, blocks * sizes["blocks"])]
+
+
+@dataclass
+class Part:
+    """A launch: its code, the sizes behind the addresses of its context (they end in items and a share), its threads, and how many bytes into the
+    result (and what is added to it) it begins."""
+
+    ir: str
     sizes: list[int]
     threads: int
-    ir: str
-    implementation: str
+    shift: int
 
-    def __init__(self, layer: Layer, signature: Signature) -> None:
+
+class ConvKernel:
+    """A planned convolution, with a launch and a packed operand (weights and biases) for each tile. Contexts hold addresses of the image, the packed
+    operand, the result and what is added to it; then sizes."""
+
+    scratch, rtol, deterministic = 0, 1e-5, True
+    name, small = "", 1 << 18  # multiplications that one thread has done before the others are there
+
+    def __init__(self, layer: Layer, signature: Signature, tiles: Sequence[Tile], count: int) -> None:
         found = steps_of(layer)
         assert found is not None, "the tactic takes no other layers"
         self.steps, self.added = found
         self.x = source_place(layer)
         self.weights, self.bias = constants_of(layer)
         self.inputs, self.outputs = stored_bytes(layer, signature)
+        images, channels, *sides = static_shape(layer.outputs[0].shape)
+        taps, plane = prod(static_shape(self.weights.shape)[1:]), prod(sides)
+        made, self.parts = [], []
+        for tile in tiles:
+            ir, sizes, items, packed = self.launch(layer, signature, tile)
+            channels_here = len(range(channels)[tile.channels])
+            threads = min(count, items) if images * channels_here * plane * taps > self.small else 1
+            self.parts.append(Part(ir, [*sizes, items, -(-items // threads)], threads, tile.first * WIDE * plane * 4))
+            made.append(packed)
+        self.packed = tuple(made)
+        self.implementation = "own:" + " + ".join(f"{t.blocks * WIDE} channels x {t.pixels} pixels" for t in tiles)
+
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
+        """A tile's code, its sizes, items, and packed weights and biases."""
+        raise NotImplementedError
 
     @property
     def constants(self) -> str:
         """What weights and biases are known by."""
         return "|".join("" if t is None else t.constant().digest for t in (self.weights, self.bias))
 
-    def share(self, sizes: list[int], items: int, count: int, work: int, small: int) -> None:
-        """Sets threads and sizes; up to `small` multiplications one thread has done before the others are there."""
-        self.threads = min(count, items) if work > small else 1
-        self.sizes = [*sizes, items, -(-items // self.threads)]
-
     def enqueue(self, args: Args, stream: Stream) -> None:
-        context, operands = [args.inputs[self.x], args.packed[0], args.outputs[0]], {("input", self.x): 0, ("output", 0): 2}
-        if self.added is not None:
-            operands["input", self.added] = len(context)
-            context.append(args.inputs[self.added])
-        context += self.sizes
-        stream.record(_jit.ParallelCall(_jit.address(self.ir, self.name), context, operands, self.threads, self.implementation))
+        for part, packed in zip(self.parts, args.packed, strict=True):
+            context, operands = [args.inputs[self.x], packed, args.outputs[0] + part.shift], {("input", self.x): 0, ("output", 0): 2}
+            shifts = {2: part.shift}
+            if self.added is not None:
+                operands["input", self.added], shifts[3] = 3, part.shift
+                context.append(args.inputs[self.added] + part.shift)
+            run = _jit.address(part.ir, self.name)
+            stream.record(_jit.ParallelCall(run, context + part.sizes, operands, part.threads, self.implementation, shifts))
 
 
 class ConvTactic(Tactic):
@@ -67,19 +125,23 @@ class ConvTactic(Tactic):
         """Whether the kernel computes these steps behind the sums."""
         return steps in ((), ("Silu",), ("Relu",))
 
-    def fits(self, layer: Layer, signature: Signature, sizes: dict[str, int]) -> bool:
-        """Whether the tile of a config can compute a layer of these shapes, which may be others than those that it was chosen for."""
-        raise NotImplementedError
+    kernel: type[ConvKernel]
 
-    def kernel(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> ConvKernel:
-        """The planned layer, on up to `count` threads."""
+    def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
+        """The launches of a config; None where it is for another layer."""
+        return tiles_of(layer, sizes)
+
+    def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
+        """Whether a tile can compute a layer of these shapes, which may be others than those that it was chosen for; whether its blocks divide the
+        channels is not asked."""
         raise NotImplementedError
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ConvKernel:
         sizes = {name: int(value) for name, value in config}
-        if not self.fits(layer, signature, sizes):
+        tiles = self.tiles(layer, sizes)
+        if tiles is None or not all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
             raise PlanRefused(f"a tile of {', '.join(f'{v} {n}' for n, v in sizes.items())} does not fit a result of {layer.outputs[0].shape}")
-        return self.kernel(layer, signature, sizes, machine.threads)
+        return self.kernel(layer, signature, tiles, machine.threads)
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer) or _jit.available()

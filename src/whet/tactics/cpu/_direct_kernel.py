@@ -18,10 +18,10 @@ REGISTERS = 32  # AVX-512's
 Taps = tuple[tuple[int, int], ...]
 """For each tap of a row from which and up to which pixel of a tile it lies within the image."""
 _WORDS = (
-    "source", "weights", "target", "height", "width", "rows", "columns", "channels", "groups", "top", "side", "by.rows", "items", "share",
+    "source", "weights", "target", "height", "width", "rows", "columns", "channels", "made", "groups", "top", "side", "by.rows", "items", "share",
 )  # fmt: skip
-"""The context: addresses; sizes of the image and of the result; input channels, groups of output blocks; padding above and beside; whether rows of
-one image follow each other with all groups (1) or groups with all rows (0); images * groups * rows; how many of these a thread takes.
+"""The context: addresses; sizes of the image and of the result; input channels, blocks of the result, groups of output blocks here; padding above and
+beside; whether rows of one image follow each other with all groups (1) or groups with all rows (0); images * groups * rows; how many a thread takes.
 An added image's address stands behind the target's."""
 
 
@@ -185,6 +185,7 @@ def direct_ir(form: Form) -> str:
   %out.line = mul i64 %columns, {WIDE}
   %out.plane = mul i64 %rows, %out.line
   %out.group = mul i64 %out.plane, {form.blocks}
+  %out.image = mul i64 %out.plane, %made
   %w.taps = mul i64 %blocks, {row}
   %w.group = add i64 %w.taps, {form.blocks * WIDE}
   %latest = sub i64 %columns, {form.pixels}
@@ -213,9 +214,9 @@ row:
 {moved("x.row", "x.image", "%iy", "%line")}
 {moved("w", "w.base", "%g", "%w.group")}
 {newline.join([moved("w.bias", "w", "%w.taps"), *(load(f"bias{j}", "w.bias", j * WIDE) for j in range(form.blocks))])}
-  %n.groups = mul i64 %n, %groups
-  %y.group = add i64 %n.groups, %g
-  %y.o = mul i64 %y.group, %out.group
+  %y.image = mul i64 %n, %out.image
+  %y.group = mul i64 %g, %out.group
+  %y.o = add i64 %y.image, %y.group
   %y.line = mul i64 %p, %out.line
   %y.at = add i64 %y.o, %y.line
   br label %tile

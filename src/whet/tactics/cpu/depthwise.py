@@ -5,6 +5,7 @@ For the same reason as pointwise.py: the taps are few, and oneDNN's SiLU costs a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,38 +14,34 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics._fused import anchor
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._conv_tactic import ConvKernel, ConvTactic
+from whet.tactics.cpu._conv_tactic import ConvKernel, ConvTactic, Tile
 from whet.tactics.cpu._depthwise_kernel import TILES, depthwise_ir
 from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import f32_of
 
 _WINDOWS = (3, 5, 7)
-_SMALL = 1 << 16  # multiplications that one thread has done before the others are there
 
 
 class DepthwiseKernel(ConvKernel):
     """A planned convolution; its packed operand holds for each block of 16 channels the taps, row by row, and the biases."""
 
-    name = "depthwise"
+    name, small = "depthwise", 1 << 16
 
-    def __init__(self, layer: Layer, signature: Signature, tile: int, count: int) -> None:
-        super().__init__(layer, signature)
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
         head = anchor(layer)
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
         height, width = static_shape(head.inputs[0].shape)[2:]
         window, stride, pads = _geometry(head)
-        items = images * channels // WIDE * rows
-        sizes = [height, width, rows, columns, channels // WIDE, *pads[:2], *_inside(layer)]
-        self.share(sizes, items, count, items * WIDE * columns * window**2, _SMALL)
+        sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_inside(layer)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
-        self.packed = (Packed(key, channels * (window**2 + 1) * 4, lambda: packed(weights, bias).view(np.uint8)),)
-        self.ir = depthwise_ir(window, stride, tile, _jit.has("avx512dq"))
-        self.implementation = f"own:{tile} pixels"
+        made = Packed(key, channels * (window**2 + 1) * 4, lambda: packed(weights, bias).view(np.uint8))
+        return depthwise_ir(window, stride, tile.pixels, _jit.has("avx512dq")), sizes, images * tile.groups * rows, made
 
 
 @tactic
 class Depthwise(ConvTactic):
     behind = "SiLU behind them, and nothing else"
+    kernel = DepthwiseKernel
 
     def takes(self, steps: tuple[str, ...]) -> bool:
         return steps == ("Silu",)
@@ -65,14 +62,14 @@ class Depthwise(ConvTactic):
         return None if self.configs(layer, signature, machine) else f"fewer than {TILES[-1]} pixels of a row have all their taps within the image"
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        return [(("pixels", p),) for p in TILES if self.fits(layer, signature, {"pixels": p})]
+        return [(("pixels", p),) for p in TILES if self.fits(layer, signature, 1, p)]
 
-    def fits(self, layer: Layer, signature: Signature, sizes: dict[str, int]) -> bool:
+    def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile]:
+        return [Tile(1, sizes["pixels"], static_shape(layer.outputs[0].shape)[1] // WIDE)]
+
+    def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         left, right = _inside(layer)
-        return sizes["pixels"] in TILES and right - left >= sizes["pixels"]
-
-    def kernel(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> DepthwiseKernel:
-        return DepthwiseKernel(layer, signature, sizes["pixels"], count)
+        return pixels in TILES and right - left >= pixels
 
 
 def packed(weights: Tensor, bias: Tensor | None) -> np.ndarray:

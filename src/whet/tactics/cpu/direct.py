@@ -16,12 +16,11 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Operand, Packed, Signature, tactic
 from whet.tactics._fused import anchor, source_place
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._conv_tactic import STORED, ConvKernel, ConvTactic, steps_of
+from whet.tactics.cpu._conv_tactic import STORED, ConvKernel, ConvTactic, Tile, steps_of, tiles_of, together
 from whet.tactics.cpu._direct_kernel import REGISTERS, Form, Taps, direct_ir
 from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import f32_of, static
 
-_SMALL = 1 << 18  # multiplications that one thread has done before the others are there
 _BLOCKS = (1, 2, 3, 4, 5)
 _LEAST = 4  # pixels of a tile
 _TILE = 0.5  # pixels that a tile costs beside its own
@@ -31,33 +30,31 @@ _CACHE = 1 << 18  # bytes of weights that stay in the second cache beside rows o
 
 
 class DirectKernel(ConvKernel):
-    """A planned convolution; its packed operand holds weights and biases in groups of `blocks` of 16 output channels."""
+    """A planned convolution; packed operands hold weights and biases in groups of a tile's blocks of 16 output channels."""
 
     name = "direct"
 
-    def __init__(self, layer: Layer, signature: Signature, blocks: int, pixels: int, count: int) -> None:
-        super().__init__(layer, signature)
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
         head = anchor(layer)
         planes = signature.needs(self.x).format == "linear"
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
         taken, height, width = static_shape(head.inputs[0].shape)[1:]
         top, side = _pads(head)
-        ends = _ends(head, columns, pixels)
+        ends = _ends(head, columns, tile.pixels)
         assert ends is not None
-        form = Form(_window(head), _strides(head), blocks, pixels, 1 if planes or taken % 2 else 2, planes, *ends, self.steps, _jit.has("avx512dq"))
-        groups = -(-channels // (blocks * WIDE))
-        nbytes = groups * blocks * WIDE * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
-        sizes = [height, width, rows, columns, taken, groups, top, side, int(nbytes <= _CACHE)]
-        self.share(sizes, images * groups * rows, count, images * channels * rows * columns * taken * prod(form.window), _SMALL)
+        unroll = 1 if planes or taken % 2 else 2
+        form = Form(_window(head), _strides(head), tile.blocks, tile.pixels, unroll, planes, *ends, self.steps, _jit.has("avx512dq"))
+        nbytes = tile.groups * tile.blocks * WIDE * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
+        sizes = [height, width, rows, columns, taken, -(-channels // WIDE), tile.groups, top, side, int(nbytes <= _CACHE)]
         weights, bias = self.weights, self.bias
-        key = f"{self.constants}|direct {blocks} {form.step}"
-        self.packed = (Packed(key, nbytes, lambda: packed(weights, bias, blocks, form.step).view(np.uint8)),)
-        self.ir = direct_ir(form)
-        self.implementation = f"own:{blocks * WIDE} channels x {pixels} pixels"
+        key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
+        made = Packed(key, nbytes, lambda: packed(weights, bias, tile, form.step).view(np.uint8))
+        return direct_ir(form), sizes, images * tile.groups * rows, made
 
 
 @tactic
 class Direct(ConvTactic):
+    kernel = DirectKernel
     behind = "SiLU, ReLU or nothing behind them, and a residual at most"
 
     def takes(self, steps: tuple[str, ...]) -> bool:
@@ -89,47 +86,57 @@ class Direct(ConvTactic):
         return None if self.configs(layer, signature, machine) else f"no tile of {_LEAST} pixels or more fits the rows"
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        """With SiLU, which gains most, for each number of blocks (one only where no other divides the channels) the tile that computes few pixels
+        """With SiLU, which gains most, for each number of blocks (one only where no others come into question) the tile that computes few pixels
         twice, with and without room for the weights of all taps of a row; else the cheapest tile. In place nothing may be computed twice."""
         steps = steps_of(layer)
         assert steps is not None
-        wide = _window(anchor(layer))[1]
-        tiles = [(b, p) for b in _BLOCKS for p in range(_LEAST, REGISTERS) if self.fits(layer, signature, {"blocks": b, "pixels": p})]
-        several = {b for b, _ in tiles if b > 1} or {1}
+        (_, channels, _, columns), wide = static_shape(layer.outputs[0].shape), _window(anchor(layer))[1]
+        blocks = -(-channels // WIDE)
+        fit = {b: [p for p in range(_LEAST, REGISTERS) if self.fits(layer, signature, b, p)] for b in _BLOCKS}
+        some = [b for b in _BLOCKS if fit[b]]
+        tiles = [(b, p) for b in together(blocks, some) if not blocks % b or fit.get(blocks % b) for p in fit[b]]
+        tiles = tiles or [(1, p) for p in fit[1]]
         if "Silu" not in steps[0]:
-            best = min([t for t in tiles if t[0] in several], key=lambda t: _cost(layer, *t), default=None)
-            return [] if best is None else [(("blocks", best[0]), ("pixels", best[1]))]
-        columns, found = static_shape(layer.outputs[0].shape)[3], []
-        for blocks in sorted(several):
+            best = min(tiles, key=lambda t: self.cost(layer, signature, *t), default=None)
+            return [] if best is None else [self.config(layer, signature, *best)]
+        found = []
+        for b in sorted({b for b, _ in tiles}):
             for beside in (wide, 1):
-                fit = [p for b, p in tiles if b == blocks and b * (p + beside) < REGISTERS]
-                if fit:
-                    found.append((blocks, min(fit, key=lambda p: -(-columns // p) * (p + _TILE))))
-        return [(("blocks", b), ("pixels", p)) for b, p in dict.fromkeys(found)]
+                few = [p for p in fit[b] if b * (p + beside) < REGISTERS]
+                if few:
+                    found.append(self.config(layer, signature, b, min(few, key=lambda p: -(-columns // p) * (p + _TILE))))
+        return list(dict.fromkeys(found))
 
-    def fits(self, layer: Layer, signature: Signature, sizes: dict[str, int]) -> bool:
-        channels, _, columns = static_shape(layer.outputs[0].shape)[1:]
-        blocks, pixels = sizes["blocks"], sizes["pixels"]
-        if blocks not in _BLOCKS or -(-channels // WIDE) % blocks or not _LEAST <= pixels <= columns or blocks * (pixels + 1) >= REGISTERS:
+    def config(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> Config:
+        """With the cheapest tile for blocks that are left over."""
+        left = -(-static_shape(layer.outputs[0].shape)[1] // WIDE) % blocks
+        rest = [p for p in range(_LEAST, REGISTERS) if left and self.fits(layer, signature, left, p)]
+        own = (("blocks", blocks), ("pixels", pixels))
+        return (*own, ("rest", min(rest, key=lambda p: _cost(layer, left, p)))) if left else own
+
+    def cost(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> float:
+        """Of all channels."""
+        sizes = {name: int(value) for name, value in self.config(layer, signature, blocks, pixels)}
+        return sum(t.groups * t.blocks * _cost(layer, t.blocks, t.pixels) for t in tiles_of(layer, sizes) or ())
+
+    def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
+        columns = static_shape(layer.outputs[0].shape)[3]
+        if blocks not in _BLOCKS or not _LEAST <= pixels <= columns or blocks * (pixels + 1) >= REGISTERS:
             return False
         return not (signature.inplace and columns % pixels) and _ends(anchor(layer), columns, pixels) is not None
 
-    def kernel(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> DirectKernel:
-        return DirectKernel(layer, signature, sizes["blocks"], sizes["pixels"], count)
 
-
-def packed(weights: Tensor, bias: Tensor | None, blocks: int, step: int) -> np.ndarray:
-    """Per group of `blocks` of 16 output channels: for each `step` input channels, row of the window, input channel and tap of the row the group's
-    weights; then its biases. f32, flat; channels that are not there are zeros."""
-    w = f32_of(weights)
+def packed(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) -> np.ndarray:
+    """Per group of the tile's blocks of 16 output channels: for each `step` input channels, row of the window, input channel and tap of the row the
+    group's weights; then its biases. f32, flat; channels that are not there are zeros."""
+    w = f32_of(weights)[tile.channels]
     channels, taken, high, wide = w.shape
-    group = blocks * WIDE
-    groups, parts = -(-channels // group), -(-taken // step)
+    group, groups, parts = tile.blocks * WIDE, tile.groups, -(-taken // step)
     full = np.zeros((groups * group, parts * step, high, wide), np.float32)
     full[:channels, :taken] = w
     biases = np.zeros(groups * group, np.float32)
     if bias is not None:
-        biases[:channels] = f32_of(bias).reshape(channels)
+        biases[:channels] = f32_of(bias).reshape(-1)[tile.channels]
     rows = full.reshape(groups, group, parts, step, high, wide).transpose(0, 2, 4, 3, 5, 1).reshape(groups, -1)
     return np.concatenate([rows, biases.reshape(groups, group)], axis=1).reshape(-1)
 

@@ -14,35 +14,34 @@ import numpy as np
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._conv_tactic import ConvKernel, ConvTactic, steps_of
+from whet.tactics.cpu._conv_tactic import ConvKernel, ConvTactic, Tile, steps_of, tiles_of, together
 from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import f32_of
 from whet.tactics.cpu._pointwise_kernel import STEP, TILES, pointwise_ir
 
-_SMALL = 1 << 18  # multiplications that one thread has done before the others are there
+_PIXELS = dict(TILES)
 
 
 class PointwiseKernel(ConvKernel):
-    """A planned convolution; its packed operand holds weights and biases in groups of `blocks` of 16 output channels."""
+    """A planned convolution; packed operands hold weights and biases in groups of a tile's blocks of 16 output channels."""
 
     name = "pointwise"
 
-    def __init__(self, layer: Layer, signature: Signature, blocks: int, tile: int, count: int) -> None:
-        super().__init__(layer, signature)
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         pixels, taps = prod(sides), static_shape(self.weights.shape)[1]
-        tiles, groups = -(-pixels // tile), -(-channels // (blocks * WIDE))
-        items = images * groups * tiles
-        sizes = [pixels, -(-taps // WIDE), -(-channels // WIDE), taps, tiles, groups]
-        self.share(sizes, items, count, images * channels * pixels * taps, _SMALL)
-        weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {blocks}"
-        self.packed = (Packed(key, groups * (taps + 1) * blocks * WIDE * 4, lambda: packed(weights, bias, blocks).view(np.uint8)),)
-        self.ir = pointwise_ir(blocks, tile, self.steps, _jit.has("avx512dq"))
-        self.implementation = f"own:{blocks * WIDE} channels x {tile} pixels"
+        tiles = -(-pixels // tile.pixels)
+        sizes = [pixels, -(-taps // WIDE), -(-channels // WIDE), taps, tiles, tile.groups]
+        weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
+        nbytes = tile.groups * (taps + 1) * tile.blocks * WIDE * 4
+        made = Packed(key, nbytes, lambda: packed(weights, bias, tile).view(np.uint8))
+        return pointwise_ir(tile.blocks, tile.pixels, self.steps, _jit.has("avx512dq")), sizes, images * tile.groups * tiles, made
 
 
 @tactic
 class Pointwise(ConvTactic):
+    kernel = PointwiseKernel
+
     def unfit(self, head: Layer) -> str | None:
         a = head.attrs
         plain = a["group"] == 1 and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or (0,))
@@ -59,32 +58,30 @@ class Pointwise(ConvTactic):
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
         """With SiLU, which gains most, all tiles that fit; else the one of fewest multiplications and loads."""
-        fit = [(b, p) for b, p in TILES if self.fits(layer, signature, {"blocks": b, "pixels": p})]
-        steps, pixels = steps_of(layer), prod(static_shape(layer.outputs[0].shape)[2:])
-        assert steps is not None
-        if "Silu" not in steps[0]:
-            fit = sorted(fit, key=lambda t: -(-pixels // t[1]) * (t[0] * t[1] + sum(t)) / t[0])[:1]
-        return [(("blocks", b), ("pixels", p)) for b, p in fit]
-
-    def fits(self, layer: Layer, signature: Signature, sizes: dict[str, int]) -> bool:
         _, channels, *sides = static_shape(layer.outputs[0].shape)
-        blocks, pixels = sizes["blocks"], sizes["pixels"]
-        if (blocks, pixels) not in TILES or -(-channels // WIDE) % blocks:
-            return False
-        return prod(sides) >= pixels
+        steps, pixels, blocks = steps_of(layer), prod(sides), -(-channels // WIDE)
+        assert steps is not None
+        found = []
+        for b in sorted({1, *together(blocks, [b for b, _ in TILES])}):
+            sizes = {"blocks": b, "pixels": _PIXELS[b]} | ({"rest": _PIXELS[blocks % b]} if blocks % b else {})
+            tiles = tiles_of(layer, sizes)
+            if tiles is not None and all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
+                found.append((sum(t.groups * -(-pixels // t.pixels) * (t.blocks * t.pixels + t.blocks + t.pixels) for t in tiles), sizes))
+        if "Silu" not in steps[0]:
+            found = sorted(found, key=lambda f: f[0])[:1]
+        return [tuple(sizes.items()) for _, sizes in found]
 
-    def kernel(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> PointwiseKernel:
-        return PointwiseKernel(layer, signature, sizes["blocks"], sizes["pixels"], count)
+    def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
+        return (blocks, pixels) in TILES and prod(static_shape(layer.outputs[0].shape)[2:]) >= pixels
 
 
-def packed(weights: Tensor, bias: Tensor | None, blocks: int) -> np.ndarray:
-    """Per group of `blocks`: for each input channel 16 output channels of each block, then the biases. f32, flat; channels that are not there are
-    zeros."""
-    w = f32_of(weights)
-    channels, taps, group = w.shape[0], w.shape[1], blocks * WIDE
-    groups = -(-channels // group)
-    rows = np.zeros((taps + 1, groups * group), np.float32)
+def packed(weights: Tensor, bias: Tensor | None, tile: Tile) -> np.ndarray:
+    """Per group of the tile's blocks: for each input channel 16 output channels of each block, then the biases. f32, flat; channels that are not
+    there are zeros."""
+    w = f32_of(weights)[tile.channels]
+    channels, taps, group = w.shape[0], w.shape[1], tile.blocks * WIDE
+    rows = np.zeros((taps + 1, tile.groups * group), np.float32)
     rows[:taps, :channels] = w.reshape(channels, taps).T
     if bias is not None:
-        rows[taps, :channels] = f32_of(bias).reshape(channels)
-    return np.ascontiguousarray(rows.reshape(taps + 1, groups, group).transpose(1, 0, 2)).reshape(-1)
+        rows[taps, :channels] = f32_of(bias).reshape(-1)[tile.channels]
+    return np.ascontiguousarray(rows.reshape(taps + 1, tile.groups, group).transpose(1, 0, 2)).reshape(-1)
