@@ -239,11 +239,12 @@ SILU = pytest.mark.skipif(_jit.available() is not None or not _jit.has("avx512f"
 @SILU
 @pytest.mark.parametrize(("shape", "channels"), [
     ((1, 16, 12, 12), 96), ((2, 24, 5, 5), 144), ((1, 40, 4, 6), 240), ((3, 4, 1, 8), 48), ((1, 112, 14, 14), 64), ((1, 20, 3, 31), 16),
+    ((2, 96, 30, 31), 96),
     ((1, 24, 6, 9), 80), ((2, 32, 5, 5), 304), ((3, 8, 4, 7), 107),
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_pointwise_convolutions_with_silu(shape, channels, threads):
-    """Tiles that do and do not divide an image, channels that leave part of a block unused, threads that divide nothing."""
+    """Tiles that do and do not divide an image, several strips of tiles, channels that leave part of a block unused, threads that divide nothing."""
     sample = conv_silu(f"f32[{','.join(map(str, shape))}]", f"f32[{channels},{shape[1]},1,1]")
     judge_every_config("cpu/pointwise", sample, threads)
 

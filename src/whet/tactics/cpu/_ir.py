@@ -43,5 +43,23 @@ def moved(name: str, base: str, count: str | int, unit: str | int = 1) -> str:
     return f"  %{name}.n = mul i64 {count}, {unit}\n  %{name} = getelementptr float, float* %{base}, i64 %{name}.n"
 
 
+def opaque(name: str, value: str) -> str:
+    """%name is the i64 `value`, which LLVM cannot see: what is computed with it in a loop is computed there, not carried from turn to turn (that
+    led to sums on the stack)."""
+    return f'  %{name} = call i64 asm "", "=r,0"(i64 {value})'
+
+
+PREFETCH = "declare void @llvm.prefetch.p0i8(i8*, i32, i32, i32)"
+
+
+def prefetch(name: str, base: str, offset: str | int) -> str:
+    """The cache line at %base plus `offset` floats is asked for, which may be no memory; `name` begins what is named on the way."""
+    return (
+        f"  %{name}.at = getelementptr float, float* %{base}, i64 {offset}\n"
+        f"  %{name}.line = bitcast float* %{name}.at to i8*\n"
+        f"  call void @llvm.prefetch.p0i8(i8* %{name}.line, i32 0, i32 3, i32 1)"
+    )
+
+
 def _place(name: str, base: str, offset: str | int) -> str:
     return f"  %{name}.at = getelementptr float, float* %{base}, i64 {offset}\n  %{name}.v = bitcast float* %{name}.at to {FLOATS}*"

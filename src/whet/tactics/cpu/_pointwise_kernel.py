@@ -6,22 +6,55 @@ from functools import cache
 
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._behind import behind
-from whet.tactics.cpu._ir import FENCE, WIDE, fma, least, load, moved, spread, store
+from whet.tactics.cpu._ir import FENCE, PREFETCH, WIDE, fma, least, load, moved, opaque, prefetch, spread, store
 from whet.tactics.cpu._ir import FLOATS as _F
 from whet.tactics.cpu._silu_kernel import constants, declarations
 
 TILES = ((3, 8), (2, 12), (4, 6), (1, 24), (5, 5))
 """(blocks of output channels, pixels) of a tile: 24 or 25 sums in registers, which leaves at least one of AVX-512's for each block and number."""
+MOST = max(blocks for blocks, _ in TILES)
 STEP = 4  # input channels of a turn of the inner loop
-_WORDS = ("source", "weights", "target", "pixels", "blocks.in", "blocks.out", "taps", "tiles", "groups", "items", "share")
+_WORDS = ("source", "weights", "target", "pixels", "blocks.in", "blocks.out", "taps", "tiles", "groups", "strip", "items", "share")
 """The context: addresses; pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks;
-images * groups * tiles; how many of these a thread takes."""
+tiles that all groups go through before the next are read; images * groups * tiles; how many of these a thread takes."""
+
+# The first item, %from: of image %n the strip [%strip.at, %strip.end) of tiles, in it group %g's tile %tile; and what follows on an item: the strip's
+# next tile, else its first one for the next group, else the next strip, else the next image. Divisions are slow, so only the first is found by them.
+_FROM = f"""
+  %of.image = mul i64 %tiles, %groups
+  %n.from = udiv i64 %from, %of.image
+  %in.image.from = urem i64 %from, %of.image
+  %of.strip = mul i64 %strip, %groups
+  %strips = udiv i64 %in.image.from, %of.strip
+  %in.strip = urem i64 %in.image.from, %of.strip
+  %strip.from = mul i64 %strips, %strip
+  %full.from = add i64 %strip.from, %strip
+{least("end.from", "%full.from", "%tiles")}
+  %long.from = sub i64 %end.from, %strip.from
+  %g.from = udiv i64 %in.strip, %long.from
+  %in.group = urem i64 %in.strip, %long.from
+  %tile.from = add i64 %strip.from, %in.group"""
+_THEN = f"""
+  %tile1 = add i64 %tile, 1
+  %group.over = icmp eq i64 %tile1, %strip.end
+  %group.more = zext i1 %group.over to i64
+  %g1 = add i64 %g, %group.more
+  %strip.over = icmp eq i64 %g1, %groups
+  %g.then = select i1 %strip.over, i64 0, i64 %g1
+  %strip1 = select i1 %strip.over, i64 %strip.end, i64 %strip.at
+  %image.over = icmp eq i64 %strip1, %tiles
+  %image.more = zext i1 %image.over to i64
+  %n.then = add i64 %n, %image.more
+  %strip.then = select i1 %image.over, i64 0, i64 %strip1
+  %full.then = add i64 %strip.then, %strip
+{least("end.then", "%full.then", "%tiles")}
+  %tile.then = select i1 %group.over, i64 %strip.then, i64 %tile1"""
 
 
 @cache
-def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: bool) -> str:
+def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: bool, ahead: bool = False) -> str:
     """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`, with "Silu", "Relu" or nothing behind it; `estimate`: the CPU has
-    AVX-512 (F and DQ).
+    AVX-512 (F and DQ); `ahead`: while a tile is computed, the next one is fetched into the first cache.
 
     Weights lie in groups of `blocks`: for each input channel and block its 16 output channels, then the biases. An image has at least `pixels`
     pixels: its last tile begins so many before the end, and computes some of them again.
@@ -37,6 +70,10 @@ def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: boo
             for j in range(blocks):
                 inner.append(fma(f"a{u}.{j}.{p}", f"%x{u}.{p}", f"%w{u}.{j}", f"%s{j}.{p}" if u == 0 else f"%a{u - 1}.{j}.{p}"))
             inner.append(FENCE)
+    if ahead:
+        lines = -(-pixels // (WIDE // STEP))  # of a turn, so that a block's turns fetch all
+        fetched = [prefetch(f"f{k}", "ahead", (pixels + k) * WIDE) for k in range(lines)]
+        inner = [moved("ahead", "x.now", "%within", lines * WIDE), *fetched, FENCE, *inner]
     ends = []
     for j in range(blocks):
         ends.append(moved(f"y{j}", "y", "%plane", j))
@@ -46,6 +83,7 @@ def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: boo
     newline = "\n"
     return f"""
 {declarations(estimate)}
+{PREFETCH}
 {_jit.opening("pointwise", _WORDS, "items")}
 {constants()}
   %x.base = inttoptr i64 %source to float*
@@ -58,16 +96,18 @@ def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: boo
   %w.taps = mul i64 %taps, {blocks * WIDE}
   %w.group = add i64 %w.taps, {blocks * WIDE}
   %turns = udiv i64 %taps, {STEP}
+{_FROM}
   br label %next
 next:
   %i = phi i64 [ %from, %start ], [ %i1, %done ]
+  %tile = phi i64 [ %tile.from, %start ], [ %tile.then, %done ]
+  %g = phi i64 [ %g.from, %start ], [ %g.then, %done ]
+  %n = phi i64 [ %n.from, %start ], [ %n.then, %done ]
+  %strip.at = phi i64 [ %strip.from, %start ], [ %strip.then, %done ]
+  %strip.end = phi i64 [ %end.from, %start ], [ %end.then, %done ]
   %more = icmp slt i64 %i, %end
   br i1 %more, label %item, label %over.all
 item:
-  %tile = urem i64 %i, %tiles
-  %rest = udiv i64 %i, %tiles
-  %g = urem i64 %rest, %groups
-  %n = udiv i64 %rest, %groups
   %p.want = mul i64 %tile, {pixels}
 {least("p0", "%p.want", "%last")}
   %p.at = mul i64 %p0, {WIDE}
@@ -87,13 +127,14 @@ item:
 taps.next:
   %t = phi i64 [ 0, %item ], [ %t1, %taps.next ]
 {newline.join(starts)}
-  %block = udiv i64 %t, {WIDE // STEP}
-  %within = urem i64 %t, {WIDE // STEP}
+{opaque("turn", "%t")}
+  %block = udiv i64 %turn, {WIDE // STEP}
+  %within = urem i64 %turn, {WIDE // STEP}
   %x.block = mul i64 %block, %plane
   %x.within = mul i64 %within, {STEP}
   %x.t = add i64 %x.block, %x.within
   %x.now = getelementptr float, float* %x, i64 %x.t
-{moved("w.now", "w", "%t", STEP * blocks * WIDE)}
+{moved("w.now", "w", "%turn", STEP * blocks * WIDE)}
 {newline.join(inner)}
   %t1 = add i64 %t, 1
   %t.more = icmp slt i64 %t1, %turns
@@ -101,6 +142,7 @@ taps.next:
 done:
 {newline.join(ends)}
   %i1 = add i64 %i, 1
+{_THEN}
   br label %next
 over.all:
   ret void

@@ -17,9 +17,11 @@ from whet.tactics.cpu import _jit
 from whet.tactics.cpu._conv_tactic import ConvKernel, ConvTactic, Tile, steps_of, tiles_of, together
 from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import f32_of
-from whet.tactics.cpu._pointwise_kernel import STEP, TILES, pointwise_ir
+from whet.tactics.cpu._pointwise_kernel import MOST, STEP, TILES, pointwise_ir
 
 _PIXELS = dict(TILES)
+_STRIP = 1 << 17  # bytes of an image that stay in the second cache beside the weights while all groups go through them
+_NEAR = 24 << 10  # bytes of weights and two tiles that stay in the first cache
 
 
 class PointwiseKernel(ConvKernel):
@@ -31,11 +33,13 @@ class PointwiseKernel(ConvKernel):
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         pixels, taps = prod(sides), static_shape(self.weights.shape)[1]
         tiles = -(-pixels // tile.pixels)
-        sizes = [pixels, -(-taps // WIDE), -(-channels // WIDE), taps, tiles, tile.groups]
+        sizes = [pixels, -(-taps // WIDE), -(-channels // WIDE), taps, tiles, tile.groups, max(1, min(tiles, _STRIP // (tile.pixels * taps * 4)))]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * WIDE * 4
         made = Packed(key, nbytes, lambda: packed(weights, bias, tile).view(np.uint8))
-        return pointwise_ir(tile.blocks, tile.pixels, self.steps, _jit.has("avx512dq")), sizes, images * tile.groups * tiles, made
+        near = taps * (tile.blocks * WIDE + 2 * tile.pixels) * 4 <= _NEAR
+        ir = pointwise_ir(tile.blocks, tile.pixels, self.steps, _jit.has("avx512dq"), near and tile.blocks < MOST)
+        return ir, sizes, images * tile.groups * tiles, made
 
 
 @tactic
