@@ -163,3 +163,11 @@ def constants_of(layer: Layer) -> tuple[Tensor, Tensor | None]:
     _, w, b = places(layer)
     weights = layer.needs(w)
     return weights, None if b is None else layer.inputs[b]
+
+
+def seen(inner: Layer, outer: Mapping[Tensor, Tensor | None]) -> Layer:
+    """A layer of the body with the whole's inputs in the place of the body's: constants have their values."""
+    fed = [outer.get(t, t) if t is not None else None for t in inner.inputs]
+    view = Layer(inner.op, inner.name, fed, inner.attrs, inner.regions, inner.sources)
+    view.outputs = inner.outputs
+    return view

@@ -17,6 +17,26 @@ STEP = 4  # input channels of a turn of the inner loop
 _WORDS = ("source", "weights", "target", "pixels", "blocks.in", "blocks.out", "taps", "tiles", "groups", "strip", "items", "share")
 """The context: addresses; pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks;
 tiles that all groups go through before the next are read; images * groups * tiles; how many of these a thread takes."""
+FORKED_WORDS = (*_WORDS[:3], "second", "blocks.second", *_WORDS[3:])
+"""Of two results: the address of the second one, and which of the blocks is its first."""
+
+
+def _forked(blocks: int, j: int) -> str:
+    """%y<j>, the address of an item's block, in the first result or the second one."""
+    return f"""
+  %k{j} = add i64 %y.block, {j}
+  %s{j} = icmp sge i64 %k{j}, %blocks.second
+  %y{j}.base = select i1 %s{j}, float* %second.base, float* %y.base
+  %y{j}.first = select i1 %s{j}, i64 %blocks.second, i64 0
+  %y{j}.end = select i1 %s{j}, i64 %blocks.out, i64 %blocks.second
+  %y{j}.blocks = sub i64 %y{j}.end, %y{j}.first
+  %y{j}.images = mul i64 %n, %y{j}.blocks
+  %y{j}.own = sub i64 %k{j}, %y{j}.first
+  %y{j}.at = add i64 %y{j}.images, %y{j}.own
+  %y{j}.o = mul i64 %y{j}.at, %plane
+  %y{j}.plane = getelementptr float, float* %y{j}.base, i64 %y{j}.o
+{moved(f"y{j}", f"y{j}.plane", "%p.at")}"""
+
 
 # The first item, %from: of image %n the strip [%strip.at, %strip.end) of tiles, in it group %g's tile %tile; and what follows on an item: the strip's
 # next tile, else its first one for the next group, else the next strip, else the next image. Divisions are slow, so only the first is found by them.
@@ -52,9 +72,10 @@ _THEN = f"""
 
 
 @cache
-def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: bool, ahead: bool = False) -> str:
+def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: bool, ahead: bool = False, forked: bool = False) -> str:
     """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`, with "Silu", "Relu" or nothing behind it; `estimate`: the CPU has
-    AVX-512 (F and DQ); `ahead`: while a tile is computed, the next one is fetched into the first cache.
+    AVX-512 (F and DQ); `ahead`: while a tile is computed, the next one is fetched into the first cache;
+    `forked`: the last blocks are another result's.
 
     Weights lie in groups of `blocks`: for each input channel and block its 16 output channels, then the biases. An image has at least `pixels`
     pixels: its last tile begins so many before the end, and computes some of them again.
@@ -76,7 +97,7 @@ def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: boo
         inner = [moved("ahead", "x.now", "%within", lines * WIDE), *fetched, FENCE, *inner]
     ends = []
     for j in range(blocks):
-        ends.append(moved(f"y{j}", "y", "%plane", j))
+        ends.append(_forked(blocks, j) if forked else moved(f"y{j}", "y", "%plane", j))
         for p in range(pixels):
             lines, result = behind(f"%a{STEP - 1}.{j}.{p}", f"e{j}.{p}", steps, "", 0, estimate)
             ends += [lines, store(result, f"o{j}.{p}", f"y{j}", p * WIDE)]
@@ -84,11 +105,12 @@ def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: boo
     return f"""
 {declarations(estimate)}
 {PREFETCH}
-{_jit.opening("pointwise", _WORDS, "items")}
+{_jit.opening("pointwise", FORKED_WORDS if forked else _WORDS, "items")}
 {constants()}
   %x.base = inttoptr i64 %source to float*
   %w.base = inttoptr i64 %weights to float*
   %y.base = inttoptr i64 %target to float*
+{"  %second.base = inttoptr i64 %second to float*" if forked else ""}
   %plane = mul i64 %pixels, {WIDE}
   %last = sub i64 %pixels, {pixels}
   %in.image = mul i64 %blocks.in, %plane

@@ -33,12 +33,11 @@ class PointwiseKernel(ConvKernel):
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         pixels, taps = prod(sides), static_shape(self.weights.shape)[1]
         tiles = -(-pixels // tile.pixels)
-        sizes = [pixels, -(-taps // WIDE), -(-channels // WIDE), taps, tiles, tile.groups, max(1, min(tiles, _STRIP // (tile.pixels * taps * 4)))]
+        sizes = [pixels, -(-taps // WIDE), -(-channels // WIDE), taps, tiles, tile.groups, strip(tile.pixels, tiles, taps)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * WIDE * 4
         made = Packed(key, nbytes, lambda: packed(weights, bias, tile).view(np.uint8))
-        near = taps * (tile.blocks * WIDE + 2 * tile.pixels) * 4 <= _NEAR
-        ir = pointwise_ir(tile.blocks, tile.pixels, self.steps, _jit.has("avx512dq"), near and tile.blocks < MOST)
+        ir = pointwise_ir(tile.blocks, tile.pixels, self.steps, _jit.has("avx512dq"), near(tile.blocks, tile.pixels, taps))
         return ir, sizes, images * tile.groups * tiles, made
 
 
@@ -83,9 +82,24 @@ def packed(weights: Tensor, bias: Tensor | None, tile: Tile) -> np.ndarray:
     """Per group of the tile's blocks: for each input channel 16 output channels of each block, then the biases. f32, flat; channels that are not
     there are zeros."""
     w = f32_of(weights)[tile.channels]
-    channels, taps, group = w.shape[0], w.shape[1], tile.blocks * WIDE
-    rows = np.zeros((taps + 1, tile.groups * group), np.float32)
-    rows[:taps, :channels] = w.reshape(channels, taps).T
+    return grouped(w.reshape(len(w), -1), None if bias is None else f32_of(bias).reshape(-1)[tile.channels], tile.groups, tile.blocks)
+
+
+def grouped(w: np.ndarray, bias: np.ndarray | None, groups: int, blocks: int) -> np.ndarray:
+    """The same of weights [channels, taps] and biases [channels]."""
+    (channels, taps), group = w.shape, blocks * WIDE
+    rows = np.zeros((taps + 1, groups * group), np.float32)
+    rows[:taps, :channels] = w.T
     if bias is not None:
-        rows[taps, :channels] = f32_of(bias).reshape(-1)[tile.channels]
-    return np.ascontiguousarray(rows.reshape(taps + 1, tile.groups, group).transpose(1, 0, 2)).reshape(-1)
+        rows[taps, :channels] = bias
+    return np.ascontiguousarray(rows.reshape(taps + 1, groups, group).transpose(1, 0, 2)).reshape(-1)
+
+
+def strip(pixels: int, tiles: int, taps: int) -> int:
+    """How many tiles of so many pixels all groups go through before the next are read."""
+    return max(1, min(tiles, _STRIP // (pixels * taps * 4)))
+
+
+def near(blocks: int, pixels: int, taps: int) -> bool:
+    """Whether the next tile is worth fetching: it stays in the first cache, and there is a register for its lines' addresses."""
+    return taps * (blocks * WIDE + 2 * pixels) * 4 <= _NEAR and blocks < MOST
