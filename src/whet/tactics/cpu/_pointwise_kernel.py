@@ -92,9 +92,9 @@ def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: boo
                 inner.append(fma(f"a{u}.{j}.{p}", f"%x{u}.{p}", f"%w{u}.{j}", f"%s{j}.{p}" if u == 0 else f"%a{u - 1}.{j}.{p}"))
             inner.append(FENCE)
     if ahead:
-        lines = -(-pixels // (WIDE // STEP))  # of a turn, so that a block's turns fetch all
-        fetched = [prefetch(f"f{k}", "ahead", (pixels + k) * WIDE) for k in range(lines)]
-        inner = [moved("ahead", "x.now", "%within", lines * WIDE), *fetched, FENCE, *inner]
+        each = -(-pixels // (WIDE // STEP))  # lines of a turn, so that a block's turns fetch all
+        fetched = [prefetch(f"f{k}", "ahead", (pixels + k) * WIDE) for k in range(each)]
+        inner = [moved("ahead", "x.now", "%within", each * WIDE), *fetched, FENCE, *inner]
     ends = []
     for j in range(blocks):
         ends.append(_forked(blocks, j) if forked else moved(f"y{j}", "y", "%plane", j))
