@@ -92,8 +92,10 @@ out %g
 """
 
 
-def built(*passes, precisions=("fp16",)):
-    config = BuildConfig(backend="cuda", precisions=precisions, timing_cache="", verify=False, avg_timing=1, passes=passes)
+def built(*passes, precisions=("fp16",), tactic_sources=()):
+    config = BuildConfig(
+        backend="cuda", precisions=precisions, timing_cache="", verify=False, avg_timing=1, passes=passes, tactic_sources=tactic_sources
+    )
     return build(parse_network(NET), config)
 
 
@@ -112,7 +114,7 @@ def test_it_counts_as_two_in_the_roofline(standin_gpu):
     assert counted(built()) == counted(built("-fuse_forked_conv"))
 
 
-def test_in_fp32_both_and_what_they_join_are_taken_apart(standin_gpu):
-    kinds = [x.hint or x.op for x in built(precisions=()).network.layers if x.op != "Reformat"]
+def test_in_fp32_without_tf32_both_and_what_they_join_are_taken_apart(standin_gpu):
+    kinds = [x.hint or x.op for x in built(precisions=(), tactic_sources=("-own_tf32", "-own_several_tf32")).network.layers if x.op != "Reformat"]
     assert kinds.count("Conv") == 4
     assert set(kinds) == {"Concat", "Conv"}
