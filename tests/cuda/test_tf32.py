@@ -126,7 +126,7 @@ def test_no_tf32_switches_off_every_tactic_that_rounds_so():
     for op, i in SAMPLES:
         layer, _ = sample_at(op, i)
         rounding |= {t.name for t, _, config, _ in planned(layer, HOPPER, most=1) if ("math", "tf32") in config}
-    assert {"cuda/own_first_tf32", "cuda/own_several_tf32", "cuda/own_tf32"} <= rounding
+    assert {"cuda/own_first_tf32", "cuda/own_narrow_tf32", "cuda/own_several_tf32", "cuda/own_tf32"} <= rounding
     left = {t.name for t in tactics_for("cuda", _sources({"backend": "cuda", "tacticSources": "+CUDNN", "noTF32": "noTF32"}))}
     assert not left & rounding
     assert not {name for name in left if "tf32" in name}
