@@ -124,7 +124,8 @@ OTHERS = [
 #: whose machine code is looked at by tests of their own
 ELSEWHERE = {
     "test_attention.py": {"attention.cu", "attention_long.cu"}, "test_first_rows.py": {"first_rows.cu"}, "test_upright.py": {"upright.cu"},
-    "test_narrow_conv.py": {"narrow.cu"}, "test_first_places.py": {"first_places.cu"},
+    "test_narrow_conv.py": {"narrow.cu"}, "test_first_places.py": {"first_places.cu"}, "test_first_tf32.py": {"first_tf32.cu"},
+    "test_narrow_tf32.py": {"narrow_tf32.cu"},
     "test_pad_pool.py": {"pad.cu", "pool_any.cu"},
     "test_pool_chain.py": {"pool_chain.cu"}, "test_resize.py": {"resize.cu"}, "test_tf32.py": {"tf32.cu"},
     "test_transposed.py": {"transposed.cu", "affine.cu"},

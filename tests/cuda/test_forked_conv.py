@@ -9,6 +9,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
 from test_joined_conv import HOPPER, steps_of
 
+from support.standin_gpu import StandInGpu
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
 from whet.inspector.apart import apart
@@ -92,8 +93,17 @@ out %g
 """
 
 
-def built(*passes, precisions=("fp16",)):
-    config = BuildConfig(backend="cuda", precisions=precisions, timing_cache="", verify=False, avg_timing=1, passes=passes)
+def built(*passes, precisions=("fp16",), tactic_sources=(), max_tactics=-1):
+    config = BuildConfig(
+        backend="cuda",
+        precisions=precisions,
+        timing_cache="",
+        verify=False,
+        avg_timing=1,
+        passes=passes,
+        tactic_sources=tactic_sources,
+        max_tactics=max_tactics,
+    )
     return build(parse_network(NET), config)
 
 
@@ -112,7 +122,20 @@ def test_it_counts_as_two_in_the_roofline(standin_gpu):
     assert counted(built()) == counted(built("-fuse_forked_conv"))
 
 
-def test_in_fp32_both_and_what_they_join_are_taken_apart(standin_gpu):
-    kinds = [x.hint or x.op for x in built(precisions=()).network.layers if x.op != "Reformat"]
+def test_options_of_32_bits_take_no_place_from_those_of_16(standin_gpu, monkeypatch):
+    """Where candidates compile ahead a layer has a cap; both ways are there in 32 bits as parts."""
+    monkeypatch.setattr(StandInGpu, "compile_ahead", lambda self, sources: None, raising=False)
+    plan = built(max_tactics=12)
+    layers = [x for x in plan.network.layers if x.hint == "ForkedConv"]
+    assert layers
+    for x in layers:
+        rows = plan.report["candidates"][x.name]
+        assert not any(r.tactic == "cuda/own_several_tf32" and r.ms is not None for r in rows)
+        offered = TACTIC.configs(x, TACTIC.signatures(x, HOPPER)[0], HOPPER)
+        assert sum(r.tactic == "cuda/own_forked_conv" and r.ms is not None for r in rows) == min(len(offered), 12)
+
+
+def test_in_fp32_without_tf32_both_and_what_they_join_are_taken_apart(standin_gpu):
+    kinds = [x.hint or x.op for x in built(precisions=(), tactic_sources=("-own_tf32", "-own_several_tf32")).network.layers if x.op != "Reformat"]
     assert kinds.count("Conv") == 4
     assert set(kinds) == {"Concat", "Conv"}

@@ -76,6 +76,14 @@ def test_machine_code_of_integers(kind, tmp_path):
     assert "STG.E.128" in text
 
 
+def test_machine_code_of_f32(tmp_path):
+    constants = {"TYPE": 0, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": 2, "THREADS": 800}
+    text = sass(compile_cubin(source("pool_chain.cu", constants), cached=False), tmp_path)
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "STG.E.128" in text
+    assert re.search(r"FMNMX\.NAN", text), "NaN is kept"
+
+
 @pytest.mark.parametrize(("arch", "side"), [("sm_90a", 1), ("sm_90a", 2), ("sm_86", 1)])
 def test_machine_code(arch, side, tmp_path):
     constants = {"TYPE": 1, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": side, "THREADS": 416 if side == 1 else 800}

@@ -7,10 +7,13 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_tactics import compute, judge, planned, reference
+from test_tactics import HOPPER, SAMPLES, compute, judge, planned, reference
+from test_tactics import sample_layer as sample_at
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder.emulation import rounded_tf32
+from whet.builder.sources import tactics_for
+from whet.cli._exec_config import _sources
 from whet.ops import Sample, sample_layer
 from whet.tactics.cuda._tf32 import Tf32Config, configs_for, cut_to_tf32, kernel_source, pack, places
 
@@ -27,19 +30,30 @@ def multiplied(row, bk):
 
 @pytest.mark.parametrize("bk", [8, 16, 32])
 def test_weights_stand_where_the_inputs_are_read(bk):
-    rows = np.arange(3 * 2 * bk, dtype=np.float32).reshape(3, 2 * bk)
-    packed = pack(rows, bk, 1).reshape(3, 2, bk // 8, 8)
-    for k in range(3):
-        for step in range(2):
-            np.testing.assert_array_equal(packed[k, step], multiplied(rows[k, step * bk : (step + 1) * bk], bk))
+    rows = np.arange(19 * 2 * bk, dtype=np.float32).reshape(19, 2 * bk) % 2048
+    packed = pack(rows, bk, 1).reshape(32, 2, bk // 8, 8)
+    for tile in range(2):
+        for lane in range(4):  # of a quad: its sums of columns 8j + 2 lane + e are channels 4 lane ... 4 lane + 3 of sixteen
+            for i, column in enumerate([2 * lane, 2 * lane + 1, 8 + 2 * lane, 9 + 2 * lane]):
+                k = 16 * tile + 4 * lane + i
+                for step in range(2):
+                    want = multiplied(rows[k, step * bk : (step + 1) * bk], bk) if k < 19 else 0
+                    np.testing.assert_array_equal(packed[16 * tile + column, step], want)
     assert sorted(places(bk)) == list(range(bk))
+
+
+def undealt(rows):
+    """Rows as they were before they were dealt out in 16s."""
+    return rows.reshape(-1, 2, 4, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def test_three_products_keep_21_bits():
     random = np.random.default_rng(0)
     w = (random.standard_normal((5, 64)) * 10.0 ** random.integers(-8, 8, (5, 64))).astype(np.float32)
     both = pack(w, 32, 3).astype(np.float64)
-    assert np.abs((both[:5] + both[5:]) / pack_plain(w) - 1).max() <= 2.0**-21
+    whole = undealt(both[:16]) + undealt(both[16:])
+    assert np.abs(whole[:5] / pack_plain(w) - 1).max() <= 2.0**-21
+    assert not whole[5:].any()
     assert np.all(pack(w, 32, 3).view(np.uint32) & 0x1FFF == 0), "the tensor cores cut nothing off"
 
 
@@ -61,7 +75,7 @@ def test_rounding_is_that_of_the_judge_and_keeps_large_numbers_finite():
 def test_an_infinite_input_stays_infinite_in_three_products():
     """Infinity times the large part and times the small part of a weight have one sign, and none is infinity times zero."""
     w = np.array([[1.0, -1.0, 0.3, -0.3, 1 + 2**-12, -5e-20, 2.0**-120, 1e30]], np.float32)
-    both = pack(w, 8, 3)
+    both = pack(w, 8, 3)[::16]  # of both parts the first of sixteen rows
     w = w[:, places(8)]
     with np.errstate(invalid="raise"):
         products = np.float32(np.inf) * both
@@ -75,6 +89,13 @@ KERNELS = [
     (Tf32Config(1, 256, 32, 4), False, "clip", False, False),
     (Tf32Config(3, 64, 32, 4), True, "clip", False, True),
     (Tf32Config(1, 128, 32, 3, blocks=2), True, "clip", False, False),
+    (Tf32Config(1, 32, 32, 3, blocks=5), True, "silu", False, False),
+    (Tf32Config(2, 32, 32, 3, blocks=3), True, "silu", False, False),
+    (Tf32Config(1, 64, 32, 3, blocks=4), False, "mish", False, False),
+    (Tf32Config(2, 64, 32, 4, blocks=2), True, "gelu", False, True),
+    (Tf32Config(3, 128, 32, 3), True, "silu", False, False),
+    (Tf32Config(1, 96, 32, 2, blocks=4), False, "silu", True, False),
+    (Tf32Config(2, 192, 32, 2), True, "clip", False, False),
     (Tf32Config(1, 32, 32, 4, sk=8), True, "clip", True, False),
     (Tf32Config(2, 64, 16, 4, sk=4), False, "clip", False, False),
     (Tf32Config(1, 16, 8, 4), True, "clip", False, False),
@@ -93,8 +114,22 @@ def test_machine_code(config, im2col, kind, odd, grouped, tmp_path):
     assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
     assert "BRA.U.ANY" not in text
+    assert odd or "STG.E.128" in text, "results leave in sixteens of bytes"
+    assert ("STAS.128" in text) == (config.sk > 1), "other blocks get their parts in sixteens of bytes"
+    assert "STAS.64" not in text
     products, waits = text.count("HGMMA"), text.count("WARPGROUP.DEPBAR")
     assert waits < products or config.bk == 8, "products of a step follow each other without a wait"
+
+
+def test_no_tf32_switches_off_every_tactic_that_rounds_so():
+    rounding = set()
+    for op, i in SAMPLES:
+        layer, _ = sample_at(op, i)
+        rounding |= {t.name for t, _, config, _ in planned(layer, HOPPER, most=1) if ("math", "tf32") in config}
+    assert {"cuda/own_first_tf32", "cuda/own_narrow_tf32", "cuda/own_several_tf32", "cuda/own_tf32"} <= rounding
+    left = {t.name for t in tactics_for("cuda", _sources({"backend": "cuda", "tacticSources": "+CUDNN", "noTF32": "noTF32"}))}
+    assert not left & rounding
+    assert not {name for name in left if "tf32" in name}
 
 
 @pytest.mark.parametrize("terms", [1, 3])

@@ -10,7 +10,8 @@ from whet.builder.images import NOWHERE, Images, Places, network_on_images, on_i
 from whet.engine.plan import Choice, EnginePlan
 from whet.network import BF16, F16, DType, Layer, Tensor
 from whet.ops import bind_layer, bind_symbols, run_layer, run_regions, widened
-from whet.tactics import anchor, outer_input
+
+_PRODUCTS = ("Conv", "ConvTranspose", "Fused", "Gemm", "MatMul")  # of numbers that a tactic may round
 
 
 def reference_outputs(layer: Layer, choice: Choice, ins: list, images: Images | None = None, places: Places = NOWHERE) -> list[np.ndarray]:
@@ -46,9 +47,15 @@ def computes_tf32(choice: Choice) -> bool:
 
 
 def multiplied(layer: Layer) -> list[Tensor | None]:
-    """The layer's inputs that its anchor multiplies."""
-    places = [outer_input(layer, t) for t in anchor(layer).inputs[:2]]
-    return [layer.inputs[i] for i in places if i is not None]
+    """The layer's inputs that are multiplied: by what it is fused around, or by each of several products within it, also joined to others before."""
+    if layer.op != "Fused":
+        return list(layer.inputs[:2])
+    body = layer.regions["body"]
+    wanted = {t for part in body.layers if part.op in _PRODUCTS for t in multiplied(part)}
+    for part in reversed(body.layers):
+        if part.op == "Concat" and part.outputs[0] in wanted:
+            wanted.update(part.inputs)
+    return [outer for inner, outer in zip(body.inputs, layer.inputs, strict=True) if inner in wanted]
 
 
 def rounded_tf32(a: np.ndarray) -> np.ndarray:

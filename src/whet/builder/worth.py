@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from whet.builder.option import Option
+from whet.builder.sources import family
 from whet.network import BF16, F16
 
 _FALLBACKS = 4  # the level from which references in NumPy are timed beside kernels
-_FEW = 2  # options of 32 bits that each tactic times beside those of fewer bits
+_FEW = 2  # options of 32 bits that each family of tactics times, of each kind of arithmetic, beside those of fewer bits
 _SHARE = 0.625  # of the cap that is timed then
 _TRIED, _LOSES = 4, 2.5  # layers in which an implementation of a library was timed, and times behind the best in all of them: it has lost
 _SAYS_MS = 0.5  # layers that are faster do not count for that
@@ -32,12 +34,9 @@ def worth_timing(options: list[Option], level: int, cap: int | None, sparing: bo
         groups.setdefault((o.tactic.name, o.signature), []).append(o)
     most = len(options) if cap is None else cap
     if sparing and level < _FALLBACKS and len(options) > most and len({_wide(group[0]) for group in groups.values()}) == 2:
-        most = round(_SHARE * most)
-        for key, group in groups.items():
-            if _wide(group[0]):
-                for o in group[_FEW:]:
-                    o.note = "not timed: the first ones in 32 bits were far behind those of fewer bits"
-                groups[key] = group[:_FEW]
+        several = all(o.tactic.hints for o in options)  # a layer of several ops is there to move fewer bytes, and its parts are timed in 32 bits too
+        most = most if several else round(_SHARE * most)
+        groups = _few_wide(groups, 0 if several else _FEW)
     rounds = [group[i : i + 1] for i in range(max(map(len, groups.values()))) for group in groups.values()]
     turns = [o for group in rounds for o in group]
     for o in turns[most:]:
@@ -45,6 +44,23 @@ def worth_timing(options: list[Option], level: int, cap: int | None, sparing: bo
     for o in turns[:most]:
         o.note = "" if o.note.startswith("not timed") else o.note
     return sorted(turns[:most], key=lambda o: o.rank)
+
+
+def _few_wide(groups: dict[object, list[Option]], few: int) -> dict[object, list[Option]]:
+    """`few` of each family's options in 32 bits that compute in the same numbers, of its tactics in turn; all others."""
+    families: dict[object, list[object]] = {}
+    for key, group in groups.items():
+        if _wide(group[0]):
+            first = group[0]
+            families.setdefault((family(first.tactic), dict(first.config).get("math"), first.signature), []).append(key)
+    for keys in families.values():
+        turns = [o for turn in zip_longest(*(groups[key] for key in keys)) for o in turn if o is not None]
+        for o in turns[few:]:
+            o.note = "not timed: the first ones in 32 bits were far behind those of fewer bits" if few else "not timed: in 32 bits its parts are"
+        kept = {id(o) for o in turns[:few]}
+        for key in keys:
+            groups[key] = [o for o in groups[key] if id(o) in kept]
+    return {key: group for key, group in groups.items() if group}
 
 
 class Losers:

@@ -63,19 +63,24 @@ def wgmma_turned(columns: int, bf16: bool) -> str:
 
 
 def wgmma_tf32(columns: int) -> str:
-    """The device function `wgmma_registers` for acc[64 x columns] (+)= A x B over 8 numbers of TF32, A in registers."""
+    """Device functions for acc[64 x columns] (+)= A x B over 8 numbers of TF32: `wgmma` with A in shared memory, `wgmma_registers`."""
     count = columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+
+    def function(name: str, parameter: str, given: int, a: str, inputs: str) -> str:
+        at = count + given
+        return (
+            f"DEV void {name}(float (&d)[{count}], {parameter}, u64 b, int add) {{\n"
+            f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
+            f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 "\n'
+            f'                 "{{{sums}}}, {a}, %{at}, p, 1, 1; }}"\n'
+            f'                 : {operands} : {inputs}, "l"(b), "r"(add));\n}}\n'
+        )
+
     four = ", ".join(f"%{count + i}" for i in range(4))
     registers = ", ".join(f'"r"(a[{i}])' for i in range(4))
-    return (
-        f"DEV void wgmma_registers(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{\n"
-        f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "\n'
-        f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 "\n'
-        f'                 "{{{sums}}}, {{{four}}}, %{count + 4}, p, 1, 1; }}"\n'
-        f'                 : {operands} : {registers}, "l"(b), "r"(add));\n}}\n'
-    )
+    return function("wgmma", "u64 a", 1, f"%{count}", '"l"(a)') + function("wgmma_registers", "const u32 (&a)[4]", 4, f"{{{four}}}", registers)
 
 
 def _wgmma8(columns: int, in8: int, types: str) -> str:

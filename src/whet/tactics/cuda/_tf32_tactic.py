@@ -34,7 +34,7 @@ from whet.tactics.cuda.own_conv import conv_shape, packed_bias
 from whet.tactics.cuda.own_gemm import gemm_shape, product_reason
 from whet.tactics.cuda.own_group_conv import groups_of, pack_groups, tile_shape
 
-MAX_CONFIGS = 20
+MAX_CONFIGS = 24
 _FEW = 4  # input channels of a first layer: the taps of a filter row lie side by side and count as channels
 
 
@@ -128,10 +128,11 @@ class F32Product(Tactic):
         x = source_place(layer)
         weights, own = constants_of(layer)
         rows = shape.steps(tile.bk) * tile.bk
+        said = f"{self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}"
         packed = (
             packed_array(
-                f"{weights.weight.digest}|tf32 {self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}",
-                tile.parts * shape.k * rows * 4,
+                f"{weights.weight.digest}|tf32 dealt {said}",
+                tile.parts * _tf32.filters(shape.k) * rows * 4,
                 lambda: _tf32.pack(_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
             ),
             packed_bias(made, own, shape.k),

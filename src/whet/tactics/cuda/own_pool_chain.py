@@ -9,7 +9,7 @@ from whet.backends.cuda.launch import Launch
 from whet.network import I8, U8, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
 from whet.tactics.cuda._conv import TYPES
-from whet.tactics.cuda._kernel import HALF, GpuKernel, ahead, all_static, float_types, loaded, same, shared_limit
+from whet.tactics.cuda._kernel import GpuKernel, ahead, all_static, float_types, loaded, same, shared_limit
 from whet.tactics.cuda._source import source
 
 _MOST_THREADS = 1024
@@ -17,7 +17,7 @@ _MOST_THREADS = 1024
 
 @tactic
 class OwnPoolChain(Tactic):
-    """What fuse_pool_chain makes, in 16-bit floats or 8-bit integers, channels last."""
+    """What fuse_pool_chain makes, in floats or 8-bit integers, channels last."""
 
     ops = ("*",)
     hints = ("PoolChain",)
@@ -27,7 +27,7 @@ class OwnPoolChain(Tactic):
         if not all_static(layer):
             return []
         x = layer.needs(0)
-        types = [x.dtype] if x.dtype in (I8, U8) else float_types([x, layer.outputs[0]], HALF)
+        types = [x.dtype] if x.dtype in (I8, U8) else float_types([x, layer.outputs[0]])
         return [same(layer, {0: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:

@@ -1,7 +1,7 @@
 // Max poolings in a row, each over what the one before gives, beside what went in: NHWC in, all of them joined along channels out. A block keeps
 // SIDE times 16 bytes of channels of one image in shared memory; a window is taken along rows, then along columns. With a SIDE of 2 whole sectors
 // of memory are written, with one of 1 there are more blocks.
-// Constants: TYPE (1 f16, 2 bf16, 3 i8, 4 u8), H, W, R (side of the window, odd), POOLS, SIDE, THREADS.
+// Constants: TYPE (0 f32, 1 f16, 2 bf16, 3 i8, 4 u8), H, W, R (side of the window, odd), POOLS, SIDE, THREADS.
 #include "common.cuh"
 
 struct Args {
@@ -12,6 +12,7 @@ struct Args {
 
 DEV u32 larger(u32 a, u32 b) {
     if (TYPE >= 3) return TYPE == 4 ? __vmaxu4(a, b) : __vmaxs4(a, b);
+    if (TYPE == 0) return __float_as_uint(max_nan(__uint_as_float(a), __uint_as_float(b)));
     u32 r;
     if (TYPE == 1) asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     else asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));

@@ -5,10 +5,23 @@
 // tensor cores are cut off, not rounded, so with PROMOTE they go into f32 registers every so many steps.
 // The last warp loads tiles through TMA into a ring of STAGES. With SK > 1 a cluster of SK blocks shares one tile, as in conv.cu.
 // Within BK channels weights are permuted so that a thread's inputs lie side by side: step i of eight, place q (q + 4) of a quad's lane q
-// stands for channel BK/4 * q + i (+ BK/8).
-// Constants: WGS, BN, BK, STAGES, SK, BLOCKS, TERMS, PROMOTE, IM2COL, ACT, ODD (any number of output channels), GROUPED.
+// stands for channel BK/4 * q + i (+ BK/8). Rows of the weights are dealt out in 16s so that a thread's sums are four neighbouring output channels.
+// With JOINED a 1x1 convolution reads two images, whose channels lie behind each other in K; with FORK it has two results, channels below and from `fork` on.
+// Inputs of two steps are kept in turns, so that one is read while the other is multiplied; with SINGLE (many blocks on a multiprocessor) of one step, which is
+// waited for: ptxas would put a wait behind each product where there are no registers for two.
+// Constants: WGS, BN (multiple of 16), BK, STAGES, SK, BLOCKS, TERMS, PROMOTE, IM2COL, ACT, ODD (any number of output channels), GROUPED, JOINED, FORK, SINGLE.
 #define BF16 0
+#ifndef JOINED
+#define JOINED 0
+#endif
+#ifndef SINGLE
+#define SINGLE 0
+#endif
+#ifndef FORK
+#define FORK 0
+#endif
 #include "common.cuh"
+#include "tf32.cuh"
 #include "vector.cuh"
 #include "wgmma"
 
@@ -27,12 +40,48 @@ struct Args {
 #include "layer_numbers.cuh"
     int low;                   // TERMS 3: rows of the large parts of the weights
     int group_k, group_c;      // GROUPED: output and input channels of a group
+#if JOINED
+    TensorMap second;          // the second image, read from step `csteps` on
+#endif
+#if FORK
+    float* other;              // the second result, of channels from `fork` on
+    int fork, other_pitch;
+#endif
 };
 
 // The end of every result: v is the sum with its bias, r the residual.
 DEV float finish(const Args& p, float v, float r) {
     const float x = activate<ACT>(p.has_residual == 1 ? v + r : v, p.act);
     return p.has_residual == 2 ? x + r : x;
+}
+
+// Where four channels of a pixel go.
+DEV float* place_of(const Args& p, int row, int col) {
+#if FORK
+    if (col >= p.fork) return p.other + ((long long)row * p.other_pitch + col - p.fork);
+#endif
+    return p.out + ((long long)row * p.out_pitch + col);
+}
+
+// Ends four neighbouring channels of a pixel and stores them.
+DEV void end_four(const Args& p, int row, int col, float (&v)[4]) {
+    const float* from = p.residual + ((long long)row * p.res_pitch + col);
+    float r[4] = {0.f, 0.f, 0.f, 0.f};
+    if (p.has_residual) {
+        if (!ODD) {
+            const float4 all = *reinterpret_cast<const float4*>(from);
+            r[0] = all.x; r[1] = all.y; r[2] = all.z; r[3] = all.w;
+        } else
+#pragma unroll
+            for (int e = 0; e < 4; ++e) r[e] = col + e < p.n ? from[e] : 0.f;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) v[e] = finish(p, v[e], r[e]);
+    float* to = place_of(p, row, col);
+    if (!ODD) store_four(to, v[0], v[1], v[2], v[3]);
+    else
+#pragma unroll
+        for (int e = 0; e < 4; ++e) if (col + e < p.n) to[e] = v[e];
 }
 
 struct Corner {  // where a tile reads its input
@@ -57,9 +106,6 @@ struct Walk {  // where K step k reads the input
     DEV Walk(const Args& p, int k) { int tap = k / p.csteps; c = k - tap * p.csteps; r = tap / p.taps_w; s = tap - r * p.taps_w; }
     DEV void next(const Args& p) { if (++c == p.csteps) { c = 0; if (++s == p.taps_w) { s = 0; ++r; } } }
 };
-
-// Rounded when the tensor cores cut the low 13 bits off; the largest numbers are cut off alone, so that they stay finite.
-DEV u32 to_tf32(float v) { return fabsf(v) < 3.4026186e38f ? __float_as_uint(v) + 0x1000 : __float_as_uint(v); }
 
 // The inputs of a K step that this thread multiplies: rows `line` and `line` + 8 of the tile, KEPT neighbouring channels of each.
 #define INFINITE __uint_as_float(0x7f800000)
@@ -142,6 +188,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                     if (later) { barrier_expect(bar, STEP_BYTES); ask_weights(slot, k, at_tile.n0); }
                     if (IM2COL)
                         load_window(ring_a + slot * A_BYTES, &p.a, bar, at_tile.c0 + at.c * BK, at_tile.w, at_tile.h, at_tile.image, at.s * p.dil_w, at.r * p.dil_h);
+#if JOINED
+                    else if (k >= p.csteps)
+                        load_box2(ring_a + slot * A_BYTES, &p.second, bar, (k - p.csteps) * BK, at_tile.m0);
+#endif
                     else
                         load_box2(ring_a + slot * A_BYTES, &p.a, bar, at_tile.c0 + k * BK, at_tile.m0);
                 }
@@ -176,7 +226,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 }
                 mma_commit();
                 fresh = 1;
-                mma_wait<1>();
+                mma_wait<SINGLE ? 0 : 1>();
+                if (SINGLE) previous = slot;
                 if (previous >= 0 && lane == 0) barrier_arrive(empty + 8 * previous);
                 previous = slot;
                 if (++slot == STAGES) { slot = 0; phase ^= 1; }
@@ -190,10 +241,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 }
             };
             int left = k1 - k0;
+            if (SINGLE)
+                for (; left; --left) step(even);
             for (; left > 1; left -= 2) { step(even); step(odd); }
             if (left) step(even);
             mma_wait<0>();
-            if (lane == 0) barrier_arrive(empty + 8 * previous);
+            if (!SINGLE && lane == 0) barrier_arrive(empty + 8 * previous);
             if (PROMOTE)
 #pragma unroll
                 for (int j = 0; j < BN / 2; ++j) acc[j] = since ? total[PROMOTE ? j : 0] + acc[j] : total[PROMOTE ? j : 0];
@@ -204,20 +257,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                 for (int half = 0; half < 2; ++half) {
                     const int row = tile / p.tiles_n * BM + line + half * 8;
                     if (row >= p.m) continue;
-                    const long long to = (long long)row * p.out_pitch + n0 + lane % 4 * 2, from = (long long)row * p.res_pitch + n0 + lane % 4 * 2;
 #pragma unroll
-                    for (int j = 0; j < BN / 8; ++j) {
-                        const int col = n0 + j * 8 + lane % 4 * 2;
+                    for (int g = 0; g < BN / 16; ++g) {
+                        const int col = n0 + g * 16 + lane % 4 * 4;
                         if (col >= p.n) continue;
-                        const float2 add = *reinterpret_cast<const float2*>(p.bias + col);
-                        float2 r = make_float2(0.f, 0.f);
-                        if (p.has_residual) {
-                            if (!ODD) r = *reinterpret_cast<const float2*>(p.residual + from + j * 8);
-                            else { r.x = p.residual[from + j * 8]; r.y = col + 1 < p.n ? p.residual[from + j * 8 + 1] : 0.f; }
-                        }
-                        const float2 v = make_float2(finish(p, acc[j * 4 + half * 2] + add.x, r.x), finish(p, acc[j * 4 + half * 2 + 1] + add.y, r.y));
-                        if (!ODD) *reinterpret_cast<float2*>(p.out + to + j * 8) = v;
-                        else { p.out[to + j * 8] = v.x; if (col + 1 < p.n) p.out[to + j * 8 + 1] = v.y; }
+                        const float4 add = *reinterpret_cast<const float4*>(p.bias + col);
+                        float v[4] = {acc[g * 8 + half * 2] + add.x, acc[g * 8 + half * 2 + 1] + add.y, acc[g * 8 + 4 + half * 2] + add.z,
+                                      acc[g * 8 + 4 + half * 2 + 1] + add.w};
+                        end_four(p, row, col, v);
                     }
                 }
             } else {
@@ -225,10 +272,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int row = line + half * 8;
-                    const u32 to = remote_address(extra + ((rank * SLICE + row % SLICE) * PITCH + lane % 4 * 2) * 4, row / SLICE);
+                    const u32 to = remote_address(extra + ((rank * SLICE + row % SLICE) * PITCH + lane % 4 * 4) * 4, row / SLICE);
                     const u32 bar = remote_address(parts, row / SLICE);
 #pragma unroll
-                    for (int j = 0; j < BN / 8; ++j) store_remote(to + j * 32, acc[j * 4 + half * 2], acc[j * 4 + half * 2 + 1], bar);
+                    for (int g = 0; g < BN / 16; ++g)
+                        store_remote4(to + g * 64, acc[g * 8 + half * 2], acc[g * 8 + half * 2 + 1], acc[g * 8 + 4 + half * 2], acc[g * 8 + 4 + half * 2 + 1], bar);
                 }
                 wait_for_previous();
                 barrier_wait(parts, 0);
@@ -244,14 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
                         const float4 x = load_shared_f4(extra + ((q * SLICE + part) * PITCH + column) * 4);
                         v[0] += x.x; v[1] += x.y; v[2] += x.z; v[3] += x.w;
                     }
-                    const long long to = (long long)row * p.out_pitch + col, from = (long long)row * p.res_pitch + col;
-#pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        v[e] = finish(p, v[e], p.has_residual && col + e < p.n ? p.residual[from + e] : 0.f);
-                    if (!ODD) *reinterpret_cast<float4*>(p.out + to) = make_float4(v[0], v[1], v[2], v[3]);
-                    else
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) if (col + e < p.n) p.out[to + e] = v[e];
+                    end_four(p, row, col, v);
                 }
             }
         }

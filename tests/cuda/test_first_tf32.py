@@ -1,0 +1,184 @@
+"""First convolutions of f32 images in TF32: packed filters against places of the image, machine code, and on a GPU the results."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+from test_first_conv import check
+from test_narrow_conv import layer_of
+from test_tactics import HOPPER, compute
+from test_tf32 import undealt
+
+from whet.backends.cuda.compile import compile_cubin
+from whet.ops import run_regions
+from whet.tactics import PlanRefused, get_tactic
+from whet.tactics._fused import source_place
+from whet.tactics.cuda._conv import ConvShape, Finish
+from whet.tactics.cuda._source import source
+from whet.tactics.cuda.own_conv import conv_shape
+from whet.tactics.cuda.own_first_tf32 import FirstTile, columns, lead, row, taps_in_order
+
+TACTIC = get_tactic("cuda/own_first_tf32")
+SILU = Finish(("silu", 0.0, 0.0))
+#: image, filters, attributes
+CASES = [
+    ((2, 3, 40, 72), (32, 6, 6), {"pads": (2, 2, 2, 2), "strides": (2, 2)}),
+    ((1, 3, 31, 148), (64, 7, 7), {"pads": (3, 3, 3, 3), "strides": (2, 2)}),
+    ((3, 3, 18, 36), (16, 3, 3), {"pads": (0, 0, 0, 0), "strides": (2, 2)}),
+    ((2, 3, 35, 140), (20, 3, 3), {"pads": (1, 1, 1, 1)}),
+    ((1, 1, 25, 32), (40, 5, 4), {"pads": (2, 1, 2, 2), "strides": (3, 2)}),
+    ((1, 2, 21, 260), (72, 8, 8), {"pads": (4, 5, 3, 2), "strides": (2, 1)}),
+    ((5, 3, 9, 12), (4, 1, 3), {"pads": (0, 1, 0, 1)}),
+]
+
+
+def signature_of(layer):
+    (signature,) = TACTIC.signatures(layer, HOPPER)
+    assert TACTIC.refuses(layer, signature, HOPPER) is None
+    return signature
+
+
+def plane_places(s, image, r, x):
+    """The pixels that the tap of row r and column x meets, as the kernel lays the image out: pixels of a phase side by side."""
+    wide, left, x = np.zeros((s.n, 4, s.h + 32, s.w + 32)), s.pad[1] + lead(s), x + lead(s)
+    assert left % 4 == 0, "the copy engine takes pieces of the image from every fourth column on"
+    wide[:, : s.c, s.pad[0] : s.pad[0] + s.h, left : left + s.w] = image
+    wide[:, 3] = 1
+    phase, place = x % s.stride[1], x // s.stride[1]
+    plane = wide[..., phase :: s.stride[1]]
+    return plane[:, :, r : r + s.p * s.stride[0] : s.stride[0], place : place + s.q]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_packed_filters_meet_the_places_of_a_window(case):
+    layer, arrays = layer_of(*case, False)
+    s, signature = conv_shape(layer), signature_of(layer)
+    kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
+    packed = kernel.packed[0].make().view(np.float32).reshape(columns(s), row(s))
+    assert np.all(packed.view(np.uint32) & 0x1FFF == 0), "the tensor cores cut nothing off"
+    filters = undealt(packed).astype(np.float64).reshape(columns(s), -1, 4)
+    order = taps_in_order(s)
+    assert sorted(order) == list(range(s.r * s.s))
+    assert not filters[s.k :].any()
+    if len(order) % 2:
+        np.testing.assert_array_equal(filters[:, len(order) - 1], filters[:, len(order)])
+        order.append(order[-1])
+    assert not filters[:, len(order) :].any()
+    sums = np.zeros((s.n, columns(s), s.p, s.q))
+    for i, tap in enumerate(order):
+        sums += np.einsum("kc,nchw->nkhw", filters[:, i], plane_places(s, arrays[source_place(layer)], *divmod(tap, s.s)))
+    sums = sums[:, : s.k]
+    want = run_regions(layer, arrays)[0]
+    np.testing.assert_allclose(sums / (1 + np.exp(-sums)), want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
+
+
+def test_a_bias_keeps_its_bits():
+    layer, arrays = layer_of(*CASES[0], False)
+    s = conv_shape(layer)
+    packed = TACTIC.plan(layer, signature_of(layer), FirstTile(2, 1, 1).config, HOPPER).packed[0].make().view(np.float32).reshape(columns(s), row(s))
+    parts = undealt(packed).reshape(columns(s), -1, 4)[: s.k, :3, 3]
+    np.testing.assert_array_equal(parts.astype(np.float64).sum(axis=1), arrays[2].astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    "s",
+    [
+        ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2)),
+        ConvShape(1, 224, 224, 3, 64, 7, 7, (2, 2), (3, 3, 3, 3)),
+        ConvShape(128, 32, 32, 3, 16, 3, 3, (1, 1), (1, 1, 1, 1)),
+        ConvShape(1, 64, 64, 1, 8, 1, 8, (1, 2)),
+    ],
+    ids=str,
+)
+def test_a_second_tap_of_a_step_lies_behind_its_first(s):
+    """As `place` in first_tf32.cu: the descriptor's distance has no sign."""
+    tall, wide = FirstTile(4, 1, 1).patch(s)
+    pitch = wide // s.stride[1] * 16
+    places = [(t // s.s, lead(s) + t % s.s) for t in taps_in_order(s)]
+    at = [x % s.stride[1] * tall * pitch + y * pitch + x // s.stride[1] * 16 for y, x in places]
+    assert all(a < b for a, b in pairwise(at))
+    assert max(b - a for a, b in pairwise(at)) // 16 < 1 << 14, "fourteen bits of the descriptor"
+
+
+def test_a_multiprocessor_holds_what_is_offered():
+    layer, _ = layer_of(*CASES[0], False)
+    s, signature = conv_shape(layer), signature_of(layer)
+    found = [FirstTile.of(c) for c in TACTIC.configs(layer, signature, HOPPER)]
+    assert 4 <= len(found) <= 12
+    assert all(t.unfit(s) is None for t in found)
+    assert all(("math", "tf32") in t.config for t in found), "the judge and the table of layers know it by this"
+    with pytest.raises(PlanRefused, match="tf32"):
+        TACTIC.plan(layer, signature, found[0].config[:-1], HOPPER)
+
+
+def test_what_it_does_not_take_is_said():
+    for case, said in [
+        (((1, 3, 20, 30), (32, 3, 3), {"pads": (1, 1, 1, 1)}), "rows of 30 pixels"),
+        (((1, 3, 20, 32), (32, 3, 3), {"pads": (1, 1, 1, 1), "strides": (4, 4)}), "stride 4"),
+        (((1, 4, 20, 32), (32, 3, 3), {"pads": (1, 1, 1, 1)}), "4 input"),
+        (((1, 3, 20, 32), (30, 3, 3), {"pads": (1, 1, 1, 1)}), "30 output"),
+        (((1, 3, 20, 32), (32, 1, 1), {}), "filter 1 x 1"),
+    ]:
+        layer, _ = layer_of(*case, False)
+        assert said in TACTIC.refuses(layer, TACTIC.signatures(layer, HOPPER)[0], HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("tile", "s"),
+    [
+        (FirstTile(4, 1, 3), ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))),
+        (FirstTile(8, 2, 2), ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))),
+        (FirstTile(2, 1, 4), ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))),
+        (FirstTile(2, 1, 2), ConvShape(8, 224, 224, 3, 64, 7, 7, (2, 2), (3, 3, 3, 3))),
+        (FirstTile(4, 1, 4), ConvShape(8, 32, 32, 3, 16, 3, 3, (1, 1), (1, 1, 1, 1))),
+    ],
+    ids=str,
+)
+def test_its_machine_code_is_what_was_meant(tile, s, tmp_path):
+    assert tile.unfit(s) is None
+    text = sass(compile_cubin(source("first_tf32.cu", tile.constants(s, SILU)), cached=False), tmp_path)
+    products = re.findall(rf"HGMMA\.64x{columns(s)}x8\.F32\.TF32", text)
+    assert len(products) == -(-s.r * s.s // 2) * tile.th // tile.wgs, "two taps a step, for every row"
+    assert "UTMALDG.4D" in text, "the image comes by bulk copies"
+    assert not re.search(r"\b(LDG|LDSM|SHFL\.BFLY)\b", text), "operands are read where they lie, results are stored as they are"
+    assert text.count("STG.E.128") == columns(s) // 16 * 2 * tile.th // tile.wgs
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text, "addresses of copies and products are uniform: no loops over lanes"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_match_the_reference(gpu, case):
+    layer, arrays = layer_of(*case, False)
+    check(gpu, TACTIC, layer, arrays)
+
+
+@pytest.mark.gpu
+def test_every_instance_of_a_real_size_matches_the_reference(gpu):
+    layer, arrays = layer_of((3, 3, 96, 320), (32, 6, 6), {"pads": (2, 2, 2, 2), "strides": (2, 2)}, False)
+    (signature,) = TACTIC.signatures(layer, gpu)
+    want = run_regions(layer, [a.astype(np.float64) for a in arrays])[0]
+    for config in TACTIC.configs(layer, signature, gpu):
+        got, _ = compute(gpu, layer, arrays, signature, TACTIC.plan(layer, signature, config, gpu))
+        error = np.linalg.norm(got[0] - want) / np.linalg.norm(want)
+        print(f"{FirstTile.of(config)}: {error:.2e}, worst {np.abs(got[0] - want).max() / np.abs(want).max():.2e}")
+        assert error <= 4e-4, "operands are rounded to nearest: no shrinking"
+
+
+@pytest.mark.gpu
+def test_what_is_no_number_stays_where_it_is(gpu):
+    """NaN reaches the windows that see it, and an infinite pixel none of the others."""
+    layer, arrays = layer_of((1, 3, 24, 64), (16, 3, 3), {"pads": (1, 1, 1, 1)}, False)
+    arrays[source_place(layer)][0, 1, 10, 20] = np.float32(np.nan)
+    arrays[source_place(layer)][0, 2, 3, 40] = np.float32(np.inf)
+    (signature,) = TACTIC.signatures(layer, gpu)
+    kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, gpu)[0], gpu)
+    got, _ = compute(gpu, layer, arrays, signature, kernel)
+    assert np.isnan(got[0][0, :, 9:12, 19:22]).all()
+    touched = np.zeros((24, 64), bool)
+    touched[9:12, 19:22] = touched[2:5, 39:42] = True
+    assert np.isfinite(got[0][0][:, ~touched]).all()

@@ -1,0 +1,113 @@
+"""1x1 convolutions of joined images, or with two results, on f32 tensors in TF32: packing, machine code, where the builder takes it, results."""
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from test_compile import sass
+from test_first_conv import check
+from test_forked_conv import built
+from test_joined_conv import HOPPER, steps_of
+from test_tf32 import undealt
+
+from whet.backends.cuda.compile import compile_cubin
+from whet.builder.emulation import emulate, multiplied
+from whet.ops import OPS, sample_layer
+from whet.tactics import get_tactic
+from whet.tactics.cuda._tf32 import Tf32Config, kernel_source, places
+from whet.tactics.cuda.own_several_tf32 import several
+
+TACTIC = get_tactic("cuda/own_several_tf32")
+SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] in TACTIC.hints]
+
+
+def taken(i):
+    """The sample's layer, arrays and signature; skips those on integers or in 16 bits."""
+    _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
+    found = TACTIC.signatures(layer, HOPPER)
+    if not found or TACTIC.refuses(layer, found[0], HOPPER):
+        pytest.skip("not of f32 tensors, or not in fours")
+    return layer, arrays, found[0]
+
+
+@pytest.mark.parametrize("i", SAMPLES)
+def test_packed_weights_are_those_of_all_images_and_results(i):
+    layer, arrays, signature = taken(i)
+    found = several(layer)
+    kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
+    rows = np.concatenate([steps_of(arrays[i], found.bk) for i in found.images], axis=1)
+    assert rows.shape[1] == found.steps * found.bk
+    k = found.shapes[0].k
+    packed = undealt(kernel.packed[0].make().view(np.float32).reshape(-1, rows.shape[1]))[:k].astype(np.float64)
+    read = rows.reshape(len(rows), -1, found.bk)[:, :, places(found.bk)].reshape(rows.shape)  # as threads read a step's channels
+    got = read @ packed.T + kernel.packed[1].make().view(np.float32)[:k]
+    whole = np.concatenate([np.moveaxis(arrays[i], 1, -1).reshape(rows.shape[0], -1) for i in found.images], axis=1).astype(np.float64)
+    want = np.concatenate(
+        [
+            whole @ np.asarray(way.weights.array(), np.float64).reshape(way.shape.k, -1).T + way.made.bias(way.bias, way.shape.k).astype(np.float64)
+            for way in found.ways
+        ],
+        axis=1,
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
+
+
+def test_some_samples_are_taken():
+    hints = set()
+    for i in SAMPLES:
+        _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
+        found = TACTIC.signatures(layer, HOPPER)
+        if found and TACTIC.refuses(layer, found[0], HOPPER) is None:
+            hints.add(layer.hint)
+    assert hints == {"JoinedConv", "ForkedConv"}
+
+
+@pytest.mark.parametrize(
+    ("tile", "joined", "fork"),
+    [
+        (Tf32Config(2, 64, 32, 3, blocks=2), True, True),
+        (Tf32Config(1, 32, 32, 4, sk=4), True, False),
+        (Tf32Config(1, 64, 32, 3, blocks=4), False, True),
+    ],
+    ids=str,
+)
+def test_its_machine_code_is_what_was_meant(tile, joined, fork, tmp_path):
+    assert tile.valid()
+    text = sass(compile_cubin(kernel_source(tile, False, "silu", False, False, joined, fork), cached=False), tmp_path)
+    plain = sass(compile_cubin(kernel_source(tile, False, "silu", False), cached=False), tmp_path)
+    assert (text.count("UTMALDG") > plain.count("UTMALDG")) == joined, "a second image has a copy of its own"
+    assert "STG.E.128" in text
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+    assert "BRA.U.ANY" not in text
+
+
+def test_a_network_in_tf32_reads_its_images_once(standin_gpu):
+    plan = built(precisions=())
+    layers = [x for x in plan.network.layers if x.op != "Reformat"]
+    assert [x.hint for x in layers] == ["ForkedConv", "ForkedConv"]
+    assert all(plan.choices[x.name].tactic == "cuda/own_several_tf32" for x in layers)
+
+
+@pytest.mark.parametrize("i", SAMPLES)
+def test_images_and_weights_count_as_rounded(i):
+    layer, _, _ = taken(i)
+    found, rounded = several(layer), multiplied(layer)
+    assert {t.name for t in rounded} == {layer.inputs[i].name for i in found.images} | {way.weights.name for way in found.ways}
+
+
+def test_a_network_of_them_can_be_emulated(standin_gpu):
+    plan = built(precisions=())
+    x = np.random.default_rng(0).standard_normal((2, 64, 20, 20)).astype(np.float32)
+    emulated, exact = emulate(plan, {"x": x}), emulate(built(precisions=(), tactic_sources=("-own_tf32", "-own_several_tf32")), {"x": x})
+    for name, want in exact.items():
+        error = np.linalg.norm(emulated[name] - want) / np.linalg.norm(want)
+        assert 1e-4 < error < 1e-3, "two layers' rounding to TF32"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("i", SAMPLES)
+def test_results_match_the_reference(gpu, i):
+    layer, arrays, _ = taken(i)
+    check(gpu, TACTIC, layer, arrays)
