@@ -11,10 +11,10 @@ from whet.builder.config import BuildConfig
 from whet.builder.differences import relative_error
 from whet.builder.precision import no_float8, unwanted_integers
 from whet.builder.regions import lift_captures
-from whet.network import Network
+from whet.network import Layer, Network
 from whet.ops import run_network
 from whet.passes import PassLog, in_pieces, lower
-from whet.tactics import tactics_of
+from whet.tactics import Tactic, tactics_of
 
 
 def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
@@ -24,7 +24,7 @@ def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog
     whole = {hint for t in tactics for hint in t.hints}
     made, log = lower(
         net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config),
-        refuses=lambda layer: in_pieces(layer, whole) or no_float8(layer, config),
+        refuses=lambda layer: in_pieces(layer, whole) or _no_takers(layer, tactics) or no_float8(layer, config),
         line=max((t.line for t in tactics), default=1),
     )  # fmt: skip
     lift_captures(made)
@@ -39,6 +39,12 @@ def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog
             copied.name, t.name = t.name, made.fresh(f"{t.name}_value")
             made.constants[t.name] = t
     return made, log
+
+
+def _no_takers(layer: Layer, tactics: list[Tactic]) -> str | None:
+    """Why none of the tactics that compute fused layers of this hint would take it; None where one would, or none says so."""
+    reasons = [t.apart(layer) for t in tactics if layer.hint in t.hints]
+    return None if None in reasons else next(iter(reasons), None)
 
 
 def blame_pass(source: Network, config: BuildConfig, inputs: Mapping[str, np.ndarray], bound: float) -> str:

@@ -191,6 +191,11 @@ class Tactic:
             return f"computes in {own}, the layer {other} quantized"
         return None
 
+    def apart(self, layer: Layer) -> str | None:
+        """Why a fused layer of its hints had better stay in pieces, because no tactic would take it whole; None where it may be fused. Asked when
+        the network is lowered: shapes may be symbolic."""
+        return None
+
 
 class PlanRefused(BuildError):
     """A config cannot run; the text is the reason that is kept and shown."""

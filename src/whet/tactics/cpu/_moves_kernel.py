@@ -25,17 +25,31 @@ def words(sources: int) -> tuple[str, ...]:
 
 def moves_ir(made: Moves, estimate: bool) -> str:
     """`moves(context)`; `estimate`: the CPU has AVX-512 (F and DQ). Raises Refused."""
+    names = words(len(made.sources))
+    return "\n".join([declarations(estimate), needed(), _jit.opening("moves", names, "rows"), _rows(made, estimate)])
+
+
+def moves_part(made: Moves, estimate: bool) -> str:
+    """`moves.part(context, from, end)` alone, for a kernel that calls it for some rows; what it declares is `needed`, and SiLU's. Raises Refused."""
+    return _jit.part("moves", words(len(made.sources))) + _rows(made, estimate)
+
+
+def needed() -> str:
+    """Declarations of what the rows' code calls beside SiLU's."""
+    return f"""
+declare {FLOATS} @llvm.fabs.v{WIDE}f32({FLOATS})
+declare {FLOATS} @llvm.sqrt.v{WIDE}f32({FLOATS})
+declare {FLOATS} @llvm.masked.load.v{WIDE}f32.p0v{WIDE}f32({FLOATS}*, i32, {_BITS}, {FLOATS})
+declare void @llvm.masked.store.v{WIDE}f32.p0v{WIDE}f32({FLOATS}, {FLOATS}*, i32, {_BITS})"""
+
+
+def _rows(made: Moves, estimate: bool) -> str:
+    """The work on rows %from to %end, up to the function's end."""
     writer = _Writer(made, estimate)
     writer.rows(made.root, {})
     bases = "\n".join(f"  %{w}.f = inttoptr i64 %{w} to float*" for w in words(len(made.sources))[: 2 + len(made.sources)])
     newline = "\n"
     return f"""
-{declarations(estimate)}
-declare {FLOATS} @llvm.fabs.v{WIDE}f32({FLOATS})
-declare {FLOATS} @llvm.sqrt.v{WIDE}f32({FLOATS})
-declare {FLOATS} @llvm.masked.load.v{WIDE}f32.p0v{WIDE}f32({FLOATS}*, i32, {_BITS}, {FLOATS})
-declare void @llvm.masked.store.v{WIDE}f32.p0v{WIDE}f32({FLOATS}, {FLOATS}*, i32, {_BITS})
-{_jit.opening("moves", words(len(made.sources)), "rows")}
 {constants()}
 {bases}
   br label %next
