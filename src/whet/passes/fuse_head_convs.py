@@ -1,4 +1,7 @@
-"""A detector's head takes in the 1x1 convolutions that it moves about: what they make, as large as the result, need not be stored. They stay whole."""
+"""A detector's head takes in the 1x1 convolutions whose channels it moves about; they stay whole in the body.
+
+What they make is as large as the result: it need not be stored.
+"""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ _OPERANDS = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")  # compute with al
 class Moves:
     """The tree of a fused layer (`root`), its constants, and the sources by their places among the inputs. Raises Refused.
 
-    `formats` gives the format of each run-time input by its place: row-major, channels last ("nhwc") or in whole blocks ("nChw16c"); `pitches` how many
-    numbers lie between pixels of one with its channels last where these are not its channels; `out` is the format of the result: row-major, or channels
-    last. Elements are at a COLUMN of a ROW, of which there are `columns` and `rows`; with `as_one` at FLAT places.
+    `formats` gives the format of each run-time input by its place: row-major, channels last ("nhwc") or in whole blocks ("nChw16c"); `out` that of
+    the result: row-major, or channels last. `pitches` gives of inputs with their channels last how many numbers lie from pixel to pixel, where these
+    are not the channels alone. Elements are at a COLUMN of a ROW, of which there are `columns` and `rows`; with `as_one` at FLAT places.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""1x1 convolutions and the moves behind them, as LLVM IR: some pixels' channels into memory that stays in the cache, then their rows of the result."""
+"""1x1 convolutions and the moves behind them, as LLVM IR: some pixels' channels into memory that stays in the cache, then rows made of them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _NUMBER = 8  # bytes of a word
 
 @dataclass(frozen=True)
 class Level:
-    """One convolution: which source of the moves it makes; pixels of an image, blocks of 16 channels in, its input channels, groups of output blocks, how many floats lie between pixels
-    of what it makes; how many items there are, and pixels of one; where its runs begin in their table, and how many there are."""
+    """One convolution: which source of the moves it makes; pixels of an image, blocks of 16 channels in, its input channels, groups of output blocks,
+    how many floats lie from pixel to pixel of what it makes; how many items there are, and pixels of one; its first run in their table, and how
+    many there are."""
 
     source: int
     pixels: int
@@ -109,8 +110,8 @@ over.all:
 
 
 def _level(k: int, x: Level, before: int, pixels: int, word: int, last: bool) -> str:
-    """An item of level k, if it is one of its; jumps to %done or to the next level. `word` of the moves' context is where the level's image lies: so far
-    before the scratch that each pixel is found there at its place."""
+    """An item of level k, if it is one of its; jumps to %done or to the next level. `word` of the moves' context says where the level's image lies:
+    so far before the scratch that each pixel is found there at its place."""
     tiles = -(-x.pixels // x.tile)
     mine = f"  br label %item{k}" if last else f"  %is{k} = icmp slt i64 %i, {before + x.items}\n  br i1 %is{k}, label %item{k}, label %level{k + 1}"
     return f"""level{k}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,7 @@ LONGEST = 8000  # lines of code: beyond, compiling takes longer than it can gain
 _CASES = 8  # values of what decides where in a block of channels a row begins: each has code of its own
 _BITS = f"<{WIDE} x i1>"
 _BINARY = {"Add": "fadd", "Div": "fdiv", "Mul": "fmul", "Sub": "fsub"}
+_VALUE = re.compile(r"%[\w.]+")
 Lanes = frozenset[int]
 _ALL = frozenset(range(WIDE))
 
@@ -89,7 +91,10 @@ class _Writer:
                 raise Refused("rows begin at too many places in blocks of channels")
             values = range(begins[3])
             return self.cases(Place(0, ((begins, 1),)), [v + 1 for v in values], [fixed(root, begins, v) for v in values], known)
+        before, parts = self.lines, []
         for first in range(0, self.made.columns, WIDE):
+            self.lines = []
+            parts.append(self.lines)
             lanes = frozenset(range(min(WIDE, self.made.columns - first)))
             value = self.value(root, first, lanes, known)
             to = self.named(f"getelementptr float, float* %target.row, i64 {first}")
@@ -100,6 +105,7 @@ class _Writer:
                 self.lines.append(
                     f"  call void @llvm.masked.store.v{WIDE}f32.p0v{WIDE}f32({FLOATS} {value}, {FLOATS}* {wide}, i32 4, {_BITS} {_mask(lanes)})"
                 )
+        self.lines = before + woven(parts)
         if len(self.lines) > LONGEST:
             raise Refused(f"more than {LONGEST} lines of code for a row")
         self.lines.append("  br label %done")
@@ -244,6 +250,23 @@ class _Writer:
             return f"%{n}.l"
         odd = self.named(f"fcmp uno {FLOATS} {x}, {x}")
         return self.named(f"select {_BITS} {odd}, {FLOATS} {x}, {FLOATS} %{n}.l")
+
+
+def woven(parts: Sequence[list[str]]) -> list[str]:
+    """The statements of all parts in turns, each behind those that it needs: what waits for a result of its own part lets the others go on. A CPU
+    looks ahead some hundred instructions, which hold four chains of a sigmoid at most."""
+    waiting = {line.split(" = ")[0].strip() for part in parts for line in part if " = " in line}  # names of values that are still to come
+    at, found = [0] * len(parts), []
+    while any(n < len(part) for n, part in zip(at, parts, strict=True)):
+        for k, part in enumerate(parts):
+            if at[k] == len(part):
+                continue
+            made, _, used = part[at[k]].rpartition(" = ")
+            if waiting.isdisjoint(_VALUE.findall(used)):
+                found.append(part[at[k]])
+                waiting.discard(made.strip())
+                at[k] += 1
+    return found
 
 
 def _mask(lanes: Lanes) -> str:

@@ -21,7 +21,7 @@ from whet.tactics._moves_runs import Run, runs
 from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._declared import Reference
-from whet.tactics.cpu._heads_kernel import STEP, Level, heads_ir, thread_bytes, words
+from whet.tactics.cpu._heads_kernel import STEP, Level, heads_ir, thread_bytes
 from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import static
 from whet.tactics.cpu._pointwise_kernel import TILES
@@ -29,15 +29,15 @@ from whet.tactics.cpu.pointwise import packed
 
 HINT = "HeadMoves"
 _SMALL = 1 << 18  # multiplications that one thread has done before the others are there
-_TILES = (24, 48, 96)  # pixels of an item
+_TILES = (24, 48)  # pixels of an item
 _RUNS = 64  # of a level's image: more are no rows that lie together
 _APART = 16  # floats between pixels' channels: with a multiple of 64 in all, few places of the cache would hold all pixels
 
 
 @dataclass(frozen=True)
 class Head:
-    """One of the layer's convolutions: which source of the moves it makes, the place of its image among the layer's inputs, what it multiplies with, and
-    what it makes in the body."""
+    """One of the layer's convolutions: which source of the moves it makes, the place of its image among the layer's inputs, what it multiplies with,
+    and what it makes in the body."""
 
     source: int
     image: int
