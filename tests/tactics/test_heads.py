@@ -215,18 +215,26 @@ def test_what_no_kernel_takes_stays_in_pieces():
 
 
 @OWN
+def test_where_16_bit_floats_are_permitted_and_computed_it_stays_in_pieces(monkeypatch):
+    assert hints(network(), precisions=("bf16",)) == ({"Moves", ""} if _jit.has("avx512_bf16") else {"HeadMoves"})
+    monkeypatch.setattr(_jit, "has", lambda feature: True)
+    assert "Moves" in hints(network(), precisions=("bf16",))
+    assert hints(network()) == {"HeadMoves"}
+
+
+@OWN
 def test_reasons():
     def layer(*levels):
         return sample_layer("Fused", heads(1, 1, 1, *levels))[1]
 
     assert "multiples of 4" in TACTIC.why_not(layer((18, 6, 6)))
     few = layer((16, 2, 2))
-    assert "fewer pixels" in TACTIC.apart(few)
+    assert "fewer pixels" in TACTIC.apart(few, ())
     (signature,) = TACTIC.signatures(few, CPU)
     assert "fewer pixels" in TACTIC.refuses(few, signature, CPU)
     with pytest.raises(PlanRefused, match="does not fit"):
         TACTIC.plan(few, signature, (("blocks", 4), ("pixels", 6), ("tile", 24)), CPU)
-    assert TACTIC.apart(layer((16, 5, 5))) is None
+    assert TACTIC.apart(layer((16, 5, 5)), ()) is None
 
 
 @OWN
@@ -234,4 +242,4 @@ def test_without_avx512_there_is_no_such_layer(monkeypatch):
     monkeypatch.setattr(_jit, "has", lambda feature: False)
     _, layer, _ = sample_layer("Fused", heads(1, 1, 1, (16, 5, 5)))
     assert "AVX-512" in TACTIC.why_not(layer)
-    assert "AVX-512" in TACTIC.apart(layer)
+    assert "AVX-512" in TACTIC.apart(layer, ())

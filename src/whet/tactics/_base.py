@@ -15,7 +15,7 @@ A tactic answers, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -191,9 +191,9 @@ class Tactic:
             return f"computes in {own}, the layer {other} quantized"
         return None
 
-    def apart(self, layer: Layer) -> str | None:
-        """Why a fused layer of its hints had better stay in pieces, because no tactic would take it whole; None where it may be fused. Asked when
-        the network is lowered: shapes may be symbolic."""
+    def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
+        """Why a fused layer of its hints had better stay in pieces; None where it may be fused. Asked when the network is lowered: shapes may be
+        symbolic. `permitted` are the storage types that the build may use beside a tensor's own."""
         return None
 
 

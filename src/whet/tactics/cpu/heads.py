@@ -7,13 +7,14 @@ make, as large as the result, is neither written nor read.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from whet.network import F32, Layer, Tensor, static_shape, symbols
+from whet.network import BF16, F32, DType, Layer, Tensor, static_shape, symbols
 from whet.ops import bind_layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics._moves_places import Refused
@@ -119,14 +120,16 @@ class Heads(Tactic):
         for conv in layer.regions["body"].layers[:-1]:
             if conv.op != "Conv" or any(t.dtype != F32 for t in (conv.needs(0), conv.outputs[0])):
                 return "is for convolutions in 32-bit floating point, with nothing behind them but the moves"
-            if (channels := conv.needs(1).shape[1]) % STEP:  # type: ignore[operator]
+            if (channels := conv.needs(1).shape[1]) % STEP:
                 return f"{channels} channels: it takes multiples of {STEP}"
         return None
 
-    def apart(self, layer: Layer) -> str | None:
+    def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
         """What `why_not` and `refuses` say of one image: as many as there may be change nothing."""
         if said := self.why_not(layer):
             return said
+        if BF16 in permitted and _jit.has("avx512_bf16"):
+            return "its parts may be faster in the 16-bit floats that are permitted"
         dims = {d for t in (*layer.inputs, *layer.outputs) if t is not None for d in t.shape}
         names = set().union(*(symbols(d) for d in dims))
         if len(names) > 1 or any(symbols(d) for t in layer.inputs if t is not None for d in t.shape[1:]):
