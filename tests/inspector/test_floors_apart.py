@@ -55,9 +55,24 @@ def test_a_launch_of_two_layers_counts_as_two(standin_gpu):
 @pytest.mark.skipif(_jit.available() is not None, reason=str(_jit.available()))
 def test_moves_count_as_one_pass_or_as_what_has_to_move():
     """Two images of 32 channels and 64 pixels: a transpose, a sigmoid and a join of it with itself; Reshapes move nothing."""
-    plan = build(parse_network(HEAD), BuildConfig(timing_cache="", verify=False, avg_timing=1))
+    plan = build(parse_network(HEAD), BuildConfig(timing_cache="", verify=False, avg_timing=1, passes=("-fuse_head_convs",)))
     moves = next(x for x in layer_facts(plan) if x.layer.hint == "Moves")
     channels, joined = 2 * 32 * 64 * 4, 2 * 64 * 64 * 4
     (whole,) = apart(moves)
     assert whole[1] == pytest.approx(channels + joined, abs=200)  # and the shapes, which are read too
     assert [size for _, size in apart(moves, ("Moves",))] == [2 * channels, 2 * channels, 2 * channels + joined]
+
+
+@pytest.mark.skipif(_jit.available() is not None or not _jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+@pytest.mark.parametrize("also", [(), ("Moves",)])
+def test_a_head_with_its_convolutions_counts_as_these_and_the_moves(also):
+    def counted(*passes):
+        plan = build(parse_network(HEAD), BuildConfig(timing_cache="", verify=False, avg_timing=1, passes=passes))
+        facts = [x for x in layer_facts(plan) if x.layer.op != "Reformat"]
+        return {x.layer.hint or x.layer.op for x in facts}, [p for x in facts for p in apart(x, also)]
+
+    (fused, together), (plain, alone) = counted(), counted("-fuse_head_convs")
+    assert fused == {"HeadMoves"}
+    assert plain == {"Conv", "Moves"}
+    assert [n for n, _ in together] == [n for n, _ in alone]
+    assert [size for _, size in together] == [pytest.approx(size, abs=200) for _, size in alone]

@@ -150,7 +150,7 @@ out %y
 def test_a_network_with_a_head_runs_it_in_one_launch_at_any_batch():
     net = parse_network(HEAD)
     shapes = tuple({"x": (n, 16, 9, 7)} for n in (1, 2, 5))
-    plan = build(net, BuildConfig(profiles=(shapes,), timing_cache=""))
+    plan = build(net, BuildConfig(profiles=(shapes,), timing_cache="", passes=("-fuse_head_convs",)))
     assert "cpu/moves" in {c.tactic for c in plan.choices.values()}
     context = Runtime().load(plan).create_context()
     for n in (1, 5):

@@ -170,19 +170,28 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
         made = part.outputs[0].name
         leads = k == 0 and part.op == head
         usable = [t for t in tactics if not t.fallback and not (leads and t.name in fused and t.name != best.tactic.name)]
-        options = _options(static, stored, target, usable, permissions, machine, first=not leads)
+        last = k == len(parts.layers) - 1
+        writes = target if last else _between(part, layer, stored, target)
+        options = _options(static, stored, writes, usable, permissions, machine, first=not leads)
         if leads and len(options) > 1:
             options = [o for o in options if o.tactic is not best.tactic or o.config == best.config] or options
         if not options:
-            return f"its part {part.op} has no kernel that reads and writes {target}"
-        last = k == len(parts.layers) - 1
-        place[made], stored[made] = ("output", 0) if last else ("between", len(between)), target
+            return f"its part {part.op} has no kernel that reads and writes {writes}"
+        place[made], stored[made] = ("output", 0) if last else ("between", len(between)), writes
         if not last:
             between.append(options[0].kernel.outputs[0])
         reads = tuple(None if t is None or t.is_constant else place[t.name] for t in part.inputs)
         one_each = {o.tactic.name: o for o in reversed(options)}
         listed.append([_Step(o, reads, place[made]) for o in (one_each.values() if leads else options[:1])])
     return [_chain(best, [first, *(steps[0] for steps in listed[1:])], between, rank) for rank, first in enumerate(listed[0], start=1)]
+
+
+def _between(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
+    """How the result of a part that is not the last is stored: as the whole's, or, of another rank, as what the part reads of its own."""
+    made = part.outputs[0].type
+    if made.rank == whole.outputs[0].type.rank:
+        return target
+    return next((stored[t.name] for t in part.inputs if t is not None and t.name in stored and t.type.rank == made.rank), target)
 
 
 def _chain(best: Option, steps: list[_Step], between: Sequence[int], rank: int) -> Option:

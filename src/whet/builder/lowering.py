@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from whet.builder.config import BuildConfig
 from whet.builder.differences import relative_error
-from whet.builder.precision import no_float8, unwanted_integers
+from whet.builder.precision import Permissions, no_float8, unwanted_integers
 from whet.builder.regions import lift_captures
-from whet.network import Network
+from whet.network import DType, Layer, Network
 from whet.ops import run_network
 from whet.passes import PassLog, in_pieces, lower
-from whet.tactics import tactics_of
+from whet.tactics import Tactic, tactics_of
 
 
 def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog]:
     """The network after the passes that `config` asks for. Its outputs are made by layers: one that is an input is copied. What regions
     read of the network around them is an input of their layers."""
     tactics = tactics_of(config.backend)
+    permissions = Permissions.of(config)
+    permitted = {*permissions.allowed, *(kind for _, kind in permissions.demands)}
     whole = {hint for t in tactics for hint in t.hints}
     made, log = lower(
         net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config),
-        refuses=lambda layer: in_pieces(layer, whole) or no_float8(layer, config),
+        refuses=lambda layer: in_pieces(layer, whole) or _no_takers(layer, tactics, permitted) or no_float8(layer, config),
         line=max((t.line for t in tactics), default=1),
     )  # fmt: skip
     lift_captures(made)
@@ -39,6 +41,12 @@ def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog
             copied.name, t.name = t.name, made.fresh(f"{t.name}_value")
             made.constants[t.name] = t
     return made, log
+
+
+def _no_takers(layer: Layer, tactics: list[Tactic], permitted: Collection[DType]) -> str | None:
+    """Why none of the tactics that compute fused layers of this hint would take it; None where one would, and where there are none."""
+    reasons = [t.apart(layer, permitted) for t in tactics if layer.hint in t.hints]
+    return None if None in reasons else next(iter(reasons), None)
 
 
 def blame_pass(source: Network, config: BuildConfig, inputs: Mapping[str, np.ndarray], bound: float) -> str:

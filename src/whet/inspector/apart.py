@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from whet.inspector.facts import LayerFacts
-from whet.network import DTYPES, Tensor, TensorType, evaluate
+from whet.network import DTYPES, Layer, Tensor, TensorType, evaluate
 from whet.ops._cost import operations
 
 # hints of what was made around layers that compute; a Concat that is read in place costs nothing
-_HINTS = ("ConvProduct", "DepthwiseProduct", "ForkedConv", "ProductConv")
+_HINTS = ("ConvProduct", "DepthwiseProduct", "ForkedConv", "HeadMoves", "ProductConv")
 _IN_PLACE = ("Reshape", "Slice")
 
 
@@ -30,5 +30,11 @@ def apart(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]
         kind = DTYPES[stored.get(t, narrow)]
         return evaluate(TensorType(kind if t.dtype.is_float and kind.is_float else t.dtype, t.shape).nbytes, {})
 
-    free = () if layer.hint in _HINTS else _IN_PLACE
-    return [(operations(x), sum(nbytes(t) for t in (*x.inputs, *x.outputs) if t is not None)) for x in body.layers if x.op not in free]
+    def counted(x: Layer) -> list[tuple[int, int]]:
+        if x.hint in also:
+            return [n for y in x.regions["body"].layers if y.op not in _IN_PLACE for n in counted(y)]
+        return [(operations(x), sum(nbytes(t) for t in (*x.inputs, *x.outputs) if t is not None))]
+
+    if layer.hint in also:
+        return counted(layer)
+    return [n for x in body.layers for n in counted(x)]

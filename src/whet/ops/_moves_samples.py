@@ -10,12 +10,13 @@ from whet.network import Network, parse_type
 from whet.ops._base import Sample
 
 
-def head(images: int, anchors: int, classes: int, *sides: tuple[int, int]) -> Sample:
-    """Boxes of a detector: of each level channels (anchor, x y w h score classes...) behind the pixels, decoded, all levels joined."""
+def head(images: int, anchors: int, classes: int, *sides: tuple[int, int], filled: int = 0) -> Sample:
+    """Boxes of a detector: of each level channels (anchor, x y w h score classes...) behind the pixels, decoded, all levels joined; behind them
+    `filled` channels that are left out."""
     wide, rng = 5 + classes, np.random.default_rng(3)
     inputs: list[Any] = []
     for h, w in sides:
-        inputs += [f"f32[{images},{anchors * wide},{h},{w}]", rng.standard_normal((1, anchors, h, w, 2)).astype(np.float32)]
+        inputs += [f"f32[{images},{anchors * wide + filled},{h},{w}]", rng.standard_normal((1, anchors, h, w, 2)).astype(np.float32)]
         inputs += [rng.random((1, anchors, 1, 1, 2)).astype(np.float32) + 1]
     inputs += [np.asarray(2.0, np.float32)]
 
@@ -27,6 +28,8 @@ def head(images: int, anchors: int, classes: int, *sides: tuple[int, int]) -> Sa
         for level, (h, w) in enumerate(sides):
             x, grid, sizes = own[3 * level : 3 * level + 3]
             cut = body.constant(np.array([images, anchors, wide, h, w]), "cut")
+            if filled:
+                x = body.add("Slice", x, *(body.constant(np.array([n]), "bound") for n in (0, anchors * wide, 1)))
             numbers = body.add("Sigmoid", body.add("Transpose", body.add("Reshape", x, cut), perm=(0, 1, 3, 4, 2)))
             at, size, rest = body.add_layer("Split", [numbers, body.constant(np.array([2, 2, wide - 4]), "parts")], {"axis": 4}).outputs
             at = body.add("Mul", body.add("Add", body.add("Mul", at, two), grid), two)

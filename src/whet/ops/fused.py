@@ -7,6 +7,7 @@ from whet.ops._base import REQUIRED, Sample, op
 from whet.ops._conv_product_samples import SAMPLES as PRODUCTS
 from whet.ops._forked_samples import SAMPLES as FORKED
 from whet.ops._fused_samples import SAMPLES as SUMS
+from whet.ops._heads_samples import SAMPLES as HEADS
 from whet.ops._joined_samples import SAMPLES as JOINED
 from whet.ops._moves_samples import SAMPLES as MOVES
 from whet.ops._pool_chain_samples import SAMPLES as POOLS
@@ -47,6 +48,7 @@ op(
         *SUMS,
         *PRODUCTS,
         *MOVES,
+        *HEADS,
         *JOINED,
         *FORKED,
         *POOLS,

@@ -48,6 +48,7 @@ _PIECES = {
     "ConvSum": "no tactic here computes two convolutions and their sum at once",
     "DepthwiseProduct": "no tactic here computes a depthwise convolution and the product behind it at once",
     "ForkedConv": "no tactic here computes two convolutions of one image at once",
+    "HeadMoves": "no tactic here convolves pixels and writes the rows made of them at once",
     "ImageConv": "no tactic here makes an image's integers and computes a convolution of them at once",
     "JoinedConv": "no tactic here convolves two images' joined channels where they lie",
     "Moves": "no tactic here moves numbers and computes with them on the way",

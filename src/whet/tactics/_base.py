@@ -15,7 +15,7 @@ A tactic answers, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -189,6 +189,11 @@ class Tactic:
         if "*" not in self.ops and self.quantized != is_quantized(layer):
             own, other = ("integers", "is not") if self.quantized else ("floating point", "is")
             return f"computes in {own}, the layer {other} quantized"
+        return None
+
+    def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
+        """Why a fused layer of its hints had better stay in pieces; None where it may be fused. Asked when the network is lowered: shapes may be
+        symbolic. `permitted` are the storage types that the build may use beside a tensor's own."""
         return None
 
 

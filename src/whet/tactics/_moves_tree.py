@@ -5,6 +5,7 @@ What the pass fuse_moves makes (Reshape, Transpose, Split, Slice, Concat and ari
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 import numpy as np
@@ -23,11 +24,14 @@ class Moves:
     """The tree of a fused layer (`root`), its constants, and the sources by their places among the inputs. Raises Refused.
 
     `formats` gives the format of each run-time input by its place: row-major, channels last ("nhwc") or in whole blocks ("nChw16c"); `out` that of
-    the result: row-major, or channels last. Elements are at a COLUMN of a ROW, of which there are `columns` and `rows`; with `as_one` at FLAT places.
+    the result: row-major, or channels last. `pitches` gives of inputs with their channels last how many numbers lie from pixel to pixel, where these
+    are not the channels alone. Elements are at a COLUMN of a ROW, of which there are `columns` and `rows`; with `as_one` at FLAT places.
     """
 
-    def __init__(self, layer: Layer, formats: dict[int, str], out: str, as_one: bool = False) -> None:
-        self.layer, self.body, self.formats = layer, layer.regions["body"], formats
+    def __init__(
+        self, layer: Layer, formats: dict[int, str], out: str, as_one: bool = False, pitches: Mapping[int, int] | None = None
+    ) -> None:  # fmt: skip
+        self.layer, self.body, self.formats, self.pitches = layer, layer.regions["body"], formats, pitches or {}
         self.sources = sorted(formats)
         self.outer = {t: i for i, t in enumerate(self.body.inputs)}
         self._held: list[tuple[np.ndarray, int]] = []
@@ -107,6 +111,9 @@ class Moves:
             image = at[0].times(shape[1] * pixels) if shape[0] != 1 else Place()
             place = image.plus(flat(at[2:], shape[2:], "linear").times(BLOCK))
             return ("blocked", self.sources.index(where), place, at[1], pixels * BLOCK)
+        if not t.is_constant and where in self.pitches:
+            pixel = flat((at[0], *at[2:]), (shape[0], *shape[2:]), "linear")
+            return ("source", self.sources.index(where), pixel.times(self.pitches[where]).plus(at[1] if shape[1] != 1 else Place()))
         if not t.is_constant:
             return ("source", self.sources.index(where), flat(at, shape, self.formats[where]))
         values = np.asarray(t.array(), np.float32).reshape(-1)

@@ -44,9 +44,13 @@ def opening(name: str, words: Sequence[str], whole: str) -> str:
     `words` name what the context holds, in order, `share` (items of a thread's run) among them; behind it every word is a value, and `%from` and
     `%end` are the items to be worked on.
     """
+    return f"{dealt(name, words, whole)}{part(name, words)}"
+
+
+def part(name: str, words: Sequence[str]) -> str:
+    """IR of the beginning of `void name.part(i64* context, i64 from, i64 end)`, which works on some items, as in `opening`."""
     loads = "\n".join(f"  %{n}.p = getelementptr i64, i64* %context, i64 {k}\n  %{n} = load i64, i64* %{n}.p" for k, n in enumerate(words))
     return f"""
-{dealt(name, words, whole)}
 define internal void @{name}.part(i64* %context, i64 %from, i64 %end) noinline {{
 start:
 {loads}"""

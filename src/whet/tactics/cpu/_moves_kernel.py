@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,7 @@ LONGEST = 8000  # lines of code: beyond, compiling takes longer than it can gain
 _CASES = 8  # values of what decides where in a block of channels a row begins: each has code of its own
 _BITS = f"<{WIDE} x i1>"
 _BINARY = {"Add": "fadd", "Div": "fdiv", "Mul": "fmul", "Sub": "fsub"}
+_VALUE = re.compile(r"%[\w.]+")
 Lanes = frozenset[int]
 _ALL = frozenset(range(WIDE))
 
@@ -25,17 +27,31 @@ def words(sources: int) -> tuple[str, ...]:
 
 def moves_ir(made: Moves, estimate: bool) -> str:
     """`moves(context)`; `estimate`: the CPU has AVX-512 (F and DQ). Raises Refused."""
+    names = words(len(made.sources))
+    return "\n".join([declarations(estimate), needed(), _jit.opening("moves", names, "rows"), _rows(made, estimate)])
+
+
+def moves_part(made: Moves, estimate: bool) -> str:
+    """`moves.part(context, from, end)` alone, for a kernel that calls it for some rows; what it declares is `needed`, and SiLU's. Raises Refused."""
+    return _jit.part("moves", words(len(made.sources))) + _rows(made, estimate)
+
+
+def needed() -> str:
+    """Declarations of what the rows' code calls beside SiLU's."""
+    return f"""
+declare {FLOATS} @llvm.fabs.v{WIDE}f32({FLOATS})
+declare {FLOATS} @llvm.sqrt.v{WIDE}f32({FLOATS})
+declare {FLOATS} @llvm.masked.load.v{WIDE}f32.p0v{WIDE}f32({FLOATS}*, i32, {_BITS}, {FLOATS})
+declare void @llvm.masked.store.v{WIDE}f32.p0v{WIDE}f32({FLOATS}, {FLOATS}*, i32, {_BITS})"""
+
+
+def _rows(made: Moves, estimate: bool) -> str:
+    """The work on rows %from to %end, up to the function's end."""
     writer = _Writer(made, estimate)
     writer.rows(made.root, {})
     bases = "\n".join(f"  %{w}.f = inttoptr i64 %{w} to float*" for w in words(len(made.sources))[: 2 + len(made.sources)])
     newline = "\n"
     return f"""
-{declarations(estimate)}
-declare {FLOATS} @llvm.fabs.v{WIDE}f32({FLOATS})
-declare {FLOATS} @llvm.sqrt.v{WIDE}f32({FLOATS})
-declare {FLOATS} @llvm.masked.load.v{WIDE}f32.p0v{WIDE}f32({FLOATS}*, i32, {_BITS}, {FLOATS})
-declare void @llvm.masked.store.v{WIDE}f32.p0v{WIDE}f32({FLOATS}, {FLOATS}*, i32, {_BITS})
-{_jit.opening("moves", words(len(made.sources)), "rows")}
 {constants()}
 {bases}
   br label %next
@@ -75,7 +91,10 @@ class _Writer:
                 raise Refused("rows begin at too many places in blocks of channels")
             values = range(begins[3])
             return self.cases(Place(0, ((begins, 1),)), [v + 1 for v in values], [fixed(root, begins, v) for v in values], known)
+        before, parts = self.lines, []
         for first in range(0, self.made.columns, WIDE):
+            self.lines = []
+            parts.append(self.lines)
             lanes = frozenset(range(min(WIDE, self.made.columns - first)))
             value = self.value(root, first, lanes, known)
             to = self.named(f"getelementptr float, float* %target.row, i64 {first}")
@@ -86,6 +105,7 @@ class _Writer:
                 self.lines.append(
                     f"  call void @llvm.masked.store.v{WIDE}f32.p0v{WIDE}f32({FLOATS} {value}, {FLOATS}* {wide}, i32 4, {_BITS} {_mask(lanes)})"
                 )
+        self.lines = before + woven(parts)
         if len(self.lines) > LONGEST:
             raise Refused(f"more than {LONGEST} lines of code for a row")
         self.lines.append("  br label %done")
@@ -230,6 +250,23 @@ class _Writer:
             return f"%{n}.l"
         odd = self.named(f"fcmp uno {FLOATS} {x}, {x}")
         return self.named(f"select {_BITS} {odd}, {FLOATS} {x}, {FLOATS} %{n}.l")
+
+
+def woven(parts: Sequence[list[str]]) -> list[str]:
+    """The statements of all parts in turns, each behind those that it needs: what waits for a result of its own part lets the others go on. A CPU
+    looks ahead some hundred instructions, which hold four chains of a sigmoid at most."""
+    waiting = {line.split(" = ")[0].strip() for part in parts for line in part if " = " in line}  # names of values that are still to come
+    at, found = [0] * len(parts), []
+    while any(n < len(part) for n, part in zip(at, parts, strict=True)):
+        for k, part in enumerate(parts):
+            if at[k] == len(part):
+                continue
+            made, _, used = part[at[k]].rpartition(" = ")
+            if waiting.isdisjoint(_VALUE.findall(used)):
+                found.append(part[at[k]])
+                waiting.discard(made.strip())
+                at[k] += 1
+    return found
 
 
 def _mask(lanes: Lanes) -> str:

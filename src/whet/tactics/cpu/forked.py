@@ -6,13 +6,14 @@ Cascade Lake: 0.79 to 0.67 ms.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from whet.network import Layer, Tensor, static_shape
+from whet.network import BF16, DType, Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics._fused import constants_of, seen, source_place
 from whet.tactics.cpu import _jit
@@ -98,6 +99,11 @@ class ForkedConv(Tactic):
         found = forked(layer) if said is None else said
         return found if isinstance(found, str) else None
 
+    def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
+        if BF16 in permitted and _jit.has("avx512_bf16"):
+            return "its parts may be faster in the 16-bit floats that are permitted"
+        return None
+
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         found = forked(layer)
         if isinstance(found, str) or not static(layer):
@@ -107,8 +113,6 @@ class ForkedConv(Tactic):
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         if not _jit.has("avx512f"):
             return "its tile of 24 sums needs the 32 registers of AVX-512"
-        if _jit.has("avx512_bf16") or _jit.has("amx_bf16"):
-            return "the CPU multiplies 16-bit floats, which only the two convolutions by themselves can use"
         return None if self.configs(layer, signature, machine) else "the image has fewer pixels than the smallest tile"
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:

@@ -1,0 +1,107 @@
+"""Which pixels the rows of moved images are made of: runs of rows, each of pixels in a row of one source.
+
+A head's rows of one anchor are such a run; a kernel that makes an image tile by tile finds there which rows it can write when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.tactics._moves_places import COLUMN, ROW, Place, Refused
+from whet.tactics._moves_tree import Moves, Node, below
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows from `row` on, `each` of them for each of `count` pixels of a source from `pixel` on. Pixels are counted over all images."""
+
+    source: int
+    row: int
+    pixel: int
+    count: int
+    each: int
+
+
+def runs(made: Moves, pitches: list[int]) -> list[Run]:
+    """The runs of all rows, in order; sources lie channels last, `pitches` numbers from pixel to pixel.
+
+    Raises Refused where a row is not made of one pixel of one source, and in rows that follow each other pixels do not.
+    """
+    reads = _Reads(made, pitches)
+    reads.walk(made.root, np.arange(made.rows), 0, made.columns)
+    if (reads.pixel < 0).any():
+        raise Refused("a row of the result is made of no pixel")
+    source, pixel = reads.source, reads.pixel
+    first = np.flatnonzero(np.r_[True, (source[1:] != source[:-1]) | (pixel[1:] != pixel[:-1])])  # of each pixel its rows that follow each other
+    many = np.diff(np.r_[first, made.rows])
+    goes_on = (source[first[1:]] == source[first[:-1]]) & (pixel[first[1:]] == pixel[first[:-1]] + 1) & (many[1:] == many[:-1])
+    starts = np.flatnonzero(np.r_[True, ~goes_on])
+    counts = np.diff(np.r_[starts, len(first)])
+    return [
+        Run(int(source[r]), int(r), int(pixel[r]), int(n), int(m)) for r, n, m in zip(first[starts], counts, many[starts], strict=True)
+    ]  # fmt: skip
+
+
+class _Reads:
+    """Source and pixel of every row, as far as they are known (-1)."""
+
+    def __init__(self, made: Moves, pitches: list[int]) -> None:
+        self.pitches = pitches
+        self.source, self.pixel = (np.full(made.rows, -1, np.int64) for _ in range(2))
+
+    def walk(self, node: Node, rows: np.ndarray, low: int, high: int) -> None:
+        """Notes what these rows read for the columns [low, high)."""
+        if not len(rows) or low >= high:
+            return
+        if node[0] == "source":
+            self.note(node, rows, low, high)
+        elif node[0] == "choice":
+            self.choose(node, rows, low, high)
+        else:
+            for part in below(node):
+                self.walk(part, rows, low, high)
+
+    def choose(self, node: Node, rows: np.ndarray, low: int, high: int) -> None:
+        """Parts that join: each has its rows, or its columns."""
+        _, place, limits, parts = node
+        start = 0
+        if not place.by_column:
+            at = value(place, rows)
+            for limit, part in zip(limits, parts, strict=True):
+                self.walk(part, rows[(at >= start) & (at < limit)], low, high)
+                start = limit
+            return
+        if place.terms != ((COLUMN, 1),):
+            raise Refused("parts join elsewhere in one row than in another")
+        for limit, part in zip(limits, parts, strict=True):
+            self.walk(part, rows, max(low, start - place.offset), min(high, limit - place.offset))
+            start = limit
+
+    def note(self, node: Node, rows: np.ndarray, low: int, high: int) -> None:
+        _, which, place = node
+        pitch = self.pitches[which]
+        first = value(place.row, rows) + place.offset + place.step * low
+        last = first + place.step * (high - 1 - low)
+        pixel = first // pitch
+        if (last // pitch != pixel).any():
+            raise Refused("a row of the result is made of several pixels")
+        known = self.pixel[rows]
+        if ((known >= 0) & ((known != pixel) | (self.source[rows] != which))).any():
+            raise Refused("a row of the result is made of several pixels")
+        self.pixel[rows], self.source[rows] = pixel, which
+
+
+def value(place: Place, rows: np.ndarray) -> np.ndarray:
+    """A place that depends on the row alone, for each of these rows."""
+    found = np.full(len(rows), place.offset, np.int64)
+    for atom, n in place.terms:
+        if atom == ROW:
+            found += n * rows
+        elif atom == COLUMN:
+            raise Refused("which row of a block is read depends on the column")
+        else:
+            inner = value(atom[1], rows)
+            found += n * (inner // atom[2] if atom[0] == "div" else inner % atom[2])
+    return found

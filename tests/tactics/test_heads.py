@@ -1,0 +1,245 @@
+"""A detector's heads by whet's own CPU kernel: convolutions and rows at once, for all sizes, threads, batches; what is refused; networks."""
+
+import numpy as np
+import pytest
+from test_onednn_tactics import CPU, Listed, place
+
+from whet.backends.cpu import CpuBackend
+from whet.builder import BuildConfig, build
+from whet.builder.apart import chains_apart
+from whet.builder.candidates import list_candidates
+from whet.builder.lowering import lowered_network
+from whet.builder.precision import Permissions
+from whet.builder.sources import tactics_for
+from whet.network import Network, from_stored, parse_network, parse_type, static_shape, stored_shape
+from whet.ops import run_network, run_regions, sample_layer
+from whet.ops._heads_samples import heads
+from whet.runtime import Runtime
+from whet.tactics import Args, get_tactic
+from whet.tactics._base import PlanRefused
+from whet.tactics._moves_places import Refused
+from whet.tactics._moves_runs import Run, runs
+from whet.tactics._moves_tree import Moves
+from whet.tactics.cpu import _jit
+from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu import heads as heads_tactic
+
+OWN = pytest.mark.skipif(_jit.available() is not None or not _jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+TACTIC = get_tactic("cpu/heads")
+
+
+def launched(kernel, layer, signature, arrays, moved=False):
+    """What a planned kernel gives; with `moved`, images and result are pointed elsewhere after the launch was recorded."""
+    stored = [None if o is None else place(a, o) for a, o in zip(arrays, signature.inputs, strict=True)]
+    before = [None if b is None else b.copy() for b in stored]
+    target, scratch = dnn.aligned(kernel.outputs[0]), dnn.aligned(kernel.scratch + 64)
+    target[:], scratch[:] = 0xAB, 0xCD
+    first = [None if b is None else dnn.aligned(b.nbytes) for b in stored] if moved else stored
+    elsewhere = dnn.aligned(kernel.outputs[0]) if moved else target
+    packed, stream = [p.make() for p in kernel.packed], Listed()
+    assert [p.nbytes for p in packed] == [p.nbytes for p in kernel.packed]
+    at = tuple(0 if b is None else b.ctypes.data for b in first)
+    kernel.enqueue(Args(at, (elsewhere.ctypes.data,), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
+    for call in stream.calls:
+        if moved:
+            for i, b in enumerate(stored):
+                if b is not None:
+                    call.point("input", i, b.ctypes.data)
+            call.point("output", 0, target.ctypes.data)
+        call.run()
+    assert all(b is None or np.array_equal(b, was) for b, was in zip(stored, before, strict=True)), "inputs are left alone"
+    assert (scratch[kernel.scratch :] == 0xCD).all(), "no more scratch than planned is used"
+    shape, form = static_shape(layer.outputs[0].shape), signature.outputs[0].format
+    return np.array(from_stored(target.view(np.float32).reshape(stored_shape(form, shape)), form, shape))
+
+
+def judged(sample, threads, small, layer=None, arrays=None):
+    """Each configuration in each format against the reference; how many there were."""
+    if layer is None:
+        _, layer, arrays = sample_layer("Fused", sample)
+    machine, count = CpuBackend(threads=threads), 0
+    with np.errstate(all="ignore"):
+        (want,) = run_regions(layer, [np.asarray(a, np.float64) if a.dtype == np.float32 else a for a in arrays])
+    scale = np.abs(want[np.isfinite(want)]).max()
+    for signature in TACTIC.signatures(layer, machine):
+        assert TACTIC.refuses(layer, signature, machine) is None
+        for config in TACTIC.configs(layer, signature, machine):
+            kernel = TACTIC.plan(layer, signature, config, machine)
+            assert small or kernel.threads == min(threads, kernel.items)
+            np.testing.assert_allclose(launched(kernel, layer, signature, arrays), want, rtol=2e-6, atol=2e-6 * scale)
+            count += 1
+    return count
+
+
+@OWN
+@pytest.mark.parametrize("sample", [
+    heads(1, 3, 80, (64, 20, 20), (20, 10, 10), (36, 5, 5), filled=1), heads(2, 3, 2, (8, 4, 6), (16, 2, 3)),
+    heads(3, 1, 1, (12, 7, 5), bias=False), heads(2, 2, 11, (16, 9, 9), (32, 5, 3), (4, 5, 1), (8, 1, 6)), heads(3, 5, 22, (52, 13, 11), filled=9),
+    heads(1, 16, 6, (20, 5, 7)), heads(1, 1, 43, (16, 1, 97), (304, 3, 3)),
+])  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_heads_of_all_sizes(sample, threads, monkeypatch):
+    """Tiles that do and do not divide an image, images smaller than a tile, channels that fill no block, several images, one to four levels."""
+    monkeypatch.setattr(heads_tactic, "_SMALL", 0)
+    assert judged(sample, threads, False) >= 2
+    CPU.activate()
+
+
+@OWN
+def test_random_heads():
+    """Whatever is planned is right."""
+    rng = np.random.default_rng(7)
+    for _ in range(12):
+        levels = [(4 * int(rng.integers(1, 20)), int(rng.integers(1, 24)), int(rng.integers(5, 24))) for _ in range(rng.integers(1, 4))]
+        sample = heads(int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 60)), *levels, filled=int(rng.integers(0, 5)))
+        assert judged(sample, int(rng.integers(1, 4)), True) >= 2
+    CPU.activate()
+
+
+@OWN
+def test_odd_numbers_reach_their_rows_and_nothing_else():
+    _, layer, arrays = sample_layer("Fused", heads(2, 2, 11, (16, 9, 9), (32, 5, 3)))
+    arrays[0][0, 1, 0, 0], arrays[0][1, 2, 8, 8], arrays[0][0, 3, 4, 4], arrays[3][1, 0, 2, 1] = np.nan, np.inf, -np.inf, np.nan
+    with np.errstate(all="ignore"):
+        assert judged(None, 2, True, layer, arrays) >= 2
+
+
+@OWN
+def test_users_own_buffers():
+    _, layer, arrays = sample_layer("Fused", heads(2, 3, 2, (8, 4, 6), (16, 2, 3)))
+    (signature,) = TACTIC.signatures(layer, CPU)
+    kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, CPU)[0], CPU)
+    (want,) = run_regions(layer, arrays)
+    np.testing.assert_allclose(launched(kernel, layer, signature, arrays, moved=True), want, rtol=1e-5, atol=1e-5)
+
+
+@OWN
+def test_its_parts_are_a_chain_to_be_timed_against():
+    """Convolutions that leave their channels in blocks, and the moves."""
+    _, layer, arrays = sample_layer("Fused", heads(2, 3, 2, (8, 4, 6), (16, 5, 5), filled=11))
+    permissions = Permissions.of(BuildConfig())
+    best = list_candidates(layer, [TACTIC], CPU, permissions).options[0]
+    chains = chains_apart(layer, best, {TACTIC.name}, tactics_for("cpu", ()), permissions, CPU)
+    assert isinstance(chains, list), chains
+    (want,) = run_regions(layer, arrays)
+    for chain in chains:
+        assert chain.kernel.implementation.count("conv") == 2
+        assert "cpu/moves" in chain.kernel.implementation
+        np.testing.assert_allclose(launched(chain.kernel, layer, chain.signature, arrays), want, rtol=1e-5, atol=1e-5)
+
+
+def moved_rows(images, anchors, each, h, w, inner):
+    """A head whose rows are (pixel, anchor), or (anchor, pixel) where `inner` is false; as a layer of moves."""
+    net, body = Network("net", "lowered"), Network("body", "lowered")
+    x = net.add_input("x", parse_type(f"f32[{images},{anchors * each},{h},{w}]"))
+    own = body.add_input("x", x.type)
+    cut = body.add("Reshape", own, body.constant(np.array([images, anchors, each, h * w]), "cut"))
+    turned = body.add("Transpose", cut, perm=(0, 3, 1, 2) if inner else (0, 1, 3, 2))
+    body.mark_output(body.add("Sigmoid", body.add("Reshape", turned, body.constant(np.array([images, anchors * h * w, each]), "rows"))))
+    return net.add_layer("Fused", [x], {"hint": "Moves"}, regions={"body": body})
+
+
+def found(layer, pitch):
+    return runs(Moves(layer, {0: "nhwc"}, "linear", pitches={0: pitch}), [pitch])
+
+
+@pytest.mark.parametrize("pitch", [12, 16, 28])
+def test_runs_of_rows(pitch):
+    """An anchor's rows are a run of an image, and go on where the next anchor is of the next image; where anchors lie innermost, all rows are one."""
+    rows = [(0, 0, 15), (15, 0, 15), (30, 0, 30), (60, 15, 15), (75, 15, 15)]
+    assert found(moved_rows(2, 3, 4, 3, 5, False), pitch) == [Run(0, row, pixel, count, 1) for row, pixel, count in rows]
+    assert found(moved_rows(2, 3, 4, 3, 5, True), pitch) == [Run(0, 0, 0, 30, 3)]
+
+
+def test_rows_of_several_pixels_have_no_runs():
+    body, net = Network("body", "lowered"), Network("net", "lowered")
+    x = net.add_input("x", parse_type("f32[1,4,3,3]"))
+    y = net.add_input("y", parse_type("f32[1,4,3,3]"))
+    a, b = (body.add("Transpose", body.add_input(t.name, t.type), perm=(0, 2, 3, 1)) for t in (x, y))
+    body.mark_output(body.add("Mul", a, b))
+    layer = net.add_layer("Fused", [x, y], {"hint": "Moves"}, regions={"body": body})
+    with pytest.raises(Refused, match="several pixels"):
+        runs(Moves(layer, {0: "nhwc", 1: "nhwc"}, "linear", pitches={0: 4, 1: 4}), [4, 4])
+
+
+HEAD = """
+in %x: f32[{n},16,{h},7]
+const %w: f32[18,16,1,1] = seed(1)
+const %s: i64[5] = [0, {anchors}]
+const %r: i64[3] = [0, {rows}]
+const %k: f32[] = [2.0]
+const %n: i64[2] = [2, 4]
+%c = Conv(%x, %w)
+%a = Reshape(%c, %s)
+%t = Transpose(%a, perm=(0,{perm}))
+%b = Sigmoid(%t)
+%p, %q = Split(%b, %n, axis=4)
+%m = Mul(%p, %k)
+%j = Concat(%m, %q, axis=4)
+%y = Reshape(%j, %r)
+out %y
+"""
+
+
+def network(n="N", h=9, perm="1,3,4,2", anchors="3, 6, 9, 7", rows="189, 6"):
+    return parse_network(HEAD.format(n=n, h=h, perm=perm, anchors=anchors, rows=rows))
+
+
+@OWN
+@pytest.mark.parametrize("perm", ["1,3,4,2", "3,4,1,2"])
+@pytest.mark.parametrize("samples", ["together", "apart"])
+def test_a_network_runs_its_head_in_one_launch_at_any_batch(samples, perm, monkeypatch):
+    """Anchor by anchor and pixel by pixel; whatever is faster on this machine, the one launch is chosen here."""
+    net = network(perm=perm)
+    monkeypatch.setattr("whet.builder.apart.Apart.wins", False)
+    shapes = tuple({"x": (n, 16, 9, 7)} for n in (1, 2, 5))
+    plan = build(net, BuildConfig(profiles=(shapes,), timing_cache="", threads=2, samples=samples))
+    assert "cpu/heads" in {c.tactic for c in plan.choices.values()}
+    context = Runtime().load(plan).create_context()
+    for n in (1, 2, 3, 5):
+        x = np.random.default_rng(n).standard_normal((n, 16, 9, 7)).astype(np.float32)
+        (want,) = run_network(net, {"x": x}).values()
+        (got,) = context.run({"x": x}).values()
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def hints(net, **config):
+    return {x.hint for x in lowered_network(net, BuildConfig(**config))[0].layers}
+
+
+@OWN
+def test_what_no_kernel_takes_stays_in_pieces():
+    assert hints(network()) == hints(network(n=1)) == {"HeadMoves"}
+    assert "Moves" in hints(network(h="H", anchors="3, 6, -1, 7", rows="-1, 6"))
+    assert "Moves" in hints(network(), backend="cuda")
+
+
+@OWN
+def test_where_16_bit_floats_are_permitted_and_computed_it_stays_in_pieces(monkeypatch):
+    assert hints(network(), precisions=("bf16",)) == ({"Moves", ""} if _jit.has("avx512_bf16") else {"HeadMoves"})
+    monkeypatch.setattr(_jit, "has", lambda feature: True)
+    assert "Moves" in hints(network(), precisions=("bf16",))
+    assert hints(network()) == {"HeadMoves"}
+
+
+@OWN
+def test_reasons():
+    def layer(*levels):
+        return sample_layer("Fused", heads(1, 1, 1, *levels))[1]
+
+    assert "multiples of 4" in TACTIC.why_not(layer((18, 6, 6)))
+    few = layer((16, 2, 2))
+    assert "fewer pixels" in TACTIC.apart(few, ())
+    (signature,) = TACTIC.signatures(few, CPU)
+    assert "fewer pixels" in TACTIC.refuses(few, signature, CPU)
+    with pytest.raises(PlanRefused, match="does not fit"):
+        TACTIC.plan(few, signature, (("blocks", 4), ("pixels", 6), ("tile", 24)), CPU)
+    assert TACTIC.apart(layer((16, 5, 5)), ()) is None
+
+
+@OWN
+def test_without_avx512_there_is_no_such_layer(monkeypatch):
+    monkeypatch.setattr(_jit, "has", lambda feature: False)
+    _, layer, _ = sample_layer("Fused", heads(1, 1, 1, (16, 5, 5)))
+    assert "AVX-512" in TACTIC.why_not(layer)
+    assert "AVX-512" in TACTIC.apart(layer, ())
