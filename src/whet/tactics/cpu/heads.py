@@ -21,6 +21,7 @@ from whet.tactics._moves_places import Refused
 from whet.tactics._moves_runs import Run, runs
 from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu import _jit
+from whet.tactics.cpu._conv_tactic import Tile
 from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._heads_kernel import STEP, Level, heads_ir, thread_bytes
 from whet.tactics.cpu._ir import WIDE
@@ -101,7 +102,9 @@ def _weights(head: Head, groups: int, blocks: int) -> Packed:
     """As cpu/pointwise has them."""
     weights, bias, taps = head.weights, head.bias, static_shape(head.weights.shape)[1]
     key = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
-    return Packed(f"{key}|pointwise {blocks}", groups * (taps + 1) * blocks * WIDE * 4, lambda: packed(weights, bias, blocks).view(np.uint8))
+    tile = Tile(blocks, 1, groups)
+    made = f"{key}|pointwise {blocks} {tile.channels}"
+    return Packed(made, groups * (taps + 1) * blocks * WIDE * 4, lambda: packed(weights, bias, tile).view(np.uint8))
 
 
 @tactic
