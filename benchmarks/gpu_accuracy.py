@@ -103,7 +103,7 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
     """For each precision run(images) -> logits, and what the row says of the engine."""
     shape = {net.inputs[0].name: (BATCH, *net.inputs[0].shape[1:])}
     times = str(folder / "times.sqlite")
-    config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), tactic_sources=("-cublaslt_tf32", "-own_tf32"), timing_cache=times)
+    config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), tactic_sources=("-TF32",), timing_cache=times)
     made = prepared(net, config)
     ranges = calibrated_ranges(net, made, Calibration(cache=str(folder / f"{name}-int8.json")), config, print)
     found = {}

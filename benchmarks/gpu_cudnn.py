@@ -27,8 +27,7 @@ from whet.runtime import bind
 from whet.tactics import anchor
 
 VARIANTS = {"own": ("-CUBLASLT",), "default": (), "+CUDNN": ("+CUDNN",)}
-_TF32 = ("cublaslt_tf32", "cudnn_tf32", "own_first_tf32", "own_narrow_tf32", "own_several_tf32", "own_tf32")
-ROUNDING = {"fp16": (("fp16",), ()), "tf32": ((), ()), "f32": ((), tuple(f"-{name}" for name in _TF32))}
+ROUNDING = {"fp16": (("fp16",), ()), "tf32": ((), ()), "f32": ((), ("-TF32",))}
 
 
 def best_of(rows: list, word: str) -> float | None:

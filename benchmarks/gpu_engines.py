@@ -111,7 +111,7 @@ if __name__ == "__main__":
     for word in (w for w in sys.argv[2:] if not w.startswith("--")):
         net_name, size, *more = word.split(":")
         asked.append((net_name, int(size), {k: int(v) for k, v in (m.split("=") for m in more)}))
-    sources = (("-cublaslt_tf32", "-cudnn_tf32", "-own_tf32") if "--noTF32" in flags else ()) + (("-CUBLASLT", "-CUDNN") if "--pure" in flags else ())
+    sources = (("-TF32",) if "--noTF32" in flags else ()) + (("-CUBLASLT", "-CUDNN") if "--pure" in flags else ())
     wide = {"--fp32", "--noTF32"} & set(flags)
     chosen = replace(CONFIG, precisions=() if wide else ("fp16",), tactic_sources=sources)
     if sys.argv[1] == "compile":

@@ -79,14 +79,14 @@ def convolutions(batch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("switch", "math", "bound"), [("-cublaslt_f32", "tf32", 3e-3), ("-cublaslt_tf32", "f32", 2e-5)])
-def test_f32_networks_run_through_the_library(switch, math, bound):
+@pytest.mark.parametrize(("back", "math", "bound"), [(("+cublaslt_tf32", "-cublaslt_f32"), "tf32", 3e-3), ((), "f32", 2e-5)])
+def test_f32_networks_run_through_the_library(back, math, bound):
     if driver.available():
         pytest.skip(driver.available())
     if _cublaslt.library() is None:
         pytest.skip("libcublasLt is not installed")
     net = convolutions(70)
-    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=(switch, "-own_direct", "-own_tf32", "-own_f32")))
+    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-TF32", *back, "-own_direct", "-own_f32")))
     used = {c.tactic for c in plan.choices.values()}
     assert f"cuda/cublaslt_{math}" in used
     assert plan.report["verification"]["failures"] == []

@@ -309,10 +309,13 @@ def mixed():
     return net
 
 
+OWN_TF32 = ("own_first_tf32", "own_narrow_tf32", "own_several_tf32", "own_tf32")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "precisions", "bound"), [("cudnn_half", ("fp16",), 4e-3), ("cudnn_tf32", (), 4e-3), ("cudnn_f32", (), 2e-5)])
 def test_networks_run_through_the_library(gpu, name, precisions, bound):
-    own = ("own_direct", "own_conv", "own_first", "own_stem", "own_depthwise", "own_tf32", "own_f32")
+    own = ("own_direct", "own_conv", "own_first", "own_stem", "own_depthwise", "own_f32", *OWN_TF32)
     away = ("CUBLASLT", *own, *(k.rpartition("/")[2] for k in sorted(PACK)))
     switches = ("+CUDNN", *(f"-{t}" for t in away if t != name))
     net = mixed()

@@ -8,14 +8,21 @@ from whet.errors import UsageError
 from whet.registry import nearest
 from whet.tactics import Tactic, tactics_of
 
+TF32 = "TF32"  # a family across libraries and own kernels: what `--noTF32` switches off
+
 
 def family(t: Tactic) -> str:
     """ONEDNN for cpu/onednn_conv: what a tactic's file name begins with."""
     return t.name.rpartition("/")[2].partition("_")[0].upper()
 
 
+def _families(t: Tactic) -> set[str]:
+    return {family(t), *({TF32} if t.name.endswith("_tf32") else ())}
+
+
 def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
-    """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or a family (CUBLAS_LT is CUBLASLT).
+    """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or a family (CUBLAS_LT is CUBLASLT; TF32 is all that
+    compute in it).
 
     A tactic that is there for those who ask for it (`opt_in`) is left out until then. Raises UsageError for a name that none has.
     """
@@ -23,9 +30,9 @@ def tactics_for(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
     chosen = {t.name for t in everything if not t.opt_in}
     for s in switches:
         name = s.lstrip("+-")
-        hit = {t.name for t in everything if name in (t.name, t.name.rpartition("/")[2]) or name.upper().replace("_", "") == family(t)}
+        hit = {t.name for t in everything if name in (t.name, t.name.rpartition("/")[2]) or name.upper().replace("_", "") in _families(t)}
         if not hit:
-            names = sorted({family(t) for t in everything} | {t.name for t in everything})
+            names = sorted({f for t in everything for f in _families(t)} | {t.name for t in everything})
             raise UsageError(f"no tactic or family of tactics is called {name!r}.{nearest(name, names)} There are {', '.join(names)}.")
         chosen = chosen - hit if s.startswith("-") else chosen | hit
     return [t for t in everything if t.name in chosen]

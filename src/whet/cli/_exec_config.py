@@ -108,8 +108,7 @@ def _sources(o: Options) -> tuple[str, ...]:
     given = tuple(p for p in o.get("tacticSources").split(",") if p)
     if o.get("backend", "cpu") != "cuda":
         return given
-    tf32 = ("-cublaslt_tf32", "-cudnn_tf32", "-own_first_tf32", "-own_narrow_tf32", "-own_several_tf32", "-own_tf32")
-    means = {"pure": ("-CUBLASLT", "-CUDNN"), "noTF32": tf32, "allowFallback": ("+host_reference",)}
+    means = {"pure": ("-CUBLASLT", "-CUDNN"), "noTF32": ("-TF32",), "allowFallback": ("+host_reference",)}
     return (*given, *(switch for flag, switches in means.items() if flag in o for switch in switches))
 
 
