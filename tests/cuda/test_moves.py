@@ -233,8 +233,8 @@ def test_channels_that_are_filled_change_nothing(integers):
         made = prepared(net, BuildConfig())
         net = quantize(made, Ranges({t.name: Range(0.0, 3.0) for t in find_places(made).roots}))
     x = {"x": np.random.default_rng(3).standard_normal((2, 16, 6, 5)).astype(np.float32)}
-    plain, _ = lower(net, switches=["-pad_moved_channels"], refuses=lambda layer: None)
-    wide, log = lower(net, refuses=lambda layer: None)
+    plain, _ = lower(net, switches=["-pad_moved_channels", "-fuse_head_convs"], refuses=lambda layer: None)
+    wide, log = lower(net, switches=["-fuse_head_convs"], refuses=lambda layer: None)
     assert log.counts()["pad_moved_channels"] == 1
     conv = next(t.maker for x in wide.layers if x.hint == "Moves" for t in x.inputs if t.maker is not None)
     assert conv.outputs[0].shape[1] == 32

@@ -1,77 +1,11 @@
-"""Every convolutional network through `whet exec`, from file to engine to outputs: as near to float64 as design allows, scores as stated.
+"""Every real convolutional network through `whet exec`, from file to engine to outputs: as near to float64 as design allows, scores as stated."""
 
-"Right" for a whole network: error against float64, max over outputs of ||e||/||ref|| and max|e|/max|ref|, at most 4 times
-ONNX Runtime's own, with a floor of 1e-5. The outputs judged are those that the command itself wrote; the engine file that it
-saved is what the scores are taken with.
-"""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import numpy as np
-import onnxruntime as ort
 import pytest
 
 from support.datasets import root
 from support.realdata import evaluate, models
-from whet.frontends import network_from_onnx
-from whet.ops import run_network
+from support.right import judged, onnxruntime_outputs
 from whet.runtime import Runtime
-
-FLOOR = 1e-5
-QUICK = "--builderOptimizationLevel=2 --avgTiming=2 --numThreads=2 --warmUp=0 --duration=0 --iterations=1"
-
-
-def relative_error(got: dict, want: dict) -> float:
-    """Max over outputs of both norms' relative errors."""
-    worst = 0.0
-    for name, ref in want.items():
-        e = np.asarray(got[name], np.float64) - ref
-        for norm in (np.linalg.norm, lambda a: np.abs(a).max(initial=0.0)):
-            scale = float(norm(ref.reshape(-1)))
-            worst = max(worst, float(norm(e.reshape(-1))) / scale if scale else float(norm(e.reshape(-1))))
-    return worst
-
-
-def onnxruntime_outputs(session: ort.InferenceSession, feeds: dict) -> dict:
-    return dict(zip((o.name for o in session.get_outputs()), session.run(None, feeds), strict=True))
-
-
-def whet_exec(model: Path, feeds: dict[str, np.ndarray], folder: Path, *, dynamic: bool) -> tuple[Path, dict[str, np.ndarray]]:
-    """The engine file that the command saved, and the outputs that it wrote for `feeds`."""
-    files = []
-    for k, (name, a) in enumerate(feeds.items()):
-        np.save(folder / f"in{k}.npy", a)
-        files.append(f"'{name}':in{k}.npy")
-    command = [f"--onnx={model.resolve()}", *QUICK.split(), "--saveEngine=m.engine", "--dumpRawBindingsToFile", "--loadInputs=" + ",".join(files)]
-    if dynamic:
-        command.append("--shapes=" + ",".join(f"'{n}':{'x'.join(map(str, a.shape)) or 'scalar'}" for n, a in feeds.items()))
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "whet.cli", "exec", *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "&&&& PASSED" in done.stdout
-    outputs = {}
-    for path in folder.glob("*.raw"):
-        name, _, shape, dtype, _ = path.name.rsplit(".", 4)
-        outputs[name] = np.fromfile(path, dtype).reshape([int(d) for d in shape.split("x") if d])
-    return folder / "m.engine", outputs
-
-
-def judged(model: Path, feeds: dict, folder: Path):
-    """Runs the command and compares its outputs with float64; gives the saved engine and ONNX Runtime's session."""
-    net = network_from_onnx(model)
-    engine, got = whet_exec(model, feeds, folder, dynamic=any(not t.type.static for t in net.inputs))
-    want = run_network(net, feeds, widen=True)
-    session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    theirs = onnxruntime_outputs(session, feeds)
-    by_file = {"".join(c if c.isalnum() or c in "._-" else "_" for c in n): n for n in want}
-    assert sorted(got) == sorted(by_file)
-    assert relative_error({by_file[f]: a for f, a in got.items()}, want) <= max(4 * relative_error(theirs, want), FLOOR)
-    return engine, session
 
 
 @pytest.mark.data
@@ -84,18 +18,3 @@ def test_real_model_is_right(model, tmp_path):
         peer = evaluate(model, lambda f: onnxruntime_outputs(session, f), limit=24)
         for metric in model.metrics:
             assert some[metric.name] == pytest.approx(peer[metric.name], abs=1e-3)
-
-
-ZOO = ["lenet5", "squeezenet1_1", "mobilenet_v2", "resnet18"]
-BIG = ["resnet50", "yolov5s", "vit_b_16", "efficientnet_b0", "densenet121", "resnext50_32x4d", "mobilenet_v3_large"]
-
-
-@pytest.mark.parametrize("name", [*ZOO, *(pytest.param(n, marks=pytest.mark.slow) for n in BIG)])
-def test_zoo_network_is_right(name, tmp_path):
-    from whet import zoo
-
-    path = zoo.save(name, tmp_path / f"{name}.onnx", batch=1)
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    rng = np.random.default_rng(0)
-    feeds = {i.name: rng.standard_normal(i.shape).astype(np.float32) for i in session.get_inputs()}
-    judged(path, feeds, tmp_path)

@@ -1,0 +1,21 @@
+"""Networks of the zoo through `whet exec`, at a level that times little: real ones (test_right.py) have the other."""
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from support.right import judged
+
+ZOO = ["lenet5", "squeezenet1_1", "mobilenet_v2", "resnet18"]
+BIG = ["resnet50", "yolov5s", "vit_b_16", "efficientnet_b0", "densenet121", "resnext50_32x4d", "mobilenet_v3_large"]
+
+
+@pytest.mark.parametrize("name", [*ZOO, *(pytest.param(n, marks=pytest.mark.slow) for n in BIG)])
+def test_zoo_network_is_right(name, tmp_path):
+    from whet import zoo
+
+    path = zoo.save(name, tmp_path / f"{name}.onnx", batch=1)
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    feeds = {i.name: rng.standard_normal(i.shape).astype(np.float32) for i in session.get_inputs()}
+    judged(path, feeds, tmp_path, level=1)
