@@ -6,10 +6,13 @@ from test_onednn_tactics import Listed, compute, place
 from test_own_cpu import SILU
 
 from whet.backends.cpu import CpuBackend
-from whet.network import from_stored, stored_shape
+from whet.builder import BuildConfig
+from whet.builder.lowering import lowered_network
+from whet.network import Network, from_stored, parse_type, stored_shape
 from whet.ops import run_regions, sample_layer
 from whet.ops._forked_samples import forked
 from whet.tactics import Args, get_tactic
+from whet.tactics.cpu import _jit
 from whet.tactics.cpu import _onednn as dnn
 
 NAME = "cpu/forked"
@@ -91,3 +94,25 @@ def test_other_layers_are_refused(sample, why):
     layer = sample_layer("Fused", sample)[1]
     assert why in get_tactic(NAME).why_not(layer)
     assert not get_tactic(NAME).signatures(layer, CpuBackend(threads=1))
+
+
+def hints(channels=16, filters=(16, 16), side=6, act="Relu", **config):
+    net = Network("two ways")
+    x = net.add_input("x", parse_type(f"f32[1,{channels},{side},{side}]"))
+    for k, n in enumerate(filters):
+        w = net.constant(np.random.default_rng(k).standard_normal((n, channels, 1, 1)).astype(np.float32), f"w{k}")
+        net.mark_output(net.add(act, net.add("Conv", x, w)), f"y{k}")
+    return {x.hint for x in lowered_network(net, BuildConfig(**config))[0].layers}
+
+
+@SILU
+def test_what_no_kernel_takes_stays_in_pieces(monkeypatch):
+    """Else a reference in NumPy would compute it: unknown activations, channels that are no fours, images below a tile, unknown sizes, other CPUs."""
+    assert hints() == hints(side=4) == {"ForkedConv"}
+    for kind in ({"act": "HardSwish"}, {"channels": 18}, {"side": 3}, {"side": "H"}):
+        assert "ForkedConv" not in hints(**kind)
+    assert hints(precisions=("bf16",)) == ({"Conv"} if _jit.has("avx512_bf16") else {"ForkedConv"})
+    monkeypatch.setattr(_jit, "has", lambda feature: True)
+    assert "ForkedConv" not in hints(precisions=("bf16",))
+    monkeypatch.setattr(_jit, "has", lambda feature: False)
+    assert "ForkedConv" not in hints()

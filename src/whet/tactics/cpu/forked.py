@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.network import BF16, DType, Layer, Tensor, static_shape
+from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics._fused import constants_of, seen, source_place
 from whet.tactics.cpu import _jit
@@ -100,9 +100,14 @@ class ForkedConv(Tactic):
         return found if isinstance(found, str) else None
 
     def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
+        found, sides = forked(layer), layer.outputs[0].shape[2:]
+        if isinstance(found, str):
+            return found
         if BF16 in permitted and _jit.has("avx512_bf16"):
             return "its parts may be faster in the 16-bit floats that are permitted"
-        return None
+        if any(symbols(d) for d in sides):
+            return "images of unknown sizes"
+        return _unfit(found, prod(map(int, sides)))
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         found = forked(layer)
@@ -111,15 +116,12 @@ class ForkedConv(Tactic):
         return [Signature(tuple(STORED if i == found.x else None for i in range(len(layer.inputs))), (STORED, STORED))]
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not _jit.has("avx512f"):
-            return "its tile of 24 sums needs the 32 registers of AVX-512"
-        return None if self.configs(layer, signature, machine) else "the image has fewer pixels than the smallest tile"
+        found = forked(layer)
+        return found if isinstance(found, str) else _unfit(found, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        found, pixels = forked(layer), prod(static_shape(layer.outputs[0].shape)[2:])
-        if isinstance(found, str):
-            return []
-        return [(("blocks", b),) for b, p in sorted(TILES) if found.blocks % b == 0 and p <= pixels and (b > 1 or found.blocks % 2)]
+        found = forked(layer)
+        return [] if isinstance(found, str) else _tiles(found, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ForkedKernel:
         found = forked(layer)
@@ -135,6 +137,18 @@ class ForkedConv(Tactic):
 
     def library_version(self) -> str:
         return _jit.version()
+
+
+def _tiles(found: Forked, pixels: int) -> list[Config]:
+    """Configurations for images of so many pixels."""
+    return [(("blocks", b),) for b, p in sorted(TILES) if found.blocks % b == 0 and p <= pixels and (b > 1 or found.blocks % 2)]
+
+
+def _unfit(found: Forked, pixels: int) -> str | None:
+    """Why images of so many pixels cannot be computed, or none on this CPU."""
+    if not _jit.has("avx512f"):
+        return "its tile of 24 sums needs the 32 registers of AVX-512"
+    return None if _tiles(found, pixels) else "the image has fewer pixels than the smallest tile"
 
 
 def forked(layer: Layer) -> Forked | str:
