@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import re
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 _kept: list[Any] = []  # compiled modules: their code lives as long as the process
@@ -19,7 +20,7 @@ def no_compiler() -> str | None:
     if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
         return f"whet's own kernels are not written for {platform.machine()}"
     try:
-        import llvmlite.binding  # noqa: F401
+        import_module("llvmlite.binding")
     except ImportError:
         return "llvmlite is not installed, which compiles whet's own kernels: pip install 'whet[jit]'"
     return None

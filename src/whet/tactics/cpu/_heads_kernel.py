@@ -8,13 +8,13 @@ from functools import cache
 
 from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._ir import FENCE, WIDE, fma, least, load, moved, spread, store
 from whet.tactics.cpu._ir import FLOATS as _F
+from whet.tactics.cpu._ir import WIDE, least, load, moved, store
 from whet.tactics.cpu._moves_kernel import moves_part, needed
 from whet.tactics.cpu._moves_kernel import words as moves_words
+from whet.tactics.cpu._pointwise_kernel import STEP, turn
 from whet.tactics.cpu._silu_kernel import declarations
 
-STEP = 4  # input channels of a turn of the inner loop
 RUN = 4  # numbers of a run in its table: rows begin, pixels begin, pixels, rows of each
 _NUMBER = 8  # bytes of a word
 
@@ -181,14 +181,7 @@ def _convolve(blocks: int, pixels: int) -> str:
     sums = [(j, p) for j in range(blocks) for p in range(pixels)]
     bias = [load(f"b{j}", "w.bias", j * WIDE) for j in range(blocks)]
     starts = [f"  %s{j}.{p} = phi {_F} [ %b{j}, %begin ], [ %a{STEP - 1}.{j}.{p}, %taps.next ]" for j, p in sums]
-    inner = []
-    for u in range(STEP):
-        inner += [load(f"w{u}.{j}", "w.now", (u * blocks + j) * WIDE) for j in range(blocks)]
-        for p in range(pixels):
-            inner.append(spread(f"x{u}.{p}", "x.now", p * WIDE + u))
-            for j in range(blocks):
-                inner.append(fma(f"a{u}.{j}.{p}", f"%x{u}.{p}", f"%w{u}.{j}", f"%s{j}.{p}" if u == 0 else f"%a{u - 1}.{j}.{p}"))
-            inner.append(FENCE)
+    inner = turn(blocks, pixels)
     ends = []
     for p in range(pixels):
         ends.append(moved(f"y{p}", "y.tile", p, "%pitch"))

@@ -71,6 +71,19 @@ _THEN = f"""
   %tile.then = select i1 %group.over, i64 %strip.then, i64 %tile1"""
 
 
+def turn(blocks: int, pixels: int) -> list[str]:
+    """Lines that add STEP input channels to the sums %s<block>.<pixel>, from %x.now and %w.now; then they are called %a<STEP - 1>.<block>.<pixel>."""
+    lines = []
+    for u in range(STEP):
+        lines += [load(f"w{u}.{j}", "w.now", (u * blocks + j) * WIDE) for j in range(blocks)]
+        for p in range(pixels):
+            lines.append(spread(f"x{u}.{p}", "x.now", p * WIDE + u))
+            for j in range(blocks):
+                lines.append(fma(f"a{u}.{j}.{p}", f"%x{u}.{p}", f"%w{u}.{j}", f"%s{j}.{p}" if u == 0 else f"%a{u - 1}.{j}.{p}"))
+            lines.append(FENCE)
+    return lines
+
+
 @cache
 def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: bool, ahead: bool = False, forked: bool = False) -> str:
     """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`, with "Silu", "Relu" or nothing behind it; `estimate`: the CPU has
@@ -83,14 +96,7 @@ def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: boo
     sums = [(j, p) for j in range(blocks) for p in range(pixels)]
     bias = [load(f"b{j}", "w.bias", j * WIDE) for j in range(blocks)]
     starts = [f"  %s{j}.{p} = phi {_F} [ %b{j}, %item ], [ %a{STEP - 1}.{j}.{p}, %taps.next ]" for j, p in sums]
-    inner = []
-    for u in range(STEP):
-        inner += [load(f"w{u}.{j}", "w.now", (u * blocks + j) * WIDE) for j in range(blocks)]
-        for p in range(pixels):
-            inner.append(spread(f"x{u}.{p}", "x.now", p * WIDE + u))
-            for j in range(blocks):
-                inner.append(fma(f"a{u}.{j}.{p}", f"%x{u}.{p}", f"%w{u}.{j}", f"%s{j}.{p}" if u == 0 else f"%a{u - 1}.{j}.{p}"))
-            inner.append(FENCE)
+    inner = turn(blocks, pixels)
     if ahead:
         each = -(-pixels // (WIDE // STEP))  # lines of a turn, so that a block's turns fetch all
         fetched = [prefetch(f"f{k}", "ahead", (pixels + k) * WIDE) for k in range(each)]

@@ -23,10 +23,10 @@ from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._conv_tactic import Tile
 from whet.tactics.cpu._declared import Reference
-from whet.tactics.cpu._heads_kernel import STEP, Level, heads_ir, thread_bytes
+from whet.tactics.cpu._heads_kernel import Level, heads_ir, thread_bytes
 from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import static
-from whet.tactics.cpu._pointwise_kernel import TILES
+from whet.tactics.cpu._pointwise_kernel import STEP, TILES
 from whet.tactics.cpu.pointwise import packed
 
 HINT = "HeadMoves"
