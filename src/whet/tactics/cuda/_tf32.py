@@ -13,6 +13,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import Kernel, Launch, Module
+from whet.tactics._base import Config, PlanRefused
 from whet.tactics.cuda._conv import ConvShape, Finish, Fork, Groups, Second, View
 from whet.tactics.cuda._conv_config import SHARED_LIMIT
 from whet.tactics.cuda._conv_launch import layer_numbers
@@ -148,6 +149,14 @@ def configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multiproce
             able += [c for c in (next(fit, None),) if c is not None]
         found.update(able[-3:])
     return sorted(found, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))
+
+
+def sizes_of(config: Config) -> dict[str, int]:
+    """What an engine says of a tile that computes in TF32. Raises PlanRefused for another's."""
+    said = dict(config)
+    if said.pop("math", None) != "tf32":
+        raise PlanRefused("this tactic computes in tf32")
+    return {k: int(v) for k, v in said.items()}
 
 
 def cut_to_tf32(a: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from whet.tactics.cuda._conv import ConvShape, Finish
 from whet.tactics.cuda._conv_config import REGISTERS, SHARED_LIMIT
 from whet.tactics.cuda._kernel import ACTIVATIONS, Ending, GpuKernel, ahead, all_static, ending, float_types, loaded, machine_has, packed_array, same
 from whet.tactics.cuda._source import source
-from whet.tactics.cuda._tf32 import cut_to_tf32, dealt_by_16
+from whet.tactics.cuda._tf32 import cut_to_tf32, dealt_by_16, sizes_of
 from whet.tactics.cuda.own_conv import conv_shape
 from whet.tactics.cuda.own_stem import FirstLayer
 from whet.tactics.cuda.own_tf32 import OwnTf32
@@ -43,10 +43,7 @@ class FirstTile:
     @staticmethod
     def of(config: Config) -> FirstTile:
         """The instance that an engine names."""
-        said = dict(config)
-        if said.pop("math", None) != "tf32":
-            raise PlanRefused("this tactic computes in tf32")
-        return FirstTile(**{k: int(v) for k, v in said.items()})
+        return FirstTile(**sizes_of(config))
 
     def constants(self, s: ConvShape, finish: Finish) -> dict[str, int]:
         """The macros of the instance."""

@@ -18,7 +18,7 @@ from whet.tactics.cuda._conv import ConvShape, Finish
 from whet.tactics.cuda._conv_config import REGISTERS, SHARED_LIMIT
 from whet.tactics.cuda._kernel import ACTIVATIONS, GpuKernel, ahead, ending, loaded, machine_has, packed_array
 from whet.tactics.cuda._source import source
-from whet.tactics.cuda._tf32 import cut_to_tf32, dealt_by_16, filters
+from whet.tactics.cuda._tf32 import cut_to_tf32, dealt_by_16, filters, sizes_of
 from whet.tactics.cuda._tf32_tactic import F32Product
 from whet.tactics.cuda.own_conv import conv_shape, packed_bias
 from whet.tactics.cuda.own_tf32 import OwnTf32
@@ -45,10 +45,7 @@ class NarrowTile:
     @staticmethod
     def of(config: Config) -> NarrowTile:
         """The instance that an engine names."""
-        said = dict(config)
-        if said.pop("math", None) != "tf32":
-            raise PlanRefused("this tactic computes in tf32")
-        return NarrowTile(**{k: int(v) for k, v in said.items()})
+        return NarrowTile(**sizes_of(config))
 
     def constants(self, s: ConvShape, finish: Finish) -> dict[str, int]:
         """The macros of the instance."""
