@@ -59,7 +59,7 @@ class Dealt:
         share = -(-items // (count * step)) * step
         ask = threads.address("omp_get_thread_num")
         words = [self.counts.ctypes.data, self.starts.ctypes.data, self.who.ctypes.data, work, items, share, ask]
-        self.call = _jit.ParallelCall(_jit.address(IR, "count_items"), words, {("input", 0): 0}, count, "counts", step=step)
+        self.call = _jit.ParallelCall(_jit.address(IR, "count_items"), words, {0: ("input", 0)}, count, "counts", step=step)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

@@ -123,11 +123,12 @@ def test_what_follows(steps, name, channels, window):
 
 
 @SILU
-def test_users_own_buffers():
-    """Image, what is added, and result, pointed elsewhere after the launch was recorded."""
-    _, layer, arrays = sample_layer("Fused", conv_silu(text(1, 16, 5, 12), text(16, 16, 3, 3), pads=(1, 1, 1, 1), behind=text(1, 16, 5, 12)))
+@pytest.mark.parametrize("added", ["Add", "Add x"])
+def test_users_own_buffers(added):
+    """Image, what is added, which may be the image itself, and result, pointed elsewhere after the launch was recorded."""
+    _, layer, arrays = sample_layer("Fused", followed(("Silu", added), text(1, 16, 5, 12), text(16, 16, 3, 3), pads=(1, 1, 1, 1)))
     tactic = get_tactic(NAME)
-    signature = tactic.signatures(layer, CPU)[1]
+    signature = tactic.signatures(layer, CPU)[-1]
     kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
     packed, stream = [p.make() for p in kernel.packed], Listed()
     nowhere = [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]

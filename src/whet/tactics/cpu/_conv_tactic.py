@@ -102,10 +102,10 @@ class ConvKernel:
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         for part, packed in zip(self.parts, args.packed, strict=True):
-            context, operands = [args.inputs[self.x], packed, args.outputs[0] + part.shift], {("input", self.x): 0, ("output", 0): 2}
+            context, operands = [args.inputs[self.x], packed, args.outputs[0] + part.shift], {0: ("input", self.x), 2: ("output", 0)}
             shifts = {2: part.shift}
             if self.added is not None:
-                operands["input", self.added], shifts[3] = 3, part.shift
+                operands[3], shifts[3] = ("input", self.added), part.shift
                 context.append(args.inputs[self.added] + part.shift)
             run = _jit.address(part.ir, self.name)
             stream.record(_jit.ParallelCall(run, context + part.sizes, operands, part.threads, self.implementation, shifts))

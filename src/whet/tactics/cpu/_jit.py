@@ -6,7 +6,7 @@ backends/cpu/machine_code.py compiles it; where that cannot, tactics that need t
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from whet.backends.cpu import threads
@@ -65,7 +65,7 @@ def _team() -> int:
 class ParallelCall:
     """A recorded launch of `void function(int64* context)` on `count` threads of the pool, or on the calling one.
 
-    `context` holds addresses and sizes; `operands` says which of its places are operands of the layer, for re-pointing. With one thread
+    `context` holds addresses and sizes; `operands` says which operand of the layer lies at which of its places, for re-pointing. With one thread
     the function is called as it is; else threads take its items bit by bit, in multiples of `step`. `shifts` says how many bytes into an
     operand a place points.
     """
@@ -73,7 +73,7 @@ class ParallelCall:
     returns_status = False
 
     def __init__(
-        self, function: int, context: list[int], operands: dict[tuple[str, int], int], count: int, implementation: str,
+        self, function: int, context: list[int], operands: Mapping[int, tuple[str, int]], count: int, implementation: str,
         shifts: dict[int, int] | None = None, step: int = 1,
     ) -> None:  # fmt: skip
         self._context, self._shifts = context_of(context, count, step, threads.address("omp_get_thread_num")), shifts or {}
@@ -90,9 +90,9 @@ class ParallelCall:
         _PROTOTYPE(f)(a, b, c, d)
 
     def point(self, kind: str, index: int, address: int) -> None:
-        place = self._operands.get((kind, index))
-        if place is not None:
-            self._context[place] = address + self._shifts.get(place, 0)
+        for place, operand in self._operands.items():  # one operand can have several: an image that is added to its own convolution
+            if operand == (kind, index):
+                self._context[place] = address + self._shifts.get(place, 0)
 
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)

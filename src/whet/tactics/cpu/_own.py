@@ -50,7 +50,7 @@ class OwnKernel:
         at = {"input": args.inputs, "output": args.outputs}
         share = -(-items // (self.threads * step)) * step
         context = [*(w if isinstance(w, int) else at[w[0]][w[1]] for w in words), share, args.packed[0]]
-        operands = {w: k for k, w in enumerate(words) if not isinstance(w, int)}
+        operands = {k: w for k, w in enumerate(words) if not isinstance(w, int)}
         stream.record(_jit.ParallelCall(_jit.address(ir, name), context, operands, self.threads, self.implementation, step=step))
 
 

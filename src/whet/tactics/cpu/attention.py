@@ -70,12 +70,12 @@ class AttentionKernel:
                 at = {n: 4 * _start(v, found, image, head) for n, v in (("q", found.q), ("k", found.k), ("v", found.v), ("out", found.out))}
                 stream.record(self.first.call(inner, {"src": at["q"], "weights": at["k"]}))
                 context = [args.scratch, 0, rows, found.keys, found.rows, 0, 0, -(-rows // self.threads), args.packed[0]]
-                operands: dict[tuple[str, int], int] = {}
+                operands: dict[int, tuple[str, int]] = {}
                 shift = 0
                 if found.mask is not None:
                     shift = 4 * (found.mask.offset + image * found.mask.strides[0] + head * found.mask.strides[1])
                     if len(args.packed) == 1:
-                        operands[("input", found.mask.place)] = 1
+                        operands[1] = ("input", found.mask.place)
                     base = args.packed[1] if len(args.packed) > 1 else args.inputs[found.mask.place]
                     context[1], context[5], context[6] = base + shift, found.mask.strides[1], found.mask.strides[2]
                 stream.record(_jit.ParallelCall(run, context, operands, self.threads, self.implementation, {1: shift}))

@@ -84,7 +84,7 @@ class ForkedKernel:
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.inputs[self.x], args.packed[0], *args.outputs, *self.sizes]
-        operands = {("input", self.x): 0, ("output", 0): 2, ("output", 1): 3}
+        operands = {0: ("input", self.x), 2: ("output", 0), 3: ("output", 1)}
         stream.record(_jit.ParallelCall(_jit.address(self.ir, "pointwise"), context, operands, self.threads, self.implementation))
 
 

@@ -86,9 +86,9 @@ class HeadsKernel:
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.outputs[0], *args.packed[:2], args.scratch]
-        operands = {("output", 0): 0}
+        operands = {0: ("output", 0)}
         for image, weights in zip(self.images, args.packed[2:], strict=True):
-            operands["input", image] = len(context)
+            operands[len(context)] = ("input", image)
             context += [args.inputs[image], weights]
         context += [self.items, -(-self.items // self.threads)]
         stream.record(_jit.ParallelCall(_jit.address(self.ir, "heads"), context, operands, self.threads, self.implementation))

@@ -37,7 +37,7 @@ class MovesKernel:
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.outputs[0], args.packed[0], *(args.inputs[i] for i in self.sources), self.rows, -(-self.rows // self.threads)]
-        operands = {("output", 0): 0} | {("input", i): 2 + k for k, i in enumerate(self.sources)}
+        operands = {0: ("output", 0)} | {2 + k: ("input", i) for k, i in enumerate(self.sources)}
         stream.record(_jit.ParallelCall(_jit.address(self.ir, "moves"), context, operands, self.threads, self.implementation))
 
 
