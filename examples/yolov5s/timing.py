@@ -25,7 +25,7 @@ import whet
 
 ROUNDS, SECONDS = 5, 0.4  # engines take turns: so many rounds, each of about so many seconds
 SHORTEST = 0.1  # seconds of a round where several processes share them
-IN_ROW = {"cpu": 1, "cuda": 5}  # runs between two looks at the clock: a GPU's go back to back, a CPU's end one by one, so turns can be as short as one
+IN_ROW = {"cpu": 1, "cuda": 5}  # runs between two looks at the clock: a GPU's go back to back, a CPU's end one by one
 
 
 @dataclass

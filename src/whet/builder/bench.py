@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -33,8 +34,8 @@ class Workshop(Protocol):
     def flush_bytes(self) -> int:
         """Bytes that are walked over before each sample; 0 where caches stay hot."""
 
-    def flush(self) -> None:
-        """Walks over them."""
+    def flush(self, pieces: Sequence[tuple[int, int]]) -> None:
+        """Walks over them, or takes these pieces of memory (addresses and bytes) out of all caches."""
 
     def lend(self, key: tuple, nbytes: int) -> Any:
         """A buffer of at least so many bytes, lent again for the same key."""
@@ -98,12 +99,15 @@ class Bench:
         k, flushed = o.kernel, self.shop.flush_bytes
         if not flushed or sum(k.inputs) + sum(k.outputs) >= flushed:
             return
-        self.shop.flush()
+        args = self.args(o)
+        pieces = [*zip(args.inputs, k.inputs, strict=True), *zip(args.outputs, k.outputs, strict=True), (args.scratch, k.scratch)]
+        pieces += [(w.buffer.address, w.nbytes) for w in self.weights(o) if w.field == "packed"]
+        self.shop.flush([(at, nbytes) for at, nbytes in pieces if nbytes])
         for i, operand in enumerate(o.signature.inputs):
             if operand is not None:
                 array = self.buffers["in", i, operand.dtype].array
                 if array is not None:
-                    array[: k.inputs[i] : 64].max(initial=0)
+                    self.shop.machine.warm(array[: k.inputs[i]])
 
     def _placed(self, o: Option) -> Args:
         k = o.kernel

@@ -23,8 +23,9 @@ from whet.builder.timing_cache import Timed, TimingCache
 from whet.errors import BackendError, BuildError
 from whet.network import Layer
 
+COLD = "cold"  # nothing in any cache but what the layer before has written; otherwise the last one holds more
 _COLD = "weights out of the L2 cache, method 1"
-_METHOD = 2  # of timing; raise it when times of another kind come out, so that old ones are not compared with new ones
+_METHOD = 3  # of timing; raise it when times of another kind come out, so that old ones are not compared with new ones
 _HOPELESS = (4.0, 4.0, 1.5, 1.2)  # after each round: a candidate this much slower than the best is not timed again; the last one stays
 _LONG_MS = 1.0  # from here on a run says more: what disturbs one for microseconds does not show
 _HOPELESS_LONG = (2.0, 1.3, 1.2)
@@ -56,7 +57,7 @@ class Conditions:
             return Conditions("hot", 0)
         if footprint <= last:
             return Conditions("cold L2", 2 * second)
-        return Conditions("cold", last + last // 2)
+        return Conditions(COLD, last + last // 2)
 
 
 @dataclass
@@ -223,13 +224,13 @@ class Timer:
         bench.chill(o)
         return float(self.machine.seconds(executable, 1)[0])
 
-    def flush(self) -> None:
-        """Walks over memory until what was in the caches is gone."""
-        if not self.conditions.flush_bytes:
+    def flush(self, pieces: Sequence[tuple[int, int]]) -> None:
+        """Takes memory (addresses and bytes) out of the caches, or walks over so much other memory that what was in them is gone."""
+        if not self.conditions.flush_bytes or (self.conditions.state == COLD and self.machine.evict(pieces)):
             return
         if self._flush is None:
-            self._flush = np.ones(self.conditions.flush_bytes // 8, np.int64)
-        self._flush.max()
+            self._flush = np.ones(self.conditions.flush_bytes, np.uint8)
+        self.machine.warm(self._flush)
 
 
 def _missed(layer: Layer, o: Option) -> BuildError:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from whet.backends._base import Buffer, backend
-from whet.backends.cpu import info
+from whet.backends.cpu import caches, info
 from whet.backends.cpu import threads as _threads
 from whet.backends.cpu.lanes import Lanes, why_no_lanes
 from whet.backends.cpu.launch import LaunchExecutable, LaunchList
@@ -81,6 +83,18 @@ class CpuBackend:
             executable.run()
             times.append(perf_counter() - start)
         return times
+
+    def warm(self, array: np.ndarray) -> None:
+        """Reads an array by all threads, each a share: then their caches hold it, and nothing of before that they have no room for."""
+        caches.read(array, self.threads)
+
+    def evict(self, pieces: Iterable[tuple[int, int]]) -> bool:
+        """Takes memory (addresses and bytes) out of all caches; False, and nothing is done, where this CPU has no quick way to."""
+        if not caches.can_evict():
+            return False
+        for at, nbytes in pieces:
+            caches.evict(at, nbytes, self.threads)
+        return True
 
     def watch(self) -> AbstractContextManager[Load]:
         """A context that measures what other processes take of the CPUs meanwhile."""
