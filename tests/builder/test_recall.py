@@ -11,7 +11,9 @@ from nets import inputs, residual
 from whet.backends import get_backend
 from whet.builder import BuildConfig, Silent, build, recall, refine, whole
 from whet.builder.beside import Beside
+from whet.builder.entries import Entry
 from whet.builder.progress import Noting
+from whet.builder.timing_cache import Timed
 from whet.ops import run_network
 from whet.runtime import bind
 
@@ -19,7 +21,9 @@ QUICK = BuildConfig(avg_timing=1, whole_engines=3, verify=False)
 
 
 @pytest.fixture
-def cached(tmp_path):
+def cached(tmp_path, monkeypatch):
+    """A build with a cache; its networks run so shortly that times of two moments differ by more than what makes a builder doubt them."""
+    monkeypatch.setattr(whole, "_DOUBT", np.inf)
     return dataclasses.replace(QUICK, timing_cache=str(tmp_path / "t.sqlite"))
 
 
@@ -51,6 +55,33 @@ def test_a_second_build_times_no_engine_against_another(cached, timed, monkeypat
     assert "earlier build" in again.report["choice"]["engines_timed"]
     assert "engines_timed" not in first.report["choice"]
     assert again.report["timing"]["misses"] == 0
+
+
+def test_times_that_are_not_seen_again_are_taken_anew(timed, monkeypatch):
+    """An engine that is remembered to take a nanosecond takes longer now than the others are remembered to: all of them run again, once."""
+    monkeypatch.setattr(whole, "_differ", lambda a, b: True)
+    monkeypatch.setattr(whole, "recalled_times", lambda _, entries: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(entries))])
+    config = dataclasses.replace(QUICK, in_network=False)
+    for doubt, calls in ((np.inf, 1), (1.05, 2)):
+        timed.clear()
+        monkeypatch.setattr(whole, "_DOUBT", doubt)
+        report = build(residual(), config).report
+        assert [len(c) for c in timed] == [1, len(report["engines"])][:calls]
+        assert len(report["engines"]) > 1
+        assert ("engines_timed" in report["choice"]) == (calls == 1)
+        assert all(e["ms"] > 1e-5 for e in report["engines"]) == (calls == 2), "measured, not remembered"
+
+
+def test_a_busy_moment_is_no_reason_to_doubt():
+    """What is remembered was taken on a machine at rest."""
+    entry = Entry("kept", *[None] * 6)
+    best = whole.Best(entry, [{"ms": 3.0}, {"ms": 2.0}, {"ms": 4.0}], 1.0, recalled=True)
+    assert best.doubtful
+    assert not dataclasses.replace(best, recalled=False).doubtful
+    assert not dataclasses.replace(best, engines=best.engines[:1]).doubtful
+    assert not dataclasses.replace(best, engines=[{"ms": 2.05}, {"ms": 2.0}]).doubtful
+    entry.disturbed = True
+    assert not best.doubtful
 
 
 def test_weights_may_differ_and_nothing_else(cached):
