@@ -37,7 +37,7 @@ _PATIENCE = 6  # disturbed measurements that are repeated in one build; on a mac
 
 @dataclass(frozen=True)
 class Conditions:
-    """How caches are left before each sample: "hot", or cold after walking over `flush_bytes`.
+    """How caches are left before each sample: "hot", or cold: what a kernel reads and writes is taken out, or `flush_bytes` of other memory are read.
 
     `l2_bytes` is the size of the cache out of which finalists' weights are taken for a second time, 0 where there is none (a CPU).
     """
