@@ -62,9 +62,15 @@ def apart():
     return build(inception(), config())
 
 
+@pytest.fixture(scope="module")
+def turns():
+    return build(inception(), config(samples="turns"))
+
+
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 6, 7])
-def test_every_batch_gives_what_the_network_gives(apart, batch):
-    context = Runtime().load(apart).create_context()
+@pytest.mark.parametrize("way", ["apart", "turns"])
+def test_every_batch_gives_what_the_network_gives(way, batch, request):
+    context = Runtime().load(request.getfixturevalue(way)).create_context()
     data = feed(batch)
     got = context.run(data)
     close(got, run_network(inception(), data, widen=True))
@@ -91,6 +97,35 @@ def test_where_no_lanes_can_be_samples_take_turns(apart, monkeypatch):
         assert len(context.profile(feed(batch), iterations=1)) == len(apart.network.layers)
     with pytest.raises(BuildError, match="no compiler"):
         build(inception(), config())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_samples_take_turns_on_all_threads(turns, threads):
+    """Whatever the machine has: no launch is of lanes, and the memory is that of one sample, with the batch's inputs and outputs."""
+    assert turns.arenas[0].lanes == 1
+    with pytest.warns(UserWarning, match="tuned elsewhere") if threads != 2 else nullcontext():
+        engine = Runtime(threads=threads).load(turns)
+    context = engine.create_context()
+    for batch in (1, 3, 4, 7):
+        close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
+        assert not any(isinstance(c, Lanes) for c in context.launches().executable.calls)
+        assert len(context.profile(feed(batch), iterations=1)) == len(turns.network.layers)
+    ends = 7 * (2 * 16 * 8 * 8 * 4 + 64)
+    assert engine.memory(context).arena <= turns.arenas[0].total + ends + 64
+
+
+def test_turns_are_locked_saved_and_need_no_compiled_loop(turns, tmp_path, monkeypatch):
+    """What runs in Python may take turns too; a lock gives the same engine, and is not one of lanes."""
+    save_lock(turns, path := tmp_path / "lock.json")
+    again = build(inception(), config(samples="auto", lock=str(path)))
+    assert (again.arenas, again.choices) == (turns.arenas, turns.choices)
+    read = read_engine(engine_bytes(again))
+    close(Runtime().load(read).create_context().run(feed(5)), run_network(inception(), feed(5), widen=True))
+    for asked, what in (("apart", "in turns in it, apart is asked for"), ("together", "in turns in it, together is asked for")):
+        with pytest.raises(LockError, match=what):
+            build(inception(), config(samples=asked, lock=str(path)))
+    monkeypatch.setattr(CpuBackend, "why_no_lanes", lambda self, calls: "no compiler")
+    assert build(inception(), config(samples="turns")).arenas[0].lanes == 1
 
 
 def test_joins_of_one_image_may_lie_in_place(apart):
@@ -175,13 +210,12 @@ def test_only_the_cpu_deals(apart, backend):
 
 
 def test_the_faster_is_kept_and_the_other_told(monkeypatch):
-    for ms, kept in (([4.0, 2.0], "apart"), ([2.0, 4.0], "together")):
-        monkeypatch.setattr(dealing, "standing", lambda times, order, ms=ms: Standing(ms, [0.0, 0.0], int(ms[1] < ms[0])))
+    for ms, kept, lanes in (([4.0, 2.0, 3.0], "apart", 2), ([2.0, 4.0, 3.0], "together", 0), ([3.0, 4.0, 2.0], "turns", 1)):
+        monkeypatch.setattr(dealing, "standing", lambda times, order, ms=ms: Standing(ms, [0.0] * 3, ms.index(2.0)))
         plan = build(inception(), config(samples="auto"))
-        assert (plan.arenas[0].lanes > 0) == (kept == "apart")
+        assert plan.arenas[0].lanes == lanes
         assert plan.report["samples"]["kept"] == kept
-        assert "4 ms" in plan.report["samples"]["why"]
-        assert "2 ms" in plan.report["samples"]["why"]
+        assert all(f"{n} ms" in plan.report["samples"]["why"] for n in (2, 3, 4))
         assert plan.options["samples"] == "auto"
         assert plan.options["profiles"] == config().profiles
         assert plan.probe["shapes"] == {"x": [4, 16, 8, 8]}
@@ -229,8 +263,10 @@ def test_an_arena_of_all_lanes_keeps_the_limit():
         build(inception(), config(memory_limit={"arena": 60_000}))
 
 
-def test_a_deal_that_is_wrong_is_found(apart):
-    """Broken on purpose: a lane that reads another sample, a last sample that is left out."""
+@pytest.mark.parametrize("way", ["apart", "turns"])
+def test_a_deal_that_is_wrong_is_found(way, request):
+    """Broken on purpose: a sample of a batch that reads another one."""
+    apart = request.getfixturevalue(way)
     assert batch_differs(apart, get_backend("cpu", threads=2)) is None
     real = Deal.point
 
@@ -309,4 +345,4 @@ def test_what_runs_in_python_has_no_lanes_and_is_named():
     net.mark_output(net.add("CumSum", net.add("Relu", x), net.constant(np.array(1)), name="running"), "y")
     with pytest.raises(BuildError, match=r"runs in Python.*\(layer 'running'\)"):
         build(net, config())
-    assert build(net, config(samples="auto")).report["samples"]["kept"] == "together"
+    assert build(net, config(samples="auto")).report["samples"]["kept"] in ("together", "turns")

@@ -46,7 +46,7 @@ def run(*flags):
 def test_the_build_says_what_it_did(folder):
     out = (folder / "out.txt").read_text()
     assert "samples are run apart: 5 of them, one by one on 2 thread(s)" in out
-    assert "2 samples at once, each in" in out
+    assert "2 sample(s) at once, each in" in out
     assert read_engine(folder / "m.engine").arenas[0].lanes == 2
 
 
@@ -78,4 +78,4 @@ def test_every_value_of_the_engine_is_compared(folder):
 def test_another_word_is_refused(folder):
     code, out = run(f"--onnx={folder}/m.onnx", "--samples=alone", *BATCH)
     assert code != 0
-    assert "auto, together, apart" in out
+    assert "auto, together, apart, turns" in out

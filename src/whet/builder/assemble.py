@@ -52,7 +52,8 @@ def assemble(
 
 
 def dealt(one: EnginePlan, profiles: Sequence[Profile], machine: Any, lanes: int | None = None) -> EnginePlan:
-    """The engine of a batch of an engine of one sample: as many lanes as there are threads and samples, unless it is said how many."""
+    """The engine of a batch of an engine of one sample: as many lanes as there are threads and samples, unless it is said how many (1: samples
+    take turns on all threads)."""
     count = max(min(machine.threads, profiles[0].shapes[one.network.inputs[0].name][2][0]), 1) if lanes is None else lanes
     arenas = [dataclasses.replace(a, lanes=count) for a in one.arenas]
     described = {**machine.describe(), "libraries": one.machine.get("libraries", {})}

@@ -62,7 +62,7 @@ def build(
     lock = read_lock(config.lock) if config.lock else None
 
     def make(config: BuildConfig, lock: dict[str, Any] | None, progress: Progress | None) -> EnginePlan:
-        if lock is None and config.samples == "apart":
+        if lock is None and config.samples in ("apart", "turns"):
             return apart(None, config, progress)
         counts = thread_counts(config, lock["threads"] if lock is not None else None)
         plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs, rival_ms) for n in counts]

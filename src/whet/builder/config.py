@@ -14,7 +14,7 @@ Shapes = dict[str, tuple[int, ...]]
 _ONE_OF = {
     "precision_constraints": ("none", "prefer", "obey"),
     "sparsity": ("disable", "enable", "force"),
-    "samples": ("auto", "together", "apart"),
+    "samples": ("auto", "together", "apart", "turns"),
     "profiling_verbosity": ("layer_names_only", "detailed", "none"),
 }
 _LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS}
@@ -33,7 +33,7 @@ class BuildConfig:
     layer_output_types: tuple[tuple[str, str], ...] = ()
     sparsity: str = "disable"  # disable | enable | force: 2:4 weights as they are, used where a kernel can, or written (builder/sparse.py)
     profiles: tuple[tuple[Shapes, Shapes, Shapes], ...] = ()  # (min, opt, max) shapes by input
-    samples: str = "auto"  # auto | together | apart: whether CPU threads share each sample of a batch, or take whole samples (builder/dealing.py)
+    samples: str = "auto"  # auto | together | apart | turns: whether CPU threads share a batch, take samples, or share one sample after the other
     optimization_level: int = 3  # 0..5: how many tactics are timed, from 3 on kernels in the network, from 4 on threads (docs/design/choice.md)
     passes: tuple[str, ...] = ()  # switches: "none", "-name", "+name"
     no_fuse: tuple[str, ...] = ()  # source node names that stay alone

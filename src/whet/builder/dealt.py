@@ -19,14 +19,15 @@ def batch_differs(apart: EnginePlan, machine: Any, seed: int = 0) -> str | None:
     """What differs, or None. Its engine of one sample is verified on one thread.
 
     On all threads, where what cannot fill the lanes runs, every layer must give what it gave on one thread, within its kernel's bound. Then
-    batches are run: each sample's outputs must have the bits that it gave alone, in a lane or on all threads.
+    batches are run: each sample's outputs must have the bits that it gave alone, in a lane or on all threads (there alone, where samples take turns).
     """
     one, store = apart.of_one_sample(), WeightStore(machine)
     shapes = {n: (1, *s[1:]) for n, s in probe_shapes(apart).items()}
-    alone = bind(one, get_backend(machine.name, threads=1), shapes, store=store)
-    machine.activate()
-    team = bind(one, machine, shapes, store=store)
-    if machine.threads > 1 and (why := _layers_differ(alone, team, one, probe_inputs(one.network, seed, shapes))) is not None:
+    alone = team = bind(one, machine, shapes, store=store)
+    if apart.arenas[0].lanes > 1 and machine.threads > 1:
+        alone = bind(one, get_backend(machine.name, threads=1), shapes, store=store)
+        machine.activate()
+    if alone is not team and (why := _layers_differ(alone, team, one, probe_inputs(one.network, seed, shapes))) is not None:
         return why
     for batch in _batches(apart):
         whole = {n: (batch, *s[1:]) for n, s in shapes.items()}

@@ -168,9 +168,9 @@ def locked_plan(
         unfuse(lowered, by_name[name])
     try:
         choices = {entry["name"]: _read_choice(entry) for entry in lock["layers"]}
-        if lanes := _lanes(lock, lowered, profiles, config):  # choices are those of one sample on one thread
-            single = [p.of_one_sample() for p in profiles]
-            plan = dealt(_replayed(choices, source, lowered, single, get_backend(machine.name, threads=1), config), profiles, machine, lanes)
+        if lanes := _lanes(lock, lowered, profiles, config):  # choices are those of one sample, on one thread or taking turns on all
+            single, own = [p.of_one_sample() for p in profiles], machine if lanes == 1 else get_backend(machine.name, threads=1)
+            plan = dealt(_replayed(choices, source, lowered, single, own, config), profiles, machine, lanes)
             machine.activate()
         else:
             plan = _replayed(choices, source, lowered, profiles, machine, config)
@@ -187,8 +187,8 @@ def _lanes(lock: Mapping[str, Any], lowered: Network, profiles: Sequence[Profile
     lanes = int(lock["arenas"][0].get("lanes", 0))
     if not 0 <= lanes <= MOST_LANES:
         raise ValueError(f"{lanes} lanes")
-    kept = "apart" if lanes else "together"
-    if config.samples not in ("auto", kept):
+    kept = ("apart" if lanes > 1 or lock["threads"] == 1 else "in turns") if lanes else "together"
+    if config.samples not in ("auto", kept.removeprefix("in ")):
         raise LockError(_text([f"samples are run {kept} in it, {config.samples} is asked for"]))
     if lanes and (why := why_samples_touch(lowered, {n: s[2] for n, s in profiles[0].shapes.items()})) is not None:
         raise LockError(_text([f"samples are run apart in it, but they may touch: {why}"]))

@@ -69,7 +69,7 @@ def build_config(o: Options, log: Log, net) -> Any:
         layer_output_types=_layer_types(o, log, net, "layerOutputTypes"),
         sparsity=values.one_of(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force")),
         profiles=tuple(profiles),
-        samples=values.one_of(o.get("samples", "auto"), "samples", ("auto", "together", "apart")),
+        samples=values.one_of(o.get("samples", "auto"), "samples", ("auto", "together", "apart", "turns")),
         optimization_level=min(o.number("builderOptimizationLevel"), MOST_EFFORT),
         passes=tuple(p for p in o.get("passes").split(",") if p),
         no_fuse=tuple(p for p in o.get("noFuse").split(",") if p),

@@ -128,7 +128,7 @@ def _flags() -> list[Flag]:
         ("loadInputs", "SPEC", "name:file,... raw binary, .npy or .npz; else random, seeded"),
         ("timeDeserialize", "", "time loading the engine and stop"),
         ("numThreads", "N", "CPU threads of the engine (0: all usable; auto: what whole engines run fastest with)"),
-        ("samples", "auto|together|apart", "threads share each sample of a batch, or take whole samples; auto: the faster is built (auto)"),
+        ("samples", "auto|together|apart|turns", "threads share a batch, take whole samples, or share one sample after the other; auto: the fastest (auto)"),
         ("requireSameHardware", "", "refuse an engine that was tuned on other hardware"),
     ])  # fmt: skip
     add("Inference", [

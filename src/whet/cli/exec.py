@@ -144,7 +144,7 @@ def _build(o: Options, log: Log):
     for name, layer, reason in passes.get("skipped", []):
         log.detail(f"Pass {name} did not fire at {layer}: {reason}")
     for k, arena in enumerate(plan.arenas):
-        scratch, each = arena.scratch_bytes * max(arena.lanes, 1), f"; {arena.lanes} samples at once, each in {arena.total}" if arena.lanes else ""
+        scratch, each = arena.scratch_bytes * max(arena.lanes, 1), f"; {arena.lanes} sample(s) at once, each in {arena.total}" if arena.lanes else ""
         log.info(f"Total Activation Memory: {dealt_bytes(plan, k)} bytes (profile {k}, of them scratch {scratch}{each})")
     if "sparsity" in o and o.get("sparsity") != "disable":
         _sparse_lines(log, plan)

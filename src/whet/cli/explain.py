@@ -90,7 +90,9 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
         highlight=False,
     )
     if any(d["lanes"]):
-        text = f"Samples are run apart, {max(d['lanes'])} at once: layers, GFLOP and MB are those of one sample, their ms on one thread"
+        many = max(d["lanes"]) > 1 or d["threads"] == 1
+        how, where = (f"apart, {max(d['lanes'])} at once", "on one thread") if many else ("one after the other", "on all threads")
+        text = f"Samples are run {how}: layers, GFLOP and MB are those of one sample, their ms {where}"
         console.print(text, highlight=False)
     elif why := d["samples"].get("why"):
         console.print(f"Samples of a batch are run together: {why}", highlight=False)

@@ -56,7 +56,8 @@ class ArenaPlan:
     """Where each tensor lies in the arena of one profile: byte offsets, sizes, total; scratch stands under "scratch".
 
     `lanes` 0: a run is one of the whole batch. Else the profile's samples are run apart (they do not touch: whet.ops.why_samples_touch):
-    network and choices run one sample, this arena is that of one, and so many samples run at once, each in an arena of its own.
+    network and choices run one sample, this arena is that of one, and so many samples run at once, each on a thread and in an arena of its own;
+    where it is 1 they take turns on all threads.
     """
 
     total: int

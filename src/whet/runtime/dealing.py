@@ -1,8 +1,8 @@
-"""A batch run sample by sample, several at once: what runs when a profile's samples are apart (engine/plan.py, ArenaPlan.lanes).
+"""A batch run sample by sample, several at once or in turns: what runs when a profile's samples are apart (engine/plan.py, ArenaPlan.lanes).
 
 A lane is a thread with an arena and launches of its own, for kernels of one thread; lane k has samples k, k + lanes, ... of the batch. What
-cannot fill the lanes (a single image, the rest of a division) runs on all threads, one sample after the other. Inputs and outputs of the
-whole batch lie in one piece, or in a user's arrays; launches point into them, and nothing is copied between.
+cannot fill the lanes (a single image, the rest of a division), and all where there is one lane, runs on all threads, one sample after the
+other. Inputs and outputs of the whole batch lie in one piece, or in a user's arrays; launches point into them, and nothing is copied between.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def dealt_plan(plan: EnginePlan, backend: Laned, shapes: Mapping[str, tuple[int,
         raise ShapeError(f"the batch has {batch} samples; the engine runs them one by one, and takes at least one")
     team = lane = shape_plan(single, backend, one, 0, store)
     alone: Laned = backend
-    if backend.threads > 1:
+    lanes = min(plan.arenas[profile].lanes, backend.threads)
+    if lanes > 1:
         alone = get_backend(backend.name, threads=1)
         lane = shape_plan(single, alone, one, 0, store)
         backend.activate()  # planning for one thread has set the calling thread's count
@@ -54,7 +55,6 @@ def dealt_plan(plan: EnginePlan, backend: Laned, shapes: Mapping[str, tuple[int,
     types = {t.name: TensorType(t.dtype, tuple(evaluate(d, env) for d in t.shape)) for t in ends}
     operands = {t.name: lane.operands[t.name] for t in ends if t.name in lane.operands}
     steps, packed, constants = lane.steps + team.steps, lane.packed + team.packed, lane.constants + team.constants
-    lanes = min(plan.arenas[profile].lanes, backend.threads)
     return Dealt(plan, profile, dict(shapes), env, steps, operands, types, packed, constants, lane, alone, team, batch, lanes)
 
 
@@ -86,7 +86,7 @@ class Deal:
         self._lanes = [Bound(shaped.lane, shaped.alone, self._slice(k * _padded(own.total), own.total)) for k in range(shaped.lanes)]
         self._refuse_unfit()
         launches = [call for calls in self._lanes[0].step_calls for call in calls]
-        self.why_no_lanes: str | None = backend.why_no_lanes(launches)
+        self.why_no_lanes: str | None = backend.why_no_lanes(launches) if shaped.lanes > 1 else None
         if self.why_no_lanes is not None:
             steps = zip(shaped.lane.steps, self._lanes[0].step_calls, strict=True)
             named = next((f" (layer '{s.layer.name}')" for s, calls in steps if any(c.native is None for c in calls)), "")
@@ -109,14 +109,14 @@ class Deal:
         """The launches of all samples: the lanes', then those on all threads."""
         batch, lanes = self.shaped.batch, self.shaped.lanes
         rest = batch % lanes
-        dealt = 0 if self.why_no_lanes is not None else batch if 2 * rest > lanes else batch - rest
+        dealt = 0 if self.why_no_lanes is not None or lanes == 1 else batch if 2 * rest > lanes else batch - rest
         stream = self.backend.stream()
         programs: list[list[Any]] = [[] for _ in range(min(lanes, dealt))]
         for i in range(dealt):
             programs[i % lanes] += self._added(self._lanes[i % lanes], first=i < lanes)
         if programs:
             stream.record(self.backend.lanes(programs))
-        team = [Bound(self.shaped.team, self.backend, self._slice(0, self.shaped.lane.plan.arenas[0].total))] if dealt < batch else []
+        team = self._team() if dealt < batch else []
         for i in range(dealt, batch):
             for call in self._added(team[0], first=i == dealt):
                 stream.record(call)
@@ -125,6 +125,11 @@ class Deal:
             self.point(name, None)
         executable: Executable = stream.finish()
         return executable
+
+    def _team(self) -> list[Bound]:
+        """What runs a sample on all threads, in the first lane's memory."""
+        own = self._slice(0, self.shaped.lane.plan.arenas[0].total)
+        return self._lanes if self.shaped.lanes == 1 else [Bound(self.shaped.team, self.backend, own)]
 
     def _added(self, bound: Bound, *, first: bool) -> list[Any]:
         """The launches of one more sample in a lane's memory: the lane's own, or others for what reads inputs or writes outputs."""
