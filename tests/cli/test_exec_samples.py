@@ -69,6 +69,17 @@ def test_explain_says_of_what_its_numbers_are(folder):
     assert facts["samples"]["kept"] == "apart"
 
 
+def test_turns_are_told_of_too(folder, tmp_path):
+    """One sample after the other on all threads: the log, the memory, and what explain says of its numbers."""
+    code, out = run(f"--onnx={folder}/m.onnx", f"--saveEngine={tmp_path}/t.engine", "--samples=turns", *BATCH)
+    assert code == 0, out
+    assert "samples are run in turns: 5 of them, in turns on 2 thread(s)" in out
+    assert "1 sample(s) at once, each in" in out
+    assert read_engine(tmp_path / "t.engine").arenas[0].lanes == 1
+    got = CliRunner().invoke(explain, [f"{tmp_path}/t.engine"])
+    assert "Samples are run one after the other: layers, GFLOP and MB are those of one sample, their ms on all threads" in " ".join(got.output.split())
+
+
 def test_every_value_of_the_engine_is_compared(folder):
     pytest.importorskip("onnxruntime")
     got = CliRunner().invoke(compare, [f"{folder}/m.engine", f"{folder}/m.onnx", "--shapes=x:5x3x12x12", "--against=onnxruntime", "--all"])
