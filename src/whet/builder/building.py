@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends import get_backend
 from whet.builder.assemble import assemble
 from whet.builder.config import BuildConfig
-from whet.builder.dealing import dealt_if_faster, verify_dealt, worth_dealing
+from whet.builder.dealing import WAYS, dealt_if_faster, verify_dealt, worth_dealing
 from whet.builder.explain import candidate_report, cold_report
 from whet.builder.fused import list_parts, time_apart
 from whet.builder.lock import check_lock, locked_plan, read_lock
@@ -62,7 +62,7 @@ def build(
     lock = read_lock(config.lock) if config.lock else None
 
     def make(config: BuildConfig, lock: dict[str, Any] | None, progress: Progress | None) -> EnginePlan:
-        if lock is None and config.samples in ("apart", "turns"):
+        if lock is None and config.samples in WAYS:
             return apart(None, config, progress)
         counts = thread_counts(config, lock["threads"] if lock is not None else None)
         plans = [_built(net, dataclasses.replace(config, threads=n), lock, Noting(progress), inputs, rival_ms) for n in counts]

@@ -38,14 +38,14 @@ Feeds = Mapping[str, np.ndarray]
 
 _LEVEL = 3  # from here on whole engines are compared so
 _SECONDS, _TURNS = 1.5, 30  # spent on timing each of them; turns, at most
-_WAYS = {"apart": "one sample", "turns": "one sample on all threads"}  # to run samples one by one, and what their engine is of
+WAYS = {"apart": "one sample", "turns": "one sample on all threads"}  # to run samples one by one, and what their engine is of
 _FOUND = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")  # what a build with INT8 may have settled
 
 
 def worth_dealing(net: Network, config: BuildConfig) -> bool:
     """Whether running samples one by one comes into question: asked for, or a batch that changes and is tuned for more than one, on CPUs."""
     if config.samples != "auto":
-        return config.samples in _WAYS
+        return config.samples in WAYS
     timed = config.optimization_level >= _LEVEL and config.whole_engines > 0 and config.max_tactics != 0
     if config.backend != "cpu" or not timed or len(config.profiles) > 1 or batch_symbol(net) is None:
         return False
@@ -61,7 +61,7 @@ def dealt_if_faster(together: EnginePlan | None, net: Network, config: BuildConf
     profiles, _ = resolve_profiles(net, config)
     why = _why_not(net, profiles, config, machine)
     if why is None:
-        asked = (config.samples,) if config.samples in _WAYS else tuple(_WAYS)[: 2 if machine.threads > 1 else 1]
+        asked = (config.samples,) if config.samples in WAYS else tuple(WAYS)[: 2 if machine.threads > 1 else 1]
         ways = [_way(w, config, profiles, machine, together, make, tell) for w in asked]
         found = _Race(together, ways, machine, config)
         why = found.why_not
@@ -93,7 +93,7 @@ def _way(
     name: str, config: BuildConfig, profiles: Sequence[Profile], machine: Any, together: EnginePlan | None, make: Make, tell: Noting
 ) -> _Way:  # fmt: skip
     alone = name == "apart"
-    with tell.making(_WAYS[name]):
+    with tell.making(WAYS[name]):
         one = make(_of_one_sample(config, profiles[0], together, 1 if alone else machine.threads))
     machine.activate()
     return _Way(name, one, dealt(one, profiles, machine, None if alone else 1))
@@ -105,15 +105,20 @@ class _Race:
 
     def __init__(self, together: EnginePlan | None, ways: Sequence[_Way], machine: Any, config: BuildConfig):
         self.together, self.batch = together, _batch(ways[0].plan.profiles[0])
-        whys = {w.name: _too_large(w.plan, config) or _why_no_lanes(w.plan, machine) for w in ways}
-        able = [w for w in ways if whys[w.name] is None]
-        self.why_not = None if able else next(why for why in whys.values() if why)
+        able, runs, self.why_not = [], [] if together is None else [_bound(together, machine)], None
+        first = len(runs)
+        for w in ways:
+            try:
+                if (too_large := _too_large(w.plan, config)) is not None:
+                    raise EngineError(too_large)
+                runs.append(_bound(w.plan, machine))
+                able.append(w)
+            except (EngineError, BackendError) as e:
+                self.why_not = str(e)
         if not able:
             return
-        plans = [*([] if together is None else [together]), *(w.plan for w in able)]
-        found = _timed(plans, machine, config)
-        first = len(plans) - len(able)
-        kept = found.kept if found.kept >= first else min(range(first, len(plans)), key=lambda i: found.ms[i])
+        found, self.why_not = _timed(runs, ways[0].plan, machine, config), None
+        kept = found.kept if found.kept >= first else min(range(first, len(runs)), key=lambda i: found.ms[i])
         self.way, self.ms, self.spread_ms = able[kept - first], found.ms[kept], found.spread_ms[kept]
         names = [*["together"][:first], *(w.name for w in able)]
         self.rest = {n: (found.ms[i], found.spread_ms[i]) for i, n in enumerate(names) if i != kept}
@@ -122,14 +127,14 @@ class _Race:
             self.why_not = f"not faster: {self.batch} samples take {each}, {found.ms[0]:.4g} ms together"
 
 
-def _why_no_lanes(plan: EnginePlan, machine: Any) -> str | None:
-    """Why the batch cannot be dealt, or None."""
-    try:
-        run: Any = bind(plan, machine)
-    except (EngineError, BackendError) as e:
-        return str(e)
-    why = run.why_no_lanes if isinstance(run, Deal) else None
-    return None if why is None else str(why)
+def _bound(plan: EnginePlan, machine: Any) -> Any:
+    """The engine over memory. Raises EngineError where its batch cannot be dealt, BackendError where there is no memory."""
+    here = machine if plan.threads == machine.threads else get_backend(machine.name, threads=plan.threads)
+    here.activate()  # kernels are planned for the calling thread's count
+    run: Any = bind(plan, here)
+    if isinstance(run, Deal) and run.why_no_lanes is not None:
+        raise EngineError(run.why_no_lanes)
+    return run
 
 
 def as_one(config: BuildConfig) -> BuildConfig:
@@ -164,16 +169,12 @@ def _of_one_sample(config: BuildConfig, profile: Profile, together: EnginePlan |
     return dataclasses.replace(config, **found, threads=threads, profiles=((low, opt, high),), samples="together", verify=False, lock=None)
 
 
-def _timed(plans: Sequence[EnginePlan], machine: Any, config: BuildConfig) -> Standing:
-    """All in turns at the opt shapes; of equal ones the first is kept."""
-    inputs = probe_inputs(plans[0].network, config.seed, probe_shapes(plans[0]))
-    runs = []
-    for plan in plans:
-        here = machine if plan.threads == machine.threads else get_backend(machine.name, threads=plan.threads)
-        run: Any = bind(plan, here)
+def _timed(runs: Sequence[Any], plan: EnginePlan, machine: Any, config: BuildConfig) -> Standing:
+    """All in turns at the opt shapes of `plan`; of equal ones the first is kept."""
+    inputs = probe_inputs(plan.network, config.seed, probe_shapes(plan))
+    for run in runs:
         run.feed(inputs)
         run.seconds(1)
-        runs.append(run)
     with machine.watch() if hasattr(machine, "watch") else nullcontext():
         times = race([partial(_once, r) for r in runs], _SECONDS, _TURNS)
     machine.activate()
