@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from whet.tactics._moves_places import COLUMN, ROW, Place, Refused
 from whet.tactics._moves_tree import BLOCK, Moves, Node, always, blocked, choices, fixed, height, replaced
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._silu_kernel import FLOATS, WIDE, constants, declarations, silu
+from whet.tactics.cpu._silu_kernel import FLOATS, WIDE, constants, declarations, sigmoid
 
 LONGEST = 8000  # lines of code: beyond, compiling takes longer than it can gain
 _CASES = 8  # values of what decides where in a block of channels a row begins: each has code of its own
@@ -244,12 +244,12 @@ class _Writer:
         """What SiLU multiplies by; NaN stays: by itself in floats, where integers set the exponent it is put back."""
         self.count += 1
         n = f"s{self.count}"
-        lines, _ = silu(x[1:], n, self.estimate)
-        self.lines += lines.splitlines()[:-1]
+        lines, value = sigmoid(x[1:], n, self.estimate)
+        self.lines += lines.splitlines()
         if self.estimate:
-            return f"%{n}.l"
+            return value
         odd = self.named(f"fcmp uno {FLOATS} {x}, {x}")
-        return self.named(f"select {_BITS} {odd}, {FLOATS} {x}, {FLOATS} %{n}.l")
+        return self.named(f"select {_BITS} {odd}, {FLOATS} {x}, {FLOATS} {value}")
 
 
 def woven(parts: Sequence[list[str]]) -> list[str]:
