@@ -39,7 +39,6 @@ def moves_part(made: Moves, estimate: bool) -> str:
 def needed() -> str:
     """Declarations of what the rows' code calls beside SiLU's."""
     return f"""
-declare {FLOATS} @llvm.fabs.v{WIDE}f32({FLOATS})
 declare {FLOATS} @llvm.sqrt.v{WIDE}f32({FLOATS})
 declare {FLOATS} @llvm.masked.load.v{WIDE}f32.p0v{WIDE}f32({FLOATS}*, i32, {_BITS}, {FLOATS})
 declare void @llvm.masked.store.v{WIDE}f32.p0v{WIDE}f32({FLOATS}, {FLOATS}*, i32, {_BITS})"""

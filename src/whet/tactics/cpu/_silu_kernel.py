@@ -1,15 +1,14 @@
 """SiLU and the sigmoid of 16 floats in LLVM IR, for the kernels that have them behind a sum in registers.
 
-SiLU with AVX-512 (F and DQ) in fourteen instructions, max(x, 0) - a k(a): a is |x|, at most 16, and k(a) = 1 / (1 + e^a), which is 0 at 16, a
-polynomial of the fourth degree in each of sixteen pieces. Where 0.937 a + 1 lies says which: its exponent and two bits behind it are the place of
-the coefficients in five registers' worth of memory. Least errors of a k(a), found by weighted least squares; rounded as the CPU rounds, SiLU is
-within 2.5e-6, above 0 within 4e-7 of itself (sums of some hundred products are no better), at 0 it is 0. NaN and infinities give what x * sigmoid(x) gives.
-That is 6.5 cycles of a Cascade Lake where the sigmoid's way, nineteen operations on two ports that wait for each other, takes 11.
+With AVX-512 (F and DQ) both come from k(a) = 1 / (1 + e^a): a is |x|, at most 16, where k is 0; in each of sixteen pieces k is a polynomial of the
+fourth degree. Where 0.937 a + 1 lies says in which: its exponent and two bits behind it are the place of the coefficients in five vectors. They are
+those of the least error of a k(a), found by weighted least squares. SiLU is max(x, 0) - a k(a), in fourteen instructions: rounded as the CPU rounds
+it is within 2.5e-6, above 0 within 4e-7 of itself (sums of some hundred products are no better), at 0 it is 0. The sigmoid is |k(a) - 1| or k(a),
+in fifteen, within 5e-7. By powers of two, a reciprocal's estimate and Newton's step, nineteen operations on two ports that wait for each other,
+SiLU took 11 cycles of a Cascade Lake; so it takes 6.5.
 
-The sigmoid is 1 / (1 + 2^(-x log2 e)), within 3e-7 of itself; below -87.3 it is 0. With AVX-512 what is
-left over the floor, a polynomial for 2^r on [0, 1) of least relative error (8e-8), the power's exponent set in one go, the quotient by the CPU's
-estimate of a reciprocal and one step of Newton's. Without, 2^r by Cephes' polynomial for exp2f on [-1/2, 1/2] (2e-7), exponents added as integers,
-and a division; SiLU is x times that then.
+Without AVX-512 the sigmoid is 1 / (1 + 2^(-x log2 e)), 2^r by Cephes' polynomial for exp2f on [-1/2, 1/2] (2e-7), exponents added as integers,
+0 below -87.3; and SiLU x times that. NaN and infinities give what the ops give.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from whet.tactics.cpu._ir import FLOATS, WIDE
 
 _FMA = f"call {FLOATS} @llvm.fma.v{WIDE}f32"
 _EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1)
-_POWER = (1.877576656567381e-3, 8.989340402895452e-3, 5.582631750406324e-2, 2.401536173741503e-1, 6.931530731287098e-1, 9.999999250674945e-1)
 _END, _PACE = 16.0, 0.9372711  # where k ends; the pace at which a + 1 goes through [1, 16), which has sixteen pieces of 1/4 to 2
 _CLOSER = f"i32 10, {FLOATS} %zero, i16 -1, i32 4"  # vrangeps: the smaller of two absolute values, without sign; a number beside NaN
-# vfixupimmps, what becomes of each kind of number: 0 of negative ones and zeros, NaN of -inf, of signalling NaN a quiet one; the others stay
-_POSITIVE, _ALL = 0x08030820, "i32 0, i16 -1, i32 4"
+# vfixupimmps, what becomes of each kind of number. 0 of negative ones and zeros, NaN of -inf; the others stay. Or 0 of negative ones, 1 of the others
+_POSITIVE, _SIDE, _ALL = 0x08030820, 0xA8A8AA22 - (1 << 32), "i32 0, i16 -1, i32 4"
 # Coefficients of -k(a), the highest first; the piece at 1 is the thirteenth: 1.0f >> 21 ends in 1100
 _PIECES = (
     (0.0038914131, 0.00138505921, -0.000215433873, -0.000755647547, -0.00065209344, -0.000300685992, -0.000113677612, -4.03892554e-05, -8.59329884e-06, -1.02339698e-06, -1.21413308e-07, 7.27779025e-07, 0.00138146977, 0.0037393095, 0.00506514683, 0.00524402875),
@@ -35,7 +33,7 @@ _PIECES = (
     (-0.502372801, -0.519332349, -0.551262558, -0.57633251, -0.558760166, -0.442382753, -0.296922117, -0.179050192, -0.0764129385, -0.019901434, -0.00455840398, 0.0358719975, -0.5, -0.499985039, -0.499882132, -0.499855071),
 )  # fmt: skip
 _NUMBERS = {"log2": -1.44269504088896341, "low": -126.0, "magic": 12582912.0, "one": 1.0, "least": -87.3, "zero": 0.0} | {
-    f"{name}{k}": c for name, numbers in (("c", _EXP2), ("f", _POWER)) for k, c in enumerate(numbers)
+    f"c{k}": c for k, c in enumerate(_EXP2)
 }
 
 
@@ -63,8 +61,34 @@ def silu(x: str, n: str, estimate: bool) -> tuple[str, str]:
     if not estimate:
         lines, quotient = sigmoid(x, n, estimate)
         return f"{lines}\n  %{n}.o = fmul {FLOATS} %{x}, {quotient}", f"%{n}.o"
+    made = [*_pieces(x, n), _fixed(x, n, _POSITIVE), f"%{n}.o = {_FMA}({FLOATS} %{n}.a, {FLOATS} %{n}.k, {FLOATS} %{n}.f)"]
+    return "\n".join(f"  {line}" for line in made), f"%{n}.o"
+
+
+def sigmoid(x: str, n: str, estimate: bool) -> tuple[str, str]:
+    """The same of the sigmoid."""
+    if estimate:
+        made = [
+            *_pieces(x, n),
+            _fixed(x, n, _SIDE),
+            f"%{n}.s = fadd {FLOATS} %{n}.k, %{n}.f",
+            f"%{n}.l = call {FLOATS} @llvm.fabs.v{WIDE}f32({FLOATS} %{n}.s)",
+        ]
+    else:
+        made = [
+            f"%{n}.t = fmul {FLOATS} %{x}, %log2",
+            *_power_by_integers(n),
+            f"%{n}.d = fadd {FLOATS} %{n}.e, %one",
+            f"%{n}.i = fdiv {FLOATS} %one, %{n}.d",
+            f"%{n}.z = fcmp olt {FLOATS} %{x}, %least",
+            f"%{n}.l = select <{WIDE} x i1> %{n}.z, {FLOATS} %zero, {FLOATS} %{n}.i",
+        ]
+    return "\n".join(f"  {line}" for line in made), f"%{n}.l"
+
+
+def _pieces(x: str, n: str) -> list[str]:
+    """%n.a = min(|%x|, 16), of NaN too, and %n.k = -k(%n.a)."""
     i = f"<{WIDE} x i32>"
-    positive = f"<{', '.join([f'i32 {_POSITIVE}'] * WIDE)}>"
     made = [
         f"%{n}.a = call {FLOATS} @llvm.x86.avx512.mask.range.ps.512({FLOATS} %{x}, {FLOATS} {_vector([_END] * WIDE)}, {_CLOSER})",
         f"%{n}.b = {_FMA}({FLOATS} %{n}.a, {FLOATS} {_vector([_PACE] * WIDE)}, {FLOATS} %one)",
@@ -74,36 +98,15 @@ def silu(x: str, n: str, estimate: bool) -> tuple[str, str]:
     for k, numbers in enumerate(_PIECES):
         made.append(f"%{n}.c{k} = call {FLOATS} @llvm.x86.avx512.permvar.sf.512({FLOATS} {_vector(numbers)}, {i} %{n}.i)")
         if k:
-            before = f"%{n}.k{k - 1}" if k > 1 else f"%{n}.c0"
-            made.append(f"%{n}.k{k} = {_FMA}({FLOATS} {before}, {FLOATS} %{n}.a, {FLOATS} %{n}.c{k})")
-    made += [
-        f"%{n}.p = call {FLOATS} @llvm.x86.avx512.mask.fixupimm.ps.512({FLOATS} %{x}, {FLOATS} %{x}, {i} {positive}, {_ALL})",
-        f"%{n}.o = {_FMA}({FLOATS} %{n}.a, {FLOATS} %{n}.k{len(_PIECES) - 1}, {FLOATS} %{n}.p)",
-    ]
-    return "\n".join(f"  {line}" for line in made), f"%{n}.o"
+            before, now = f"%{n}.k{k - 1}" if k > 1 else f"%{n}.c0", f"%{n}.k{k}" if k + 1 < len(_PIECES) else f"%{n}.k"
+            made.append(f"{now} = {_FMA}({FLOATS} {before}, {FLOATS} %{n}.a, {FLOATS} %{n}.c{k})")
+    return made
 
 
-def sigmoid(x: str, n: str, estimate: bool) -> tuple[str, str]:
-    """The same of the sigmoid."""
-    lines = [
-        f"%{n}.t = fmul {FLOATS} %{x}, %log2",
-        *(_power(n) if estimate else _power_by_integers(n)),
-        f"%{n}.d = fadd {FLOATS} %{n}.e, %one",
-        *(_estimated(n) if estimate else [f"%{n}.i = fdiv {FLOATS} %one, %{n}.d"]),
-        f"%{n}.z = fcmp olt {FLOATS} %{x}, %least",
-        f"%{n}.l = select <{WIDE} x i1> %{n}.z, {FLOATS} %zero, {FLOATS} %{n}.i",
-    ]
-    return "\n".join(f"  {line}" for line in lines), f"%{n}.l"
-
-
-def _power(n: str) -> list[str]:
-    """%n.e = 2^%n.t. The rest over the floor of an infinity is 0, and the exponent is set by the floor of %n.t: 0 and infinity come out right."""
-    lines = [f"%{n}.r = call {FLOATS} @llvm.x86.avx512.mask.reduce.ps.512({FLOATS} %{n}.t, i32 9, {FLOATS} %zero, i16 -1, i32 4)"]
-    at = "%f0"
-    for k in range(1, len(_POWER)):
-        lines.append(f"%{n}.q{k} = {_FMA}({FLOATS} {at}, {FLOATS} %{n}.r, {FLOATS} %f{k})")
-        at = f"%{n}.q{k}"
-    return [*lines, f"%{n}.e = call {FLOATS} @llvm.x86.avx512.mask.scalef.ps.512({FLOATS} {at}, {FLOATS} %{n}.t, {FLOATS} %zero, i16 -1, i32 4)"]
+def _fixed(x: str, n: str, kinds: int) -> str:
+    """%n.f = what `kinds` make of %x."""
+    table = f"<{WIDE} x i32> <{', '.join([f'i32 {kinds}'] * WIDE)}>"
+    return f"%{n}.f = call {FLOATS} @llvm.x86.avx512.mask.fixupimm.ps.512({FLOATS} %{x}, {FLOATS} %{x}, {table}, {_ALL})"
 
 
 def _power_by_integers(n: str) -> list[str]:
@@ -131,24 +134,12 @@ def _power_by_integers(n: str) -> list[str]:
     ]
 
 
-def _estimated(n: str) -> list[str]:
-    """%n.i = 1 / %n.d."""
-    return [
-        f"%{n}.g = call {FLOATS} @llvm.x86.avx512.rcp14.ps.512({FLOATS} %{n}.d, {FLOATS} %zero, i16 -1)",
-        f"%{n}.dn = fneg {FLOATS} %{n}.d",
-        f"%{n}.h = {_FMA}({FLOATS} %{n}.dn, {FLOATS} %{n}.g, {FLOATS} %one)",
-        f"%{n}.i = {_FMA}({FLOATS} %{n}.g, {FLOATS} %{n}.h, {FLOATS} %{n}.g)",
-    ]
-
-
 def declarations(estimate: bool) -> str:
     """Of the intrinsics that `silu` and `sigmoid` call."""
-    f = FLOATS
+    f, i = FLOATS, f"<{WIDE} x i32>"
     own = f"""
 declare {f} @llvm.x86.avx512.mask.range.ps.512({f}, {f}, i32, {f}, i16, i32)
-declare {f} @llvm.x86.avx512.mask.fixupimm.ps.512({f}, {f}, <{WIDE} x i32>, i32, i16, i32)
-declare {f} @llvm.x86.avx512.permvar.sf.512({f}, <{WIDE} x i32>)
-declare {f} @llvm.x86.avx512.rcp14.ps.512({f}, {f}, i16)
-declare {f} @llvm.x86.avx512.mask.reduce.ps.512({f}, i32, {f}, i16, i32)
-declare {f} @llvm.x86.avx512.mask.scalef.ps.512({f}, {f}, {f}, i16, i32)"""
-    return f"declare {f} @llvm.fma.v{WIDE}f32({f}, {f}, {f}){own if estimate else ''}"
+declare {f} @llvm.x86.avx512.mask.fixupimm.ps.512({f}, {f}, {i}, i32, i16, i32)
+declare {f} @llvm.x86.avx512.permvar.sf.512({f}, {i})"""
+    both = f"declare {f} @llvm.fma.v{WIDE}f32({f}, {f}, {f})\ndeclare {f} @llvm.fabs.v{WIDE}f32({f})"
+    return f"{both}{own if estimate else ''}"
