@@ -17,11 +17,11 @@ from whet.tactics._base import Config, Operand, Packed, Signature, tactic
 from whet.tactics._fused import anchor, source_place
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._conv_tactic import STORED, ConvKernel, ConvTactic, Tile, steps_of, tiles_of, together
-from whet.tactics.cpu._direct_kernel import REGISTERS, Form, Taps, direct_ir
+from whet.tactics.cpu._direct_kernel import MOST, REGISTERS, Form, Taps, direct_ir
 from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import f32_of, static
 
-_BLOCKS = (1, 2, 3, 4, 5)
+_BLOCKS = range(1, MOST + 1)
 _LEAST = 4  # pixels of a tile
 _TILE = 0.5  # pixels that a tile costs beside its own
 _WINDOW = 11
