@@ -43,10 +43,10 @@ def moved(name: str, base: str, count: str | int, unit: str | int = 1) -> str:
     return f"  %{name}.n = mul i64 {count}, {unit}\n  %{name} = getelementptr float, float* %{base}, i64 %{name}.n"
 
 
-def opaque(name: str, value: str) -> str:
-    """%name is the i64 `value`, which LLVM cannot see: what is computed with it in a loop is computed there, not carried from turn to turn (that
-    led to sums on the stack)."""
-    return f'  %{name} = call i64 asm "", "=r,0"(i64 {value})'
+def opaque(name: str, value: str, kind: str = "i64") -> str:
+    """%name is `value`, which LLVM cannot see: what is computed with it in a loop is computed there, not carried from turn to turn (that led to sums on
+    the stack), and an address is one register (a sum of two costs a multiplication that reads there a slot: 1x1 with one block 5 %)."""
+    return f'  %{name} = call {kind} asm "", "=r,0"({kind} {value})'
 
 
 PREFETCH = "declare void @llvm.prefetch.p0i8(i8*, i32, i32, i32)"

@@ -71,6 +71,15 @@ _THEN = f"""
   %tile.then = select i1 %group.over, i64 %strip.then, i64 %tile1"""
 
 
+_NEXT_BLOCK = """
+  %block.then = add i64 %block, 1
+  %block.more = icmp slt i64 %block.then, %blocks.in
+  %block.o = mul i64 %block.then, %plane
+  %next.o = select i1 %block.more, i64 %block.o, i64 <ACROSS>
+  %x.next = getelementptr float, float* %x, i64 %next.o"""
+"""%x.next: the tile's pixels in the next block of channels, behind the last one the next tile's in the first."""
+
+
 def turn(blocks: int, pixels: int) -> list[str]:
     """Lines that add STEP input channels to the sums %s<block>.<pixel>, from %x.now and %w.now; then they are called %a<STEP - 1>.<block>.<pixel>."""
     lines = []
@@ -87,7 +96,8 @@ def turn(blocks: int, pixels: int) -> list[str]:
 @cache
 def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: bool, ahead: bool = False, forked: bool = False) -> str:
     """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`, with "Silu", "Relu" or nothing behind it; `estimate`: the CPU has
-    AVX-512 (F and DQ); `ahead`: while a tile is computed, the next one is fetched into the first cache;
+    AVX-512 (F and DQ); while a block of channels is added, the next one of the same tile is fetched into the first cache, or, `ahead`, the same one of
+    the next tile;
     `forked`: the last blocks are another result's.
 
     Weights lie in groups of `blocks`: for each input channel and block its 16 output channels, then the biases. An image has at least `pixels`
@@ -97,10 +107,11 @@ def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: boo
     bias = [load(f"b{j}", "w.bias", j * WIDE) for j in range(blocks)]
     starts = [f"  %s{j}.{p} = phi {_F} [ %b{j}, %item ], [ %a{STEP - 1}.{j}.{p}, %taps.next ]" for j, p in sums]
     inner = turn(blocks, pixels)
-    if ahead:
+    if blocks < MOST:
         each = -(-pixels // (WIDE // STEP))  # lines of a turn, so that a block's turns fetch all
-        fetched = [prefetch(f"f{k}", "ahead", (pixels + k) * WIDE) for k in range(each)]
-        inner = [moved("ahead", "x.now", "%within", each * WIDE), *fetched, FENCE, *inner]
+        fetched = [prefetch(f"f{k}", "ahead", ((pixels if ahead else 0) + k) * WIDE) for k in range(each)]
+        begun = "" if ahead else _NEXT_BLOCK.replace("<ACROSS>", str(pixels * WIDE))
+        inner = [begun, moved("ahead", "x.now" if ahead else "x.next", "%within", each * WIDE), *fetched, FENCE, *inner]
     ends = []
     for j in range(blocks):
         ends.append(_forked(blocks, j) if forked else moved(f"y{j}", "y", "%plane", j))
@@ -161,7 +172,8 @@ taps.next:
   %x.block = mul i64 %block, %plane
   %x.within = mul i64 %within, {STEP}
   %x.t = add i64 %x.block, %x.within
-  %x.now = getelementptr float, float* %x, i64 %x.t
+  %x.now.at = getelementptr float, float* %x, i64 %x.t
+{opaque("x.now", "%x.now.at", "float*") if blocks == 1 else "  %x.now = getelementptr float, float* %x.now.at, i64 0"}
 {moved("w.now", "w", "%turn", STEP * blocks * WIDE)}
 {newline.join(inner)}
   %t1 = add i64 %t, 1
