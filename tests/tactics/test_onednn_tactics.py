@@ -17,7 +17,7 @@ from whet.tactics.cpu._kernel import Recipe
 from whet.tactics.cpu.onednn_view import same_bytes
 
 CPU = CpuBackend()
-OWN = ("cpu/depthwise", "cpu/direct", "cpu/gate", "cpu/pointwise", "cpu/table", "cpu/quantize_image")
+OWN = ("cpu/depthwise", "cpu/direct", "cpu/gate", "cpu/pointwise", "cpu/pool", "cpu/table", "cpu/quantize_image")
 TACTICS = [t for t in tactics_of("cpu") if t.name.startswith("cpu/onednn_") or t.name in OWN]
 
 

@@ -44,8 +44,8 @@ def moved(name: str, base: str, count: str | int, unit: str | int = 1) -> str:
 
 
 def opaque(name: str, value: str, kind: str = "i64") -> str:
-    """%name is `value`, which LLVM cannot see: what is computed with it in a loop is computed there, not carried from turn to turn (that led to sums on
-    the stack), and an address is one register (a sum of two costs a multiplication that reads there a slot: 1x1 with one block 5 %)."""
+    """%name is `value`, which LLVM cannot see: what is computed with it in a loop is computed there, not carried from turn to turn (that led to sums
+    on the stack), and an address is one register (a sum of two costs a multiplication that reads there a slot: 1x1 with one block 5 %)."""
     return f'  %{name} = call {kind} asm "", "=r,0"({kind} {value})'
 
 

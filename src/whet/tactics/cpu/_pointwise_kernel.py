@@ -96,8 +96,8 @@ def turn(blocks: int, pixels: int) -> list[str]:
 @cache
 def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: bool, ahead: bool = False, forked: bool = False) -> str:
     """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`, with "Silu", "Relu" or nothing behind it; `estimate`: the CPU has
-    AVX-512 (F and DQ); while a block of channels is added, the next one of the same tile is fetched into the first cache, or, `ahead`, the same one of
-    the next tile;
+    AVX-512 (F and DQ); while a block of channels is added, the next one of the same tile is fetched into the first cache, or, `ahead`, the same one
+    of the next tile;
     `forked`: the last blocks are another result's.
 
     Weights lie in groups of `blocks`: for each input channel and block its 16 output channels, then the biases. An image has at least `pixels`
