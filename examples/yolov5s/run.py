@@ -10,8 +10,9 @@ about nothing breaking; accuracy after cutting is shown on trained detectors by 
 whole, and channels that are tied together (C3 blocks, the bottlenecks' sums, the concatenations of the neck) are cut together.
 
 `floor` is the roofline: the sum over layers of the longer of bytes/bandwidth and FLOPs/peak. On a GPU both are the device's own; on a CPU
-the peak is the best rate that a layer of the original reached, and the bandwidth that of copies as large as what the layer reads and writes
-(caches are levels of the roofline: Ilic et al. 2014). `flat floor's` on a CPU has the best bandwidth of any layer, which is a cache's, for all.
+the peak is the best rate that a layer of the original reached in its fastest of 50 runs, and the bandwidth that of copies, the fastest of 50
+too, as large as what the layer reads and writes (caches are levels of the roofline: Ilic et al. 2014). `flat floor's` on a CPU has the best
+bandwidth of any layer, which is a cache's, for all.
 It is a floor of the network, not of the engine: layers that an engine computes in one launch (a bottleneck) count as they do one by one. Only
 what the heads do behind their convolutions counts as one pass over memory, since engines do it so; `apart` floor's on a CPU counts these layers
 one by one too, as all were before an engine had them in one launch (benchmarks of before have no other).
@@ -35,7 +36,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from timing import ROUNDS, Times, measure, measure_apart
+from timing import Times, measure, measure_apart
 
 import whet
 from whet.backends import get_backend
@@ -49,6 +50,7 @@ from whet.zoo import save
 RATIO = 0.4
 EDGES = {"cpu": 16, "cuda": 32}  # a narrower width costs as much as the next of these: AVX-512 holds 16 numbers, a tensor core's tile 32 channels
 ENOUGH = 6  # rounds that hold a 95 % interval of their median
+REPEATED = 50  # runs of layers and copies, of which the fastest counts: a machine's rates are what it does alone
 COPIES = [2**k for k in range(18, 29)]  # bytes that copies touch which measure a CPU's bandwidth
 
 
@@ -164,13 +166,23 @@ class Roof:
 def roofs(engine: whet.Engine) -> dict[str, Roof]:
     """The roofline by name of its column: the machine's own rates where it tells them; else by levels of the memory, and one for all."""
     machine = engine.plan.machine
-    timed, lanes = [f for f in layer_facts(engine.plan) if f.ms], max(engine.plan.arenas[0].lanes, 1)  # of one thread, where lanes run at once
-    flops = machine.get("peak_flops_per_s") or max(f.flops / f.ms for f in timed if f.ms) * 1e3 * lanes
     if "bytes_per_s" in machine:
-        return {"floor": Roof(flops, lambda size: machine["bytes_per_s"])}
-    best = max(f.bytes / f.ms for f in timed if f.ms) * 1e3 * lanes
+        return {"floor": Roof(machine["peak_flops_per_s"], lambda size: machine["bytes_per_s"])}
+    layers = fastest(engine)
+    flops, best = 1e3 * max(n / ms for n, _, ms in layers), 1e3 * max(n / ms for _, n, ms in layers)
     levels = copies(int(machine.get("threads", 1)))
     return {"floor": Roof(flops, levels), "apart_floor": Roof(flops, levels, ("Moves",)), "flat_floor": Roof(flops, lambda size: best)}
+
+
+def fastest(engine: whet.Engine) -> list[tuple[float, float, float]]:
+    """FLOPs, bytes and milliseconds of the layers at one image, the shortest of many runs. What the builder timed may be of a busier hour, whose peak
+    makes a floor that lies above what is measured in another."""
+    context = engine.create_context()
+    times = context.profile({"images": np.random.default_rng(0).random((1, 3, 640, 640), np.float32)}, REPEATED)
+    context.close()
+    computed = [bool(f.ms) for f in layer_facts(engine.plan)]  # views take no time
+    facts = layer_facts(engine.plan, {"images": (1, 3, 640, 640)})
+    return [(f.flops, f.bytes, min(t.times_ms)) for f, t, does in zip(facts, times, computed, strict=True) if does]
 
 
 def copies(threads: int) -> Rate:
@@ -186,7 +198,7 @@ def copies(threads: int) -> Rate:
                     np.copyto(pair[1], pair[0])
 
             took = []
-            for _ in range(ROUNDS):
+            for _ in range(REPEATED):
                 start = time.perf_counter()
                 list(pool.map(copy, pairs))
                 took.append(time.perf_counter() - start)
