@@ -209,6 +209,14 @@ def test_only_the_cpu_deals(apart, backend):
         engine_bytes(dataclasses.replace(apart, backend=backend))
 
 
+def test_of_ways_that_time_cannot_tell_apart_turns_are_kept(monkeypatch):
+    """Together stands first, as nothing is gained then; of the two others the one that keeps all threads busy at every batch."""
+    for least, kept in (([2.0, 2.0, 2.0], "together"), ([3.0, 2.0, 2.005], "turns"), ([3.0, 2.0, 2.5], "apart")):
+        monkeypatch.setattr(dealing, "race", lambda runs, seconds, turns, least=least: [[t * (1 + k / 1000) for k in range(9)] for t in least])
+        plan = build(inception(), config(samples="auto"))
+        assert plan.report["samples"]["kept"] == kept, least
+
+
 def test_the_faster_is_kept_and_the_other_told(monkeypatch):
     for ms, kept, lanes in (([4.0, 2.0, 3.0], "apart", 2), ([2.0, 4.0, 3.0], "together", 0), ([3.0, 4.0, 2.0], "turns", 1)):
         monkeypatch.setattr(dealing, "standing", lambda times, order, ms=ms: Standing(ms, [0.0] * 3, ms.index(2.0)))
