@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+
 WIDE = 16
 FLOATS = f"<{WIDE} x float>"
 FENCE = '  call void asm sideeffect "", "~{memory}"()'
 """Nothing is moved over it. Without one behind each spread number, LLVM's scheduler loads many of them early, and sums leave the registers."""
+
+
+def literal(value: float) -> str:
+    """The nearest 32-bit float as LLVM writes it."""
+    (nearest,) = struct.unpack("<f", struct.pack("<f", value))
+    return f"0x{struct.unpack('<Q', struct.pack('<d', nearest))[0]:016X}"
+
+
+def vector(values: Sequence[float]) -> str:
+    """A constant of 16 floats."""
+    return f"<{', '.join(f'float {literal(v)}' for v in values)}>"
 
 
 def load(name: str, base: str, offset: str | int) -> str:

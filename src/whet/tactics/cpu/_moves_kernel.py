@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable, Sequence
 
 from whet.tactics._moves_places import COLUMN, ROW, Place, Refused
 from whet.tactics._moves_tree import BLOCK, Moves, Node, always, blocked, choices, fixed, height, replaced
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._silu_kernel import FLOATS, WIDE, constants, declarations, sigmoid
+from whet.tactics.cpu._ir import FLOATS, WIDE, vector
+from whet.tactics.cpu._silu_kernel import constants, declarations, sigmoid
 
 LONGEST = 8000  # lines of code: beyond, compiling takes longer than it can gain
 _CASES = 8  # values of what decides where in a block of channels a row begins: each has code of its own
@@ -149,7 +149,7 @@ class _Writer:
     def value(self, node: Node, first: int, lanes: Lanes, known: dict) -> str:
         """16 floats of a node from column `first` on, of which `lanes` count."""
         if node[0] == "number":
-            return f"<{', '.join([f'float {_bits(node[1])}'] * WIDE)}>"
+            return vector([node[1]] * WIDE)
         key = (node, first)
         if key not in known or not lanes <= known[key][1]:
             made: Callable[[Node, int, Lanes, dict], str] = getattr(self, f"_{node[0]}")
@@ -270,8 +270,3 @@ def woven(parts: Sequence[list[str]]) -> list[str]:
 
 def _mask(lanes: Lanes) -> str:
     return f"<{', '.join(f'i1 {int(i in lanes)}' for i in range(WIDE))}>"
-
-
-def _bits(number: float) -> str:
-    """A float as LLVM writes one exactly."""
-    return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"

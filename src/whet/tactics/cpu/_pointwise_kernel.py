@@ -172,8 +172,8 @@ taps.next:
   %x.block = mul i64 %block, %plane
   %x.within = mul i64 %within, {STEP}
   %x.t = add i64 %x.block, %x.within
-  %x.now.at = getelementptr float, float* %x, i64 %x.t
-{opaque("x.now", "%x.now.at", "float*") if blocks == 1 else "  %x.now = getelementptr float, float* %x.now.at, i64 0"}
+  {"%x.sum" if blocks == 1 else "%x.now"} = getelementptr float, float* %x, i64 %x.t
+{opaque("x.now", "%x.sum", "float*") if blocks == 1 else ""}
 {moved("w.now", "w", "%turn", STEP * blocks * WIDE)}
 {newline.join(inner)}
   %t1 = add i64 %t, 1

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._ir import FLOATS, WIDE, least, load, moved, store
+from whet.tactics.cpu._ir import FLOATS, WIDE, least, load, moved, store, vector
 
 WORDS = ("source", "target", "scratch", "height", "width", "rows", "columns", "planes", "share")
 """The context: addresses; sizes of the image and of the result; images * blocks of 16 channels; how many of these a thread takes."""
-_LOWEST = f"<{', '.join(['float 0xC7EFFFFFE0000000'] * WIDE)}>"
+_LOWEST = vector([float(np.finfo(np.float32).min)] * WIDE)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,7 @@ Without AVX-512 the sigmoid is 1 / (1 + 2^(-x log2 e)), 2^r by Cephes' polynomia
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-
-from whet.tactics.cpu._ir import FLOATS, WIDE
+from whet.tactics.cpu._ir import FLOATS, WIDE, literal, vector
 
 _FMA = f"call {FLOATS} @llvm.fma.v{WIDE}f32"
 _EXP2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1)
@@ -56,19 +53,9 @@ def constants() -> str:
     """Lines that give the numbers their names; they stand before the first SiLU."""
     lines = []
     for name, value in _NUMBERS.items():
-        lines.append(f"  %{name}.in = insertelement {FLOATS} undef, float {_literal(value)}, i32 0")
+        lines.append(f"  %{name}.in = insertelement {FLOATS} undef, float {literal(value)}, i32 0")
         lines.append(f"  %{name} = shufflevector {FLOATS} %{name}.in, {FLOATS} undef, <{WIDE} x i32> zeroinitializer")
     return "\n".join(lines)
-
-
-def _literal(value: float) -> str:
-    """The nearest 32-bit float as LLVM writes it."""
-    (nearest,) = struct.unpack("<f", struct.pack("<f", value))
-    return f"0x{struct.unpack('<Q', struct.pack('<d', nearest))[0]:016X}"
-
-
-def _vector(values: Sequence[float]) -> str:
-    return f"<{', '.join(f'float {_literal(v)}' for v in values)}>"
 
 
 def silu(x: str, n: str, estimate: bool) -> tuple[str, str]:
@@ -105,13 +92,13 @@ def _pieces(x: str, n: str) -> list[str]:
     """%n.a = min(|%x|, 16), of NaN too, and %n.k = -k(%n.a)."""
     i = f"<{WIDE} x i32>"
     made = [
-        f"%{n}.a = call {FLOATS} @llvm.x86.avx512.mask.range.ps.512({FLOATS} %{x}, {FLOATS} {_vector([_END] * WIDE)}, {_CLOSER})",
-        f"%{n}.b = {_FMA}({FLOATS} %{n}.a, {FLOATS} {_vector([_PACE] * WIDE)}, {FLOATS} %one)",
+        f"%{n}.a = call {FLOATS} @llvm.x86.avx512.mask.range.ps.512({FLOATS} %{x}, {FLOATS} {vector([_END] * WIDE)}, {_CLOSER})",
+        f"%{n}.b = {_FMA}({FLOATS} %{n}.a, {FLOATS} {vector([_PACE] * WIDE)}, {FLOATS} %one)",
         f"%{n}.bi = bitcast {FLOATS} %{n}.b to {i}",
         f"%{n}.i = lshr {i} %{n}.bi, <{', '.join(['i32 21'] * WIDE)}>",  # of which vpermps reads the lowest four bits
     ]
     for k, numbers in enumerate(_PIECES):
-        made.append(f"%{n}.c{k} = call {FLOATS} @llvm.x86.avx512.permvar.sf.512({FLOATS} {_vector(numbers)}, {i} %{n}.i)")
+        made.append(f"%{n}.c{k} = call {FLOATS} @llvm.x86.avx512.permvar.sf.512({FLOATS} {vector(numbers)}, {i} %{n}.i)")
         if k:
             before, now = f"%{n}.k{k - 1}" if k > 1 else f"%{n}.c0", f"%{n}.k{k}" if k + 1 < len(_PIECES) else f"%{n}.k"
             made.append(f"{now} = {_FMA}({FLOATS} {before}, {FLOATS} %{n}.a, {FLOATS} %{n}.c{k})")
@@ -125,7 +112,7 @@ def _fixed(x: str, n: str, kinds: int) -> str:
 
 
 def _power_by_integers(n: str) -> list[str]:
-    """The same, above 2^-126. Adding 1.5 * 2^23 rounds, and leaves the integer in the lowest bits."""
+    """%n.e = 2^%n.t, above 2^-126. Adding 1.5 * 2^23 rounds, and leaves the integer in the lowest bits."""
     i = f"<{WIDE} x i32>"
     lines = [
         f"%{n}.tc = fcmp olt {FLOATS} %{n}.t, %low",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from whet.tactics.cpu import _jit
+from whet.tactics.cpu._ir import literal
 
 WIDE = 16
 FLOATS = f"<{WIDE} x float>"
@@ -24,11 +25,8 @@ mask, rows of a thread, the scale's address."""
 
 
 def _constant(name: str, value: float) -> str:
-    import struct
-
-    bits = struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<f", value))[0]))[0]
     return (
-        f"  %{name}.one = insertelement {FLOATS} undef, float 0x{bits:016X}, i32 0\n"
+        f"  %{name}.one = insertelement {FLOATS} undef, float {literal(value)}, i32 0\n"
         f"  %{name} = shufflevector {FLOATS} %{name}.one, {FLOATS} undef, <{WIDE} x i32> zeroinitializer"
     )
 
