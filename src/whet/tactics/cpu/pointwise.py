@@ -17,7 +17,7 @@ from whet.tactics.cpu import _jit
 from whet.tactics.cpu._conv_tactic import ConvKernel, ConvTactic, Tile, steps_of, tiles_of, together
 from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import f32_of
-from whet.tactics.cpu._pointwise_kernel import MOST, STEP, TILES, pointwise_ir
+from whet.tactics.cpu._pointwise_kernel import STEP, TILES, pointwise_ir
 
 _PIXELS = dict(TILES)
 _STRIP = 1 << 17  # bytes of an image that stay in the second cache beside the weights while all groups go through them
@@ -101,5 +101,5 @@ def strip(pixels: int, tiles: int, taps: int) -> int:
 
 
 def near(blocks: int, pixels: int, taps: int) -> bool:
-    """Whether the next tile is worth fetching: it stays in the first cache, and there is a register for its lines' addresses."""
-    return taps * (blocks * WIDE + 2 * pixels) * 4 <= _NEAR and blocks < MOST
+    """Whether the next tile is what to fetch: it stays in the first cache beside the weights and its neighbour."""
+    return taps * (blocks * WIDE + 2 * pixels) * 4 <= _NEAR
