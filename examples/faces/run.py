@@ -139,16 +139,18 @@ def judge(rows: list[dict[str, Any]], engines: list[whet.Engine], feeds: list[np
 
 def measure(rows: list[dict[str, Any]], engines: list[whet.Engine], feed: np.ndarray) -> None:
     """Adds the median time of a photo, all engines in turns, and the ratio to the first: the median within rounds."""
-    contexts = [e.create_context() for e in engines]
-    for c in contexts:
-        c.bind(INPUT, feed)
-        c.execute()
+    bounds = []
+    for context in [e.create_context() for e in engines]:
+        context.set_input_shape(INPUT, feed.shape)
+        bounds.append(context.launches())
+        bounds[-1].feed({INPUT: feed})
+        bounds[-1].run()
     times: list[list[float]] = [[] for _ in engines]
     for n in range(ROUNDS):
         for k in range(len(engines))[:: -1 if n % 2 else 1]:
             runs, until = [], time.perf_counter() + SECONDS
             while time.perf_counter() < until:
-                runs += contexts[k].launches().seconds_in_row(5)
+                runs += bounds[k].seconds_in_row(5)
             times[k].append(median(runs) * 1e3)
     for row, ms in zip(rows, times, strict=True):
         ratios = [w / t for w, t in zip(times[0], ms, strict=True)]

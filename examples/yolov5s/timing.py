@@ -47,21 +47,19 @@ def measure(engines: Sequence[whet.Engine], batches: Sequence[int], backend: str
     """Times every engine at every batch, in turns of about `seconds`; every other round from the last to the first, beginning so with `turned`."""
     found = [Times() for _ in engines]
     for batch in batches:
-        contexts = []
-        for engine in engines:
-            context = engine.create_context()
-            context.set_input_shape("images", (batch, 3, 640, 640))
-            array = context.input_array("images")
-            array[...] = np.random.default_rng(0).random(array.shape, np.float32)
-            context.bind("images", array)
-            context.execute()
-            contexts.append(context)
+        images = np.random.default_rng(0).random((batch, 3, 640, 640), np.float32)
+        contexts, bounds = [engine.create_context() for engine in engines], []
+        for context in contexts:
+            context.set_input_shape("images", images.shape)
+            bounds.append(context.launches())
+            bounds[-1].feed({"images": images})
+            bounds[-1].run()
         for n in range(ROUNDS):
-            for times, context in list(zip(found, contexts, strict=True))[:: -1 if n % 2 != turned else 1]:
+            for times, bound in list(zip(found, bounds, strict=True))[:: -1 if n % 2 != turned else 1]:
                 with Watch(backend) as watch:
                     taken, until = [], time.perf_counter() + seconds
                     while time.perf_counter() < until:
-                        taken += context.launches().seconds_in_row(IN_ROW[backend])
+                        taken += bound.seconds_in_row(IN_ROW[backend])
                 times.ms.setdefault(batch, []).append(statistics.median(taken) * 1e3)
                 times.power.setdefault(batch, []).extend(watch.power)
                 times.busy.setdefault(batch, []).extend(watch.busy)

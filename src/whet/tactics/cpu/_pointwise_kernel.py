@@ -107,7 +107,7 @@ def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: boo
     bias = [load(f"b{j}", "w.bias", j * WIDE) for j in range(blocks)]
     starts = [f"  %s{j}.{p} = phi {_F} [ %b{j}, %item ], [ %a{STEP - 1}.{j}.{p}, %taps.next ]" for j, p in sums]
     inner = turn(blocks, pixels)
-    if blocks < MOST:  # these leave no register for the lines' addresses
+    if blocks < MOST:  # as many leave no register for the lines' addresses
         each = -(-pixels // (WIDE // STEP))  # lines of a turn, so that a block's turns fetch all
         fetched = [prefetch(f"f{k}", "ahead", ((pixels if ahead else 0) + k) * WIDE) for k in range(each)]
         begun = "" if ahead else _NEXT_BLOCK.replace("<ACROSS>", str(pixels * WIDE))

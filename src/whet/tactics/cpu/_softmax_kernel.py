@@ -9,10 +9,8 @@ from __future__ import annotations
 from functools import cache
 
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu._ir import literal
+from whet.tactics.cpu._ir import FLOATS, WIDE, literal
 
-WIDE = 16
-FLOATS = f"<{WIDE} x float>"
 _INTEGERS, _BITS = f"<{WIDE} x i32>", f"<{WIDE} x i1>"
 #: log2(e), its inverse in two parts, where exp ends, 1.5 * 2^23 (adding it rounds), Cephes' coefficients
 _NUMBERS = {

@@ -17,8 +17,9 @@ from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signa
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu import _onednn as dnn
 from whet.tactics.cpu._declared import Reference
+from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import RTOL, OneDnnCall, static
-from whet.tactics.cpu._softmax_kernel import WIDE, softmax_ir
+from whet.tactics.cpu._softmax_kernel import softmax_ir
 
 _SCORES = 1 << 20  # bytes of scores that stay in the second caches
 _SMALL = 1 << 12  # scores that one thread has done before the others are there
