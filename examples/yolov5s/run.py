@@ -4,10 +4,12 @@
     python examples/yolov5s/run.py --precisions fp32,bf16 --batches 1,2,4,8
     python examples/yolov5s/run.py --backend cuda --precisions fp32,fp16
     python examples/yolov5s/run.py --backend cuda --precisions fp16 --processes 5
+    python examples/yolov5s/run.py --multiple 16                     # about 40 % of every group, to multiples of 16
 
 One engine a row takes every batch from 1 to the largest. The weights are random (nothing can be downloaded), so this is about speed and
 about nothing breaking; accuracy after cutting is shown on trained detectors by benchmarks/pruned_detectors.py. The detection heads stay
-whole, and channels that are tied together (C3 blocks, the bottlenecks' sums, the concatenations of the neck) are cut together.
+whole, and channels that are tied together (C3 blocks, the bottlenecks' sums, the concatenations of the neck) are cut together. On a CPU every
+width that stays is one its kernels take whole (two blocks of 16, benchmarks/cpu_widths.py), more where images are small; `--widths` tries others.
 
 `floor` is the roofline: the sum over layers of the longer of bytes/bandwidth and FLOPs/peak. On a GPU both are the device's own; on a CPU
 the peak is the best rate that a layer of the original reached in its fastest of 50 runs, and the bandwidth that of copies, the fastest of 50
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import time
@@ -43,12 +46,15 @@ from whet.backends import get_backend
 from whet.cli._build_progress import BuildProgress
 from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
-from whet.network import Network
-from whet.pruning import PruneConfig, Pruned, count_flops, count_params, prune, save_recipe
+from whet.network import Layer, Network
+from whet.pruning import PruneConfig, Pruned, count_flops, count_params, groups, prune, save_recipe
 from whet.zoo import save
 
 RATIO = 0.4
 EDGES = {"cpu": 16, "cuda": 32}  # a narrower width costs as much as the next of these: AVX-512 holds 16 numbers, a tensor core's tile 32 channels
+#: What stays on a CPU, STRIDE:CHANNELS=WIDTH: half where images are large, which costs most time a channel; 3/4 or 5/8 of what has fewer pixels
+WIDTHS = "2:32=16,4:32=16,4:64=32,8:64=32,8:128=64,16:128=96,16:256=128,32:256=128,32:512=320"
+IMAGE = 640
 ENOUGH = 6  # rounds that hold a 95 % interval of their median
 REPEATED = 50  # runs of layers and copies, of which the fastest counts: a machine's rates are what it does alone
 COPIES = [2**k for k in range(18, 29)]  # bytes that copies touch which measure a CPU's bandwidth
@@ -72,15 +78,21 @@ def main() -> int:
     p.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     p.add_argument("--precisions", default="fp32", help="fp32 and any of fp16, bf16 (what else a layer may run in), comma-separated")
     p.add_argument("--batches", default="1,2,4,8", help="batches to time; the engines take all up to the largest")
-    p.add_argument("--ratio", type=float, default=RATIO, help="share of the channels to cut at least, about the same of each group (default: 0.4)")
-    p.add_argument("--multiple", type=int, help="kept channels are a multiple of this (default: 16 on a CPU, 32 on a GPU)")
+    p.add_argument("--ratio", type=float, help="share of the channels to cut at least, about the same of each group (default on a GPU: 0.4)")
+    p.add_argument("--multiple", type=int, help="then kept channels are a multiple of this (default: 16 on a CPU, 32 on a GPU)")
+    p.add_argument("--widths", help=f"channels that stay, STRIDE:CHANNELS=WIDTH of images and groups, comma-separated (default on a CPU: {WIDTHS})")
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
     p.add_argument("--processes", type=int, default=1, help="processes that time the engines, one after the other, each loading their files")
     p.add_argument("--budget", type=float, default=float("inf"), help="seconds that all may take: fewer processes where there is no time for more")
     p.add_argument("--out", default=".yolov5s", help="folder for the ONNX files, the recipe and the engines")
     p.add_argument("--save", help="also write the rows as a result (JSON)")
     args, began = p.parse_args(), time.perf_counter()
-    args.multiple = args.multiple or EDGES[args.backend]
+    even = args.ratio is not None or args.multiple is not None
+    if even and args.widths:
+        p.error("--widths says what stays, so --ratio and --multiple have nothing to say: leave one of them out")
+    asked = args.widths or ("" if even or args.backend != "cpu" else WIDTHS)
+    if wrong := [w for w in asked.split(",") if w and not re.fullmatch(r"\d+:\d+=\d+", w)]:
+        p.error(f"--widths: {wrong[0]!r} is no width; write STRIDE:CHANNELS=WIDTH, as 8:128=64")
     words = args.batches.split(",")
     if wrong := [w for w in words if not w.isdigit() or not int(w)]:
         p.error(f"--batches: {wrong[0]!r} is no number of images; write them as 1,2,4,8")
@@ -92,7 +104,10 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
 
     original = whet.network_from_onnx(save("yolov5s", out / "yolov5s.onnx"))
-    made = cut(original, args.ratio, args.multiple)
+    if asked:
+        made = cut_to(original, asked)
+    else:
+        made = cut(original, RATIO if args.ratio is None else args.ratio, args.multiple or EDGES[args.backend])
     whet.save_onnx(made.network, out / "yolov5s_pruned.onnx")
     save_recipe(made.recipe, out / "yolov5s_pruned.recipe.json")
     console.print(f"cut {made.share:.1%} of {made.channels[0]} channels in {len(made.recipe.groups)} coupled groups; the heads stay whole")
@@ -128,9 +143,24 @@ def cut(original: Network, ratio: float, multiple: int) -> Pruned:
     return made
 
 
+def cut_to(original: Network, asked: str) -> Pruned:
+    """Of groups of CHANNELS, made at images IMAGE / STRIDE wide, WIDTH stay; others whole. STRIDE:CHANNELS=WIDTH, comma-separated."""
+    wanted = {tuple(map(int, w.partition("=")[0].split(":"))): int(w.partition("=")[2]) for w in asked.split(",") if w}
+    made_by = {x.needs(1).name: x for x in original.layers if x.op == "Conv"}
+    widths = {g.name: wanted.get((IMAGE // static_dim(made_by[g.name]), g.size), g.size) for g in groups(original)}
+    return prune(original, PruneConfig(widths=widths))
+
+
+def static_dim(conv: Layer) -> int:
+    """How wide the images are that a convolution makes."""
+    dim = conv.output.shape[-1]
+    assert isinstance(dim, int)
+    return dim
+
+
 def built(net: Network, precision: str, batches: list[int], args: argparse.Namespace, console: Console, what: str) -> whet.Engine:
     """An engine for every batch from 1 to the largest, tuned for the largest."""
-    low, high = ({"images": (b, 3, 640, 640)} for b in (1, batches[-1]))
+    low, high = ({"images": (b, 3, IMAGE, IMAGE)} for b in (1, batches[-1]))
     config = whet.BuildConfig(
         backend=args.backend,
         precisions=() if precision == "fp32" else (precision,),
@@ -159,7 +189,7 @@ class Roof:
 
     def floor_ms(self, engine: whet.Engine, batch: int) -> float:
         """The roofline of all layers at this batch, those that the engine computes in one launch with others counted for themselves."""
-        facts = layer_facts(engine.plan, {"images": (batch, 3, 640, 640)})
+        facts = layer_facts(engine.plan, {"images": (batch, 3, IMAGE, IMAGE)})
         return 1e3 * sum(max(n / self.flops, size / self.moved(size)) for f in facts for n, size in apart(f, self.also))
 
 
@@ -178,10 +208,10 @@ def fastest(engine: whet.Engine) -> list[tuple[float, float, float]]:
     """FLOPs, bytes and milliseconds of the layers at one image, the shortest of many runs. What the builder timed may be of a busier hour, whose peak
     makes a floor that lies above what is measured in another."""
     context = engine.create_context()
-    times = context.profile({"images": np.random.default_rng(0).random((1, 3, 640, 640), np.float32)}, REPEATED)
+    times = context.profile({"images": np.random.default_rng(0).random((1, 3, IMAGE, IMAGE), np.float32)}, REPEATED)
     context.close()
     computed = [bool(f.ms) for f in layer_facts(engine.plan)]  # views take no time
-    facts = layer_facts(engine.plan, {"images": (1, 3, 640, 640)})
+    facts = layer_facts(engine.plan, {"images": (1, 3, IMAGE, IMAGE)})
     return [(f.flops, f.bytes, min(t.times_ms)) for f, t, does in zip(facts, times, computed, strict=True) if does]
 
 

@@ -1,5 +1,6 @@
 """`whet prune` with data, labels and flags that do not fit: each is named before anything is cut by it."""
 
+import json
 import sys
 
 import numpy as np
@@ -10,7 +11,7 @@ from whet import zoo
 from whet.cli.prune import command
 from whet.errors import PruneError, UsageError, WhetError
 from whet.frontends import network_from_onnx, save_onnx
-from whet.pruning import PruneConfig, prune, recover, reestimate_batch_norms
+from whet.pruning import PruneConfig, Target, prune, recover, reestimate_batch_norms
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,12 @@ TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
     (["--flops=0.5x", "--latencyTable=t.json"], "--latencyTable has nothing to say here"),
     (["--noDepth"], "--depth has nothing to say here: with --ratio alone no branch goes"),
     (["--skip=conv2.wieght"], "nothing that could be cut is called 'conv2.wieght'. Did you mean 'conv2.weight'"),
+    (["--width=conv2.weight"], "--width=conv2.weight: write GROUP=N"),
+    (["--width=conv2.weight=-3"], "write GROUP=N, the units that stay"),
+    (["--width=conv2.wieght=8"], "which is no group that could be cut. Did you mean 'conv2.weight'"),
+    (["--width=conv2.weight=17"], "of 'conv2.weight', which has 16 units, 17 cannot stay: give 1 to 16"),
+    (["--width=conv2.weight=0"], "0 cannot stay"),
+    (["--width=conv2.weight=8", "--flops=0.5x"], "--width has nothing to say here: --flops chooses the widths"),
     (["--skip=onv2"], "Names with it: /conv2/Conv, conv2.weight."),
     (["-o", "m.onnx"], "--output=m.onnx would take the place of a file that is read here"),
     (["--recipe=m.onnx"], "--recipe=m.onnx would take the place"),
@@ -73,6 +80,19 @@ def test_a_layer_by_its_name_stays_whole(home, monkeypatch):
     whole, small = network_from_onnx("m.onnx"), network_from_onnx("s.onnx")
     assert small.constants["conv2.weight"].shape == whole.constants["conv2.weight"].shape
     assert small.constants["fc1.weight"].shape != whole.constants["fc1.weight"].shape
+
+
+def test_widths_that_are_given_are_kept(home, monkeypatch):
+    monkeypatch.chdir(home)
+    flags = ["-o", "w.onnx", "--ratio=0.5", "--width=conv1.weight=5", "--width=conv2.weight=16", "--recipe=w.json"]
+    CliRunner().invoke(command, ["m.onnx", *flags], catch_exceptions=False)
+    small = network_from_onnx("w.onnx").constants
+    assert small["conv1.weight"].shape[0] == 5
+    assert small["conv2.weight"].shape[:2] == (16, 5), "the whole width, whatever the ratio"
+    assert small["fc1.weight"].shape[0] < 120, "the ratio is for the others"
+    assert json.loads((home / "w.json").read_text())["about"]["widths"] == {"conv1.weight": 5, "conv2.weight": 16}
+    with pytest.raises(PruneError, match="with a target widths are chosen for it"):
+        prune(network_from_onnx("m.onnx"), PruneConfig(target=Target("flops", ratio=0.5), widths={"conv1.weight": 5}))
 
 
 def test_from_python_too(home):

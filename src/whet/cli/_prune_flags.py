@@ -62,6 +62,7 @@ def must_have_a_say(*, target: str | None, data: str | None, importance: str) ->
     if target is not None:
         refuse(("ratio",), f"--{target} says how much goes. Leave one of them out.")
         refuse(("scope",), f"--{target} chooses over all groups. It is for --ratio.")
+        refuse(("width",), f"--{target} chooses the widths. Groups stay whole with --skip.")
     else:
         refuse(("depth",), "with --ratio alone no branch goes. It is for --latency and other targets.")
     if target not in ("latency", "throughput"):

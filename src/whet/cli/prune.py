@@ -13,7 +13,9 @@ from whet.cli._written import must_be_writable
 
 _NEAR = 1.05  # this far beyond the target counts as reached: two timings of one engine differ by as much
 _MISSED = "Ask for less, or prune on a quieter machine: what other processes take slows small layers most."
-_CHOOSE = {"ratio", "latency", "throughput", "flops", "params", "channels", "depth", "importance", "scope", "multiple", "skip", "labels", "retime"}
+_CHOOSE = {
+    "ratio", "latency", "throughput", "flops", "params", "channels", "depth", "importance", "scope", "multiple", "width", "skip", "labels", "retime",
+}  # fmt: skip
 _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 
 
@@ -31,6 +33,7 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
               help="l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION.")
 @click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Least important of all, or of each.")
 @click.option("--multiple", type=click.IntRange(1), default=8, show_default=True, help="Kept channels of a group are a multiple of this.")
+@click.option("--width", multiple=True, metavar="GROUP=N", help="Units that stay of this group, whatever --ratio says (repeatable; --list).")
 @click.option("--skip", multiple=True, help="Group, branch or layer that stays whole (repeatable; --list).")
 @click.option("--list", "list_only", is_flag=True, help="Name the groups and residual branches that can be cut, and do nothing.")
 @click.option("--latencyTable", "table", type=click.Path(dir_okay=False), help="Latency table to use and to extend.")
@@ -157,8 +160,21 @@ def _config(o: dict[str, Any]) -> Any:
     if len(targets) > 1:
         raise UsageError(f"one target at a time: --{targets[0].kind} and --{targets[1].kind} are given")
     own = {k: o.pop(k) for k in ("ratio", "depth", "importance", "scope", "multiple", "table", "retime", "insist")}
-    skip, engines = o.pop("skip"), not o.pop("no_engines")
-    return PruneConfig(**own, skip=skip, engines=engines, target=targets[0] if targets else None, build=build_config(**o))
+    skip, engines, widths = o.pop("skip"), not o.pop("no_engines"), _widths(o.pop("width"))
+    return PruneConfig(**own, skip=skip, widths=widths, engines=engines, target=targets[0] if targets else None, build=build_config(**o))
+
+
+def _widths(given: tuple[str, ...]) -> dict[str, int]:
+    """Units by group, of GROUP=N. Raises UsageError."""
+    from whet.errors import UsageError
+
+    found = {}
+    for word in given:
+        name, equals, number = word.rpartition("=")
+        if not equals or not name or not number.isdecimal():
+            raise UsageError(f"--width={word}: write GROUP=N, the units that stay, as --width=layer1.0.conv1.weight=48")
+        found[name] = int(number)
+    return found
 
 
 def _flops(count: Any, net: Any) -> int:

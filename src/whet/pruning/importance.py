@@ -168,12 +168,13 @@ def choose(
     scope: str = "group",
     multiple: int = 8,
     least: int | None = None,
+    widths: Mapping[str, int] | None = None,
 ) -> dict[str, np.ndarray]:
     """Which channels to keep so that about `ratio` (0..1) of all go: group name -> sorted indexes, of the groups that lose some.
 
     `scope` "group" takes the same share of every group, "global" the least important of all groups together. Kept counts are
-    rounded to a `multiple` of channels (what kernels like), and at least `least` units (default: one multiple) stay.
-    Raises PruneError for a ratio or scope that makes no sense.
+    rounded to a `multiple` of channels (what kernels like), and at least `least` units (default: one multiple) stay. Of groups in
+    `widths` exactly so many units stay, whatever the rest says. Raises PruneError for a ratio, scope or width that makes no sense.
     """
     if not 0 <= ratio < 1:
         raise PruneError(f"the share of channels to cut is from 0 to below 1, not {ratio}")
@@ -181,6 +182,7 @@ def choose(
         raise PruneError(f"scope is 'group' or 'global', not {scope!r}")
     if multiple < 1:
         raise PruneError(f"kept channels are rounded to a multiple of one or more, not {multiple}")
+    given = _given(found, widths or {})
     share = {g.name: 1 - ratio for g in found}
     if scope == "global" and found:
         every = np.sort(np.concatenate([scores[g.name] for g in found]))
@@ -189,8 +191,20 @@ def choose(
     kept = {}
     for g in found:
         step = step_of(g, multiple)
-        n = max(step if least is None else least, round(g.size * share[g.name] / step) * step)
+        n = given.get(g.name) or max(step if least is None else least, round(g.size * share[g.name] / step) * step)
         if n < g.size:
             best = np.argsort(-scores[g.name], kind="stable")[:n]
             kept[g.name] = np.sort(best)
     return kept
+
+
+def _given(found: Sequence[Group], widths: Mapping[str, int]) -> dict[str, int]:
+    """The widths, each of a group and within its size. Raises PruneError."""
+    sizes = {g.name: g.size for g in found}
+    for name, n in widths.items():
+        if name not in sizes:
+            near = nearest(name, sizes)
+            raise PruneError(f"a width is given for {name!r}, which is no group that could be cut.{near} `whet prune MODEL --list` has the names.")
+        if not 1 <= n <= sizes[name]:
+            raise PruneError(f"of {name!r}, which has {sizes[name]} units, {n} cannot stay: give 1 to {sizes[name]}")
+    return dict(widths)

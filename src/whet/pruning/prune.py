@@ -47,6 +47,7 @@ class PruneConfig:
     scope: str = "global"  # global: the least important of all groups together; group: the same share of every group
     multiple: int = 8  # kept channels of a group are a multiple of this
     depth: bool = True  # with a target: residual branches may go whole
+    widths: Mapping[str, int] = field(default_factory=dict)  # without a target: units that stay of groups by name; the ratio is for the others
     skip: tuple[str, ...] = ()  # groups and branches that stay whole, by name or by that of a layer in them
     seed: int = 0
     insist: bool = False  # prune although the order of steps forbids it
@@ -143,6 +144,8 @@ def prune(
     sense; ShapeError for data that do not fit; BuildError where an engine is needed and none comes.
     """
     config = config or PruneConfig()
+    if config.widths and config.target is not None:
+        raise PruneError("with a target widths are chosen for it: give widths or a target, or keep groups whole with skip")
     if not isinstance(net, Network):
         raise PruneError(f"prune() takes a network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
     check_order(net, "prune", config.insist)
@@ -152,7 +155,7 @@ def prune(
         raise PruneError(f"--importance={config.importance} is measured on data: give --calibData (no labels needed)")
     scores = importance(found, config.importance, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
     if config.target is None:
-        kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple)
+        kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
         choice, report = _towards(net, config, found, blocks, scores, config.target, progress)
@@ -184,7 +187,7 @@ def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Bra
 def _about(config: PruneConfig) -> dict:
     about = {"importance": name_of(config.importance), "multiple": config.multiple, "seed": config.seed}
     if config.target is None:
-        return {"ratio": config.ratio, "scope": config.scope, **about}
+        return {"ratio": config.ratio, "scope": config.scope, **({"widths": dict(config.widths)} if config.widths else {}), **about}
     return {"target": {k: v for k, v in asdict(config.target).items() if v is not None}, "depth": config.depth, **about}
 
 
