@@ -2,7 +2,8 @@
 
     python examples/yolov5s/timing.py --backend cuda --batches 1,2,4,8 ENGINE ENGINE
 
-so that run.py can do it in processes of their own, each of which lies elsewhere in memory.
+so that run.py can do it in processes of their own, each of which lies elsewhere in memory. With `--probe ENGINE` a small engine runs before and
+after each round; a round at whose side it was slower than its best by more than a tenth is one in which others used the machine, and is repeated.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ import whet
 
 ROUNDS, SECONDS = 5, 0.4  # engines take turns: so many rounds, each of about so many seconds
 SHORTEST = 0.1  # seconds of a round where several processes share them
+TRIES = 4  # times as many rounds as are wanted, at most, with a probe
+PATIENCE = 1.0  # seconds that a round waits for quiet
+SLOWER = 1.1  # than the best that the probe ever was: others use the machine
 IN_ROW = {"cpu": 1, "cuda": 5}  # runs between two looks at the clock: a GPU's go back to back, a CPU's end one by one
 
 
 @dataclass
 class Times:
-    """What was measured of an engine, by batch: milliseconds of every round, watts and percent of what was read meanwhile."""
+    """What was measured of an engine, by batch: milliseconds of every round, those of the probe beside it (the slower of two; 0 without one), watts
+    and percent of what was read meanwhile."""
 
     ms: dict[int, list[float]] = field(default_factory=dict)
+    probe: dict[int, list[float]] = field(default_factory=dict)
     power: dict[int, list[float]] = field(default_factory=dict)
     busy: dict[int, list[float]] = field(default_factory=dict)
 
@@ -42,10 +48,54 @@ class Times:
             for batch, values in found.items():
                 getattr(self, name).setdefault(int(batch), []).extend(values)
 
+    def keep_quiet(self) -> int:
+        """Leaves out rounds beside which the probe was slow against the best of all, and says how many those were."""
+        best, left_out = min(p for rounds in self.probe.values() for p in rounds), 0
+        for batch, rounds in self.probe.items():
+            quiet = [p <= SLOWER * best for p in rounds]
+            left_out += quiet.count(False)
+            self.ms[batch] = [ms for ms, q in zip(self.ms[batch], quiet, strict=True) if q]
+        return left_out
 
-def measure(engines: Sequence[whet.Engine], batches: Sequence[int], backend: str, *, seconds: float = SECONDS, turned: bool = False) -> list[Times]:
-    """Times every engine at every batch, in turns of about `seconds`; every other round from the last to the first, beginning so with `turned`."""
-    found = [Times() for _ in engines]
+
+class Probe:
+    """How long one run of a small engine takes; without one, no time."""
+
+    def __init__(self, engine: whet.Engine | None):
+        self._bound = None
+        self.best = float("inf")
+        if engine is not None:
+            self._context = engine.create_context()
+            self._bound = self._context.launches()
+            self._bound.run()
+
+    def ms(self) -> float:
+        """The median of some runs."""
+        if self._bound is None:
+            return 0.0
+        taken = statistics.median(self._bound.seconds_in_row(15)) * 1e3
+        self.best = min(self.best, taken)
+        return taken
+
+    def wait(self) -> float:
+        """The same, once it is quiet or PATIENCE has passed."""
+        until = time.perf_counter() + PATIENCE
+        while (taken := self.ms()) > SLOWER * self.best and time.perf_counter() < until:
+            time.sleep(0.02)
+        return taken
+
+
+def measure(
+    engines: Sequence[whet.Engine],
+    batches: Sequence[int],
+    backend: str,
+    seconds: float = SECONDS,
+    turned: bool = False,
+    probed: whet.Engine | None = None,
+) -> list[Times]:
+    """Times every engine at every batch, in turns of about `seconds`; every other round from the last to the first, beginning so with `turned`. With
+    an engine to be `probed` rounds are repeated while others use the machine, up to TRIES times as many."""
+    found, probe = [Times() for _ in engines], Probe(probed)
     for batch in batches:
         images = np.random.default_rng(0).random((batch, 3, 640, 640), np.float32)
         contexts, bounds = [engine.create_context() for engine in engines], []
@@ -54,7 +104,9 @@ def measure(engines: Sequence[whet.Engine], batches: Sequence[int], backend: str
             bounds.append(context.launches())
             bounds[-1].feed({"images": images})
             bounds[-1].run()
-        for n in range(ROUNDS):
+        quiet = 0
+        for n in range(ROUNDS * TRIES if probed else ROUNDS):
+            beside = probe.wait()
             for times, bound in list(zip(found, bounds, strict=True))[:: -1 if n % 2 != turned else 1]:
                 with Watch(backend) as watch:
                     taken, until = [], time.perf_counter() + seconds
@@ -63,12 +115,20 @@ def measure(engines: Sequence[whet.Engine], batches: Sequence[int], backend: str
                 times.ms.setdefault(batch, []).append(statistics.median(taken) * 1e3)
                 times.power.setdefault(batch, []).extend(watch.power)
                 times.busy.setdefault(batch, []).extend(watch.busy)
+            beside = max(beside, probe.ms())
+            for times in found:
+                times.probe.setdefault(batch, []).append(beside)
+            quiet += beside <= SLOWER * probe.best
+            if quiet == ROUNDS:
+                break
         for context in contexts:
             context.close()
     return found
 
 
-def measure_apart(paths: Sequence[Path], batches: Sequence[int], backend: str, processes: int, until: float = float("inf")) -> list[Times]:
+def measure_apart(
+    paths: Sequence[Path], batches: Sequence[int], backend: str, processes: int, until: float = float("inf"), probe: Path | None = None
+) -> list[Times]:
     """The same of engine files in so many processes, one after the other, every other one `turned`; but for the first none begins that would probably
     end behind `until` (of time.perf_counter). Raises CalledProcessError."""
     found, start = [Times() for _ in paths], time.perf_counter()
@@ -78,6 +138,7 @@ def measure_apart(paths: Sequence[Path], batches: Sequence[int], backend: str, p
             break
         words = [sys.executable, __file__, "--backend", backend, "--batches", ",".join(map(str, batches)), *map(str, paths)]
         words += ["--seconds", str(max(SHORTEST, SECONDS / processes)), *(["--turned"] if n % 2 else [])]
+        words += ["--probe", str(probe)] if probe else []
         told = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
         for times, more in zip(found, told, strict=True):
             times.add(more)
@@ -124,10 +185,11 @@ def main() -> None:
     p.add_argument("--batches", default="1,2,4,8")
     p.add_argument("--seconds", type=float, default=SECONDS, help="of a round")
     p.add_argument("--turned", action="store_true", help="begin with the last")
+    p.add_argument("--probe", type=Path, help="engine that says whether others use the machine")
     args = p.parse_args()
     runtime = whet.Runtime(backend=args.backend)
     found = measure([runtime.load(path) for path in args.engines], [int(b) for b in args.batches.split(",")], args.backend,
-                    seconds=args.seconds, turned=args.turned)  # fmt: skip
+                    seconds=args.seconds, turned=args.turned, probed=runtime.load(args.probe) if args.probe else None)  # fmt: skip
     print(json.dumps([asdict(t) for t in found]))
 
 
