@@ -85,6 +85,7 @@ def main() -> int:
     p.add_argument("--processes", type=int, default=1, help="processes that time the engines, one after the other, each loading their files")
     p.add_argument("--quiet", action="store_true", help="rounds count only while a small engine beside them runs at its best: others rest then")
     p.add_argument("--budget", type=float, default=float("inf"), help="seconds that all may take: fewer processes where there is no time for more")
+    p.add_argument("--reuse", action="store_true", help="time the engines that lie in --out, of another run with these widths and batches")
     p.add_argument("--out", default=".yolov5s", help="folder for the ONNX files, the recipe and the engines")
     p.add_argument("--save", help="also write the rows as a result (JSON)")
     args, began = p.parse_args(), time.perf_counter()
@@ -116,8 +117,12 @@ def main() -> int:
     cases = []
     for precision in args.precisions.split(","):
         for step, net in (("original", original), ("pruned", made.network)):
-            engine = built(net, precision, batches, args, console, f"{step}, {precision}")
-            whet.write_engine(engine.plan, path := out / f"yolov5s_{step}_{precision}.engine")
+            path = out / f"yolov5s_{step}_{precision}.engine"
+            if args.reuse and path.exists():
+                engine = whet.Runtime(backend=args.backend).load(path)
+            else:
+                engine = built(net, precision, batches, args, console, f"{step}, {precision}")
+                whet.write_engine(engine.plan, path)
             cases.append(Case(step, precision, net, engine, path))
     probe = small(args.backend, out / "probe.engine") if args.quiet else None
     if args.processes > 1:
