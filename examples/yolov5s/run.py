@@ -47,7 +47,7 @@ from whet.cli._build_progress import BuildProgress
 from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
 from whet.network import F32, Layer, Network, TensorType
-from whet.pruning import PruneConfig, Pruned, count_flops, count_params, groups, prune, save_recipe
+from whet.pruning import PruneConfig, Pruned, count_flops, count_params, groups, load_recipe, prune, save_recipe
 from whet.zoo import save
 
 RATIO = 0.4
@@ -110,8 +110,11 @@ def main() -> int:
         made = cut_to(original, asked)
     else:
         made = cut(original, RATIO if args.ratio is None else args.ratio, args.multiple or EDGES[args.backend])
+    recipe = out / "yolov5s_pruned.recipe.json"
+    if args.reuse and recipe.exists() and load_recipe(recipe).groups != made.recipe.groups:
+        p.error(f"--reuse: the engines in {out} are of another cut; give its --widths, or another --out")
     whet.save_onnx(made.network, out / "yolov5s_pruned.onnx")
-    save_recipe(made.recipe, out / "yolov5s_pruned.recipe.json")
+    save_recipe(made.recipe, recipe)
     console.print(f"cut {made.share:.1%} of {made.channels[0]} channels in {len(made.recipe.groups)} coupled groups; the heads stay whole")
 
     cases = []

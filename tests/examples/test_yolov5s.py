@@ -1,0 +1,91 @@
+"""YOLOv5s' example: the cut it makes, what its timing leaves out, and what it refuses."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+import whet
+from whet.network import parse_network
+from whet.zoo import save
+
+FOLDER = Path(__file__).parents[2] / "examples" / "yolov5s"
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # run.py imports timing by its name, and dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def timing():
+    yield loaded("timing")
+    sys.modules.pop("timing", None)
+
+
+@pytest.fixture(scope="module")
+def run(timing):
+    yield loaded("run")
+    sys.modules.pop("run", None)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return whet.network_from_onnx(save("yolov5s", tmp_path_factory.mktemp("yolov5s") / "yolov5s.onnx"))
+
+
+def test_the_cut_for_cpus_takes_its_share_and_keeps_whole_blocks(run, original):
+    made = run.cut_to(original, run.WIDTHS)
+    kept = {name: len(entry.kept) for name, entry in made.recipe.groups.items()}
+    assert 0.4 <= made.share < 0.42
+    assert len(kept) == 50, "every group of backbone and neck loses some"
+    assert all(n % (16 if n == 16 else 32) == 0 for n in kept.values())
+    assert (kept["model.3.conv.weight"], kept["model.6.cv1.conv.weight"], kept["model.7.conv.weight"]) == (64, 96, 320), "by stride and size"
+    assert [t.shape for t in made.network.outputs] == [t.shape for t in original.outputs]
+
+
+def test_groups_that_no_width_is_given_for_stay_whole(run, original):
+    made = run.cut_to(original, "8:128=64")
+    assert sorted(made.recipe.groups) == ["model.17.cv3.conv.weight", "model.3.conv.weight", "model.4.cv3.conv.weight"]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--widths", "128=64"], "'128=64' is no width; write STRIDE:CHANNELS=WIDTH"),
+    (["--widths", "8:128=64", "--multiple", "16"], "--ratio and --multiple have nothing to say"),
+    (["--batches", "1,two"], "'two' is no number of images"),
+])  # fmt: skip
+def test_what_is_refused(words, said, run, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert said in capsys.readouterr().err
+
+
+def test_rounds_beside_a_slow_probe_are_left_out(timing):
+    times = timing.Times(ms={1: [10.0, 20.0, 11.0], 8: [70.0, 71.0]}, probe={1: [0.4, 0.8, 0.43], 8: [0.5, 0.41]})
+    assert times.keep_quiet() == 2
+    assert times.ms == {1: [10.0, 11.0], 8: [71.0]}
+
+
+def test_a_probe_waits_for_quiet_and_rounds_are_repeated(timing, monkeypatch):
+    net = parse_network("network n source\nin %images: f32[N,3,640,640]\n%y: f32[N,3,640,640] = Relu(%images)\nout %y\n")
+    low, high = ({"images": (b, 3, 640, 640)} for b in (1, 2))
+    engine = whet.Runtime(backend="cpu").load(whet.build(net, whet.BuildConfig(profiles=((low, high, high),), optimization_level=0)))
+    looks = iter([1.0, *[2.0, 1.0] * 3, *[1.0] * 100])  # the second, third and fourth look: others came, others went
+
+    def ms(self):
+        taken = next(looks)
+        self.best = min(self.best, taken)
+        return taken
+
+    monkeypatch.setattr(timing.Probe, "ms", ms)
+    (times,) = timing.measure([engine], [1], "cpu", seconds=0.001, probed=engine)
+    assert len(times.ms[1]) == len(times.probe[1]) > timing.ROUNDS
+    assert sum(p <= timing.SLOWER for p in times.probe[1]) == timing.ROUNDS
+    assert times.keep_quiet() == len(times.probe[1]) - timing.ROUNDS
+    (plain,) = timing.measure([engine], [1, 2], "cpu", seconds=0.001)
+    assert {b: len(rounds) for b, rounds in plain.ms.items()} == {1: timing.ROUNDS, 2: timing.ROUNDS}
