@@ -3,7 +3,7 @@
     python examples/yolov5s/timing.py --backend cuda --batches 1,2,4,8 ENGINE ENGINE
 
 so that run.py can do it in processes of their own, each of which lies elsewhere in memory. With `--probe ENGINE` a small engine runs before and
-after each round; a round at whose side it was slower than its best by more than a tenth is one in which others used the machine, and is repeated.
+after each round, which tells when others used the machine: twice as many rounds are timed, and the half counts beside which it ran fastest.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import whet
 
 ROUNDS, SECONDS = 5, 0.4  # engines take turns: so many rounds, each of about so many seconds
 SHORTEST = 0.1  # seconds of a round where several processes share them
-TRIES = 4  # times as many rounds as are wanted, at most, with a probe
+TRIES = 2  # times as many rounds as count, with a probe
 PATIENCE = 1.0  # seconds that a round waits for quiet
-SLOWER = 1.1  # than the best that the probe ever was: others use the machine
+SLOWER = 1.1  # than the best that the probe was in this process: others use the machine
 IN_ROW = {"cpu": 1, "cuda": 5}  # runs between two looks at the clock: a GPU's go back to back, a CPU's end one by one
 
 
@@ -48,14 +48,11 @@ class Times:
             for batch, values in found.items():
                 getattr(self, name).setdefault(int(batch), []).extend(values)
 
-    def keep_quiet(self) -> int:
-        """Leaves out rounds beside which the probe was slow against the best of all, and says how many those were."""
-        best, left_out = min(p for rounds in self.probe.values() for p in rounds), 0
+    def keep_quiet(self) -> None:
+        """Of each batch's rounds the half stays beside which the probe ran fastest, in their order. No bound: clocks change with the hours."""
         for batch, rounds in self.probe.items():
-            quiet = [p <= SLOWER * best for p in rounds]
-            left_out += quiet.count(False)
-            self.ms[batch] = [ms for ms, q in zip(self.ms[batch], quiet, strict=True) if q]
-        return left_out
+            quiet = sorted(sorted(range(len(rounds)), key=rounds.__getitem__)[: -(-len(rounds) // TRIES)])
+            self.ms[batch] = [self.ms[batch][n] for n in quiet]
 
 
 class Probe:
@@ -94,7 +91,7 @@ def measure(
     probed: whet.Engine | None = None,
 ) -> list[Times]:
     """Times every engine at every batch, in turns of about `seconds`; every other round from the last to the first, beginning so with `turned`. With
-    an engine to be `probed` rounds are repeated while others use the machine, up to TRIES times as many."""
+    an engine to be `probed` each waits until others rest, or for PATIENCE, and there are TRIES times as many."""
     found, probe = [Times() for _ in engines], Probe(probed)
     for batch in batches:
         images = np.random.default_rng(0).random((batch, 3, 640, 640), np.float32)
@@ -104,7 +101,6 @@ def measure(
             bounds.append(context.launches())
             bounds[-1].feed({"images": images})
             bounds[-1].run()
-        quiet = 0
         for n in range(ROUNDS * TRIES if probed else ROUNDS):
             beside = probe.wait()
             for times, bound in list(zip(found, bounds, strict=True))[:: -1 if n % 2 != turned else 1]:
@@ -118,9 +114,6 @@ def measure(
             beside = max(beside, probe.ms())
             for times in found:
                 times.probe.setdefault(batch, []).append(beside)
-            quiet += beside <= SLOWER * probe.best
-            if quiet == ROUNDS:
-                break
         for context in contexts:
             context.close()
     return found
