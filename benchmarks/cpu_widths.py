@@ -4,7 +4,8 @@
 
 Each width is an engine of three convolutions as wide as that, of which the middle one is timed; engines run in turns, and the fastest run counts:
 what a kernel does when nobody disturbs it. A cut to a width between two good ones saves FLOPs and little time; where the cuts of a network should
-stop is what this is for (docs/design/pruning.md).
+stop is what this is for (docs/design/pruning.md). `whet latency-table` times the layers of one network as a build does, each once with what
+the caches hold there; differences of a few percent between widths are lost in that.
 """
 
 from __future__ import annotations

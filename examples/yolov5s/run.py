@@ -9,7 +9,8 @@
 One engine a row takes every batch from 1 to the largest. The weights are random (nothing can be downloaded), so this is about speed and
 about nothing breaking; accuracy after cutting is shown on trained detectors by benchmarks/pruned_detectors.py. The detection heads stay
 whole, and channels that are tied together (C3 blocks, the bottlenecks' sums, the concatenations of the neck) are cut together. On a CPU every
-width that stays is one its kernels take whole (two blocks of 16, benchmarks/cpu_widths.py), more where images are small; `--widths` tries others.
+width that stays is one its kernels take whole (two blocks of 16, benchmarks/cpu_widths.py), half of most groups and
+more of some where images are small; `--widths` tries others.
 
 `floor` is the roofline: the sum over layers of the longer of bytes/bandwidth and FLOPs/peak. On a GPU both are the device's own; on a CPU
 the peak is the best rate that a layer of the original reached in its fastest of 50 runs, and the bandwidth that of copies, the fastest of 50
@@ -39,7 +40,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from timing import Times, measure, measure_apart
+from timing import IMAGE, Times, measure, measure_apart
 
 import whet
 from whet.backends import get_backend
@@ -52,9 +53,8 @@ from whet.zoo import save
 
 RATIO = 0.4
 EDGES = {"cpu": 16, "cuda": 32}  # a narrower width costs as much as the next of these: AVX-512 holds 16 numbers, a tensor core's tile 32 channels
-#: What stays on a CPU, STRIDE:CHANNELS=WIDTH: half where images are large, which costs most time a channel; 3/4 or 5/8 of what has fewer pixels
+#: What stays on a CPU, STRIDE:CHANNELS=WIDTH: half, where images are small 3/4 of 128 and 5/8 of 512: a channel costs less time there
 WIDTHS = "2:32=16,4:32=16,4:64=32,8:64=32,8:128=64,16:128=96,16:256=128,32:256=128,32:512=320"
-IMAGE = 640
 ENOUGH = 6  # rounds that hold a 95 % interval of their median
 REPEATED = 50  # runs of layers and copies, of which the fastest counts: a machine's rates are what it does alone
 COPIES = [2**k for k in range(18, 29)]  # bytes that copies touch which measure a CPU's bandwidth

@@ -24,6 +24,7 @@ import numpy as np
 
 import whet
 
+IMAGE = 640
 ROUNDS, SECONDS = 5, 0.4  # engines take turns: so many rounds, each of about so many seconds
 SHORTEST = 0.1  # seconds of a round where several processes share them
 TRIES = 2  # times as many rounds as count, with a probe
@@ -78,7 +79,7 @@ class Probe:
         """The same, once it is quiet or PATIENCE has passed."""
         until = time.perf_counter() + PATIENCE
         while (taken := self.ms()) > SLOWER * self.best and time.perf_counter() < until:
-            time.sleep(0.02)
+            time.sleep(0.02)  # nothing tells when other guests of a host rest but looking again; without a pause the looks would keep a core busy
         return taken
 
 
@@ -94,7 +95,7 @@ def measure(
     an engine to be `probed` each waits until others rest, or for PATIENCE, and there are TRIES times as many."""
     found, probe = [Times() for _ in engines], Probe(probed)
     for batch in batches:
-        images = np.random.default_rng(0).random((batch, 3, 640, 640), np.float32)
+        images = np.random.default_rng(0).random((batch, 3, IMAGE, IMAGE), np.float32)
         contexts, bounds = [engine.create_context() for engine in engines], []
         for context in contexts:
             context.set_input_shape("images", images.shape)

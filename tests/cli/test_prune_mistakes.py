@@ -91,6 +91,8 @@ def test_widths_that_are_given_are_kept(home, monkeypatch):
     assert small["conv2.weight"].shape[:2] == (16, 5), "the whole width, whatever the ratio"
     assert small["fc1.weight"].shape[0] < 120, "the ratio is for the others"
     assert json.loads((home / "w.json").read_text())["about"]["widths"] == {"conv1.weight": 5, "conv2.weight": 16}
+    with pytest.raises(PruneError, match=r"2\.5 cannot stay: give 1 to 6"):
+        prune(network_from_onnx("m.onnx"), PruneConfig(widths={"conv1.weight": 2.5}))
     with pytest.raises(PruneError, match="with a target widths are chosen for it"):
         prune(network_from_onnx("m.onnx"), PruneConfig(target=Target("flops", ratio=0.5), widths={"conv1.weight": 5}))
 

@@ -205,6 +205,6 @@ def _given(found: Sequence[Group], widths: Mapping[str, int]) -> dict[str, int]:
         if name not in sizes:
             near = nearest(name, sizes)
             raise PruneError(f"a width is given for {name!r}, which is no group that could be cut.{near} `whet prune MODEL --list` has the names.")
-        if not 1 <= n <= sizes[name]:
+        if not isinstance(n, int) or not 1 <= n <= sizes[name]:
             raise PruneError(f"of {name!r}, which has {sizes[name]} units, {n} cannot stay: give 1 to {sizes[name]}")
     return dict(widths)

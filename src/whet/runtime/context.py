@@ -242,7 +242,8 @@ class Context:
         return [LayerTimes(names[layer.name] + suffix, layer.name, tuple(1e3 * r[i] for r in rounds)) for i, layer in enumerate(net.layers)]
 
     def launches(self) -> Bound:
-        """The recorded launches and memory at the present shapes: for measuring, which orders copies and launches by itself."""
+        """The recorded launches and memory at the present shapes: for measuring, which orders copies and launches by itself. They work on the
+        arena, not on bound arrays: give inputs to `feed` of what is returned."""
         with self._alone():
             bound = self._bound()
             self._point(bound, {})
