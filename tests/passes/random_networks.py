@@ -75,7 +75,7 @@ class _Maker:
             self.activation, self.residual, self.concat, self.pool,
             self.pad_conv, self.transposes, self.chain, self.gemm, self.scale, self.silu, self.hard_swish, self.gelu, self.layer_norm,
             self.attention, self.useless, self.double, self.dead, self.constants, self.mean, self.split, self.mish, self.slices,
-            self.silent, self.shortcut, self.classifier, self.anchors, self.stem, self.gate, self.fork,
+            self.silent, self.shortcut, self.classifier, self.anchors, self.stem, self.gate, self.fork, self.neck,
         ]  # fmt: skip
         while len(self.net.layers) < steps:
             made = self.pick(kinds)(self.values[-1] if self.rng.random() < 0.8 else self.pick(self.values[-5:]))
@@ -174,6 +174,15 @@ class _Maker:
         c = int(x.shape[1])
         ways = [self.net.add("Relu", self.net.add("Conv", x, self.weight(out, c, 1, 1, scale=c**-0.5))) for out in (4, 6)]
         return self.net.add("Concat", *ways, axis=1)
+
+    def neck(self, x: Tensor) -> Tensor | None:
+        """A smaller image, enlarged and joined to the one it was made of, and one or two convolutions of both."""
+        if not self.image(x) or any(int(d) % 2 for d in x.shape[2:]):
+            return None
+        y = self.net.add("MaxPool", x, kernel_shape=(2, 2), strides=(2, 2))
+        y = self.net.add("Resize", y, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor", scales=(1.0, 1.0, 2.0, 2.0))
+        y = self.net.add("Concat", *((x, y) if self.rng.random() < 0.5 else (y, x)), axis=1)
+        return self.fork(y) if self.rng.random() < 0.5 else self.conv(y)
 
     def gate(self, x: Tensor) -> Tensor | None:
         """Squeeze and excitation: an image times what two products make of its means."""

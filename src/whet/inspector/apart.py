@@ -9,7 +9,7 @@ from whet.network import DTYPES, Layer, Tensor, TensorType, evaluate
 from whet.ops._cost import operations
 
 # hints of what was made around layers that compute; a Concat that is read in place costs nothing
-_HINTS = ("ConvProduct", "DepthwiseProduct", "ForkedConv", "HeadMoves", "ProductConv")
+_HINTS = ("ConvProduct", "DepthwiseProduct", "ForkedConv", "HeadMoves", "ProductConv", "ResizedConv")
 _IN_PLACE = ("Reshape", "Slice")
 
 
@@ -33,6 +33,8 @@ def apart(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]
     def counted(x: Layer) -> list[tuple[int, int]]:
         if x.hint in also:
             return [n for y in x.regions["body"].layers if y.op not in _IN_PLACE for n in counted(y)]
+        if x.hint in _HINTS:
+            return [n for y in x.regions["body"].layers for n in counted(y)]
         return [(operations(x), sum(nbytes(t) for t in (*x.inputs, *x.outputs) if t is not None))]
 
     if layer.hint in also:

@@ -23,7 +23,7 @@ def operations(layer: Layer, env: Env | None = None) -> int:
     """
     e = env or {}
     if layer.op == "Fused":
-        return network_operations(layer.regions["body"], e)
+        return network_operations(layer.regions["body"], e) - _spared(layer, e)
     if layer.regions:
         return max(network_operations(r, e) for r in layer.regions.values())
     rule = _RULES.get(layer.op)
@@ -34,6 +34,15 @@ def operations(layer: Layer, env: Env | None = None) -> int:
     if get_op(layer.op).pointwise and layer.op not in _MOVES:
         return sum(_elements(t, e) for t in layer.outputs) * max(len([t for t in layer.inputs if t is not None]) - 1, 1)
     return 0
+
+
+def _spared(layer: Layer, env: Env) -> int:
+    """What a fused layer does not compute of its body: products of pixels that were picked twice, where they are picked behind the products."""
+    if layer.hint != "ResizedConv":
+        return 0
+    resize, _, reader = layer.regions["body"].layers
+    small, large = (_sizes(t, env) for t in (resize.inputs[0], resize.output))
+    return 2 * sum(_sizes(t, env)[1] for t in reader.outputs) * (prod(large) - prod(small))
 
 
 def network_operations(net: Network, env: Env | None = None) -> int:

@@ -13,6 +13,7 @@ from whet.ops._moves_samples import SAMPLES as MOVES
 from whet.ops._pool_chain_samples import SAMPLES as POOLS
 from whet.ops._quantized_samples import SAMPLES as QUANTIZED
 from whet.ops._quantized_sum_samples import SAMPLES as QUANTIZED_SUMS
+from whet.ops._resized_samples import SAMPLES as RESIZED
 from whet.ops._squeeze_samples import SAMPLES as GATES
 from whet.ops._upright_samples import SAMPLES as UPRIGHT
 
@@ -51,6 +52,7 @@ op(
         *HEADS,
         *JOINED,
         *FORKED,
+        *RESIZED,
         *POOLS,
         *GATES,
         *QUANTIZED,

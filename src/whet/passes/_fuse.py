@@ -6,7 +6,7 @@ its result is in registers. More would make fused layers that only the reference
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whet.network import Layer, Network, Tensor, copy_into
@@ -62,24 +62,30 @@ def fuse(g: Graph, hint: str, *members: Layer) -> Tensor:
     return g.add("Fused", *inputs, regions={"body": body}, hint=hint)
 
 
-def fuse_whole(g: Graph, hint: str, *members: Layer, outputs: Sequence[Tensor] = ()) -> Any:
+def fuse_whole(
+    g: Graph, hint: str, *members: Layer, outputs: Sequence[Tensor] = (), given: Mapping[Layer, Mapping[str, Any]] | None = None
+) -> Any:
     """As `fuse`, but members that are Fused stay so within the body: taken apart, they are what they were.
 
-    `outputs` are what the members make that is read outside (default: the last one's); of several a tuple comes back.
+    `outputs` are what the members make that is read outside (default: the last one's); of several a tuple comes back. Members in `given` have these
+    attributes more, and of their inputs the first: within a body, constants that say how large a result is are not known.
     """
     body = Network("body", "lowered")
     inside: dict[Tensor, Tensor] = {}
     inputs: list[Tensor] = []
     for m in members:
-        for t in m.inputs:
+        more = (given or {}).get(m)
+        reads = m.inputs if more is None else m.inputs[:1]
+        for t in reads:
             if t is not None and t not in inside:
                 inside[t] = made = Tensor(body.fresh(t.name), t.type)
                 made.shape_value = t.shape_value
                 body.inputs.append(made)
                 inputs.append(t)
         regions = {k: copy_into(r, Network(r.name, "lowered"), {}) for k, r in m.regions.items()}
-        fed = [None if t is None else inside[t] for t in m.inputs]
-        copy = body.add_layer(m.op, fed, m.attrs, name=m.name, regions=regions, outputs=[t.name for t in m.outputs], sources=m.sources)
+        fed = [None if t is None else inside[t] for t in reads]
+        attrs = {**m.attrs, **(more or {})}
+        copy = body.add_layer(m.op, fed, attrs, name=m.name, regions=regions, outputs=[t.name for t in m.outputs], sources=m.sources)
         inside.update(zip(m.outputs, copy.outputs, strict=True))
     body.outputs = [inside[t] for t in outputs or members[-1].outputs]
     return g.add("Fused", *inputs, regions={"body": body}, hint=hint)

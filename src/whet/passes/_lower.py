@@ -56,6 +56,7 @@ _PIECES = {
     "PoolGemm": "no tactic here computes global pooling and a product at once",
     "QuantizedSum": "no tactic here computes two quantized convolutions and their sum at once",
     "ProductConv": "no tactic here computes a 1x1 convolution and the convolution behind it at once",
+    "ResizedConv": "no tactic here convolves an enlarged image while it is small",
     "SqueezeExcite": "no tactic here computes squeeze and excitation at once",
     "Rearrange": "no tactic here cuts channels and moves them at once",
     "Table": "no tactic here looks up functions of 8-bit integers; they are computed step by step",

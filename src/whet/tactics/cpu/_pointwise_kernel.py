@@ -17,8 +17,31 @@ STEP = 4  # input channels of a turn of the inner loop
 _WORDS = ("source", "weights", "target", "pixels", "blocks.in", "blocks.out", "taps", "tiles", "groups", "strip", "items", "share")
 """The context: addresses; pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks;
 tiles that all groups go through before the next are read; images * groups * tiles; how many of these a thread takes."""
-FORKED_WORDS = (*_WORDS[:3], "second", "blocks.second", *_WORDS[3:])
+_SECOND = ("second", "blocks.second")
 """Of two results: the address of the second one, and which of the blocks is its first."""
+_BEGUN = ("begun", "places", "begun.plane")
+"""Where sums begin at another image's: its address, for each pixel the place of its one there (i32, in floats), floats of a block of channels."""
+
+
+def words(forked: bool, begun: bool) -> tuple[str, ...]:
+    """Names of what a context holds, in order."""
+    return (*_WORDS[:3], *(_SECOND if forked else ()), *(_BEGUN if begun else ()), *_WORDS[3:])
+
+
+def _begun(blocks: int, pixels: int) -> str:
+    """%b<block>.<pixel>, what the sums of an item begin at: the other image's pixels, wherever these lie."""
+    lines = [
+        "  %b.images = mul i64 %n, %begun.image",
+        "  %b.blocks = mul i64 %y.block, %begun.plane",
+        "  %b.o = add i64 %b.images, %b.blocks",
+        "  %b0 = getelementptr float, float* %begun.base, i64 %b.o",
+        *(moved(f"b{j}", "b0", "%begun.plane", j) for j in range(1, blocks)),
+        "  %place = getelementptr i32, i32* %places.base, i64 %p0",
+    ]
+    for p in range(pixels):
+        lines.append(f"  %k{p}.p = getelementptr i32, i32* %place, i64 {p}\n  %k{p}.i = load i32, i32* %k{p}.p\n  %k{p}.o = sext i32 %k{p}.i to i64")
+        lines += [load(f"b{j}.{p}", f"b{j}", f"%k{p}.o") for j in range(blocks)]
+    return "\n".join(lines)
 
 
 def _forked(blocks: int, j: int) -> str:
@@ -71,6 +94,10 @@ _THEN = f"""
   %tile.then = select i1 %group.over, i64 %strip.then, i64 %tile1"""
 
 
+_BASES = """
+  %begun.base = inttoptr i64 %begun to float*
+  %places.base = inttoptr i64 %places to i32*
+  %begun.image = mul i64 %blocks.out, %begun.plane"""
 _NEXT_BLOCK = """
   %block.then = add i64 %block, 1
   %block.more = icmp slt i64 %block.then, %blocks.in
@@ -94,24 +121,26 @@ def turn(blocks: int, pixels: int) -> list[str]:
 
 
 @cache
-def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: bool, ahead: bool = False, forked: bool = False) -> str:
+def pointwise_ir(
+    blocks: int, pixels: int, steps: tuple[str, ...], estimate: bool, ahead: bool = False, forked: bool = False, begun: bool = False
+) -> str:
     """`pointwise(context)` for a tile of `blocks` of output channels by `pixels`, with "Silu", "Relu" or nothing behind it; `estimate`: the CPU has
     AVX-512 (F and DQ); while a block of channels is added, the next one of the same tile is fetched into the first cache, or, `ahead`, the same one
     of the next tile;
-    `forked`: the last blocks are another result's.
+    `forked`: the last blocks are another result's; `begun`: sums begin at pixels of another image, not at the biases.
 
     Weights lie in groups of `blocks`: for each input channel and block its 16 output channels, then the biases. An image has at least `pixels`
     pixels: its last tile begins so many before the end, and computes some of them again.
     """
     sums = [(j, p) for j in range(blocks) for p in range(pixels)]
-    bias = [load(f"b{j}", "w.bias", j * WIDE) for j in range(blocks)]
-    starts = [f"  %s{j}.{p} = phi {_F} [ %b{j}, %item ], [ %a{STEP - 1}.{j}.{p}, %taps.next ]" for j, p in sums]
+    first = [_begun(blocks, pixels)] if begun else [load(f"b{j}", "w.bias", j * WIDE) for j in range(blocks)]
+    starts = [f"  %s{j}.{p} = phi {_F} [ %b{j}{f'.{p}' if begun else ''}, %item ], [ %a{STEP - 1}.{j}.{p}, %taps.next ]" for j, p in sums]
     inner = turn(blocks, pixels)
     if blocks < MOST:  # as many leave no register for the lines' addresses
         each = -(-pixels // (WIDE // STEP))  # lines of a turn, so that a block's turns fetch all
         fetched = [prefetch(f"f{k}", "ahead", ((pixels if ahead else 0) + k) * WIDE) for k in range(each)]
-        begun = "" if ahead else _NEXT_BLOCK.replace("<ACROSS>", str(pixels * WIDE))
-        inner = [begun, moved("ahead", "x.now" if ahead else "x.next", "%within", each * WIDE), *fetched, FENCE, *inner]
+        next_block = "" if ahead else _NEXT_BLOCK.replace("<ACROSS>", str(pixels * WIDE))
+        inner = [next_block, moved("ahead", "x.now" if ahead else "x.next", "%within", each * WIDE), *fetched, FENCE, *inner]
     ends = []
     for j in range(blocks):
         ends.append(_forked(blocks, j) if forked else moved(f"y{j}", "y", "%plane", j))
@@ -122,12 +151,13 @@ def pointwise_ir(blocks: int, pixels: int, steps: tuple[str, ...], estimate: boo
     return f"""
 {declarations(estimate)}
 {PREFETCH}
-{_jit.opening("pointwise", FORKED_WORDS if forked else _WORDS, "items")}
+{_jit.opening("pointwise", words(forked, begun), "items")}
 {constants()}
   %x.base = inttoptr i64 %source to float*
   %w.base = inttoptr i64 %weights to float*
   %y.base = inttoptr i64 %target to float*
 {"  %second.base = inttoptr i64 %second to float*" if forked else ""}
+{_BASES if begun else ""}
   %plane = mul i64 %pixels, {WIDE}
   %last = sub i64 %pixels, {pixels}
   %in.image = mul i64 %blocks.in, %plane
@@ -161,7 +191,7 @@ item:
   %y.o0 = add i64 %y.image, %y.plane
   %y.o = add i64 %y.o0, %p.at
   %y = getelementptr float, float* %y.base, i64 %y.o
-{newline.join(bias)}
+{newline.join(first)}
   br label %taps.next
 taps.next:
   %t = phi i64 [ 0, %item ], [ %t1, %taps.next ]

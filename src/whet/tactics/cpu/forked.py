@@ -6,7 +6,7 @@ Cascade Lake: 0.79 to 0.67 ms.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -169,10 +169,11 @@ def forked(layer: Layer) -> Forked | str:
     return "the image is made within the layer" if place is None else Forked((first, second), steps[0][0], place)
 
 
-def packed(ways: tuple[Way, Way], groups: int, blocks: int) -> np.ndarray:
-    """Both ways' channels behind each other, each filled up to whole blocks with zeros, as pointwise.py has those of one."""
-    arrays = [f32_of(w.weights).reshape(w.channels, -1) for w in ways]
+def packed(ways: Sequence[Way], groups: int, blocks: int, taps: slice = slice(None), biased: bool = True) -> np.ndarray:
+    """All ways' channels behind each other, each filled up to whole blocks with zeros, as pointwise.py has those of one; of the input channels
+    `taps`, and where they are not `biased` with zeros for biases."""
+    arrays = [f32_of(w.weights).reshape(w.channels, -1)[:, taps] for w in ways]
     fill = [(0, w.blocks * WIDE - w.channels) for w in ways]
-    biases = [np.zeros(w.channels, np.float32) if w.bias is None else f32_of(w.bias).reshape(-1) for w in ways]
+    biases = [np.zeros(w.channels, np.float32) if w.bias is None or not biased else f32_of(w.bias).reshape(-1) for w in ways]
     rows = np.concatenate([np.pad(a, (f, (0, 0))) for a, f in zip(arrays, fill, strict=True)])
     return grouped(rows, np.concatenate([np.pad(b, f) for b, f in zip(biases, fill, strict=True)]), groups, blocks)

@@ -1,0 +1,162 @@
+"""1x1 convolutions of an enlarged image joined to another one: all sizes, every config, threads, results apart, users' own buffers."""
+
+import numpy as np
+import pytest
+from test_onednn_tactics import Listed, compute, place
+from test_own_cpu import SILU
+
+from whet.backends.cpu import CpuBackend
+from whet.builder import BuildConfig, build
+from whet.builder.lowering import lowered_network
+from whet.inspector.apart import apart
+from whet.inspector.facts import layer_facts
+from whet.network import Network, from_stored, parse_type, stored_shape
+from whet.ops import run_network, run_regions, sample_layer
+from whet.ops._cost import network_operations, operations
+from whet.ops._resized_samples import resized
+from whet.runtime import Runtime
+from whet.tactics import Args, get_tactic
+from whet.tactics.cpu import _jit
+from whet.tactics.cpu import _onednn as dnn
+
+NAME = "cpu/resized"
+NEAR, HALF = ("asymmetric", "floor"), ("half_pixel", "round_prefer_floor")
+SIZES = [
+    (1, (16, 16), (16, 16), (6, 5), (2, 2), False, NEAR), (2, (24, 48), (48, 16), (4, 6), (2, 2), True, NEAR),
+    (1, (40, 8), (17, 47), (5, 5), (2, 3), False, NEAR), (3, (4, 4), (3, 30), (2, 13), (4, 1), True, NEAR),
+    (1, (112, 64), (64, 48), (10, 10), (2, 2), False, HALF), (2, (64, 32), (80,), (5, 7), (1.4, 2.3), False, HALF),
+    (1, (8, 104), (112,), (4, 7), (2, 2), True, ("align_corners", "ceil")), (2, (160, 96), (96, 48), (15, 16), (2, 2), False, NEAR),
+]  # fmt: skip
+
+
+@SILU
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("act", ["silu", "Relu"])
+def test_results(size, threads, act, monkeypatch):
+    """One convolution and two, either image first, all ways to pick, channels that leave part of a block unused."""
+    images, channels, filters, small, scales, last, how = size
+    _, layer, arrays = sample_layer("Fused", resized(images, channels, filters, small, scales, act=act, last=last, how=how))
+    arrays[0] *= 8
+    want = run_regions(layer, [a.astype(np.float64) for a in arrays])
+    tactic, machine = get_tactic(NAME), CpuBackend(threads=threads)
+    monkeypatch.setattr("whet.tactics.cpu.resized._SMALL", 0)  # small ones on all threads too
+    monkeypatch.setattr("test_onednn_tactics.CPU", machine)
+    (signature,) = tactic.signatures(layer, machine)
+    configs = tactic.configs(layer, signature, machine)
+    assert configs
+    assert tactic.refuses(layer, signature, machine) is None
+    for config in configs:
+        kernel, got, _ = compute(layer, arrays, tactic, signature, config)
+        assert kernel.threads == [min(threads, sizes[-2]) for sizes in kernel.sizes]
+        for one, other in zip(got, want, strict=True):
+            assert np.abs(one - other).max() <= 2e-6 * np.abs(other).max(), config
+
+
+@SILU
+@pytest.mark.parametrize("filters", [(48,), (16, 32)])
+def test_operands_are_pointed_elsewhere(filters):
+    """Images and results lie where they are wanted after the launch was recorded: parts of a join, users' own arrays."""
+    _, layer, arrays = sample_layer("Fused", resized(2, (32, 16), filters, (5, 6), (2, 2)))
+    tactic, machine = get_tactic(NAME), CpuBackend(threads=2)
+    (signature,) = tactic.signatures(layer, machine)
+    for config in tactic.configs(layer, signature, machine):
+        kernel = tactic.plan(layer, signature, config, machine)
+        packed, stream, scratch = [p.make() for p in kernel.packed], Listed(), dnn.aligned(kernel.scratch)
+        assert [p.nbytes for p in packed] == [p.nbytes for p in kernel.packed]
+        nowhere = [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
+        at = [b.ctypes.data for b in nowhere]
+        kernel.enqueue(Args(tuple(at[: len(arrays)]), tuple(at[len(arrays) :]), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
+        images, outs = [place(a, o) for a, o in zip(arrays[:2], signature.inputs[:2], strict=True)], [dnn.aligned(n) for n in kernel.outputs]
+        for call in stream.calls:
+            for i, image in enumerate(images):
+                call.point("input", i, image.ctypes.data)
+            for i, out in enumerate(outs):
+                call.point("output", i, out.ctypes.data)
+            call.run()
+        for out, want in zip(outs, run_regions(layer, arrays), strict=True):
+            got = from_stored(out.view(np.float32).reshape(stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@SILU
+def test_odd_numbers_stay_where_they_are():
+    """NaN and infinities of the small image make the pixels odd that are picked from theirs, those of the large one their own, and no other."""
+    _, layer, arrays = sample_layer("Fused", resized(1, (16, 16), (32, 48), (5, 7), (2, 2)))
+    arrays[0][0, 1, 2, 3], arrays[0][0, 0, 0, 0], arrays[1][0, 2, 4, 6], arrays[1][0, 3, 9, 13] = np.nan, np.inf, 3e38, np.nan
+    with np.errstate(all="ignore"):
+        want = run_regions(layer, arrays)
+    tactic, machine = get_tactic(NAME), CpuBackend(threads=1)
+    (signature,) = tactic.signatures(layer, machine)
+    for config in tactic.configs(layer, signature, machine):
+        _, got, _ = compute(layer, arrays, tactic, signature, config)
+        for one, other in zip(got, want, strict=True):
+            assert np.isnan(other[0, 0]).sum() >= 5
+            np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@SILU
+@pytest.mark.parametrize(("sample", "why"), [
+    (resized(1, (18, 16), (16, 16), (6, 6), (2, 2)), "34 channels"), (resized(1, (18, 22), (16,), (6, 6), (2, 2)), "18 channels"),
+    (resized(1, (16, 16), (16, 16), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or nothing"),
+    (resized(1, (16, 16), (16,), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or nothing"),
+])  # fmt: skip
+def test_other_layers_are_refused(sample, why):
+    layer = sample_layer("Fused", sample)[1]
+    assert why in get_tactic(NAME).why_not(layer)
+    assert not get_tactic(NAME).signatures(layer, CpuBackend(threads=1))
+
+
+def neck(channels=16, filters=(16, 16), side=6, act="Relu", scale=2.0, batch=1):
+    net = Network("neck")
+    x = net.add_input("x", parse_type(f"f32[{batch},{channels},{side},{side}]"))
+    large = int(side * scale) if isinstance(side, int) else "2*H"
+    z = net.add_input("z", parse_type(f"f32[{batch},32,{large},{large}]"))
+    attrs = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor", "scales": (1.0, 1.0, scale, scale)}
+    joined = net.add("Concat", net.add("Resize", x, **attrs), z, axis=1)
+    for k, n in enumerate(filters):
+        w = net.constant(np.random.default_rng(k).standard_normal((n, channels + 32, 1, 1)).astype(np.float32), f"w{k}")
+        net.mark_output(net.add(act, net.add("Conv", joined, w)), f"y{k}")
+    return net
+
+
+def hints(config=None, **kind):
+    return {x.hint for x in lowered_network(neck(**kind), config or BuildConfig())[0].layers}
+
+
+@SILU
+def test_what_no_kernel_takes_stays_in_pieces(monkeypatch):
+    """Else a reference in NumPy would compute it: unknown activations, channels that are no fours, images below a tile, unknown sizes, other CPUs."""
+    assert hints() == hints(side=4) == hints(filters=(16,)) == hints(batch="N") == {"ResizedConv"}
+    for kind in ({"act": "HardSwish"}, {"channels": 18}, {"side": 3}, {"side": "H"}, {"scale": 1.0}):
+        assert "ResizedConv" not in hints(**kind), kind
+    bf16 = BuildConfig(precisions=("bf16",))
+    monkeypatch.setattr(_jit, "has", lambda feature: True)
+    assert "ResizedConv" not in hints(bf16)
+    monkeypatch.setattr(_jit, "has", lambda feature: False)
+    assert "ResizedConv" not in hints()
+
+
+@SILU
+def test_an_engine_of_changing_batch_and_the_yardstick():
+    """Batch 1 and 3 of one engine; its layer computes less than the network has, of which floors go on counting each layer."""
+    net = neck(channels=64, side=20, filters=(32, 64), batch="N")
+    shapes = {name: {n: (n, c, s, s) for n in (1, 3)} for name, c, s in (("x", 64, 20), ("z", 32, 40))}
+    profile = tuple({name: at[n] for name, at in shapes.items()} for n in (1, 3, 3))
+    made = {}
+    for passes in ((), ("-fuse_resized_conv",)):
+        made[passes] = build(net, BuildConfig(timing_cache="", profiles=(profile,), optimization_level=2, passes=passes))
+    whole, parts = ([x for x in layer_facts(p, profile[0]) if x.layer.op != "Reformat"] for p in made.values())
+    assert [x.layer.hint for x in whole] == ["ResizedConv"]
+    assert [x.layer.hint or x.layer.op for x in parts] == ["Resize", "Concat", "ForkedConv"]
+    assert [n for x in whole for n in apart(x)] == [n for x in parts for n in apart(x)]
+    saved = 2 * 64 * (32 + 64) * (40 * 40 - 20 * 20)
+    assert operations(whole[0].layer) == sum(operations(x.layer) for x in parts) - saved == network_operations(net, {"N": 1}) - saved
+    engine = Runtime().load(made[()])
+    for n in (1, 3):
+        feed = {name: np.random.default_rng(n).standard_normal(at[n]).astype(np.float32) for name, at in shapes.items()}
+        with engine.create_context() as context:
+            got = context.run(feed)
+        for name, want in run_network(net, feed).items():
+            np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-4)
