@@ -293,6 +293,7 @@ REFUSED = {  # op, inputs, attributes, tactic, what it says
         {"sizes": (1, 16, 8, 8), "mode": "linear", "coordinate_transformation_mode": "align_corners"}, "resize", "align_corners",
     ),
     "backward": ("Slice", ["f32[4,7]", np.array([5]), np.array([1]), np.array([-1]), np.array([-2])], {}, "slice", "backward"),
+    "uneven_steps": ("Slice", ["f32[2,4,3,6]"], {"starts": (0,), "ends": (3,), "axes": (2,), "steps": (2,)}, "slice", "within the last step"),
     "prelu_plane": ("PRelu", ["f32[2,16,4,4]", ("f32[16,4,4]", True)], {}, "prelu", "several axes"),
 }  # fmt: skip
 
