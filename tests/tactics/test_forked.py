@@ -2,18 +2,17 @@
 
 import numpy as np
 import pytest
-from test_onednn_tactics import Listed, compute, place
+from own_results import check_odd_numbers, check_pointed_elsewhere, computed
 from test_own_cpu import SILU
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig
 from whet.builder.lowering import lowered_network
-from whet.network import Network, from_stored, parse_type, stored_shape
-from whet.ops import run_regions, sample_layer
+from whet.network import Network, parse_type
+from whet.ops import sample_layer
 from whet.ops._forked_samples import forked
-from whet.tactics import Args, get_tactic
+from whet.tactics import get_tactic
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu import _onednn as dnn
 
 NAME = "cpu/forked"
 SIZES = [
@@ -31,42 +30,14 @@ def test_both_results(size, threads, act, monkeypatch):
     images, channels, filters, h, w = size
     _, layer, arrays = sample_layer("Fused", forked(images, (channels,), filters, h, w, act))
     arrays[0] *= 8
-    want = run_regions(layer, [a.astype(np.float64) for a in arrays])
-    tactic, machine = get_tactic(NAME), CpuBackend(threads=threads)
-    monkeypatch.setattr("whet.tactics.cpu.forked._SMALL", 0)  # small ones on all threads too
-    monkeypatch.setattr("test_onednn_tactics.CPU", machine)
-    (signature,) = tactic.signatures(layer, machine)
-    configs = tactic.configs(layer, signature, machine)
-    assert configs
-    assert tactic.refuses(layer, signature, machine) is None
-    for config in configs:
-        kernel, got, _ = compute(layer, arrays, tactic, signature, config)
+    for kernel in computed(NAME, layer, arrays, threads, monkeypatch):
         assert kernel.threads == min(threads, kernel.sizes[-2])
-        for one, other in zip(got, want, strict=True):
-            assert np.abs(one - other).max() <= 2e-6 * np.abs(other).max(), config
 
 
 @SILU
 def test_results_are_pointed_elsewhere():
-    """Image and both results lie where they are wanted after the launch was recorded: parts of a join, users' own arrays."""
     _, layer, arrays = sample_layer("Fused", forked(2, (32,), (16, 32), 6, 9))
-    tactic, machine = get_tactic(NAME), CpuBackend(threads=2)
-    (signature,) = tactic.signatures(layer, machine)
-    for config in tactic.configs(layer, signature, machine):
-        kernel = tactic.plan(layer, signature, config, machine)
-        packed, stream = [p.make() for p in kernel.packed], Listed()
-        nowhere = [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
-        *at, first, second = [b.ctypes.data for b in nowhere]
-        kernel.enqueue(Args(tuple(at), (first, second), tuple(p.ctypes.data for p in packed), 0), stream)
-        image, outs = place(arrays[0], signature.inputs[0]), [dnn.aligned(n) for n in kernel.outputs]
-        for call in stream.calls:
-            call.point("input", 0, image.ctypes.data)
-            for i, out in enumerate(outs):
-                call.point("output", i, out.ctypes.data)
-            call.run()
-        for out, want in zip(outs, run_regions(layer, arrays), strict=True):
-            got = from_stored(out.view(np.float32).reshape(stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    check_pointed_elsewhere(NAME, layer, arrays)
 
 
 @SILU
@@ -74,15 +45,7 @@ def test_odd_numbers_stay_where_they_are():
     """NaN and infinities make their own pixel odd in both results, and no other."""
     _, layer, arrays = sample_layer("Fused", forked(1, (16,), (32, 48), 5, 7))
     arrays[0][0, 1, 2, 3], arrays[0][0, 0, 0, 0], arrays[0][0, 2, 4, 6] = np.nan, np.inf, 3e38
-    with np.errstate(all="ignore"):
-        want = run_regions(layer, arrays)
-    tactic, machine = get_tactic(NAME), CpuBackend(threads=1)
-    (signature,) = tactic.signatures(layer, machine)
-    for config in tactic.configs(layer, signature, machine):
-        _, got, _ = compute(layer, arrays, tactic, signature, config)
-        for one, other in zip(got, want, strict=True):
-            np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    check_odd_numbers(NAME, layer, arrays, 1)
 
 
 @SILU

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_onednn_tactics import Listed, compute, place
+from own_results import check_odd_numbers, check_pointed_elsewhere, computed
 from test_own_cpu import SILU
 
 from whet.backends.cpu import CpuBackend
@@ -10,14 +10,13 @@ from whet.builder import BuildConfig, build
 from whet.builder.lowering import lowered_network
 from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
-from whet.network import Network, from_stored, parse_type, stored_shape
-from whet.ops import run_network, run_regions, sample_layer
+from whet.network import Network, parse_type
+from whet.ops import run_network, sample_layer
 from whet.ops._cost import network_operations, operations
 from whet.ops._resized_samples import resized
 from whet.runtime import Runtime
-from whet.tactics import Args, get_tactic
+from whet.tactics import get_tactic
 from whet.tactics.cpu import _jit
-from whet.tactics.cpu import _onednn as dnn
 
 NAME = "cpu/resized"
 NEAR, HALF = ("asymmetric", "floor"), ("half_pixel", "round_prefer_floor")
@@ -38,45 +37,15 @@ def test_results(size, threads, act, monkeypatch):
     images, channels, filters, small, scales, last, how = size
     _, layer, arrays = sample_layer("Fused", resized(images, channels, filters, small, scales, act=act, last=last, how=how))
     arrays[0] *= 8
-    want = run_regions(layer, [a.astype(np.float64) for a in arrays])
-    tactic, machine = get_tactic(NAME), CpuBackend(threads=threads)
-    monkeypatch.setattr("whet.tactics.cpu.resized._SMALL", 0)  # small ones on all threads too
-    monkeypatch.setattr("test_onednn_tactics.CPU", machine)
-    (signature,) = tactic.signatures(layer, machine)
-    configs = tactic.configs(layer, signature, machine)
-    assert configs
-    assert tactic.refuses(layer, signature, machine) is None
-    for config in configs:
-        kernel, got, _ = compute(layer, arrays, tactic, signature, config)
+    for kernel in computed(NAME, layer, arrays, threads, monkeypatch):
         assert kernel.threads == [min(threads, sizes[-2]) for sizes in kernel.sizes]
-        for one, other in zip(got, want, strict=True):
-            assert np.abs(one - other).max() <= 2e-6 * np.abs(other).max(), config
 
 
 @SILU
 @pytest.mark.parametrize("filters", [(48,), (16, 32)])
 def test_operands_are_pointed_elsewhere(filters):
-    """Images and results lie where they are wanted after the launch was recorded: parts of a join, users' own arrays."""
     _, layer, arrays = sample_layer("Fused", resized(2, (32, 16), filters, (5, 6), (2, 2)))
-    tactic, machine = get_tactic(NAME), CpuBackend(threads=2)
-    (signature,) = tactic.signatures(layer, machine)
-    for config in tactic.configs(layer, signature, machine):
-        kernel = tactic.plan(layer, signature, config, machine)
-        packed, stream, scratch = [p.make() for p in kernel.packed], Listed(), dnn.aligned(kernel.scratch)
-        assert [p.nbytes for p in packed] == [p.nbytes for p in kernel.packed]
-        nowhere = [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
-        at = [b.ctypes.data for b in nowhere]
-        kernel.enqueue(Args(tuple(at[: len(arrays)]), tuple(at[len(arrays) :]), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
-        images, outs = [place(a, o) for a, o in zip(arrays[:2], signature.inputs[:2], strict=True)], [dnn.aligned(n) for n in kernel.outputs]
-        for call in stream.calls:
-            for i, image in enumerate(images):
-                call.point("input", i, image.ctypes.data)
-            for i, out in enumerate(outs):
-                call.point("output", i, out.ctypes.data)
-            call.run()
-        for out, want in zip(outs, run_regions(layer, arrays), strict=True):
-            got = from_stored(out.view(np.float32).reshape(stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    check_pointed_elsewhere(NAME, layer, arrays)
 
 
 @SILU
@@ -84,16 +53,7 @@ def test_odd_numbers_stay_where_they_are():
     """NaN and infinities of the small image make the pixels odd that are picked from theirs, those of the large one their own, and no other."""
     _, layer, arrays = sample_layer("Fused", resized(1, (16, 16), (32, 48), (5, 7), (2, 2)))
     arrays[0][0, 1, 2, 3], arrays[0][0, 0, 0, 0], arrays[1][0, 2, 4, 6], arrays[1][0, 3, 9, 13] = np.nan, np.inf, 3e38, np.nan
-    with np.errstate(all="ignore"):
-        want = run_regions(layer, arrays)
-    tactic, machine = get_tactic(NAME), CpuBackend(threads=1)
-    (signature,) = tactic.signatures(layer, machine)
-    for config in tactic.configs(layer, signature, machine):
-        _, got, _ = compute(layer, arrays, tactic, signature, config)
-        for one, other in zip(got, want, strict=True):
-            assert np.isnan(other[0, 0]).sum() >= 5
-            np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    check_odd_numbers(NAME, layer, arrays, 5)
 
 
 @SILU

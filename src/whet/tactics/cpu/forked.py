@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
-from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics._fused import constants_of, seen, source_place
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._conv_tactic import STORED, steps_of
-from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import f32_of, static
+from whet.tactics.cpu._own import OwnTactic
 from whet.tactics.cpu._pointwise_kernel import TILES, pointwise_ir
 from whet.tactics.cpu.pointwise import Pointwise, grouped, near, strip
 
@@ -89,13 +89,13 @@ class ForkedKernel:
 
 
 @tactic
-class ForkedConv(Tactic):
+class ForkedConv(OwnTactic):
     ops = ("*",)
     hints = ("ForkedConv",)
     what = "two convolutions of one image"
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer) or _jit.available()
+        said = super().why_not(layer)
         found = forked(layer) if said is None else said
         return found if isinstance(found, str) else None
 
@@ -107,7 +107,7 @@ class ForkedConv(Tactic):
             return "its parts may be faster in the 16-bit floats that are permitted"
         if any(symbols(d) for d in sides):
             return "images of unknown sizes"
-        return _unfit(found, prod(map(int, sides)))
+        return unfit(found.blocks, prod(map(int, sides)))
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
         found = forked(layer)
@@ -117,11 +117,11 @@ class ForkedConv(Tactic):
 
     def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
         found = forked(layer)
-        return found if isinstance(found, str) else _unfit(found, prod(static_shape(layer.outputs[0].shape)[2:]))
+        return found if isinstance(found, str) else unfit(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
         found = forked(layer)
-        return [] if isinstance(found, str) else _tiles(found, prod(static_shape(layer.outputs[0].shape)[2:]))
+        return [] if isinstance(found, str) else tiles_that_fit(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ForkedKernel:
         found = forked(layer)
@@ -131,24 +131,17 @@ class ForkedConv(Tactic):
             raise PlanRefused(f"{dict(config)} is no tile of {found.blocks} blocks of channels for images of {layer.outputs[0].shape}")
         return ForkedKernel(layer, signature, found, int(dict(config)["blocks"]), machine.threads)
 
-    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Nothing: NaN and infinities give what the ops give."""
-        return [{}]
 
-    def library_version(self) -> str:
-        return _jit.version()
+def tiles_that_fit(blocks: int, pixels: int) -> list[Config]:
+    """Configurations for so many blocks of all results and images of so many pixels."""
+    return [(("blocks", b),) for b, p in sorted(TILES) if blocks % b == 0 and p <= pixels and (b > 1 or blocks % 2)]
 
 
-def _tiles(found: Forked, pixels: int) -> list[Config]:
-    """Configurations for images of so many pixels."""
-    return [(("blocks", b),) for b, p in sorted(TILES) if found.blocks % b == 0 and p <= pixels and (b > 1 or found.blocks % 2)]
-
-
-def _unfit(found: Forked, pixels: int) -> str | None:
-    """Why images of so many pixels cannot be computed, or none on this CPU."""
+def unfit(blocks: int, pixels: int) -> str | None:
+    """Why they cannot be computed, or none on this CPU."""
     if not _jit.has("avx512f"):
         return "its tile of 24 sums needs the 32 registers of AVX-512"
-    return None if _tiles(found, pixels) else "the image has fewer pixels than the smallest tile"
+    return None if tiles_that_fit(blocks, pixels) else "the image has fewer pixels than the smallest tile"
 
 
 def forked(layer: Layer) -> Forked | str:

@@ -15,15 +15,15 @@ import numpy as np
 
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.ops import run_layer
-from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics._fused import constants_of, seen, source_place
 from whet.tactics.cpu import _jit
 from whet.tactics.cpu._conv_tactic import STORED, steps_of
-from whet.tactics.cpu._declared import Reference
 from whet.tactics.cpu._ir import WIDE
 from whet.tactics.cpu._kernel import static
+from whet.tactics.cpu._own import OwnTactic
 from whet.tactics.cpu._pointwise_kernel import STEP, TILES, pointwise_ir
-from whet.tactics.cpu.forked import Way, forked, packed
+from whet.tactics.cpu.forked import Way, forked, packed, tiles_that_fit, unfit
 from whet.tactics.cpu.pointwise import Pointwise, near, strip
 
 _SMALL = 1 << 18  # multiplications that one thread has done before the others are there
@@ -43,6 +43,10 @@ class Image:
     def taps(self) -> slice:
         """Of the weights' input channels its own."""
         return slice(self.first, self.first + self.channels)
+
+    @property
+    def pixels(self) -> int:
+        return prod(map(int, self.tensor.shape[2:]))
 
 
 @dataclass(frozen=True)
@@ -71,24 +75,23 @@ class ResizedKernel:
 
     def __init__(self, layer: Layer, signature: Signature, found: Resized, blocks: int, count: int) -> None:
         images, tile, groups = static_shape(layer.outputs[0].shape)[0], dict(TILES)[blocks], found.blocks // blocks
-        self.found, forked = found, len(found.ways) > 1
+        self.found, two = found, len(found.ways) > 1
         self.inputs, self.outputs = stored_bytes(layer, signature)
-        self.planes = [prod(static_shape(x.tensor.shape)[2:]) for x in (found.small, found.large)]
-        self.scratch = images * found.blocks * self.planes[0] * WIDE * 4
+        self.scratch = images * found.blocks * found.small.pixels * WIDE * 4
         self.sizes, self.threads = [], []
-        for image, plane in zip((found.small, found.large), self.planes, strict=True):
-            taps, tiles = image.channels, -(-plane // tile)
+        for image in (found.small, found.large):
+            plane, taps, tiles = image.pixels, image.channels, -(-image.pixels // tile)
             items = images * groups * tiles
             threads = min(count, items) if images * plane * taps * found.blocks * WIDE > _SMALL else 1
-            out = found.ways[0].blocks if forked and image is found.large else found.blocks
+            out = found.ways[0].blocks if two and image is found.large else found.blocks
             self.sizes.append([plane, -(-taps // WIDE), out, taps, tiles, groups, strip(tile, tiles, taps), items, -(-items // threads)])
             self.threads.append(threads)
         shapes = [static_shape(t.shape)[2:] for t in (found.small.tensor, found.large.tensor)]
-        table = Packed(f"places|{sorted(found.resize.attrs.items())} {shapes}", self.planes[1] * 4, lambda: picked(found.resize).view(np.uint8))
+        table = Packed(f"places|{sorted(found.resize.attrs.items())} {shapes}", found.large.pixels * 4, lambda: picked(found.resize).view(np.uint8))
         self.packed = (_weights(found, found.small, blocks, True), _weights(found, found.large, blocks, False), table)
         estimate = _jit.has("avx512dq")
         self.before = pointwise_ir(blocks, tile, (), estimate, near(blocks, tile, found.small.channels))
-        self.behind = pointwise_ir(blocks, tile, found.steps, estimate, near(blocks, tile, found.large.channels), forked=forked, begun=True)
+        self.behind = pointwise_ir(blocks, tile, found.steps, estimate, near(blocks, tile, found.large.channels), forked=two, begun=True)
         self.implementation = f"own:{blocks * WIDE} channels x {tile} pixels, enlarged behind"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
@@ -99,7 +102,7 @@ class ResizedKernel:
         first, second, places = args.packed
         record(self.before, [args.inputs[small], first, args.scratch, *self.sizes[0]], {0: ("input", small)}, 0)
         pixels, taken, out, *rest = self.sizes[1]
-        begun = [args.scratch, places, self.planes[0] * WIDE]
+        begun = [args.scratch, places, self.found.small.pixels * WIDE]
         operands = {0: ("input", large), 2: ("output", 0)}
         if len(args.outputs) == 1:
             context = [args.inputs[large], second, *args.outputs, *begun, pixels, taken, out, *rest]
@@ -118,13 +121,13 @@ def _weights(found: Resized, image: Image, blocks: int, biased: bool) -> Packed:
 
 
 @tactic
-class ResizedConv(Tactic):
+class ResizedConv(OwnTactic):
     ops = ("*",)
     hints = ("ResizedConv",)
     what = "1x1 convolutions of an enlarged image joined to another one"
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer) or _jit.available()
+        said = super().why_not(layer)
         found = resized(layer) if said is None else said
         return found if isinstance(found, str) else None
 
@@ -151,41 +154,22 @@ class ResizedConv(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
         found = resized(layer)
-        return [] if isinstance(found, str) else _tiles(found)
+        return [] if isinstance(found, str) else tiles_that_fit(found.blocks, found.small.pixels)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ResizedKernel:
         found = resized(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
-        if config not in _tiles(found):
+        if config not in self.configs(layer, signature, machine):
             raise PlanRefused(f"{dict(config)} is no tile of {found.blocks} blocks of channels for images of {found.small.tensor.shape}")
         return ResizedKernel(layer, signature, found, int(dict(config)["blocks"]), machine.threads)
-
-    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
-        """Nothing: NaN and infinities give what the ops give."""
-        return [{}]
-
-    def library_version(self) -> str:
-        return _jit.version()
-
-
-def _pixels(image: Image) -> int:
-    return prod(map(int, image.tensor.shape[2:]))
-
-
-def _tiles(found: Resized) -> list[Config]:
-    """Configurations: tiles that both images hold."""
-    whole = found.blocks
-    return [(("blocks", b),) for b, p in sorted(TILES) if whole % b == 0 and p <= _pixels(found.small) and (b > 1 or whole % 2)]
 
 
 def _unfit(found: Resized) -> str | None:
     """Why images of these sizes cannot be computed, or none on this CPU."""
-    if not _jit.has("avx512f"):
-        return "its tile of 24 sums needs the 32 registers of AVX-512"
-    if _pixels(found.small) >= _pixels(found.large):
+    if found.small.pixels >= found.large.pixels:
         return "the image becomes no larger"
-    return None if _tiles(found) else "the image has fewer pixels than the smallest tile"
+    return unfit(found.blocks, found.small.pixels)
 
 
 def resized(layer: Layer) -> Resized | str:

@@ -1,0 +1,66 @@
+"""What tests of own kernels with one result or several ask: every config against float64 on so many threads, operands that lie elsewhere."""
+
+import numpy as np
+from test_onednn_tactics import Listed, compute, place
+
+from whet.backends.cpu import CpuBackend
+from whet.network import from_stored, stored_shape
+from whet.ops import run_regions
+from whet.tactics import Args, get_tactic
+from whet.tactics.cpu import _onednn as dnn
+
+
+def computed(name, layer, arrays, threads, monkeypatch):
+    """The kernel of each config, after all of them gave what float64 does; small layers run on all threads too."""
+    want = run_regions(layer, [a.astype(np.float64) for a in arrays])
+    tactic, machine = get_tactic(name), CpuBackend(threads=threads)
+    monkeypatch.setattr(f"whet.tactics.{name.replace('/', '.')}._SMALL", 0)
+    monkeypatch.setattr("test_onednn_tactics.CPU", machine)
+    (signature,) = tactic.signatures(layer, machine)
+    configs, kernels = tactic.configs(layer, signature, machine), []
+    assert configs
+    assert tactic.refuses(layer, signature, machine) is None
+    for config in configs:
+        kernel, got, _ = compute(layer, arrays, tactic, signature, config)
+        for one, other in zip(got, want, strict=True):
+            assert np.abs(one - other).max() <= 2e-6 * np.abs(other).max(), config
+        kernels.append(kernel)
+    return kernels
+
+
+def check_pointed_elsewhere(name, layer, arrays):
+    """Images and results lie where they are wanted after the launches were recorded: parts of a join, users' own arrays."""
+    tactic, machine = get_tactic(name), CpuBackend(threads=2)
+    (signature,) = tactic.signatures(layer, machine)
+    for config in tactic.configs(layer, signature, machine):
+        kernel = tactic.plan(layer, signature, config, machine)
+        packed, stream, scratch = [p.make() for p in kernel.packed], Listed(), dnn.aligned(max(kernel.scratch, 64))
+        assert [p.nbytes for p in packed] == [p.nbytes for p in kernel.packed]
+        nowhere = [dnn.aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
+        at = [b.ctypes.data for b in nowhere]
+        kernel.enqueue(Args(tuple(at[: len(arrays)]), tuple(at[len(arrays) :]), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
+        images = {i: place(arrays[i], o) for i, o in enumerate(signature.inputs) if o is not None}
+        outs = [dnn.aligned(n) for n in kernel.outputs]
+        for call in stream.calls:
+            for i, image in images.items():
+                call.point("input", i, image.ctypes.data)
+            for i, out in enumerate(outs):
+                call.point("output", i, out.ctypes.data)
+            call.run()
+        for out, want in zip(outs, run_regions(layer, arrays), strict=True):
+            got = from_stored(out.view(np.float32).reshape(stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def check_odd_numbers(name, layer, arrays, least):
+    """NaN and infinities in `arrays` make the same pixels odd as in the reference, at least so many, and no other."""
+    with np.errstate(all="ignore"):
+        want = run_regions(layer, arrays)
+    tactic, machine = get_tactic(name), CpuBackend(threads=1)
+    (signature,) = tactic.signatures(layer, machine)
+    for config in tactic.configs(layer, signature, machine):
+        _, got, _ = compute(layer, arrays, tactic, signature, config)
+        for one, other in zip(got, want, strict=True):
+            assert np.isnan(other[0, 0]).sum() >= least
+            np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
