@@ -30,6 +30,7 @@ _HOPELESS = (4.0, 4.0, 1.5, 1.2)  # after each round: a candidate this much slow
 _LONG_MS = 1.0  # from here on a run says more: what disturbs one for microseconds does not show
 _HOPELESS_LONG = (2.0, 1.3, 1.2)
 _HOPELESS_FIRST = 4.0  # the same after the run that does not count, for long ones
+_ABSURD_MS, _ABSURD = 20.0, 20.0  # a run this long, times the best: no disturbance does that, so one says enough (loops of a library for reference)
 _OPTION_MS = 20.0  # that the best of a layer's options is timed for, in all rounds
 _FEWEST = 3  # rounds, however long they take
 _PATIENCE = 6  # disturbed measurements that are repeated in one build; on a machine that never rests more would not help
@@ -134,11 +135,14 @@ class Timer:
             raise _missed(layer, missing[0])
         self._bench = Bench(self, layer)
         samples: dict[int, list[float]] = {}
+        again = list(options)
         while True:
             with self.machine.watch() if hasattr(self.machine, "watch") else nullcontext() as load:
-                fresh = _take_turns(self, self._bench, list(options))
+                fresh = _take_turns(self, self._bench, again)
             disturbed = load is not None and load.disturbed
-            samples = {k: samples.get(k, []) + v for k, v in fresh.items()} if disturbed else fresh
+            settled = {k: v for k, v in samples.items() if k not in {o.rank for o in again}}
+            samples = settled | ({k: samples.get(k, []) + v for k, v in fresh.items()} if disturbed else fresh)
+            again = _without_absurd(options, samples)
             if load is None or not disturbed:
                 break
             self.disturbed.append(load.others)
@@ -262,6 +266,8 @@ def _take_turns(timer: Timer, bench: Bench, options: list[Option]) -> dict[int, 
         alive.append((o, executable, count))
     if best >= _LONG_MS:
         alive = [a for a in alive if samples[a[0].rank][0] <= _HOPELESS_FIRST * best]
+    elif not getattr(timer.machine, "overlaps", False):  # a GPU loads kernels when they are launched first
+        alive = [a for a in alive if samples[a[0].rank][0] <= max(_ABSURD_MS, _ABSURD * best)]
     rounds = timer.rounds if getattr(timer.machine, "runs", True) else 1
     for r in range(rounds):
         order = alive if r % 2 == 0 else alive[::-1]
@@ -280,6 +286,13 @@ def _take_turns(timer: Timer, bench: Bench, options: list[Option]) -> dict[int, 
         if r + 1 >= _FEWEST and (r + 1) * best >= _OPTION_MS:
             break
     return samples
+
+
+def _without_absurd(options: Sequence[Option], samples: dict[int, list[float]]) -> list[Option]:
+    """The options that a repeated measurement may still find to be the best."""
+    least = {rank: min(got) for rank, got in samples.items() if got}
+    most = max(_ABSURD_MS, _ABSURD * min(least.values(), default=0.0))
+    return [o for o in options if least.get(o.rank, 0.0) <= most]
 
 
 def earliest_in_noise(options: Sequence[Option]) -> Option:
