@@ -127,7 +127,7 @@ def block(run: Run, arrays: dict[str, np.ndarray]) -> list[float]:
 
 def worker(args: argparse.Namespace) -> None:
     """One process: loads all, times them in turns, prints times and SNR as JSON."""
-    from whet.backends.cpu.load import busy_seconds, own_seconds
+    from whet.backends.cpu.load import watch
 
     arrays = cpu_int8.feed(json.loads(args.inputs))
     order = runners() if args.worker % 2 == 0 else runners()[::-1]
@@ -135,12 +135,11 @@ def worker(args: argparse.Namespace) -> None:
     truth = {k: np.array(v) for k, v in runs["ort_fp32"](arrays).items()}
     snr = {n: round(snr_of(truth, run(arrays)), 2) for n, run in runs.items()}
     times: dict[str, list[float]] = {n: [] for n in order}
-    busy, own, start = busy_seconds() or 0.0, own_seconds(), time.perf_counter()
-    for r in range(args.rounds):
-        for n in order if r % 2 == 0 else order[::-1]:
-            times[n].extend(block(runs[n], arrays))
-    others = ((busy_seconds() or 0.0) - busy - (own_seconds() - own)) / (time.perf_counter() - start)
-    print(json.dumps({"ms": {n: round(median(t), 4) for n, t in times.items()}, "snr_db": snr, "others_cpus": round(max(0.0, others), 3)}))
+    with watch() as load:
+        for r in range(args.rounds):
+            for n in order if r % 2 == 0 else order[::-1]:
+                times[n].extend(block(runs[n], arrays))
+    print(json.dumps({"ms": {n: round(median(t), 4) for n, t in times.items()}, "snr_db": snr, "others_cpus": round(load.others or 0.0, 3)}))
 
 
 def snr_of(truth: dict[str, np.ndarray], got: dict[str, np.ndarray]) -> float:

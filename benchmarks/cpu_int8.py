@@ -99,7 +99,7 @@ def openvino_quantized(model: Path, shapes: Shapes, qdq: Path) -> tuple[Path, st
 
 def worker(args: argparse.Namespace) -> None:
     """One process: loads all three, times them in turns, prints times and SNR as JSON."""
-    from whet.backends.cpu.load import busy_seconds, own_seconds
+    from whet.backends.cpu.load import watch
 
     arrays = feed(json.loads(args.inputs))
     files = dict(zip(RUNNERS, args.files.split(","), strict=True))
@@ -111,14 +111,14 @@ def worker(args: argparse.Namespace) -> None:
         noise = sum(float(np.sum((np.asarray(a, np.float64) - t) ** 2)) for a, t in zip(run(arrays).values(), truth, strict=True))
         snr[n] = round(10 * np.log10(sum(float(np.sum(t.astype(np.float64) ** 2)) for t in truth) / max(noise, 1e-30)), 2)
     times: dict[str, list[float]] = {n: [] for n in order}
-    busy, own, start = busy_seconds() or 0.0, own_seconds(), time.perf_counter()
-    for r in range(args.rounds):
-        for n in order if r % 2 == 0 else order[::-1]:
-            times[n].extend(block(runners[n], arrays))
-        if r % 2 and time.perf_counter() - start > args.seconds:  # as often forwards as backwards
-            break
-    others = ((busy_seconds() or 0.0) - busy - (own_seconds() - own)) / (time.perf_counter() - start)
-    print(json.dumps({"ms": {n: median(t) for n, t in times.items()}, "snr_db": snr, "others_cpus": round(max(0.0, others), 3)}))
+    start = time.perf_counter()
+    with watch() as load:
+        for r in range(args.rounds):
+            for n in order if r % 2 == 0 else order[::-1]:
+                times[n].extend(block(runners[n], arrays))
+            if r % 2 and time.perf_counter() - start > args.seconds:  # as often forwards as backwards
+                break
+    print(json.dumps({"ms": {n: median(t) for n, t in times.items()}, "snr_db": snr, "others_cpus": round(load.others or 0.0, 3)}))
 
 
 def peers(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:

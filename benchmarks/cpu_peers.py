@@ -86,7 +86,7 @@ RUNNERS = {"whet": whet_runner, "ort": ort_runner, "openvino": openvino_runner}
 
 def worker(args: argparse.Namespace) -> None:
     """One process: loads all three, checks them against each other, times them in turns, prints JSON."""
-    from whet.backends.cpu.load import busy_seconds, own_seconds
+    from whet.backends.cpu.load import watch
 
     arrays = feed({n: tuple(s) for n, s in json.loads(args.inputs).items()})
     order = list(RUNNERS) if args.worker % 2 == 0 else list(RUNNERS)[::-1]
@@ -97,14 +97,12 @@ def worker(args: argparse.Namespace) -> None:
         errors[n] = max(float(np.abs(outs[n][k] - ref).max() / np.abs(ref).max()) for k, ref in outs["ort"].items())
         assert errors[n] < 1e-3, f"{n} and ONNX Runtime differ by {errors[n]}"
     times: dict[str, list[float]] = {n: [] for n in order}
-    busy, own, start = busy_seconds() or 0.0, own_seconds(), time.perf_counter()
-    for r in range(args.rounds):
-        for n in order if r % 2 == 0 else order[::-1]:
-            times[n].extend(block(runners[n], arrays))
-    seconds = time.perf_counter() - start
-    others = ((busy_seconds() or 0.0) - busy - (own_seconds() - own)) / seconds
+    with watch() as load:
+        for r in range(args.rounds):
+            for n in order if r % 2 == 0 else order[::-1]:
+                times[n].extend(block(runners[n], arrays))
     row = {n: {"median": median(t), "p10": float(np.quantile(t, 0.1)), "p90": float(np.quantile(t, 0.9)), "runs": len(t)} for n, t in times.items()}
-    print(json.dumps({"ms": row, "error": errors, "others_cpus": round(max(0.0, others), 3), "first": order[0]}))
+    print(json.dumps({"ms": row, "error": errors, "others_cpus": round(load.others or 0.0, 3), "first": order[0]}))
 
 
 def block(run, arrays) -> list[float]:

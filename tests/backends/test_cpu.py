@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -168,15 +169,31 @@ def _resident() -> int:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def test_others_load_is_what_all_took_without_ones_own(monkeypatch):
-    busy, own = iter([100.0, 103.0]), iter([7.0, 8.0])
-    monkeypatch.setattr(load, "busy_seconds", lambda: next(busy))
-    monkeypatch.setattr(load, "own_seconds", lambda: next(own))
-    monkeypatch.setattr(load, "perf_counter", iter([0.0, 4.0]).__next__)
-    with load.watch() as found:
-        pass
-    assert found.others == pytest.approx((3.0 - 1.0) / 4.0)
-    assert found.disturbed
+def test_others_load_is_what_all_took_without_ones_own(monkeypatch, tmp_path):
+    def watched(before: str, after: str):
+        stat = tmp_path / "stat"
+        texts, own = iter([before, after]), iter([7.0, 8.0])
+        monkeypatch.setattr(load, "STAT", SimpleNamespace(read_text=lambda: (stat.write_text(next(texts)), stat.read_text())[1]))
+        monkeypatch.setattr(load, "own_seconds", lambda: next(own))
+        monkeypatch.setattr(load, "perf_counter", iter([0.0, 4.0]).__next__)
+        with load.watch() as found:
+            pass
+        return found
+
+    tick = os.sysconf("SC_CLK_TCK")
+    line = "cpu  {} 10 20 9999 55 3 4 {} 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
+    quiet = watched(line.format(0, 7), line.format(3 * tick, 7))
+    assert (quiet.others, quiet.stolen, quiet.who) == (pytest.approx((3.0 - 1.0) / 4.0), 0.0, "other processes")
+    assert quiet.disturbed
+    guest = watched(line.format(0, 7), line.format(tick, 7 + tick))
+    assert (guest.others, guest.stolen) == (pytest.approx(1.0 / 4.0), pytest.approx(1.0 / 4.0))
+    assert guest.who == "other guests of this machine's host"
+    assert guest.disturbed
+    both = watched(line.format(0, 7), line.format(2 * tick, 7 + tick))
+    assert (both.others, both.stolen) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert both.who == "other processes and other guests of this machine's host"
+    old = watched("cpu 0 0 0 0 0 0 0\n", f"cpu {3 * tick} 0 0 0 0 0 0\n")  # kernels before 2.6.11 have no column for it
+    assert (old.others, old.stolen) == (pytest.approx(0.5), 0.0)
 
 
 def test_a_burning_neighbour_is_seen():

@@ -179,9 +179,9 @@ class Search:
             self.tell.step(f"{found.layer.name}: {len(found.options)} tactics")
             self.time_kind(found)
         if self.timer.disturbed:
-            worst = max(self.timer.disturbed)
+            worst = max(self.timer.disturbed, key=lambda load: load.others)
             self.tell.note(
-                f"other processes took up to {worst:.1f} CPUs while kernels were timed; what was timed then was repeated, but on a busy "
+                f"{worst.who} took up to {worst.others:.1f} CPUs while kernels were timed; what was timed then was repeated, but on a busy "
                 "machine choices may be off. Build again when it is quiet."
             )
 
@@ -217,7 +217,7 @@ class Search:
             "misses": self.cache.misses,
             "conditions": self.timer.conditions.state,
             **self.timer.cold_report(),
-            "disturbed_cpus": [round(d, 2) for d in self.timer.disturbed],
+            "disturbed_cpus": [round(load.others, 2) for load in self.timer.disturbed],
             **machine_state(self.machine, self.tell),
         }
 

@@ -59,7 +59,7 @@ def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
     plan = plans[kept]
     plan.report["threads"] = rows
     said = ", ".join(f"{r['threads']}: {r['ms']:.4g} ms" for r in rows)
-    busy = f"; other processes took {load.others:.1f} CPUs meanwhile, so this may be off" if load.disturbed else ""
+    busy = f"; {load.who} took {load.others:.1f} CPUs meanwhile, so this may be off" if load.disturbed else ""
     kind = "notes" if busy else "info"
     plan.report[kind] = [*plan.report.get(kind, []), f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}"]
     return plan

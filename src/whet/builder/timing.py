@@ -63,14 +63,14 @@ class Conditions:
 
 @dataclass
 class Timer:
-    """Times options on a machine, with a cache. `disturbed` collects what share of a CPU others took, where it was much."""
+    """Times options on a machine, with a cache. `disturbed` collects what others took of the CPUs (the machine's Load), where it was much."""
 
     machine: Any
     cache: TimingCache
     conditions: Conditions
     rounds: int = 8
     error_on_miss: bool = False
-    disturbed: list[float] = field(default_factory=list)
+    disturbed: list[Any] = field(default_factory=list)
     timed: int = 0
     cold_timed: int = 0
     cold_s: float = 0.0  # spent on times with cold weights
@@ -145,7 +145,7 @@ class Timer:
             again = _without_absurd(options, samples)
             if load is None or not disturbed:
                 break
-            self.disturbed.append(load.others)
+            self.disturbed.append(load)
             if not self.patient:
                 break
         with self.cache.together():

@@ -232,7 +232,7 @@ def _time(search: Search, entries: Sequence[Entry]) -> None:
         if load is None or not load.disturbed:
             return
         assert search.timer is not None
-        search.timer.disturbed.append(load.others)
+        search.timer.disturbed.append(load)
         if not search.timer.patient:
             return
 

@@ -45,7 +45,8 @@ def command(model: str, table: str | None, add: tuple[str, ...], multiple: int, 
         rows.save()
         click.echo(f"{target}: {len(rows.rows)} rows, {rows.added} of them new" + (f", {known} known before" if known else ""))
     if rows.busy:
-        click.echo(f"{rows.busy} rows were timed while other processes used the CPUs: the next run that finds the machine quiet takes its own again")
+        who = "others (processes, or guests of the same host)"
+        click.echo(f"{rows.busy} rows were timed while {who} used the CPUs: the next run that finds the machine quiet takes its own again")
     click.echo(f"sum of the layers' times: {total:.3f} ms")
     for s in found:
         steps = "  ".join(f"{w}:{t:.4g}" + ("" if w in s.edges else "-") for w, t in zip(s.widths, s.ms, strict=True))

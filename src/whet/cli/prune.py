@@ -64,7 +64,7 @@ def command(
     """Cut whole channels, heads and residual branches (coupled through the network), so that every kernel has less to do.
 
     With --latency or --throughput each layer's time over its widths is measured here, cuts go to the steps in it, and the engine is built
-    and timed beside the prediction. Layers that were timed while other processes used the CPUs are timed again when these rest.
+    and timed beside the prediction. Layers that were timed while others used the CPUs are timed again when these rest.
     Without --calibData nothing is recovered: fine-tune the result, or expect to lose much.
     """
     from whet.frontends import network_from_onnx, save_onnx

@@ -1,4 +1,4 @@
-"""Which times were taken while other processes used the CPUs.
+"""Which times were taken while other processes, or other guests of the host, used the CPUs.
 
 It is told over windows of some tenths of a second: the system counts in ticks of 10 ms, and most kernels run for less.
 """
@@ -23,7 +23,7 @@ class Window(NamedTuple):
 
 
 class Neighbours:
-    """Watches what other processes take of a machine's CPUs. A machine that cannot tell (a GPU, the null machine) is always quiet."""
+    """Watches what others take of a machine's CPUs. A machine that cannot tell (a GPU, the null machine) is always quiet."""
 
     def __init__(self, machine: Any):
         self._watch = getattr(machine, "watch", None)

@@ -27,7 +27,7 @@ _SAVE_SECONDS = 2.0
 class Row:
     """Median and spread in milliseconds of the best tactic for a layer (`layer` is its text without names or weights).
 
-    `others` is how many CPUs other processes used while it was timed, 0 where that was too little to matter, or is not known.
+    `others` is how many CPUs others (processes, guests of the host) used while it was timed, 0 where that was too little to matter, or is not known.
     """
 
     device: str
@@ -68,13 +68,13 @@ class LatencyTable:
             self.save()
 
     def mark(self, key: str, others: float) -> None:
-        """Notes that other processes used so many CPUs while this row was timed."""
+        """Notes that others used so many CPUs while this row was timed."""
         self.rows[key] = replace(self.rows[key], others=others)
         self._unsaved += 1
 
     @property
     def busy(self) -> int:
-        """How many rows were timed while other processes used the CPUs."""
+        """How many rows were timed while others used the CPUs."""
         return sum(r.others > 0 for r in self.rows.values())
 
     def take(self, path: str | os.PathLike) -> int:

@@ -1,7 +1,7 @@
 """Times a lowered layer at its shapes with all tactics that a build would try: the builder's own candidates, timer and timing cache.
 
-Where other processes used the CPUs meanwhile, the row says so, and is timed again when they rest. A GPU's kernels are compiled on all CPUs: those
-of a layer at once, and those of layers that were announced while others are timed.
+Where others (processes, guests of the same host) used the CPUs meanwhile, the row says so, and is timed again when they rest. A GPU's kernels are
+compiled on all CPUs: those of a layer at once, and those of layers that were announced while others are timed.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Meter:
         return row.ms
 
     def settle(self) -> int:
-        """Times again what was asked for and had been timed while other processes used the CPUs, if they rest now; gives how many rows."""
+        """Times again what was asked for and had been timed while others used the CPUs, if they rest now; gives how many rows."""
         self._note(self._neighbours.end())
         busy = {k: x for k, x in self._held.items() if self.table.rows[k].others}
         if not busy or not self._neighbours.quiet():
@@ -127,7 +127,7 @@ class Meter:
         return len(busy)
 
     def doubtful(self) -> tuple[int, int, float]:
-        """How many of the times that were asked for were taken while other processes used the CPUs, of how many; and of how many CPUs, at most."""
+        """How many of the times that were asked for were taken while others used the CPUs, of how many; and of how many CPUs, at most."""
         self._note(self._neighbours.end())
         others = [self.table.rows[k].others for k in self._asked]
         return sum(o > 0 for o in others), len(others), max(others, default=0.0)

@@ -68,7 +68,7 @@ class Report:
     engine_ms: tuple[float, float] | None = None
     flops: tuple[int, int] | None = None
     params: tuple[int, int] = (0, 0)
-    doubtful: tuple[int, int, float] = (0, 0, 0.0)  # layer times taken while other processes used the CPUs, of how many, and of how many CPUs
+    doubtful: tuple[int, int, float] = (0, 0, 0.0)  # layer times taken while others used the CPUs, of how many, and of how many CPUs
     gap: float | None = None  # how far the importance lost may be above the least that meets the target: a share of it, inf if unknown
 
     def lines(self) -> list[str]:
@@ -83,7 +83,8 @@ class Report:
         more = [_quality(self.gap, self.unit)] if self.gap is not None else []
         if self.doubtful[0]:
             busy, times, others = self.doubtful
-            more.append(f"{busy} of {times} layer times behind this were taken while other processes used up to {others:.1f} CPUs. {_QUIETER}")
+            who = f"others (processes, or guests of the same host) used up to {others:.1f} CPUs"
+            more.append(f"{busy} of {times} layer times behind this were taken while {who}. {_QUIETER}")
         if self.engine_ms is not None and self.predicted is not None and self.unit == "ms":
             more += _wide_of(self.predicted, self.engine_ms)
         return [", ".join(words), *more]

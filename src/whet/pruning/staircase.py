@@ -34,7 +34,7 @@ def staircases(
     progress: Progress | None = None,
 ) -> tuple[list[Staircase], float]:  # fmt: skip
     """Every group's staircase, and the sum of all layers' times in ms. What the table knows is not timed again, unless by `retime`, or where it
-    was timed while other processes used the CPUs and these rest now.
+    was timed while others used the CPUs and these rest now.
 
     Raises PruneError where a layer cannot be timed at full size, BackendError where the machine is missing.
     """

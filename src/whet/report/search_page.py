@@ -121,7 +121,8 @@ def _compared(d: Data) -> Html:
     about += f"Energy{' of the original' if metered else ''}: {d['rows'][0]['energy']['about']}."
     load = d["load"]
     if load.get("other_cpus") is not None:
-        about += f" Other processes took {load['other_cpus']:.2f} CPUs meanwhile{', so times are to be read with care' if load['disturbed'] else ''}."
+        care = ", so times are to be read with care" if load["disturbed"] else ""
+        about += f" Others (processes, or guests of the same host) took {load['other_cpus']:.2f} CPUs meanwhile{care}."
     shown = tag("div", table(head, rows, right=range(3, len(head)), classes=classes), id="compared")
     return Html(tag("h2", "The engines compared") + shown + tag("p", about, class_="dim"))
 

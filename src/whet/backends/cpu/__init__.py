@@ -97,7 +97,7 @@ class CpuBackend:
         return True
 
     def watch(self) -> AbstractContextManager[Load]:
-        """A context that measures what other processes take of the CPUs meanwhile."""
+        """A context that measures what others take of the CPUs meanwhile."""
         return watch()
 
     def key(self) -> str:
