@@ -26,6 +26,7 @@ from data import load_heldback, load_train
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 import whet
 from whet.builder import build
@@ -40,6 +41,7 @@ HERE = Path(__file__).parent
 RATIO, ZEROS, CALIBRATION = 0.4, 0.5, 256  # channels cut; weights zeroed in the counter-example; training images (no labels) to recover on
 IN_INT8 = 64  # training images (no labels) that the INT8 ranges are calibrated on
 ROUNDS, EACH = 40, 25  # engines take turns: so many rounds of so many runs each
+TOLD: set[str] = set()  # notes of builds that were printed: what holds for every engine is said once
 
 
 @dataclass
@@ -138,7 +140,9 @@ def built(row: Row, console: Console, args: argparse.Namespace, calibration: np.
         f"engine ({row.step.strip().removeprefix('and ')}): {len(plan.network.layers)} layers, built and verified in {took:.1f} s"
     )
     for note in progress.notes:
-        console.print(f"  [yellow]{note}[/]")
+        if note not in TOLD:
+            console.print(Text(f"  {note}", "yellow"))  # no markup: it may name whet[jit]
+        TOLD.add(note)
 
 
 def cut_and_recovered(net: Network, calibration: np.ndarray, out: Path, console: Console) -> Pruned:

@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from timing import IMAGE, Times, measure, measure_apart
 
 import whet
@@ -185,7 +186,7 @@ def built(net: Network, precision: str, batches: list[int], args: argparse.Names
         plan = whet.build(net, config, progress=progress)
     console.print(f"engine ({what}): built and verified in {time.perf_counter() - start:.1f} s")
     for note in plan.report.get("notes", []):
-        console.print(f"  [yellow]{note}[/]")
+        console.print(Text(f"  {note}", "yellow"))  # no markup: it may name whet[jit]
     return whet.Runtime(backend=args.backend).load(plan)
 
 

@@ -62,6 +62,14 @@ def test_what_a_user_named_is_printed_as_it_is(heard):
     assert "note: python:m:metric and [bold] stay what they are" in out.getvalue()
 
 
+def test_a_reason_may_name_a_layer_in_brackets(heard, tmp_path):
+    live = heard[0]
+    live.ended(tmp_path / "0004", result(3) | {"reason": "layer 'a[/b]' needs whet[jit]"}, False)
+    out = io.StringIO()
+    Console(file=out, width=200).print(live.view())
+    assert "failed: layer 'a[/b]' needs whet[jit]" in out.getvalue()
+
+
 def test_a_line_says_all_that_was_done_to_the_original():
     from whet.report.search_live import _words
     from whet.search.space import Candidate

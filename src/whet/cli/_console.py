@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.text import Text
 
 PIPED_WIDTH = 140
 _GAP = "  "
@@ -17,11 +18,21 @@ _INDENT = 4
 
 
 def console() -> Console:
-    """A rich console on standard output."""
+    """A rich console on standard output. Strings are printed as they are: names of layers and 'whet[jit]' are no markup, python:m:f is no face."""
     from rich.console import Console
 
-    made = Console(soft_wrap=False, emoji=False)  # python:m:f is no face
-    return made if made.is_terminal or "COLUMNS" in os.environ else Console(soft_wrap=False, emoji=False, width=PIPED_WIDTH)
+    def made(width: int | None = None) -> Console:
+        return Console(soft_wrap=False, markup=False, highlight=False, emoji=False, width=width)
+
+    found = made()
+    return found if found.is_terminal or "COLUMNS" in os.environ else made(PIPED_WIDTH)
+
+
+def styled(*parts: str | tuple[str, str]) -> Text:
+    """A line of strings and (string, style)."""
+    from rich.text import Text
+
+    return Text.assemble(*parts)
 
 
 def progress_bar() -> Progress:

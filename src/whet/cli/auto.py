@@ -98,7 +98,7 @@ def _tell(found: Any, data: dict[str, Any]) -> None:
         cells += [number(r["energy"].get(k)) for k in ("mj", "net_mj")] if metered else []
         rows.append([Text(str(cells[k]), style="bold" if i == data["chosen"] else "") for k in shown])
     print_table(out, [columns[k] for k in shown], rows, f"{data['model']} on {data['device']}", below=("target", "what"))
-    out.print(f"Energy{' of the original' if metered else ''}: {data['rows'][0]['energy']['about']}.", markup=False, highlight=False)
+    out.print(f"Energy{' of the original' if metered else ''}: {data['rows'][0]['energy']['about']}.")
     for text in data["warnings"]:
         out.print(Text(text, style="yellow"))
     chosen = data["rows"][data["chosen"]]["name"]

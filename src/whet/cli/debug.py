@@ -79,11 +79,11 @@ def _config(net: Any, o: dict[str, Any]) -> Any:
 
 def _print(report: Any, top: int) -> None:
     from whet.cli._console import console as make_console
-    from whet.cli._console import print_table
+    from whet.cli._console import print_table, styled
 
     console = make_console()
     for note in report.notes:
-        console.print(f"[yellow]note[/] {note}", highlight=False)
+        console.print(styled(("note", "yellow"), f" {note}"))
     columns = [">", "layer", "op", ">alone dB", ">from here dB", ">own output dB", ">FP32 ms", f">{report.precision} ms", ">saves ms"]
     rows = [
         [str(i), r.layer, r.op, *map(_db, (r.alone_db, r.from_here_db, r.tensor_db)), *map(_ms, (r.float_ms, r.low_ms, r.saved_ms))]
@@ -91,10 +91,10 @@ def _print(report: Any, top: int) -> None:
     ]
     print_table(console, columns, rows, f"{report.precision}: harm by layer, judged on {report.samples} samples", below=("layer",))
     if len(report.rows) > top:
-        console.print(f"and {len(report.rows) - top} layers that hurt less (--top, or --json for all)", highlight=False)
+        console.print(f"and {len(report.rows) - top} layers that hurt less (--top, or --json for all)")
     timed = report.float_ms is not None and report.low_ms is not None
     whole = f" Engines: FP32 {report.float_ms:.3f} ms, {report.precision} {report.low_ms:.3f} ms." if timed else ""
-    console.print(f"All {len(report.rows)} layers in {report.precision}: {report.all_db:.1f} dB at the outputs.{whole}", highlight=False)
+    console.print(f"All {len(report.rows)} layers in {report.precision}: {report.all_db:.1f} dB at the outputs.{whole}")
 
 
 def _db(value: float | None) -> str:

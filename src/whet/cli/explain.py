@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from whet.cli._console import console as make_console
-from whet.cli._console import print_indented, print_table
+from whet.cli._console import print_indented, print_table, styled
 
 
 @click.command()
@@ -42,7 +42,7 @@ def command(engine: str, layer: str | None, top: int, layers: bool, profile: int
         return
     console = make_console()
     if several:
-        console.print(several, highlight=False)
+        console.print(several)
     if layer is not None:
         _layer(console, data, top)
     else:
@@ -83,46 +83,45 @@ def _share(row: dict[str, Any]) -> str:
 def _engine(console: Any, d: dict[str, Any], top: int) -> None:
     arena = ", ".join(f"{b / 2**20:.1f} MiB" for b in d["arena_bytes"])
     model = d["machine"].get("model", "?")
-    console.print(f"[bold]{d['network']}[/] on {d['backend']} ({model}), {d['threads']} thread(s)", highlight=False)
+    console.print(styled((d["network"], "bold"), f" on {d['backend']} ({model}), {d['threads']} thread(s)"))
     console.print(
         f"{d['layers']} layers, {d['reformats']} of them reformats; {_ms(d['latency_ms'])} ms as a whole; "
-        f"{d['flops'] / 1e9:.2f} GFLOP, {d['bytes'] / 1e6:.1f} MB moved; arena {arena}",
-        highlight=False,
+        f"{d['flops'] / 1e9:.2f} GFLOP, {d['bytes'] / 1e6:.1f} MB moved; arena {arena}"
     )
     if any(d["lanes"]):
         many = max(d["lanes"]) > 1 or d["threads"] == 1
         how, where = (f"apart, {max(d['lanes'])} at once", "on one thread") if many else ("one after the other", "on all threads")
         text = f"Samples are run {how}: layers, GFLOP and MB are those of one sample, their ms {where}"
-        console.print(text, highlight=False)
+        console.print(text)
     elif why := d["samples"].get("why"):
-        console.print(f"Samples of a batch are run together: {why}", highlight=False)
+        console.print(f"Samples of a batch are run together: {why}")
     choice = d["choice"]
     if choice:
         named = {k.replace("_", " "): v for k, v in choice.items()}
         shown = (f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in named.items())
-        console.print("Choice of formats and tactics: " + ", ".join(shown), highlight=False)
+        console.print("Choice of formats and tactics: " + ", ".join(shown))
     for e in d["engines"]:
-        console.print(f"  whole engine timed: {_ms(e.get('ms'))} ms  {e.get('what', '')}", highlight=False)
+        console.print(f"  whole engine timed: {_ms(e.get('ms'))} ms  {e.get('what', '')}")
     columns = [">ms", ">share", "layer", "type", "tactic", "kernel", "bound"]
     rows = [[_ms(r["ms"]), _share(r), r["name"], r["type"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
     print_table(console, columns, rows, f"Slowest {min(top, d['layers'])} layers", below=("type", "layer"))
     rows = [[_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
     print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")
     fired = ", ".join(f"{n} x{k}" for n, k in d["passes_fired"].items() if k)
-    console.print(f"[bold cyan]Passes that fired[/] {fired or 'none'}", highlight=False)
+    console.print(styled(("Passes that fired", "bold cyan"), f" {fired or 'none'}"))
     _skips(console, d["skips"], top)
     for name, what, why in d["banned"]:
-        console.print(f"[red]banned[/] {name} by {what}: {why}", highlight=False)
+        console.print(styled(("banned", "red"), f" {name} by {what}: {why}"))
     for text in d["notes"]:
-        console.print(f"[yellow]note[/] {text}", highlight=False)
+        console.print(styled(("note", "yellow"), f" {text}"))
     for text in d["info"]:
-        console.print(f"[cyan]found[/] {text}", highlight=False)
+        console.print(styled(("found", "cyan"), f" {text}"))
 
 
 def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
     if not skips:
         return
-    console.print("[bold cyan]Passes that saw their pattern and did not fire[/]")
+    console.print(styled(("Passes that saw their pattern and did not fire", "bold cyan")))
     alike: dict[tuple[str, str], list[str]] = {}
     for s in skips:
         alike.setdefault((s["pass"], s["reason"]), []).append(s["layer"] or "the network")
@@ -134,17 +133,14 @@ def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
 
 
 def _layer(console: Any, d: dict[str, Any], top: int) -> None:
-    console.print(f"[bold]{d['name']}[/]  {d['type']}", highlight=False)
-    console.print(f"from {', '.join(d['sources']) or 'nothing of the model: the builder put it there'}", highlight=False)
+    console.print(styled((d["name"], "bold"), f"  {d['type']}"))
+    console.print(f"from {', '.join(d['sources']) or 'nothing of the model: the builder put it there'}")
     for kind in ("inputs", "outputs"):
         for t in d[kind]:
-            console.print(f"  {kind[:-1]} {t['name']}: {t['type']} stored as {t['stored']}", highlight=False)
-    console.print(
-        f"runs on [green]{d['tactic']}[/] ({d['kernel']}): {_ms(d['ms'])} ms in the engine, {d['flops'] / 1e6:.1f} MFLOP, "
-        f"{d['bytes'] / 1e3:.1f} kB moved, bound by {d['bound'] or 'nothing known'}",
-        highlight=False,
-    )
-    console.print(d["why"], highlight=False)
+            console.print(f"  {kind[:-1]} {t['name']}: {t['type']} stored as {t['stored']}")
+    work = f"{d['flops'] / 1e6:.1f} MFLOP, {d['bytes'] / 1e3:.1f} kB moved, bound by {d['bound'] or 'nothing known'}"
+    console.print(styled("runs on ", (d["tactic"], "green"), f" ({d['kernel']}): {_ms(d['ms'])} ms in the engine, {work}"))
+    console.print(d["why"])
     if d["candidates"]:
         cold = [">cold"] if any(c["cold_ms"] is not None for c in d["candidates"]) else []
         columns = [">ms", ">spread", *cold, "tactic", "kernel", "formats", "why not"]
@@ -154,10 +150,10 @@ def _layer(console: Any, d: dict[str, Any], top: int) -> None:
         ]
         print_table(console, columns, rows, f"Timed ({len(d['candidates'])})", below=("formats", "why not"))
         if cold:
-            console.print("cold: the kernel's weights come out of memory, not out of the L2 cache; finalists alone are timed so", highlight=False)
+            console.print("cold: the kernel's weights come out of memory, not out of the L2 cache; finalists alone are timed so")
     _refused(console, d, top)
     for p in d["passes_fired"]:
-        console.print(f"pass {p['pass']}: {p['what']}", highlight=False)
+        console.print(f"pass {p['pass']}: {p['what']}")
     _skips(console, d["skips"], top)
 
 
@@ -169,6 +165,6 @@ def _refused(console: Any, d: dict[str, Any], top: int) -> None:
         rows = [[c["tactic"], c["signature"], c["reason"]] for c in mine[:top]]
         print_table(console, ["tactic", "formats", "reason"], rows, f"Refused ({len(mine)})", below=("formats", "reason"))
     if len(mine) > top:
-        console.print(f"and {len(mine) - top} more (--top, or --json for all)", highlight=False)
+        console.print(f"and {len(mine) - top} more (--top, or --json for all)")
     if len(mine) < len(d["refused"]):
-        console.print(f"{len(d['refused']) - len(mine)} tactics here are for other operators (--json names them)", highlight=False)
+        console.print(f"{len(d['refused']) - len(mine)} tactics here are for other operators (--json names them)")

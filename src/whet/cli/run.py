@@ -151,24 +151,22 @@ def _plain(found: Any) -> dict[str, Any]:
 
 
 def _print(found: Any, against: str, show_all: bool, small: str) -> None:
-    from rich.text import Text
-
     from whet.cli._console import console as make_console
-    from whet.cli._console import print_table
+    from whet.cli._console import print_table, styled
 
     console = make_console()
     rows = []
     for r in (r for r in found.rows if show_all or r.differs or r.output):
-        mark = "[red]differs, its inputs do not[/]" if r.enters else "[red]differs[/]" if r.differs else "output" if r.output else ""
-        said = Text.from_markup(mark).append(f" {r.note}" if r.note else "")
+        mark = "differs, its inputs do not" if r.enters else "differs" if r.differs else "output" if r.output else ""
+        said = styled((mark, "red" if r.enters or r.differs else ""), f" {r.note}" if r.note else "")
         rows.append([r.tensor, r.op, r.type, f"{r.max_error:.2e}", f"{r.mean_error:.2e}", f"{r.snr_db:.1f}", said])
     columns = ["value", "op", "type", ">max rel", ">mean rel", ">SNR dB", ""]
     print_table(console, columns, rows, f"whet ({small}) against {against}", below=("value",))
     apart = sum(r.differs for r in found.rows)
     console.print(
-        f"{len(found.rows)} values compared, {apart} of them beyond {found.tolerance:g}; {len(found.missing)} are not in both runs", highlight=False
+        f"{len(found.rows)} values compared, {apart} of them beyond {found.tolerance:g}; {len(found.missing)} are not in both runs"
     )
     first = found.first
     if first is not None:
-        console.print(f"[red]The first to differ: %{first.tensor}, made by {first.op} '{first.layer}'[/]", highlight=False)
-    console.print("[green]MATCH[/]" if found.matches else "[red]MISMATCH[/]: an output differs", highlight=False)
+        console.print(styled((f"The first to differ: %{first.tensor}, made by {first.op} '{first.layer}'", "red")))
+    console.print(styled(("MATCH", "green")) if found.matches else styled(("MISMATCH", "red"), ": an output differs"))

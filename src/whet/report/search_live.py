@@ -113,7 +113,7 @@ class SearchLive:
             t.add_column(column, justify="left" if column in ("job", "what") else "right", no_wrap=column != "what", overflow="ellipsis")
         for name, r, _ in self.trials[-_SHOWN:]:
             if r["state"] != "done":
-                t.add_row(name, f"failed: {r['reason']}"[:80], "-", "-", "-", "-", style="dim")
+                t.add_row(name, Text(f"failed: {r['reason']}"[:80]), "-", "-", "-", "-", style="dim")  # a reason may name a layer: no markup
             else:
                 ms = r["latency"]
                 t.add_row(name, _words(r), number(ms["ratio"]), number(ms["median_ms"]), number(r["metric"]["value"], 4), number(r["drop"]["value"]))
