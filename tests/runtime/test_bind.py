@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
-from whet.errors import EngineError, ShapeError
+from whet.errors import BackendError, EngineError, ShapeError
 from whet.ops import run_network
 from whet.runtime import WeightStore, bind
 
@@ -46,6 +46,22 @@ def test_times_are_per_layer():
     bound.feed(feed_for(plan))
     assert len(bound.run_timed()) == 4
     assert len(bound.seconds(3)) == 3
+
+
+def test_a_layer_has_the_times_of_its_own_launches():
+    bound = bind(make_plan(conv_net()), PlainBackend())
+    a, b, c, d = (call for calls in bound.step_calls for call in calls)
+
+    class Timed:
+        def run_timed(self):
+            return [1.0, 2.0, 4.0, 8.0]
+
+    bound.executable = Timed()
+    bound.step_calls = [[a, b], [], [c], [d]]  # as many launches as layers, and still not one each
+    assert bound.run_timed() == [3.0, 0.0, 4.0, 8.0]
+    bound.step_calls = [[a, b], [], [c], []]
+    with pytest.raises(BackendError, match="timed 4 launches, 3 were recorded"):
+        bound.run_timed()
 
 
 def test_missing_tactic_falls_back_in_a_blocked_format():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -63,18 +64,13 @@ class Bound(Values):
         run_caught(self.executable)
 
     def run_timed(self) -> list[float]:
-        """Runs launch by launch; seconds of each *layer*."""
+        """Runs launch by launch; seconds of each *layer*, which has none, one or several."""
         times = self.executable.run_timed()
         counts = [len(c) for c in self.step_calls]
-        if len(times) == len(counts):
-            return list(times)
         if len(times) != sum(counts):
             raise BackendError(f"the executor timed {len(times)} launches, {sum(counts)} were recorded")
-        out, at = [], 0
-        for n in counts:
-            out.append(float(sum(times[at : at + n])))
-            at += n
-        return out
+        each = iter(times)
+        return [float(sum(islice(each, n))) for n in counts]
 
     def seconds(self, repeats: int) -> list[float]:
         """`repeats` times of the whole, by the backend's clock."""
