@@ -271,7 +271,7 @@ def save(rows: list[Row], path: Path, engine: Engine | None) -> None:
         "commit": commit.stdout.strip(),
         "command": " ".join(["python", "examples/digits/demo.py", *sys.argv[1:]]),
         "device": engine.plan.machine.get("model", "") if engine else "",
-        "versions": {n: version(n) for n in ("numpy", "onednn-cpu-gomp", "onnxruntime")},
+        "versions": {n: version(n) for n in ("numpy", "onednn-cpu-gomp", "llvmlite", "onnxruntime")},
         "rows": [record(r, rows[0]) for r in rows],
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
