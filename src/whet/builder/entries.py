@@ -32,7 +32,8 @@ class BrokenKernel(BuildError):
 @dataclass
 class Entry:
     """One whole engine: how it came about, the network chosen for (and what was taken apart for it), that network with reformats, the
-    option per layer, its plan and times in ms: samples of this build, else what an earlier one `told`."""
+    option per layer, its plan and times in ms: samples of this build, else what an earlier one `told`, times `pace` (how much slower the
+    machine is since then, by another entry that was timed in both moments)."""
 
     what: str
     choosing: Choosing
@@ -45,18 +46,27 @@ class Entry:
     samples: list[float] = field(default_factory=list)
     disturbed: bool = False
     told: Timed | None = None
+    pace: float = 1.0
 
     @property
     def ms(self) -> float:
         if self.samples:
-            return typical(self.samples, self.disturbed)
-        return inf if self.told is None else self.told.ms
+            return typical(self.samples, self.disturbed) * self.pace
+        return inf if self.told is None else self.told.ms * self.pace
 
     @property
     def spread(self) -> float:
         if not self.samples:
-            return 0.0 if self.told is None else self.told.spread_ms
-        return spread(self.samples)
+            return 0.0 if self.told is None else self.told.spread_ms * self.pace
+        return spread(self.samples) * self.pace
+
+    def noise(self, other: Entry) -> float:
+        """By how many ms this and another may differ and count as equal: what the middle of their times varies by, or of their differences
+        where they ran in the same turns, in which a change of the machine's pace does not count."""
+        alone = max(self.spread, other.spread)
+        if not self.samples or len(self.samples) != len(other.samples):
+            return alone
+        return min(alone, spread([a - b for a, b in zip(self.samples, other.samples, strict=True)]) * self.pace)
 
 
 class Stand:

@@ -20,7 +20,7 @@ from whet.builder.option import Option
 from whet.builder.search import Search
 from whet.builder.timing_cache import Timed
 
-_METHOD = 2  # of timing and choosing whole networks; raise it when results of another kind come out
+_METHOD = 3  # of timing and choosing whole networks; raise it when results of another kind come out
 
 
 def recalled_times(search: Search, entries: Sequence[Entry]) -> list[Timed] | None:
@@ -31,12 +31,14 @@ def recalled_times(search: Search, entries: Sequence[Entry]) -> list[Timed] | No
 
 
 def keep_times(search: Search, entries: Sequence[Entry]) -> None:
-    """Remembers the times of engines that were timed in turns; not those of a machine that had other work."""
+    """Remembers the times of engines that were timed in turns, and for their spread the noise against the fastest (so that a build that
+    recalls them keeps the same one); not those of a machine that had other work."""
     if any(e.disturbed for e in entries):
         return
+    best = min(entries, key=lambda e: e.ms)
     with search.cache.together():
         for key, e in zip(_keys(search, entries), entries, strict=True):
-            search.cache.put(key, Timed(e.ms, e.spread, len(e.samples)), {"what": f"whole engine: {e.what}"})
+            search.cache.put(key, Timed(e.ms, 0.0 if e is best else e.noise(best), len(e.samples)), {"what": f"whole engine: {e.what}"})
 
 
 def recalled_options(search: Search, base: Entry, kinds: Sequence[Kind]) -> dict[Kind, Option] | None:

@@ -88,9 +88,13 @@ def _raced(search: Search, make: Make, stand: Stand, entries: list[Entry], *, an
         refined = refined_entry(search, min(entries, key=lambda e: e.ms), make, stand)
         search.tell.phase("whole engines")
         if refined is not None:
-            overlaps, least = getattr(search.machine, "overlaps", False), min(e.ms for e in entries)
+            overlaps, lead = getattr(search.machine, "overlaps", False), min(entries, key=lambda e: e.ms)
+            least = lead.ms
             entries.append(refined)
-            _timed(search, entries if overlaps else [e for e in entries if e is refined or e.ms <= _CLOSE * least], stand, anew)
+            again = entries if overlaps else [e for e in entries if e is refined or e.ms <= _CLOSE * least]
+            _timed(search, again, stand, anew)
+            for e in entries:
+                e.pace = 1.0 if e in again else lead.ms / least  # who was not timed again is compared as it would be now
             if overlaps and refined.ms <= min(e.ms for e in entries):
                 entries.insert(0, entries.pop())  # each of its changes was faster in the network: that it is by less than the noise now is no reason
     kept = _earliest(entries)
@@ -109,7 +113,7 @@ def _timed(search: Search, entries: list[Entry], stand: Stand, anew: bool) -> No
     """Sets the times of all entries: those that the timing cache remembers of just these engines, or measured now (all that are timed `anew`)."""
     known = None if anew else recalled_times(search, entries)
     for k, e in enumerate(entries):
-        e.samples, e.told = [], None if known is None else known[k]
+        e.samples, e.told, e.pace = [], None if known is None else known[k], 1.0
     if known is None:
         for e in entries:
             stand.bound(e)
@@ -222,7 +226,7 @@ def _time(search: Search, entries: Sequence[Entry]) -> None:
         return lambda: bound.seconds(1)[0]
 
     for e in entries:
-        e.samples = []
+        e.samples, e.pace = [], 1.0
     for _ in range(2):
         with machine.watch() if hasattr(machine, "watch") else nullcontext() as load:
             times = race([run_of(e) for e in entries], _SECONDS, _TURNS)
@@ -239,7 +243,7 @@ def _time(search: Search, entries: Sequence[Entry]) -> None:
 
 def _earliest(entries: Sequence[Entry]) -> Entry:
     best = min(entries, key=lambda e: e.ms)
-    return next(e for e in entries if e.ms - best.ms <= max(e.spread, best.spread, 0.003 * best.ms))
+    return next(e for e in entries if e.ms - best.ms <= max(e.noise(best), 0.003 * best.ms))
 
 
 def _layer_ms(e: Entry) -> dict[str, float]:
