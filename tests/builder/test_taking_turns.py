@@ -70,3 +70,22 @@ def test_what_may_have_been_interrupted_is_timed_again(timed):
     """Under 20 ms another program may have had the CPU for most of it."""
     assert timed(Machine(absurd=19.0))[0][ABSURD] == 2
     assert timed(Machine(absurd=21.0))[0][ABSURD] == 1
+
+
+def test_what_left_in_a_fast_moment_is_told_as_of_the_end(monkeypatch):
+    """One of 1.6 times the best one's time leaves after three rounds, and after nine the machine is half as fast: it takes 1.6 times still."""
+    rounds = iter([1.0] * 14 + [2.0] * 40)
+
+    class Moody(Machine):
+        def seconds(self, option, n):
+            return [s * next(rounds) for s in super().seconds(option, n)]
+
+    bench = SimpleNamespace(prepare=lambda option: (option, 1))
+    monkeypatch.setattr(timing, "Bench", lambda timer, layer: bench)
+    monkeypatch.setattr(timing, "_about", lambda option, text: {})
+    monkeypatch.setattr(Timer, "key", lambda self, option, text: f"{option.rank}")
+    good, slow = (SimpleNamespace(rank=rank, ms=None, spread_ms=0.0, note="") for rank in (GOOD, SLOW))
+    machine = Moody(slow=0.8)
+    Timer(machine, TimingCache(""), Conditions("hot", 0), rounds=20).time(SimpleNamespace(name="conv"), "conv", [good, slow])
+    assert machine.runs_of.count(SLOW) < machine.runs_of.count(GOOD)
+    assert (good.ms, slow.ms) == pytest.approx((1.0, 1.6))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +26,7 @@ from whet.network import Layer
 
 COLD = "cold"  # nothing in any cache but what the layer before has written; otherwise the last one holds more
 _COLD = "weights out of the L2 cache, method 1"
-_METHOD = 3  # of timing; raise it when times of another kind come out, so that old ones are not compared with new ones
+_METHOD = 4  # of timing; raise it when times of another kind come out, so that old ones are not compared with new ones
 _HOPELESS = (4.0, 4.0, 1.5, 1.2)  # after each round: a candidate this much slower than the best is not timed again; the last one stays
 _LONG_MS = 1.0  # from here on a run says more: what disturbs one for microseconds does not show
 _HOPELESS_LONG = (2.0, 1.3, 1.2)
@@ -250,8 +251,9 @@ def _about(o: Option, text: str) -> dict[str, str]:
 
 
 def _take_turns(timer: Timer, bench: Bench, options: list[Option]) -> dict[int, list[float]]:
-    """Samples in ms per option rank."""
+    """Samples in ms per option rank; of options that left, as they would be when the best one's were complete (racing.py says why)."""
     samples: dict[int, list[float]] = {}
+    left: dict[int, float] = {}  # by rank: how many times the best one's time its own typical sample took, over that sample
     alive: list[tuple[Option, Any, int]] = []
     best = float("inf")
     for o in options:
@@ -282,10 +284,13 @@ def _take_turns(timer: Timer, bench: Bench, options: list[Option]) -> dict[int, 
         best = min((typical(samples[o.rank], True) for o, _, _ in alive), default=best)
         factors = _HOPELESS_LONG if best >= _LONG_MS else _HOPELESS
         factor = factors[min(r, len(factors) - 1)]
-        alive = [a for a in alive if typical(samples[a[0].rank], True) <= factor * best]
+        quick = {o.rank: typical(samples[o.rank], True) for o, _, _ in alive}
+        left |= {rank: ms / best / median(samples[rank]) for rank, ms in quick.items() if ms > factor * best > 0}
+        alive = [a for a in alive if quick[a[0].rank] <= factor * best]
         if r + 1 >= _FEWEST and (r + 1) * best >= _OPTION_MS:
             break
-    return samples
+    end = min((median(samples[o.rank]) for o, _, _ in alive), default=best)
+    return {rank: [s * left[rank] * end for s in got] if rank in left else got for rank, got in samples.items()}
 
 
 def _without_absurd(options: Sequence[Option], samples: dict[int, list[float]]) -> list[Option]:
