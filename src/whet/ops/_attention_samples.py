@@ -19,26 +19,41 @@ def attention(
     scale: str = "Div",
     mask: tuple[int, ...] = (),
     constant: bool = False,
+    causal: float | None = None,
+    group: int = 1,
 ) -> Sample:
     """softmax(q @ k^T / sqrt(size) + mask) @ v. `lies`: "heads" (q, k, v as they are multiplied), "rows" (heads within a row, as a
-    projection leaves them; transposes are in the body, the result's too), "stacked" (all three in one tensor of rows)."""
+    projection leaves them; transposes are in the body, the result's too), "stacked" (all three in one tensor of rows). `causal`: the mask is a
+    constant that adds this value to the keys after the row (the last row sees all keys). `group` ("rows" only): heads of q that share a head of k and v,
+    which the body expands."""
     stacked: list[str | np.ndarray] = [f"f32[{batch},{rows},3,{heads},{size}]", np.array(0), np.array(1), np.array(2)]
-    apart: list[str | np.ndarray] = [f"f32[{batch},{n},{heads},{size}]" for n in (rows, keys, keys)]
+    apart: list[str | np.ndarray] = [f"f32[{batch},{n},{h},{size}]" for n, h in ((rows, heads), (keys, heads // group), (keys, heads // group))]
     plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{a},{b}]" for a, b in ((rows, size), (size, keys), (keys, size))]
     inputs: list[str | np.ndarray | None] = [*{"heads": plain, "rows": apart, "stacked": stacked}[lies]]
     number = size**0.5 if scale == "Div" else size**-0.5
     inputs += [np.array(number, np.float32)] if scale else []
     inputs += [f"{'const ' if constant else ''}f32[{','.join(map(str, mask))}]"] if mask else []
+    if causal is not None:
+        inputs.append(np.where(np.arange(keys) > np.arange(rows)[:, None] + keys - rows, np.float32(causal), np.float32(0)))
+    repeats = [np.array([2]), np.array([batch, heads // group, group, keys, size]), np.array([batch, heads, keys, size])] if group > 1 else []
+    inputs += repeats
 
     def regions() -> dict[str, Network]:
         body = Network("body", "lowered")
-        types = [f"{'i64' if t.dtype.kind == 'i' else 'f32'}[]" if isinstance(t, np.ndarray) else str(t).split()[-1] for t in inputs]
+        types = [_type(t) if isinstance(t, np.ndarray) else str(t).split()[-1] for t in inputs]
         own = [body.add_input(f"i{n}", parse_type(t)) for n, t in enumerate(types)]
         rest = own[4 if lies == "stacked" else 3 :]
         if lies == "heads":
             q, k, v = own[:3]
         elif lies == "rows":
-            q, k, v = (body.add("Transpose", t, perm=perm) for t, perm in zip(own[:3], ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)), strict=True))
+            order = ((0, 2, 1, 3), (0, 2, 1, 3) if group > 1 else (0, 2, 3, 1), (0, 2, 1, 3))
+            q, k, v = (body.add("Transpose", t, perm=perm) for t, perm in zip(own[:3], order, strict=True))
+            if group > 1:
+                for t, array in zip(own[-3:], repeats, strict=True):
+                    t.shape_value = tuple(array.tolist())
+                axis, expanded, merged = own[-3:]
+                k, v = (body.add("Reshape", body.add("Expand", body.add("Unsqueeze", t, axis), expanded), merged) for t in (k, v))
+                k = body.add("Transpose", k, perm=(0, 1, 3, 2))
         else:
             x = body.add("Transpose", own[0], perm=(2, 0, 3, 1, 4))
             q, k, v = (body.add("Gather", x, i, axis=0) for i in own[1:4])
@@ -46,13 +61,17 @@ def attention(
         x = body.add("MatMul", q, k)
         if scale:
             x = body.add(scale, x, rest[0])
-        if mask:
-            x = body.add("Add", x, rest[-1])
+        if mask or causal is not None:
+            x = body.add("Add", x, rest[1 if scale else 0])
         y = body.add("MatMul", body.add("Softmax", x, axis=-1), v)
         body.mark_output(y if lies == "heads" else body.add("Transpose", y, perm=(0, 2, 1, 3)))
         return {"body": body}
 
     return Sample(inputs, {"hint": "Attention"}, regions)
+
+
+def _type(array: np.ndarray) -> str:
+    return f"{'i64' if array.dtype.kind == 'i' else 'f32'}[{','.join(map(str, array.shape))}]"
 
 
 SAMPLES = [
@@ -63,4 +82,7 @@ SAMPLES = [
     attention(1, 2, 20, 150, 80, lies="rows", scale=""),
     attention(1, 1, 70, 9, 128, lies="rows", mask=(9,)),
     attention(1, 2, 90, 150, 64, lies="rows"),
+    attention(2, 2, 130, 130, 64, lies="rows", causal=-np.inf),
+    attention(1, 6, 40, 70, 128, lies="rows", causal=np.finfo(np.float32).min, group=3),
+    attention(2, 4, 30, 100, 96, lies="rows", mask=(2, 1, 1, 100), group=2),
 ]

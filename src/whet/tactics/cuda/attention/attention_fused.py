@@ -1,0 +1,309 @@
+"""Attention of 16-bit tensors in one launch on Hopper (wgmma and TMA): masks, causal, any number of rows and keys, heads of 16 to 128 elements."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, static_shape
+from whet.network.types import F32
+from whet.tactics._attention import Heads, View, taken_apart
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import HALF, TYPE, GpuKernel, ahead, all_static, blocks_of, float_types, loaded, machine_has, packed_array, same
+from whet.tactics.cuda._device.source import source
+
+SHARED = 227 * 1024  # bytes of shared memory per block, and per multiprocessor less 1 KiB for each resident block
+NO_MASK, KEYS, ROWS, TILES = range(4)  # MASK of attention_fused.cu
+MOST_MASK_BYTES = 8192  # a row of keys that is copied to shared memory
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One configuration: keys per step, warpgroups, warpgroups and blocks that share the keys of the same rows, stages of the ring, resident blocks
+    per multiprocessor, products that overlap with the softmax, alternating warpgroups, and row tiles that a warpgroup processes per unit."""
+
+    bn: int
+    wgs: int
+    split: int = 1
+    cluster: int = 1
+    stages: int = 2
+    blocks: int = 1
+    overlap: int = 0
+    pingpong: int = 0
+    turns: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Row tiles that a block processes at the same time."""
+        return self.wgs // self.split
+
+    @property
+    def parts(self) -> int:
+        """Shares of the keys."""
+        return self.split * self.cluster
+
+    @property
+    def config(self) -> Config:
+        """The tile as a point of the tuning space."""
+        return tuple(vars(self).items())
+
+
+@dataclass(frozen=True)
+class MaskForm:
+    """How the kernel reads the mask: MASK and MASK_TYPE of attention_fused.cu, bytes of a row of keys (KEYS), keys per load (ROWS)."""
+
+    kind: int = NO_MASK
+    type: int = 0
+    bytes: int = 0
+    pairs: int = 1
+
+
+@tactic
+class AttentionFused(Tactic):
+    """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory."""
+
+    ops = ("*",)
+    hints = ("Attention",)
+    what = "attention"
+
+    def why_not(self, layer: Layer) -> str | None:
+        if said := super().why_not(layer):
+            return said
+        if not all_static(layer):
+            return None
+        heads = taken_apart(layer, grouped=True)
+        return heads if isinstance(heads, str) else _unfit(heads)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        heads = taken_apart(layer, grouped=True) if all_static(layer) else ""
+        if isinstance(heads, str):
+            return []
+        read = {v.place for v in (heads.q, heads.k, heads.v)}
+        mask = heads.mask.place if heads.mask is not None and not layer.inputs[heads.mask.place].is_constant else None
+        signatures = []
+        for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], HALF):
+            stored = {i: Operand("linear", t) for i in read}
+            if mask is None:
+                signatures.append(same(layer, stored, Operand("linear", t)))
+                continue
+            for kind in (t, F32) if layer.inputs[mask].dtype == F32 else (t,):
+                signatures.append(same(layer, {**stored, mask: Operand("linear", kind)}, Operand("linear", t)))
+        return signatures
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (wgmma, sm_90a)"
+        heads = taken_apart(layer, grouped=True)
+        return heads if isinstance(heads, str) else _unfit(heads)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        heads = taken_apart(layer, grouped=True)
+        if isinstance(heads, str):
+            return []
+        mask = mask_form(heads, layer, signature)
+        tiles = candidates(heads, mask, machine.multiprocessors)
+        bf16 = signature.outputs[0].dtype.name == "bf16"
+        ahead(machine, [source("attention_fused.cu", constants_of(heads, mask, t, bf16)) for t in tiles])
+        return [t.config for t in tiles]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        heads = taken_apart(layer, grouped=True)
+        reason = self.refuses(layer, signature, machine)
+        if isinstance(heads, str) or reason:
+            raise PlanRefused(str(reason or heads))
+        mask, tile = mask_form(heads, layer, signature), tile_of(config)
+        if said := tile_unfit(heads, mask, tile):
+            raise PlanRefused(f"{config}: {said}")
+        kind, causal = signature.outputs[0].dtype.name, heads.causal is not None
+        constants, shared = tuple(sorted(constants_of(heads, mask, tile, kind == "bf16").items())), shared_bytes(heads, mask, tile)
+        row_blocks = blocks_of(heads.rows, 64 * tile.groups * tile.turns)
+        units = row_blocks * heads.batch * heads.heads
+        grid = units * tile.cluster if tile.parts > 1 else min(units, machine.multiprocessors * tile.blocks)
+        packed = [_packed_tiles(layer, heads, mask, tile)] if mask.kind == TILES else []
+
+        def tensor_map(view: View, args: Args, lines: int, box: int) -> bytes:
+            batches, count = view.batches, view.heads
+            batch, head, row = (2 * step for step in (*view.steps(), view.strides[-2]))
+            steps = (row, head or row * lines, batch or row * lines)
+            return tensormap.tiled(args.inputs[view.place] + 2 * view.offset, kind, (heads.size, lines, count, batches), steps, (64, box, 1, 1))
+
+        def make(args: Args) -> list:
+            k = heads.k.swapped()
+            maps = tensor_map(heads.q, args, heads.rows, 64) + tensor_map(k, args, heads.keys, tile.bn) + tensor_map(heads.v, args, heads.keys, tile.bn)
+            address, mask_steps = 0, (0, 0, 0, 0)
+            if mask.kind == TILES:
+                assert heads.mask is not None
+                address, mask_steps = args.packed[0], _tile_steps(heads, heads.mask, tile)
+            elif heads.mask is not None and mask.kind:
+                address = args.inputs[heads.mask.place] + heads.mask.offset * (2 if mask.type else 4)
+                mask_steps = heads.mask.strides
+            out = (*heads.out.steps(), heads.out.strides[-2])
+            numbers = (
+                heads.heads, units, row_blocks, tile.turns, heads.rows, heads.keys,
+                heads.heads // heads.k.heads, heads.heads // heads.v.heads,
+                int(heads.k.batches > 1), int(heads.v.batches > 1),
+                heads.causal or 0, mask.bytes, heads.scale * (1.0 if mask.kind else math.log2(math.e)),
+            )  # fmt: skip
+            blob = maps + struct.pack("<2Q7q12if", args.outputs[0] + 2 * heads.out.offset, address, *out, *mask_steps, *numbers)
+            kernel = loaded("attention_fused.cu", "attention_fused", constants, shared)
+            threads = 128 * tile.wgs + (128 if dict(constants)["TAKE"] else 32)
+            return [Launch(kernel, (grid, 1, 1), threads, blob + bytes(-len(blob) % 64), cluster=tile.cluster, label=layer.name)]
+
+        words = [f"attention wgmma {64 * tile.groups * tile.turns}x{tile.bn}"]
+        words += [f"keys over {tile.parts} parts"] * (tile.parts > 1) + ["ping-pong"] * tile.pingpong + ["causal"] * causal
+        return GpuKernel(layer, signature, make, implementation=", ".join(words), packed=packed)
+
+
+def _unfit(heads: Heads) -> str | None:
+    """Why the kernel does not take these heads."""
+    if heads.turned:
+        return "keys are columns in memory: TMA reads them as rows"
+    if heads.scale <= 0 and (heads.mask is None or heads.causal is not None):
+        return "a scale that is not above 0"
+    if any(n > 1 and step == 0 for n, step in zip((heads.batch, heads.heads), heads.q.steps(), strict=True)):
+        return "q repeats along batch or heads"
+    return None
+
+
+def mask_form(heads: Heads, layer: Layer, signature: Signature) -> MaskForm:
+    """How the kernel reads the mask of these heads."""
+    if heads.mask is None or heads.causal is not None:
+        return MaskForm()
+    view = heads.mask
+    t = layer.inputs[view.place]
+    if t.is_constant:
+        array = np.asarray(t.array(), np.float32)
+        return MaskForm(TILES, 1 if np.abs(array[np.isfinite(array)]).max(initial=0) < 6e4 else 0)
+    kind = TYPE[signature.needs(view.place).dtype.name]
+    size = 2 if kind else 4
+    batch, head, row, key = view.strides
+    whole = all(step * size % 16 == 0 for step in (batch, head, view.offset, heads.keys))
+    if row == 0 and key == 1 and whole and heads.keys * size <= MOST_MASK_BYTES:
+        return MaskForm(KEYS, kind, heads.keys * size)
+    pairs = key == 1 and heads.keys >= 2 and all(step % 2 == 0 for step in (batch, head, row, view.offset, heads.keys))
+    return MaskForm(ROWS, kind, 0, 2 if pairs else 1)
+
+
+def candidates(heads: Heads, mask: MaskForm, multiprocessors: int = 132) -> list[Tile]:
+    """Tiles to time, the most promising first."""
+    return [t for t in _listed(heads, mask, multiprocessors) if tile_unfit(heads, mask, t) is None]
+
+
+def _listed(heads: Heads, mask: MaskForm, multiprocessors: int) -> list[Tile]:
+    return [Tile(64, 2, stages=2), Tile(128, 2, stages=2, overlap=1)]
+
+
+def tile_of(config: Config) -> Tile:
+    """The tile of a configuration. Raises PlanRefused when its names or values are not a tile's."""
+    try:
+        return Tile(**{k: int(v) for k, v in config})
+    except (TypeError, ValueError):
+        raise PlanRefused(f"no such tile: {config}") from None
+
+
+def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
+    """Why the kernel does not run with this tile."""
+    steps, rows = blocks_of(heads.keys, tile.bn), blocks_of(heads.rows, 64)
+    listed = tile.bn % 16 == 0 and 16 <= tile.bn <= 192 and 1 <= tile.wgs <= 4 and tile.split in (1, 2, 4) and tile.cluster in (1, 2, 4)
+    if not listed or not 1 <= tile.stages <= 8 or not 1 <= tile.blocks <= 4 or tile.overlap not in (0, 1) or tile.pingpong not in (0, 1):
+        return "no such tile"
+    if tile.wgs % tile.split or not 1 <= tile.turns <= 8:
+        return "no such tile"
+    if tile.pingpong and (tile.wgs != 2 or tile.parts > 1 or not tile.overlap or tile.turns > 1):
+        return "two warpgroups of different rows alternate"
+    if tile.turns > 1 and (tile.parts > 1 or steps > tile.stages):
+        return "several row tiles need all keys in shared memory"
+    if tile.parts > 1 and (tile.stages < tile.split or tile.parts > steps):
+        return "more shares of the keys than steps"
+    if 64 * tile.groups * tile.turns >= 64 * rows + 64 * tile.groups:
+        return "row tiles without rows"
+    if shared_bytes(heads, mask, tile) > min(SHARED, (228 * 1024) // tile.blocks - 1024):
+        return "shared memory"
+    launch, take = registers(heads, mask, tile)
+    if register_need(heads, mask, tile) > (take or launch):
+        return "registers"
+    return None
+
+
+def register_need(heads: Heads, mask: MaskForm, tile: Tile) -> int:
+    """Registers of a multiplying thread: accumulators, scores, weights, mask values, and what the compiler needs for addresses and counters."""
+    words = 0 if mask.kind < ROWS else tile.bn // (4 if mask.type else 2)
+    weights = tile.bn // 4 if tile.overlap else 0
+    return heads.size // 2 + tile.bn // 2 + weights + words + 28
+
+
+def registers(heads: Heads, mask: MaskForm, tile: Tile) -> tuple[int, int]:
+    """(registers of a thread at launch, of a multiplying thread after setmaxnreg; 0: as launched).
+
+    A multiprocessor has four register files of 16,384; a warp's registers are in one of them. Where a thread needs more, the producer becomes a
+    warpgroup of its own and releases its registers.
+    """
+    plain = min(248, 512 // blocks_of(tile.blocks * (4 * tile.wgs + 1), 4) // 8 * 8)
+    if register_need(heads, mask, tile) <= plain:
+        return plain, 0
+    threads = 128 * (tile.wgs + 1)
+    launch = min(248, 65536 // tile.blocks // threads // 8 * 8)
+    take = min(240, (launch * threads - 24 * 128) // (128 * tile.wgs) // 8 * 8)
+    return (launch, take) if take > plain else (plain, 0)
+
+
+def shared_bytes(heads: Heads, mask: MaskForm, tile: Tile) -> int:
+    """Bytes of dynamic shared memory; mirrors attention_fused.cu."""
+    slabs, buffers = blocks_of(heads.size, 64), tile.groups * _q_buffers(tile)
+    own_rows = tile.groups * 64 // tile.cluster
+    partials = tile.parts * own_rows * ((heads.size + 8) * 4 + 8) if tile.parts > 1 else 0
+    barriers = 16 * buffers + 32 * tile.stages + 16
+    return 1024 + slabs * 128 * (64 * buffers + 2 * tile.stages * tile.bn) + barriers + partials + buffers * mask.bytes
+
+
+def _q_buffers(tile: Tile) -> int:
+    return 1 if tile.parts > 1 else 2
+
+
+def constants_of(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[str, int]:
+    """The constants of attention_fused.cu."""
+    launch, take = registers(heads, mask, tile)
+    return {
+        "D": heads.size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split, "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
+        "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None), "MASK": mask.kind, "MASK_TYPE": mask.type,
+        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take,
+    }  # fmt: skip
+
+
+def _tile_steps(heads: Heads, view: View, tile: Tile) -> tuple[int, int, int, int]:
+    """Tiles of 64 rows x bn keys from batch item to batch item, head to head, row tile to row tile of the packed mask."""
+    steps = blocks_of(heads.keys, tile.bn)
+    tiles = steps * (blocks_of(heads.rows, 64) if view.shape[-2] > 1 else 1)
+    batch, head = view.shape[:2]
+    return tiles * head if batch > 1 else 0, tiles if head > 1 else 0, steps if view.shape[-2] > 1 else 0, 0
+
+
+def _packed_tiles(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Packed:
+    """A constant mask in the order of the accumulators: [batch, heads, row tiles, steps, warps, vectors, lanes, values], keys past the end at -inf."""
+    assert heads.mask is not None
+    t, view = layer.inputs[heads.mask.place], heads.mask
+    batch, count, rows, _ = view.shape
+    steps, tiles = blocks_of(heads.keys, tile.bn), blocks_of(rows, 64)
+    kind, vector = (np.float16, 8) if mask.type else (np.float32, 4)
+    shape = (batch, count, tiles, steps, 4, tile.bn // (2 * vector), 32, vector)
+
+    def make() -> np.ndarray:
+        given = np.asarray(t.array(), np.float32).reshape(-1)
+        at = view.offset + sum(np.arange(n).reshape([-1 if i == a else 1 for i in range(4)]) * s for a, (n, s) in enumerate(zip(view.shape, view.strides, strict=True)))
+        full = np.zeros((batch, count, tiles * 64, steps * tile.bn), np.float32)
+        full[..., heads.keys :] = -np.inf
+        full[:, :, : rows if rows > 1 else None, : heads.keys] = given[at]
+        # row = tile, warp, half, quad; key = step, column tile, lane of a quad, pair; an accumulator is (column tile, half, pair)
+        split = full.reshape(batch, count, tiles, 4, 2, 8, steps, tile.bn // 8, 4, 2).transpose(0, 1, 2, 6, 3, 5, 8, 7, 4, 9)
+        values = split.reshape(batch, count, tiles, steps, 4, 32, tile.bn // 2 // vector, vector)
+        with np.errstate(over="ignore"):
+            return values.transpose(0, 1, 2, 3, 4, 6, 5, 7).astype(kind)
+
+    return packed_array(f"{t.weight.digest}|attention mask {tile.bn} {np.dtype(kind).name} {view}", math.prod(shape) * np.dtype(kind).itemsize, make)
