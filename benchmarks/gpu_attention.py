@@ -37,7 +37,7 @@ TACTICS = ("cuda/attention", "cuda/attention_long", "cuda/attention_fused")
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of one attention. mask: "" | "keys" (a row per batch item, at run time) | "bias" (a constant per head) | "causal"."""
+    """Sizes of one attention. mask: "" | "keys" (padding after half to all of the keys of a batch item, at run time) | "bias" (a constant per head) | "causal"."""
 
     batch: int
     heads: int
@@ -113,7 +113,9 @@ class Operands:
         self.k, self.v = random(case.batch, case.keys, kv, case.size), random(case.batch, case.keys, kv, case.size)
         self.mask = None
         if case.mask == "keys":
-            self.mask = torch.where(torch.rand((case.batch, 1, 1, case.keys), generator=generator, device="cuda") < 0.1, -65504.0, 0.0).half()
+            lengths = torch.randint(case.keys // 2, case.keys + 1, (case.batch, 1, 1, 1), generator=generator, device="cuda")
+            lengths[0] = case.keys
+            self.mask = torch.where(torch.arange(case.keys, device="cuda") < lengths, 0.0, -65504.0).half()
         if case.mask == "bias":
             constant = next(t for t in layer.inputs if t is not None and t.is_constant and t.type.rank == 4)
             self.mask = torch.from_numpy(np.array(constant.array())).cuda().half()

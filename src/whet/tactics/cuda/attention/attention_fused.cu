@@ -4,11 +4,11 @@
 // A warpgroup processes `row_turns` row tiles of a unit one after the other; with more than one, the keys of a unit stay in the ring (STAGES >= key steps).
 // SPLIT warpgroups of a block and CLUSTER blocks of a cluster share the keys of the same rows (flash decoding); their partial results are combined in
 // a fixed order, so that results do not depend on timing.
-// q, k, v: slabs of 64 elements per row (128 bytes, 128-byte swizzle); TMA fills the elements past D and the rows past the end with zeros.
+// q, k, v: slabs of 64 elements per row (128 bytes, 128-byte swizzle; 32 elements for heads of at most 32); TMA fills the elements past D and the rows past the end with zeros.
 // Constants: D (16 to 128, a multiple of 16), BN (keys per step), WGS, SPLIT, CLUSTER, STAGES (of the k and v ring), QB (buffers of a row tile's q),
 // OVERLAP (1: the values of a step are multiplied while the softmax of the next one is computed), PINGPONG (two warpgroups issue products alternately),
 // CAUSAL, MASK (0 none, 1 one row of keys through shared memory, 2 rows from global memory, 3 constant tiles in accumulator order), MASK_TYPE (0 f32,
-// 1 f16, 2 bf16), MASK_PAIRS (2: two keys per load), BF16, REGISTERS (of a thread at launch), TAKE (registers of a multiplying thread after setmaxnreg; 0: as launched).
+// 1 f16, 2 bf16), MASK_PAIRS (2: two keys per load), POLYNOMIAL (of eight scores, those whose exp2 is a polynomial), BF16, REGISTERS (of a thread at launch), TAKE (registers of a multiplying thread after setmaxnreg; 0: as launched).
 #include "common.cuh"
 #include "wgmma"
 #include "wgmma_turned"
@@ -19,24 +19,25 @@ struct Args {
     const u8* mask;
     long long out_batch, out_head, out_row;                         // strides in elements
     long long mask_batch, mask_head, mask_row, mask_key;            // strides in elements; MASK 3: in tiles of 64 x BN, `mask_row` per row tile
-    int heads, units, row_blocks, row_turns, rows, keys;
+    int heads, units, row_blocks, pairs, row_turns, rows, keys;     // pairs: batch items times heads
+    u32 by_heads, by_row_blocks, by_pairs;                          // ceil(2^32 / divisor), 0 for 1: u * divisor stays below 2^32
     int k_group, v_group, k_batch, v_batch;                         // query heads per head of k and of v; 0 where k or v has one batch item for all
     int diagonal;                                                   // CAUSAL: row i sees keys 0 .. i + diagonal
     int mask_bytes;                                                 // MASK 1: bytes of a row of keys, a multiple of 16
-    float scale;                                                    // MASK 0: above 0 and times log2(e)
+    float scale, mask_scale;                                        // of scores, above 0 and times log2(e); of the mask: 1 / (scale without log2(e))
 };
 
 constexpr int GROUPS = WGS / SPLIT, PARTS = SPLIT * CLUSTER;        // row tiles of a block at a time; shares of the keys
-constexpr int SLABS = (D + 63) / 64, Q_SLAB = 64 * 128, Q_TILE = SLABS * Q_SLAB, SLAB = BN * 128, OPERAND = SLABS * SLAB;
+constexpr int ROW = D <= 32 ? 64 : 128;                             // bytes of a row of a slab, and its swizzle
+constexpr int SLABS = (D + 63) / 64, Q_SLAB = 64 * ROW, Q_TILE = SLABS * Q_SLAB, SLAB = BN * ROW, OPERAND = SLABS * SLAB;
 constexpr int PITCH = D + 8, OWN_ROWS = GROUPS * 64 / CLUSTER;      // of partial results, in f32
 constexpr int MASK_WORDS = MASK == 2 || MASK == 3 ? (MASK_TYPE == 0 ? BN / 2 : BN / 4) : 1;
 static_assert(D % 16 == 0 && D <= 128 && BN % 16 == 0 && WGS % SPLIT == 0 && (!PINGPONG || (WGS == 2 && PARTS == 1)), "tile");
 #define INFINITY_F __uint_as_float(0x7f800000)
-constexpr float LOG2E = 1.4426950408889634f;
 
-// An operand with N along the rows of 128 bytes and K across the rows; the next 64 columns of N are SLAB bytes further.
+// An operand with N along the rows and K across the rows; the next 64 columns of N are SLAB bytes further.
 DEV u64 values_operand(u32 address) {
-    return (u64)((address & 0x3ffff) >> 4) | ((u64)(SLAB >> 4) << 16) | (64ull << 32) | (1ull << 62);
+    return (u64)((address & 0x3ffff) >> 4) | ((u64)(SLAB >> 4) << 16) | ((u64)(ROW * 8 >> 4) << 32) | ((ROW == 128 ? 1ull : 2ull) << 62);
 }
 template <int N> DEV void pin(float (&v)[N]) {   // keeps reads of asynchronous results after the wait
 #pragma unroll
@@ -71,20 +72,35 @@ DEV float quad_sum(float x) {
     return x;
 }
 
+// exp2 by fused multiply-adds, for the share of scores that the 16 special function units of a multiprocessor would be late with (FlashAttention-4).
+// Relative error 7.5e-5; below 2^-126 it stays there.
+DEV float exp2_polynomial(float x) {
+    x = max_nan(x, -126.f);
+    const float shifted = x + 12582912.f, f = x - (shifted - 12582912.f);   // 1.5 * 2^23: the integer part moves to the low bits
+    const float y = fmaf(fmaf(fmaf(f, .05517167f, .24261112f), f, .69326099f), f, .99992807f);
+    return __int_as_float(__float_as_int(y) + (__float_as_int(shifted) << 23));
+}
+
 struct Unit { int batch, head, row_block, steps; };   // steps: of keys, that some row of the unit needs
 
 DEV int steps_of(const Args& p, int last_row) {
     const int all = (p.keys + BN - 1) / BN;
     return CAUSAL ? max(1, min(all, (min(last_row, p.rows - 1) + p.diagonal) / BN + 1)) : all;
 }
+DEV int quotient(int n, u32 reciprocal) { return reciprocal ? __umulhi(n, reciprocal) : n; }
 DEV Unit unit_of(const Args& p, int u) {
     Unit unit;
-    const int pairs = p.units / p.row_blocks;
     int pair;
-    if (CAUSAL) { unit.row_block = p.row_blocks - 1 - u / pairs; pair = u % pairs; }   // the longest units first
-    else { unit.row_block = u % p.row_blocks; pair = u / p.row_blocks; }
-    unit.batch = pair / p.heads;
-    unit.head = pair % p.heads;
+    if (CAUSAL) {   // the longest units first
+        const int block = quotient(u, p.by_pairs);
+        unit.row_block = p.row_blocks - 1 - block;
+        pair = u - block * p.pairs;
+    } else {
+        pair = quotient(u, p.by_row_blocks);
+        unit.row_block = u - pair * p.row_blocks;
+    }
+    unit.batch = quotient(pair, p.by_heads);
+    unit.head = pair - unit.batch * p.heads;
     unit.steps = steps_of(p, (unit.row_block + 1) * p.row_turns * GROUPS * 64 - 1);
     return unit;
 }
@@ -122,11 +138,11 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
     if (warp >= WGS * 4) {  // ---- producer
         if (TAKE) release_registers<24>();
         if (warp > WGS * 4) return;
+        Unit unit = unit_of(p, first_unit);
         wait_for_previous();
         if (one) {
             int ring = 0, q_count[GROUPS] = {};
             for (int u = first_unit; u < p.units; u += unit_stride) {
-                const Unit unit = unit_of(p, u);
                 const auto load_q = [&](int turn) {
 #pragma unroll
                     for (int g = 0; g < GROUPS; ++g) {
@@ -161,6 +177,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     }
                 for (int turn = 1; turn < p.row_turns; ++turn) load_q(turn);
                 ring += unit.steps;
+                if (u + unit_stride < p.units) unit = unit_of(p, u + unit_stride);
             }
         }
         return;
@@ -168,14 +185,15 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
     // ---- products and softmax
     if (TAKE) take_registers<TAKE ? TAKE : 24>();
     const int wg = warp / 4, group = wg / SPLIT, part = wg % SPLIT, share = rank * SPLIT + part;
-    const float factor = MASK ? LOG2E : p.scale;
-    float s[BN / 2], out[D / 2], top[2], sum[2], by[2];
+    const float factor = p.scale;
+    float s[BN / 2], out[D / 2] = {}, top[2], sum[2], by[2];
+    bool rescales = false;
     u32 weights[BN / 16][4], mask_words[MASK_WORDS];
     int ring = 0, q_count = 0;
     if (PINGPONG && wg == 1) arrive_named(1, 256);
     if (MASK == 2) wait_for_previous();
+    Unit unit = unit_of(p, first_unit);
     for (int u = first_unit; u < p.units; u += unit_stride) {
-        const Unit unit = unit_of(p, u);
         for (int turn = 0; turn < p.row_turns; ++turn) {
             const bool last_turn = turn + 1 == p.row_turns;
             const int tile = (unit.row_block * p.row_turns + turn) * GROUPS + group, row0 = tile * 64, row = row0 + warp % 4 * 16 + lane / 4;
@@ -192,7 +210,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                 barrier_wait(k_full + 8 * slot, index / STAGES & 1);
                 mma_begin();
 #pragma unroll
-                for (int c = 0; c < D / 16; ++c) wgmma(s, operand<128>(q + c / 4 * Q_SLAB + c % 4 * 32), operand<128>(k + c / 4 * SLAB + c % 4 * 32), c > 0);
+                for (int c = 0; c < D / 16; ++c) wgmma(s, operand<ROW>(q + c / 4 * Q_SLAB + c % 4 * 32), operand<ROW>(k + c / 4 * SLAB + c % 4 * 32), c > 0);
                 mma_commit();
             };
             const auto values = [&](int i) {
@@ -201,7 +219,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                 barrier_wait(v_full + 8 * slot, index / STAGES & 1);
                 mma_begin();
 #pragma unroll
-                for (int c = 0; c < BN / 16; ++c) wgmma_turned(out, weights[c], values_operand(v + c * 16 * 128), 1);
+                for (int c = 0; c < BN / 16; ++c) wgmma_turned(out, weights[c], values_operand(v + c * 16 * ROW), c > 0 || i > 0);
                 mma_commit();
             };
             const auto load_mask = [&](int i) {
@@ -241,29 +259,31 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                 }
             };
             const auto softmax = [&](int i) {  // scores become exp2 relative to the running maximum; `by` rescales what was accumulated before
+                rescales = false;
                 const int key0 = (i * PARTS + share) * BN + lane % 4 * 2;
-                if (MASK) {
+                const auto hide = [&](float& score, float m) {
+                    if (MASK_TYPE == 1) score = fmaf(m, p.mask_scale, score);
+                    else score += m == -INFINITY_F ? m : fmaxf(m * p.mask_scale, -1e37f);   // rows of lowest values alone are means, rows of -infinity NaN
+                };
+                const auto key_mask = [&](int c) { return mask_at + buffer * p.mask_bytes + min(key0 + c * 8, p.keys - 2) * (MASK_TYPE ? 2 : 4); };
+                u32 seen = MASK > 1;
+                if (MASK == 1)
 #pragma unroll
-                    for (int c = 0; c < BN / 8; ++c) {
-                        float2 m[2];
-                        if (MASK == 1) {
-                            const u32 at = mask_at + buffer * p.mask_bytes + min(key0 + c * 8, p.keys - 2) * (MASK_TYPE ? 2 : 4);
-                            m[0] = m[1] = MASK_TYPE ? halves(load_shared(at)) : load_shared_f2(at);
-                        } else {
+                    for (int c = 0; c < BN / 8; ++c) seen |= MASK_TYPE ? load_shared(key_mask(c)) : load_shared(key_mask(c)) | load_shared(key_mask(c) + 4);
+                if (MASK && __any_sync(~0u, seen)) {   // most steps hide no key
 #pragma unroll
-                            for (int half = 0; half < 2; ++half)
-                                m[half] = MASK_TYPE ? halves(mask_words[(2 * c + half) % MASK_WORDS])
-                                                    : make_float2(__uint_as_float(mask_words[(4 * c + 2 * half) % MASK_WORDS]), __uint_as_float(mask_words[(4 * c + 2 * half + 1) % MASK_WORDS]));
-                        }
+                    for (int c = 0; c < BN / 8; ++c)
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
-                            s[4 * c + 2 * half] = fmaf(s[4 * c + 2 * half], p.scale, m[half].x);
-                            s[4 * c + 2 * half + 1] = fmaf(s[4 * c + 2 * half + 1], p.scale, m[half].y);
+                            const int x = (2 * c + half) * (MASK_TYPE ? 1 : 2) % MASK_WORDS;
+                            const float2 m = MASK == 1 ? MASK_TYPE ? halves(load_shared(key_mask(c))) : load_shared_f2(key_mask(c))
+                                : MASK_TYPE ? halves(mask_words[x]) : make_float2(__uint_as_float(mask_words[x]), __uint_as_float(mask_words[(x + 1) % MASK_WORDS]));
+                            hide(s[4 * c + 2 * half], m.x);
+                            hide(s[4 * c + 2 * half + 1], m.y);
                         }
-                    }
                 }
                 const int step0 = (i * PARTS + share) * BN, diagonal = CAUSAL ? row0 + warp % 4 * 16 + p.diagonal : p.keys;
-                if (step0 + BN > p.keys || (CAUSAL && step0 + BN - 1 > diagonal)) {
+                if ((MASK != 3 && step0 + BN > p.keys) || (CAUSAL && step0 + BN - 1 > diagonal)) {   // MASK 3 hides the keys past the end itself
 #pragma unroll
                     for (int e = 0; e < BN / 2; ++e) {
                         const int key = key0 + e / 4 * 8 + e % 2;
@@ -276,16 +296,18 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
 #pragma unroll
                     for (int e = 0; e < BN / 2; e += 4) high = fmaxf(high, fmaxf(s[e + half * 2], s[e + half * 2 + 1]));
                     high = quad_max(high);
-                    const float safe = (MASK || PARTS > 1) && high == -INFINITY_F ? 0.f : high;   // every key so far is hidden
-                    by[half] = exp2_fast((top[half] - safe) * factor);
-                    top[half] = high;
-                    const float from = safe * factor;
+                    // The reference value follows the maximum in steps of at least 2^8, so that most steps leave `out` as it is: weights stay below 2^8.
+                    const bool grows = (high - top[half]) * factor > 8.f;
+                    by[half] = grows ? exp2_fast((top[half] - high) * factor) : 1.f;
+                    if (grows) { top[half] = high; rescales = true; }
+                    const float from = (MASK || PARTS > 1) && top[half] == -INFINITY_F ? 0.f : top[half] * factor;   // every key so far is hidden
                     float total = 0.f;
 #pragma unroll
                     for (int e = 0; e < BN / 2; e += 4)
 #pragma unroll
                         for (int x = 0; x < 2; ++x) {
-                            s[e + half * 2 + x] = exp2_fast(fmaf(s[e + half * 2 + x], factor, -from));
+                            const float power = fmaf(s[e + half * 2 + x], factor, -from);
+                            s[e + half * 2 + x] = e / 4 * 2 % 8 + x < POLYNOMIAL ? exp2_polynomial(power) : exp2_fast(power);
                             total += s[e + half * 2 + x];
                         }
                     sum[half] = fmaf(sum[half], by[half], total);
@@ -298,18 +320,17 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     for (int e = 0; e < 4; ++e) weights[c][e] = pack(s[c * 8 + e * 2], s[c * 8 + e * 2 + 1]);
             };
             const auto rescale = [&] {
+                if (__any_sync(~0u, rescales))
 #pragma unroll
-                for (int e = 0; e < D / 2; ++e) out[e] *= by[e / 2 % 2];
+                    for (int e = 0; e < D / 2; ++e) out[e] *= by[e / 2 % 2];
             };
-#pragma unroll
-            for (int e = 0; e < D / 2; ++e) out[e] = 0.f;
 #pragma unroll
             for (int half = 0; half < 2; ++half) { top[half] = -INFINITY_F; sum[half] = 0.f; by[half] = 1.f; }
             if (count > 0) {
+                load_mask(0);
                 barrier_wait(q_full + 8 * buffer, q_count / QB & 1);
                 if (OVERLAP) {
                     scores(0);
-                    load_mask(0);
                     mma_wait<0>();
                     pin(s);
                     if (last_turn) release(k_empty, 0);
@@ -339,12 +360,12 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                 } else {
                     for (int i = 0; i < count; ++i) {
                         scores(i);
-                        load_mask(i);
+                        if (i > 0) load_mask(i);
                         mma_wait<0>();
                         pin(s);
                         if (last_turn) release(k_empty, i);
                         if (warp_has_rows) softmax(i);
-                        rescale();
+                        if (i > 0) rescale();
                         round_weights();
                         values(i);
                         mma_wait<0>();
@@ -357,7 +378,13 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
             } else if (present && lane == 0) barrier_arrive(q_empty + 8 * buffer);
             if (present) ++q_count;
             if (last_turn)
-                for (int i = max(count, 0); i * PARTS + share < unit.steps; ++i) { release(k_empty, i); release(v_empty, i); }   // loaded for other warpgroups
+                for (int i = count; i * PARTS + share < unit.steps; ++i) {   // loaded for other warpgroups; a slot is released once in each of its phases
+                    const int index = ring + i * SPLIT + part, slot = index % STAGES;
+                    barrier_wait(k_full + 8 * slot, index / STAGES & 1);
+                    release(k_empty, i);
+                    barrier_wait(v_full + 8 * slot, index / STAGES & 1);
+                    release(v_empty, i);
+                }
 #pragma unroll
             for (int half = 0; half < 2; ++half) sum[half] = quad_sum(sum[half]);
             if (PARTS == 1) {
@@ -421,5 +448,6 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
             }
         }
         ring += unit.steps;
+        if (u + unit_stride < p.units) unit = unit_of(p, u + unit_stride);
     }
 }

@@ -27,7 +27,8 @@ MOST_MASK_BYTES = 8192  # a row of keys that is copied to shared memory
 @dataclass(frozen=True)
 class Tile:
     """One configuration: keys per step, warpgroups, warpgroups and blocks that share the keys of the same rows, stages of the ring, resident blocks
-    per multiprocessor, products that overlap with the softmax, alternating warpgroups, and row tiles that a warpgroup processes per unit."""
+    per multiprocessor, products that overlap with the softmax, alternating warpgroups, row tiles that a warpgroup processes per unit, and
+    of eight scores those whose exp2 is a polynomial."""
 
     bn: int
     wgs: int
@@ -38,6 +39,7 @@ class Tile:
     overlap: int = 0
     pingpong: int = 0
     turns: int = 1
+    polynomial: int = 0
 
     @property
     def groups(self) -> int:
@@ -124,7 +126,10 @@ class AttentionFused(Tactic):
         kind, causal = signature.outputs[0].dtype.name, heads.causal is not None
         constants, shared = tuple(sorted(constants_of(heads, mask, tile, kind == "bf16").items())), shared_bytes(heads, mask, tile)
         row_blocks = blocks_of(heads.rows, 64 * tile.groups * tile.turns)
-        units = row_blocks * heads.batch * heads.heads
+        pairs = heads.batch * heads.heads
+        units = row_blocks * pairs
+        if units * max(heads.heads, row_blocks, pairs) >= 1 << 32:
+            raise PlanRefused(f"{units} row blocks are too many")
         grid = units * tile.cluster if tile.parts > 1 else min(units, machine.multiprocessors * tile.blocks)
         packed = [_packed_tiles(layer, heads, mask, tile)] if mask.kind == TILES else []
 
@@ -132,7 +137,7 @@ class AttentionFused(Tactic):
             batches, count = view.batches, view.heads
             batch, head, row = (2 * step for step in (*view.steps(), view.strides[-2]))
             steps = (row, head or row * lines, batch or row * lines)
-            return tensormap.tiled(args.inputs[view.place] + 2 * view.offset, kind, (heads.size, lines, count, batches), steps, (64, box, 1, 1))
+            return tensormap.tiled(args.inputs[view.place] + 2 * view.offset, kind, (heads.size, lines, count, batches), steps, (_row_bytes(heads) // 2, box, 1, 1))
 
         def make(args: Args) -> list:
             k = heads.k.swapped()
@@ -146,12 +151,13 @@ class AttentionFused(Tactic):
                 mask_steps = heads.mask.strides
             out = (*heads.out.steps(), heads.out.strides[-2])
             numbers = (
-                heads.heads, units, row_blocks, tile.turns, heads.rows, heads.keys,
+                heads.heads, units, row_blocks, pairs, tile.turns, heads.rows, heads.keys,
+                *(0 if n == 1 else -(-(1 << 32) // n) for n in (heads.heads, row_blocks, pairs)),
                 heads.heads // heads.k.heads, heads.heads // heads.v.heads,
                 int(heads.k.batches > 1), int(heads.v.batches > 1),
-                heads.causal or 0, mask.bytes, heads.scale * (1.0 if mask.kind else math.log2(math.e)),
+                heads.causal or 0, mask.bytes, heads.scale * math.log2(math.e), 1 / heads.scale,
             )  # fmt: skip
-            blob = maps + struct.pack("<2Q7q12if", args.outputs[0] + 2 * heads.out.offset, address, *out, *mask_steps, *numbers)
+            blob = maps + struct.pack("<2Q7q7i3I6i2f", args.outputs[0] + 2 * heads.out.offset, address, *out, *mask_steps, *numbers)
             kernel = loaded("attention_fused.cu", "attention_fused", constants, shared)
             threads = 128 * tile.wgs + (128 if dict(constants)["TAKE"] else 32)
             return [Launch(kernel, (grid, 1, 1), threads, blob + bytes(-len(blob) % 64), cluster=tile.cluster, label=layer.name)]
@@ -165,7 +171,7 @@ def _unfit(heads: Heads) -> str | None:
     """Why the kernel does not take these heads."""
     if heads.turned:
         return "keys are columns in memory: TMA reads them as rows"
-    if heads.scale <= 0 and (heads.mask is None or heads.causal is not None):
+    if heads.scale <= 0:
         return "a scale that is not above 0"
     if any(n > 1 and step == 0 for n, step in zip((heads.batch, heads.heads), heads.q.steps(), strict=True)):
         return "q repeats along batch or heads"
@@ -211,13 +217,15 @@ def tile_of(config: Config) -> Tile:
 def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
     """Why the kernel does not run with this tile."""
     steps, rows = blocks_of(heads.keys, tile.bn), blocks_of(heads.rows, 64)
-    listed = tile.bn % 16 == 0 and 16 <= tile.bn <= 192 and 1 <= tile.wgs <= 4 and tile.split in (1, 2, 4) and tile.cluster in (1, 2, 4)
+    listed = tile.bn % 16 == 0 and 16 <= tile.bn <= 256 and 1 <= tile.wgs <= 4 and 1 <= tile.split <= 4 and tile.cluster in (1, 2, 4)
     if not listed or not 1 <= tile.stages <= 8 or not 1 <= tile.blocks <= 4 or tile.overlap not in (0, 1) or tile.pingpong not in (0, 1):
         return "no such tile"
     if tile.wgs % tile.split or not 1 <= tile.turns <= 8:
         return "no such tile"
     if tile.pingpong and (tile.wgs != 2 or tile.parts > 1 or not tile.overlap or tile.turns > 1):
         return "two warpgroups of different rows alternate"
+    if tile.polynomial and (mask.kind or not 0 < tile.polynomial <= 8):
+        return "the polynomial is for scores without a mask"
     if tile.turns > 1 and (tile.parts > 1 or steps > tile.stages):
         return "several row tiles need all keys in shared memory"
     if tile.parts > 1 and (tile.stages < tile.split or tile.parts > steps):
@@ -260,7 +268,12 @@ def shared_bytes(heads: Heads, mask: MaskForm, tile: Tile) -> int:
     own_rows = tile.groups * 64 // tile.cluster
     partials = tile.parts * own_rows * ((heads.size + 8) * 4 + 8) if tile.parts > 1 else 0
     barriers = 16 * buffers + 32 * tile.stages + 16
-    return 1024 + slabs * 128 * (64 * buffers + 2 * tile.stages * tile.bn) + barriers + partials + buffers * mask.bytes
+    return 1024 + slabs * _row_bytes(heads) * (64 * buffers + 2 * tile.stages * tile.bn) + barriers + partials + buffers * mask.bytes
+
+
+def _row_bytes(heads: Heads) -> int:
+    """Bytes of a row of q, k or v in shared memory."""
+    return 64 if heads.size <= 32 else 128
 
 
 def _q_buffers(tile: Tile) -> int:
@@ -273,7 +286,7 @@ def constants_of(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[s
     return {
         "D": heads.size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split, "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
         "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None), "MASK": mask.kind, "MASK_TYPE": mask.type,
-        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take,
+        "MASK_PAIRS": mask.pairs, "POLYNOMIAL": tile.polynomial, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take,
     }  # fmt: skip
 
 
