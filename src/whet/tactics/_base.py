@@ -156,8 +156,8 @@ class Tactic:
     ops: tuple[str, ...] = ()
     version = 1
     fallback = False  # listed after all others: always there, never first
-    hints: tuple[str, ...] = ()  # fused layers that are around no single op ("ConvSum", "Attention") and that it computes whole
-    what = ""  # of a tactic that takes layers of its hints alone: what they are, for the reason why it takes no other
+    composites: tuple[str, ...] = ()  # fused layers that are around no single op ("ConvSum", "Attention") and that it computes whole
+    what = ""  # of a tactic that takes layers of its composites alone: what they are, for the reason why it takes no other
     opt_in = False  # used only where --tacticSources=+NAME asks for it
     line = 1  # bytes of a pixel's channels that it reads at once: with other numbers of channels only slower tactics are left
     quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others
@@ -182,7 +182,7 @@ class Tactic:
     def why_not(self, layer: Layer) -> str | None:
         """Why this tactic does not take the layer at all, before any signature is looked at; None when it might."""
         if self.what:
-            return None if layer.hint in self.hints else f"computes {self.what}, not {layer.hint or layer.op}"
+            return None if layer.composite in self.composites else f"computes {self.what}, not {layer.composite or layer.op}"
         a = anchor(layer)
         if "*" not in self.ops and a.op not in self.ops:
             return f"computes {', '.join(self.ops)}, not {a.op}"
@@ -192,7 +192,7 @@ class Tactic:
         return None
 
     def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        """Why a fused layer of its hints had better stay in pieces; None where it may be fused. Asked when the network is lowered: shapes may be
+        """Why a fused layer of its composites had better stay in pieces; None where it may be fused. Asked when the network is lowered: shapes may be
         symbolic. `permitted` are the storage types that the build may use beside a tensor's own."""
         return None
 

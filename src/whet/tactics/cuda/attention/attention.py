@@ -41,7 +41,7 @@ class OwnAttention(Tactic):
     """What recognize_attention and fuse_attention_transposes make: 32 to 128 elements a head, an added mask of any shape that repeats."""
 
     ops = ("*",)
-    hints = ("Attention",)
+    composites = ("Attention",)
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:

@@ -82,10 +82,10 @@ class Joined:
 
 @tactic
 class OwnJoinedConv(Tactic):
-    """What the pass fuse_concat_conv makes, in 16-bit floats or 8 bits; each image's channels come in 16 bytes, results in sixteens."""
+    """What the pass fuse_concat_input_conv makes, in 16-bit floats or 8 bits; each image's channels come in 16 bytes, results in sixteens."""
 
     ops = ("*",)
-    hints = ("JoinedConv",)
+    composites = ("ConcatInputConv",)
     what = "a convolution of joined images"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:

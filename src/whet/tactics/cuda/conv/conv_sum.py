@@ -41,7 +41,7 @@ class OwnConvPair(Tactic):
     """What the pass fuse_conv_sum makes: two convolutions of one group, at least one of them 1x1 without padding, an Add, an activation."""
 
     ops = ("*",)
-    hints = ("ConvSum",)
+    composites = ("ConvSum",)
     what = "the sum of two convolutions"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:

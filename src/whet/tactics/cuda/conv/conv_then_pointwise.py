@@ -21,9 +21,9 @@ MAX_CONFIGS = 24
 
 @tactic
 class OwnConvProduct(ConvAndProduct):
-    """What the pass fuse_conv_product makes: stride 1, no dilation, one group; channels of both in multiples of 64; 16-bit numbers."""
+    """What the pass fuse_conv_then_pointwise makes: stride 1, no dilation, one group; channels of both in multiples of 64; 16-bit numbers."""
 
-    hints = ("ConvProduct",)
+    composites = ("ConvThenPointwise",)
     what = "a convolution and the product behind it"
 
     def unfit_pair(self, both: Both) -> str | None:

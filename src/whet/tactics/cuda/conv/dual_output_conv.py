@@ -102,10 +102,10 @@ class Forked:
 
 @tactic
 class OwnForkedConv(Tactic):
-    """What the pass fuse_forked_conv makes, in 16-bit floats; images' channels come in eights, those of results in sixteens."""
+    """What the pass fuse_dual_output_conv makes, in 16-bit floats; images' channels come in eights, those of results in sixteens."""
 
     ops = ("*",)
-    hints = ("ForkedConv",)
+    composites = ("DualOutputConv",)
     what = "two convolutions of one image"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
@@ -184,7 +184,7 @@ def forked_conv(layer: Layer) -> Forked | str:
 
 
 def _way(part: Layer) -> Way | str:
-    if part.hint == "JoinedConv":
+    if part.composite == "ConcatInputConv":
         found = joined_conv(part)
         if isinstance(found, str):
             return found

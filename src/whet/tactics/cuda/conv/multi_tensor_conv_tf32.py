@@ -76,10 +76,10 @@ class Several:
 
 @tactic
 class OwnSeveralTf32(Tactic):
-    """What fuse_concat_conv and fuse_forked_conv make, of f32 tensors; images' channels come in fours, those of two results in sixteens."""
+    """ConcatInputConv and DualOutputConv on f32 tensors. Input channels are multiples of 4; with two outputs, output channels are multiples of 16."""
 
     ops = ("*",)
-    hints = ("JoinedConv", "ForkedConv")
+    composites = ("ConcatInputConv", "DualOutputConv")
     what = "a convolution of joined images, or two of one image"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
@@ -137,14 +137,14 @@ class OwnSeveralTf32(Tactic):
                 )
             ]
 
-        name = f"own wgmma tf32 {layer.hint} {tile}"
+        name = f"own wgmma tf32 {layer.composite} {tile}"
         return GpuKernel(layer, signature, make, implementation=name, packed=found.packed(), rtol=OwnTf32.rtol)
 
 
 @functools.lru_cache(maxsize=8)
 def several(layer: Layer) -> Several | str:
     """The layer taken apart, or why the kernel is not for it."""
-    if layer.hint == "ForkedConv":
+    if layer.composite == "DualOutputConv":
         forked = forked_conv(layer)
         return forked if isinstance(forked, str) else Several(forked.ways, forked.images)
     found = joined_conv(layer)

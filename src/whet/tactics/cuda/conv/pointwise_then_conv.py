@@ -16,10 +16,10 @@ from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 
 @tactic
 class OwnProductConv(Tactic):
-    """What the pass fuse_product_conv makes, of 16, 32 or 64 channels from the input to the second convolution; 16-bit numbers."""
+    """What the pass fuse_pointwise_then_conv makes, of 16, 32 or 64 channels from the input to the second convolution; 16-bit numbers."""
 
     ops = ("*",)
-    hints = ("ProductConv",)
+    composites = ("PointwiseThenConv",)
     what = "a 1x1 convolution and the one behind it"
 
     def signatures(self, layer: Layer, machine: Any) -> list[Signature]:

@@ -22,9 +22,9 @@ _MOST_TAPS = 25
 
 @tactic
 class OwnDepthwiseProduct(ConvAndProduct):
-    """What the pass fuse_depthwise_product makes: as many groups as channels, stride 1 or 2, no dilation; 16-bit numbers."""
+    """What the pass fuse_depthwise_then_pointwise makes: as many groups as channels, stride 1 or 2, no dilation; 16-bit numbers."""
 
-    hints = ("DepthwiseProduct",)
+    composites = ("DepthwiseThenPointwise",)
     what = "a depthwise convolution and the product behind it"
 
     def unfit_pair(self, both: Both) -> str | None:

@@ -71,7 +71,7 @@ class OwnSqueeze(Tactic):
     """What the pass fuse_squeeze_excite makes: channels in eights, 16-bit numbers; an image as large as a cluster's registers."""
 
     ops = ("*",)
-    hints = ("SqueezeExcite",)
+    composites = ("SqueezeExcite",)
     what = "squeeze and excitation"
 
     def why_not(self, layer: Layer) -> str | None:

@@ -55,7 +55,7 @@ class OwnQConvPair(Tactic):
     """What the pass fuse_quantized_sum makes: one group, input channels in sixteens, results in 32s, one type of integers in."""
 
     ops = ("*",)
-    hints = ("QuantizedSum",)
+    composites = ("QuantizedSum",)
     what = "the sum of two quantized convolutions"
 
     def why_not(self, layer: Layer) -> str | None:

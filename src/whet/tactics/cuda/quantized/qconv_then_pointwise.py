@@ -17,10 +17,10 @@ from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Both8, both_
 
 @tactic
 class OwnQConvProduct(Tactic):
-    """What the pass fuse_quantized_product makes: stride 1, no dilation, one group; channels of both in multiples of 64; u8 or i8 by i8."""
+    """Quantized ConvThenPointwise: stride 1, no dilation, one group; channels of both in multiples of 64; u8 or i8 by i8."""
 
     ops = ("*",)
-    hints = ("ConvProduct",)
+    composites = ("ConvThenPointwise",)
     what = "a quantized convolution and the product behind it"
 
     def why_not(self, layer: Layer) -> str | None:

@@ -19,15 +19,15 @@ from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
 from whet.tactics.cuda.stem.qstem import first_numbers
 from whet.tactics.cuda.stem.stem_pool import _window
 
-_HINTS = ("ConvPool", "ImageConv")
+_COMPOSITES = ("ConvPool", "QuantizeThenConv")
 
 
 @tactic
 class OwnQStem(Tactic):
-    """What fuse_quantized_pool and fuse_quantized_image make of an image of floats: up to 4 channels in, 32 or 64 out, filters up to 8 x 8."""
+    """What fuse_quantized_pool and fuse_quantize_then_conv make of an image of floats: up to 4 channels in, 32 or 64 out, filters up to 8 x 8."""
 
     ops = ("*",)
-    hints = _HINTS
+    composites = _COMPOSITES
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -125,16 +125,16 @@ class _Tile:
 
 def _parts(layer: Layer) -> Image | str:
     """The layer taken apart, or why the kernel is not for it."""
-    if layer.hint not in _HINTS:
-        return f"computes a quantized first convolution, not {layer.hint or layer.op}"
-    found = image_parts(layer, layer.hint)
+    if layer.composite not in _COMPOSITES:
+        return f"computes a quantized first convolution, not {layer.composite or layer.op}"
+    found = image_parts(layer, layer.composite)
     if isinstance(found, str):
         return found
     return found if found.step is not None else "the image is no f32 tensor that becomes the convolution's input"
 
 
 def _pooled(layer: Layer) -> bool:
-    return layer.hint == "ConvPool"
+    return layer.composite == "ConvPool"
 
 
 def _size_reason(layer: Layer, found: Image) -> str | None:

@@ -22,7 +22,7 @@ class OwnQFirstPool(Tactic):
     """What the pass fuse_quantized_pool makes: up to 4 input channels, 64 output channels, integers out; square windows and strides."""
 
     ops = ("*",)
-    hints = ("ConvPool",)
+    composites = ("ConvPool",)
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)

@@ -28,11 +28,11 @@ class OwnFirstPool(FirstLayer):
     """What the pass fuse_conv_pool makes: up to 4 input channels, up to 64 output channels; square windows and strides."""
 
     ops = ("*",)
-    hints = ("ConvPool",)
+    composites = ("ConvPool",)
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes a convolution and its max pooling, not {layer.hint or layer.op}"
+        if layer.composite not in self.composites:
+            return f"computes a convolution and its max pooling, not {layer.composite or layer.op}"
         head = layer.regions["body"].layers[0]
         if head.op == "QuantizeLinear" or is_quantized(head):
             return "is for floating point"
