@@ -6,10 +6,9 @@ result at a time. The table is made by the reference, so results are the referen
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import DType, Layer, Tensor, format_fits
 from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, stored_bytes, tactic
@@ -114,7 +113,7 @@ class Table(OwnTactic):
             return "looks up what is a function of one 8-bit integer"
         return jit.available()
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         """In any format, in place or not: it does the same to every number."""
         if self.why_not(layer) or not static(layer):
             return []
@@ -126,8 +125,8 @@ class Table(OwnTactic):
                 found += [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> TableKernel:
-        return TableKernel(layer, signature, jit.has("avx512vbmi"), machine.threads)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> TableKernel:
+        return TableKernel(layer, signature, jit.has("avx512vbmi"), backend.threads)
 
 
 def _integer(layer: Layer) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
@@ -36,28 +36,28 @@ class OwnQStem(Tactic):
         found = _parts(layer)
         return found if isinstance(found, str) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = _parts(layer)
         if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
             return []
         return [same(layer, {found.image: Operand("linear", F32)}, Operand("nhwc", found.parts.stores.dtype))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = _parts(layer)
         if isinstance(found, str):
             return found
-        if not machine_has(machine, "wgmma"):
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         return _size_reason(layer, found)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = _parts(layer)
         assert isinstance(found, Image)
         good = [c for c in _tiles(layer, found.shape) if c.fits()]
-        ahead(machine, [text("qstem_overlap.cu", _constants(layer, found, signature, c)) for c in good])
+        ahead(backend, [text("qstem_overlap.cu", _constants(layer, found, signature, c)) for c in good])
         return [(("wide", c.wide), ("tall", c.tall), ("blocks", c.blocks)) for c in good]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found = _parts(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
@@ -80,7 +80,7 @@ class OwnQStem(Tactic):
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
             arguments = fields(args, s.k, args.inputs[found.image], sizes, finish, out, 1.0 / step, zero)
-            return launches("qstem", constants, tile, tiles, machine.multiprocessors, arguments, layer.name)
+            return launches("qstem", constants, tile, tiles, backend.multiprocessors, arguments, layer.name)
 
         name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
