@@ -8,6 +8,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
 from whet.ops._base import INTS, Couple, op
+from whet.ops._products import matmul
 from whet.ops._types import may_equal, one_float_type
 
 
@@ -51,7 +52,7 @@ def reference(layer: Layer, x, w, b=None):
     group, r = layer.attrs["group"], w.ndim - 2
     n, c, spatial, kernel = x.shape[0], x.shape[1], x.shape[2:], w.shape[2:]
     per = w.shape[1]
-    columns = np.matmul(w.reshape(group, c // group, -1).transpose(0, 2, 1), x.reshape(n, group, c // group, -1))
+    columns = matmul(w.reshape(group, c // group, -1).transpose(0, 2, 1), x.reshape(n, group, c // group, -1))
     columns = columns.reshape(n, group * per, *kernel, *spatial)
     full = [(spatial[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 + more[i] for i in range(r)]
     y = np.zeros((n, group * per, *full), x.dtype)

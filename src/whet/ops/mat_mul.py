@@ -1,10 +1,10 @@
 """MatMul: matrix products with broadcasting over leading axes, as NumPy's matmul."""
 
-import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import TensorType
 from whet.ops._base import Couple, op
+from whet.ops._products import matmul
 from whet.ops._types import broadcast, stretches_to, unify
 
 
@@ -37,7 +37,7 @@ def couples(layer):
 op(
     "MatMul",
     infer,
-    lambda layer, a, b: np.matmul(a, b),
+    lambda layer, a, b: matmul(a, b),
     couples=couples,
     zeros=(),
     samples=[

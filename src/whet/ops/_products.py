@@ -1,0 +1,22 @@
+"""Matrix products of the references: float32 operands are accumulated in float64 and rounded once.
+
+A BLAS picks its summation order by CPU and by shape, so float32 accumulators would give a reference that differs between machines in the
+last bits, and in overflow. In float64 every product of two float32 values is exact and the order changes nothing that float32 can hold.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def accumulator(dtype: np.dtype) -> np.dtype:
+    """The dtype that sums of products of `dtype` are accumulated in."""
+    return np.dtype(np.float64) if dtype == np.float32 else dtype
+
+
+def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`np.matmul(a, b)` in the operands' dtype, with float64 accumulators for float32."""
+    if a.dtype != np.float32 or b.dtype != np.float32:
+        return np.matmul(a, b)
+    with np.errstate(over="ignore"):
+        return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.float32)
