@@ -8,7 +8,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
 from whet.ops._base import INTS, Couple, op
-from whet.ops._products import accumulator, matmul
+from whet.ops._products import accumulate_matmul, accumulator, round_accumulator
 from whet.ops._types import may_equal, one_float_type
 from whet.ops._window import explicit_pads, out_size, windows
 
@@ -55,13 +55,11 @@ def reference(layer: Layer, x, w, b=None):
         taps = w.astype(y.dtype)
         for at in np.ndindex(*w.shape[2:]):
             y += v[(..., *at)] * taps[(slice(None), 0, *at)].reshape(-1, *(1,) * r)
-        with np.errstate(over="ignore"):
-            y = y.astype(x.dtype)
     else:  # w [group, K / group, per * kernel] @ columns [N, group, per * kernel, out...]
         columns = v.reshape(n, group, per, *v.shape[2:]).transpose(0, 1, 2, *range(3 + r, 3 + 2 * r), *range(3, 3 + r))
         columns = columns.reshape(n, group, per * int(np.prod(w.shape[2:])), int(np.prod(out)))
-        y = matmul(w.reshape(group, k // group, -1), columns).reshape(n, k, *out)
-    return y if b is None else y + b.reshape(1, -1, *(1,) * r)
+        y = accumulate_matmul(w.reshape(group, k // group, -1), columns).reshape(n, k, *out)
+    return round_accumulator(y if b is None else y + b.reshape(1, -1, *(1,) * r), x.dtype)
 
 
 def couples(layer: Layer) -> list[Couple]:

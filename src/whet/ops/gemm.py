@@ -4,7 +4,7 @@
 from whet.errors import NetworkError
 from whet.network import TensorType
 from whet.ops._base import Couple, op
-from whet.ops._products import matmul
+from whet.ops._products import accumulate_matmul, round_accumulator
 from whet.ops._types import may_broadcast_to, stretches_to, unify
 
 
@@ -22,7 +22,7 @@ def infer(layer):
 
 def reference(layer, a, b, c=None):
     at = layer.attrs
-    y = matmul(a.T if at["transA"] else a, b.T if at["transB"] else b)
+    y = round_accumulator(accumulate_matmul(a.T if at["transA"] else a, b.T if at["transB"] else b), a.dtype)
     if at["alpha"] != 1:
         y = (y * a.dtype.type(at["alpha"])).astype(a.dtype)
     if c is None or at["beta"] == 0:

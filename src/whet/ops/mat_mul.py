@@ -4,7 +4,7 @@
 from whet.errors import NetworkError
 from whet.network import TensorType
 from whet.ops._base import Couple, op
-from whet.ops._products import matmul
+from whet.ops._products import accumulate_matmul, round_accumulator
 from whet.ops._types import broadcast, stretches_to, unify
 
 
@@ -37,7 +37,7 @@ def couples(layer):
 op(
     "MatMul",
     infer,
-    lambda layer, a, b: matmul(a, b),
+    lambda layer, a, b: round_accumulator(accumulate_matmul(a, b), a.dtype),
     couples=couples,
     zeros=(),
     samples=[
