@@ -135,6 +135,6 @@ op(
         (["f32[1,6,4,4]", "const f32[6,2,3,3]", "const f32[4]"], {"group": 2, "dilations": (2, 2)}),
         (["f32[1,5,4,4]", "const f32[5,1,4,4]", None], {"group": 5, "strides": (2, 2), "pads": (1, 1, 1, 1)}),
         (["f32[1,4,6]", "const f32[4,3,3]", "const f32[3]"], {"strides": (3,), "pads": (0, 1)}),
-        (["extreme f32[1,4,5,5]", "const f32[4,3,1,1]", None], {}),
+        (["nonfinite f32[1,4,5,5]", "const f32[4,3,1,1]", None], {}),
     ],
 )
