@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from whet.backends import Call
 from whet.network import FORMATS, Layer, format_fits, from_stored, static_shape, stored_shape, to_stored
 from whet.network.types import DTYPES
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, operand_bytes, tactic
 from whet.tactics.cpu.reference.numpy_reference import array_at
 
 
-class ReformatCall:
-    native = None
+class ReformatCall(Call):
+    """Converts one tensor."""
 
     def __init__(self, kernel: ReformatKernel, args: Args):
         self.kernel, self.at = kernel, {"input": args.inputs[0], "output": args.outputs[0]}
@@ -47,7 +48,7 @@ class NumpyReformat(Tactic):
     ops = ("Reformat",)
     fallback = True
 
-    def signatures(self, layer: Layer, machine) -> list[Signature]:
+    def signatures(self, layer: Layer, backend) -> list[Signature]:
         a = layer.attrs
         if not all(f in FORMATS and format_fits(f, layer.output.type.rank) for f in (a["source_format"], a["format"])):
             return []
@@ -55,7 +56,7 @@ class NumpyReformat(Tactic):
             Signature((Operand(a["source_format"], DTYPES[a["source_dtype"]]),), (Operand(a["format"], DTYPES[a["dtype"]]),)),
         ]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> ReformatKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> ReformatKernel:
         return ReformatKernel(layer, signature)
 
     def library_version(self) -> str:
