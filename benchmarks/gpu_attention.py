@@ -37,7 +37,9 @@ TACTICS = ("cuda/attention", "cuda/attention_long", "cuda/attention_fused")
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of one attention. mask: "" | "keys" (padding after half to all of the keys of a batch item, at run time) | "bias" (a constant per head) | "causal"."""
+    """Sizes of one attention.
+
+    mask: "" | "keys" (at run time; batch item 0 sees all keys, others half of them to all) | "bias" (a constant per head) | "causal"."""
 
     batch: int
     heads: int
@@ -124,7 +126,7 @@ class Operands:
         self.out = torch.empty_like(self.q)
         q, k, v = (t.transpose(1, 2).float() for t in (self.q, self.k, self.v))
         k, v = k.repeat_interleave(case.group, 1), v.repeat_interleave(case.group, 1)
-        hidden = torch.ones(case.rows, case.keys, device="cuda", dtype=torch.bool).triu(1) if case.mask == "causal" else None
+        hidden = torch.ones(case.rows, case.keys, device="cuda", dtype=torch.bool).triu(1 + case.keys - case.rows) if case.mask == "causal" else None
         self.want = torch.empty_like(q)
         for b in range(case.batch):
             scores = q[b] @ k[b].transpose(1, 2) * case.size**-0.5
@@ -226,7 +228,7 @@ def kernels_of(machine: Any, layer: Layer, x: Operands) -> Any:
                 kernel = t.plan(layer, signature, config, machine)
                 for p in kernel.packed:
                     if p.key not in weights:
-                        weights[p.key] = torch.from_numpy(p.make()).cuda()
+                        weights[p.key] = torch.from_numpy(p.make().copy()).cuda()
                 packed = tuple(weights[p.key].data_ptr() for p in kernel.packed)
                 args = Args(tuple(0 if a is None else a.data_ptr() for a in x.inputs), (x.out.data_ptr(),), packed, 0)
                 torch.cuda.synchronize()

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from whet.ops._attention_samples import attention
 from whet.tactics._attention import View, plain_view, taken_apart
 from whet.tactics._base import PlanRefused
 from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.attention import attention_fused as fused
 from whet.tactics.cuda.attention import attention_long as long
 from whet.tactics.cuda.attention.attention import OwnAttention, candidates, shared_bytes
 
@@ -196,6 +198,151 @@ def test_networks_bring_their_attention_in_one_layer_without_transposes(name, op
         assert sum(x.op == "Transpose" for x in low.layers) <= 1
 
 
+def fused_plan(sizes, how, kind="f16"):
+    """(layer, arrays, heads, signature) of the first signature in this type."""
+    layer, arrays = layer_of(*sizes, **how)
+    heads = taken_apart(layer, grouped=True)
+    signature = next(s for s in fused.AttentionFused().signatures(layer, HOPPER) if s.outputs[0].dtype.name == kind)
+    return layer, arrays, heads, signature
+
+
+def test_constants_that_hide_later_keys_are_causal():
+    for value in (-np.inf, np.finfo(np.float32).min, -65504.0):
+        layer, _ = layer_of(1, 2, 40, 70, 64, lies="rows", causal=value)
+        assert taken_apart(layer).causal == 30, "the last row sees all keys"
+    layer, _ = layer_of(1, 2, 40, 70, 64, lies="rows", causal=-5.0)
+    assert taken_apart(layer).causal is None, "keys that are only less likely are not hidden"
+    layer, _ = layer_of(1, 2, 40, 70, 64, lies="rows", mask=(1, 1, 40, 70), constant=True)
+    assert taken_apart(layer).causal is None
+    layer, _ = layer_of(1, 2, 70, 40, 64, lies="rows", causal=-np.inf)
+    assert taken_apart(layer).causal is None, "the first rows would see no key"
+
+
+def test_heads_that_share_keys():
+    layer, arrays = layer_of(2, 6, 20, 24, 32, lies="rows", group=3, scale="Mul")
+    assert "share one head" in taken_apart(layer)
+    found = taken_apart(layer, grouped=True)
+    assert (found.k.group, found.k.heads, found.v.heads, found.q.heads) == (3, 2, 2, 6)
+    k = arrays[1].reshape(-1)
+    for batch, head in ((0, 0), (0, 2), (1, 3), (1, 5)):
+        step = found.k.steps()
+        rows = found.k.offset + batch * step[0] + head // 3 * step[1] + np.arange(24)[:, None] * found.k.swapped().strides[-2] + np.arange(32)
+        np.testing.assert_array_equal(k[rows], arrays[1][batch, :, head // 3])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how", "why"),
+    [
+        ((1, 2, 300, 304, 64), {"lies": "heads"}, "columns"),
+        ((1, 2, 300, 304, 72), {"lies": "rows"}, "heads of 72"),
+        ((1, 2, 300, 301, 64), {"lies": "rows"}, None),
+        ((1, 6, 300, 301, 80), {"lies": "rows", "mask": (1, 1, 300, 301), "group": 2}, None),
+    ],
+)
+def test_what_fused_attention_takes(sizes, how, why):
+    layer, _ = layer_of(*sizes, **how)
+    said = fused.AttentionFused().why_not(layer)
+    assert said is None if why is None else why in said
+
+
+def test_fused_attention_needs_hopper():
+    layer, _, _, signature = fused_plan((1, 2, 64, 64, 64), {"lies": "rows"})
+    assert "Hopper" in fused.AttentionFused().refuses(layer, signature, CompileOnlyGpu("sm_80"))
+
+
+@pytest.mark.parametrize(
+    ("how", "form"),
+    [
+        ({"mask": (2, 1, 1, 96)}, fused.MaskForm(fused.KEYS, 1, 192)),
+        ({"mask": (2, 3, 50, 96)}, fused.MaskForm(fused.ROWS, 1, 0, 2)),
+        ({"mask": (96,)}, fused.MaskForm(fused.KEYS, 1, 192)),
+        ({"mask": (1, 3, 50, 96), "constant": True}, fused.MaskForm(fused.TILES, 1)),
+        ({"causal": -np.inf}, fused.MaskForm()),
+        ({}, fused.MaskForm()),
+    ],
+    ids=str,
+)
+def test_how_masks_are_read(how, form):
+    layer, _, heads, signature = fused_plan((2, 3, 50, 96, 64), {"lies": "rows", **how})
+    assert fused.mask_form(heads, layer, signature) == form
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 70, 90), (2, 1, 1, 90), (2, 3, 70, 1)], ids=str)
+def test_constant_masks_are_packed_in_the_order_of_the_accumulators(shape):
+    layer, arrays, heads, signature = fused_plan((2, 3, 70, 90, 32), {"lies": "rows", "mask": shape, "constant": True})
+    tile = fused.Tile(48, 1)
+    kernel = fused.AttentionFused().plan(layer, signature, tile.config, HOPPER)
+    packed = kernel.packed[0].make().view(np.float16).astype(np.float32).reshape(-1, 4, 48 // 16, 32, 8)
+    per_batch, per_head, per_row_tile, _ = fused._tile_steps(heads, heads.mask, tile)
+    mask = np.broadcast_to(arrays[-1].astype(np.float16), (2, 3, 70, 90))
+    for batch, head, row, key in ((0, 0, 0, 0), (1, 2, 69, 89), (0, 1, 33, 50), (1, 0, 8, 47), (1, 1, 17, 64)):
+        values = packed[batch * per_batch + head * per_head + row // 64 * per_row_tile + key // 48, row % 64 // 16]
+        column, lane = key % 48, row % 8 * 4 + key % 8 // 2
+        accumulator = column // 8 * 4 + row % 16 // 8 * 2 + key % 2
+        assert values[accumulator // 8, lane, accumulator % 8] == mask[batch, head, row, key]
+    assert (packed[1, :, 2].reshape(4, 8, 4, 8)[:, :, 1:, 4:] == -np.inf).all(), "keys past the end"
+
+
+FUSED_TILES = [
+    (64, fused.Tile(128, 1, stages=1, blocks=3), fused.MaskForm(fused.KEYS, 1, 256), None),
+    (64, fused.Tile(128, 2, overlap=1, pingpong=1), fused.MaskForm(), 0),
+    (64, fused.Tile(96, 4, stages=3), fused.MaskForm(), None),
+    (64, fused.Tile(96, 2, 2, stages=4, overlap=1), fused.MaskForm(fused.KEYS, 0, 1536), None),
+    (64, fused.Tile(64, 4, stages=8, overlap=1, turns=2), fused.MaskForm(), None),
+    (64, fused.Tile(128, 2, 2, 2, stages=4), fused.MaskForm(fused.TILES, 1), None),
+    (64, fused.Tile(64, 2, overlap=1), fused.MaskForm(fused.ROWS, 0, 0, 1), None),
+    (32, fused.Tile(64, 1, stages=1, blocks=4), fused.MaskForm(fused.TILES, 1), None),
+    (80, fused.Tile(128, 2, overlap=1), fused.MaskForm(), None),
+    (96, fused.Tile(128, 2, overlap=1, pingpong=1), fused.MaskForm(), None),
+    (128, fused.Tile(128, 2, overlap=1, pingpong=1), fused.MaskForm(), 0),
+    (128, fused.Tile(64, 1, cluster=2), fused.MaskForm(fused.KEYS, 2, 256), None),
+]
+
+
+@pytest.mark.parametrize(("size", "tile", "mask", "causal"), FUSED_TILES, ids=str)
+def test_machine_code_of_fused_attention(size, tile, mask, causal, tmp_path):
+    _, _, heads, _ = fused_plan((1, 2, 512, 512, size), {"lies": "rows"})
+    heads = replace(heads, causal=causal)
+    assert fused.tile_unfit(heads, mask, tile) is None
+    constants = fused.constants_of(heads, mask, tile, True)
+    text = sass(compile_cubin(source("attention_fused.cu", constants), cached=False), tmp_path)
+    products, copies = re.findall(r"HGMMA\S+", text), 2 if tile.overlap else 1
+    assert len(products) == copies * (size // 16 + tile.bn // 16), "both products, unrolled"
+    assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 2 * copies, "the compiler adds no waits of its own"
+    assert "UTMALDG.4D" in text
+    assert ("UBLKCP" in text) == (mask.kind == fused.KEYS), "a row of keys comes by one bulk copy"
+    assert ("BAR.ARV" in text) == bool(tile.pingpong)
+    assert ("UCGABAR" in text) == (tile.cluster > 1)
+    assert ("USETMAXREG" in text) == bool(constants["TAKE"])
+    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how"),
+    [
+        ((1, 12, 128, 128, 64), {"mask": (1, 1, 1, 128)}),
+        ((32, 12, 197, 197, 64), {}),
+        ((64, 3, 49, 49, 32), {"mask": (1, 3, 49, 49), "constant": True}),
+        ((8, 32, 512, 512, 128), {"causal": -np.inf}),
+        ((1, 1, 1, 17, 16), {}),
+        ((4, 16, 2048, 2048, 96), {}),
+    ],
+    ids=str,
+)
+def test_tiles_of_fused_attention_fit(sizes, how):
+    layer, _, heads, signature = fused_plan(sizes, {"lies": "rows", **how})
+    tactic = fused.AttentionFused()
+    tiles = fused.candidates(heads, fused.mask_form(heads, layer, signature))
+    assert 1 <= len(tiles) <= 16
+    assert len(set(tiles)) == len(tiles)
+    for tile in tiles:
+        assert fused.tile_of(tile.config) == tile
+        assert tactic.plan(layer, signature, tile.config, HOPPER)
+    for wrong in ((("bn", 100),), (("bn", 64), ("wgs", 9)), (("bn", 64), ("wgs", 2), ("cluster", 3)), ()):
+        with pytest.raises(PlanRefused):
+            tactic.plan(layer, signature, wrong, HOPPER)
+
+
 # On a GPU
 
 SIZES = [
@@ -221,12 +368,37 @@ def test_every_tile_matches_the_reference(gpu, sizes, how):
     layer, arrays = layer_of(*sizes, **how)
     ran: Counter[str] = Counter()
     for t, signature, config, kernel in planned(layer, gpu, most=14):
-        if t.name in ("cuda/attention", "cuda/attention_long"):
+        if t.name in ("cuda/attention", "cuda/attention_long", "cuda/attention_fused"):
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
             ran[t.name] += 1
     assert ran["cuda/attention"] >= 4
     assert (ran["cuda/attention_long"] >= 2) == ("mask" not in how and how.get("lies", "heads") != "heads" and sizes[-1] in (64, 128))
+
+
+FUSED_SIZES = [
+    ((2, 3, 130, 130, 64), {"lies": "rows", "causal": -np.inf}),
+    ((1, 6, 100, 190, 128), {"lies": "rows", "causal": float(np.finfo(np.float32).min), "group": 3}),
+    ((40, 6, 128, 128, 64), {"lies": "rows", "mask": (40, 1, 1, 128)}),
+    ((3, 60, 70, 300, 32), {"lies": "rows", "mask": (1, 60, 70, 300), "constant": True}),
+    ((2, 4, 33, 200, 96), {"lies": "rows", "mask": (2, 1, 33, 200), "group": 2}),
+    ((1, 200, 197, 197, 64), {"lies": "stacked"}),
+    ((2, 80, 130, 300, 48), {"lies": "rows", "mask": (300,)}),
+    ((1, 180, 65, 600, 112), {"lies": "rows", "mask": (1, 1, 65, 600), "constant": True}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("sizes", "how"), FUSED_SIZES, ids=str)
+def test_every_tile_of_fused_attention_matches_the_reference(gpu, sizes, how):
+    layer, arrays = layer_of(*sizes, **how)
+    ran = 0
+    for t, signature, config, kernel in planned(layer, gpu, most=16):
+        if t.name == "cuda/attention_fused":
+            got, fed = compute(gpu, layer, arrays, signature, kernel)
+            judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
+            ran += 1
+    assert ran >= 4
 
 
 @pytest.mark.gpu
@@ -240,7 +412,7 @@ def test_masks_that_hide_keys_and_whole_rows(gpu):
     mask[0, 0, 8, :70] = -np.inf
     arrays[-1] = mask
     for t, signature, config, kernel in planned(layer, gpu, most=14):
-        if t.name == "cuda/attention" and signature.inputs[-1].dtype.name == "f32":
+        if t.name in ("cuda/attention", "cuda/attention_fused") and signature.inputs[-1].dtype.name == "f32":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             with np.errstate(all="ignore"):
                 want = reference(layer, fed)[0]

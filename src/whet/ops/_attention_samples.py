@@ -24,8 +24,8 @@ def attention(
 ) -> Sample:
     """softmax(q @ k^T / sqrt(size) + mask) @ v. `lies`: "heads" (q, k, v as they are multiplied), "rows" (heads within a row, as a
     projection leaves them; transposes are in the body, the result's too), "stacked" (all three in one tensor of rows). `causal`: the mask is a
-    constant that adds this value to the keys after the row (the last row sees all keys). `group` ("rows" only): heads of q that share a head of k and v,
-    which the body expands."""
+    constant that adds this value to the keys after the row (the last row sees all keys). `group` ("rows" only): heads of q that share a head of
+    k and v, which the body expands."""
     stacked: list[str | np.ndarray] = [f"f32[{batch},{rows},3,{heads},{size}]", np.array(0), np.array(1), np.array(2)]
     apart: list[str | np.ndarray] = [f"f32[{batch},{n},{h},{size}]" for n, h in ((rows, heads), (keys, heads // group), (keys, heads // group))]
     plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{a},{b}]" for a, b in ((rows, size), (size, keys), (keys, size))]

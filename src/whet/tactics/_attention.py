@@ -98,7 +98,7 @@ class Heads:
 
 
 def taken_apart(layer: Layer, *, grouped: bool = False) -> Heads | str:
-    """What the body of a layer hinted Attention computes, or why this kernel cannot. `grouped`: the kernel lets several heads share one of k and v."""
+    """What the body of a layer of kind Attention computes, or why this kernel cannot. `grouped`: several heads may share a head of k and v."""
     body = layer.regions["body"]
     views: dict[Tensor, View] = {t: plain_view(i, static_shape(t.shape)) for i, t in enumerate(body.inputs)}
     waiting, products = [], [x for x in body.layers if x.op == "MatMul"]

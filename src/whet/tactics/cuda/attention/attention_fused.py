@@ -6,13 +6,13 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
-from whet.network import Layer, static_shape
+from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._attention import Heads, View, taken_apart
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
@@ -72,7 +72,7 @@ class AttentionFused(Tactic):
     """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory."""
 
     ops = ("*",)
-    hints = ("Attention",)
+    composites = ("Attention",)
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -83,7 +83,7 @@ class AttentionFused(Tactic):
         heads = taken_apart(layer, grouped=True)
         return heads if isinstance(heads, str) else _unfit(heads)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         heads = taken_apart(layer, grouped=True) if all_static(layer) else ""
         if isinstance(heads, str):
             return []
@@ -99,25 +99,25 @@ class AttentionFused(Tactic):
                 signatures.append(same(layer, {**stored, mask: Operand("linear", kind)}, Operand("linear", t)))
         return signatures
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (wgmma, sm_90a)"
         heads = taken_apart(layer, grouped=True)
         return heads if isinstance(heads, str) else _unfit(heads)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         heads = taken_apart(layer, grouped=True)
         if isinstance(heads, str):
             return []
         mask = mask_form(heads, layer, signature)
-        tiles = candidates(heads, mask, machine.multiprocessors)
+        tiles = candidates(heads, mask, backend.capabilities.multiprocessors)
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        ahead(machine, [source("attention_fused.cu", constants_of(heads, mask, t, bf16)) for t in tiles])
+        ahead(backend, [source("attention_fused.cu", constants_of(heads, mask, t, bf16)) for t in tiles])
         return [t.config for t in tiles]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         heads = taken_apart(layer, grouped=True)
-        reason = self.refuses(layer, signature, machine)
+        reason = self.refuses(layer, signature, backend)
         if isinstance(heads, str) or reason:
             raise PlanRefused(str(reason or heads))
         mask, tile = mask_form(heads, layer, signature), tile_of(config)
@@ -130,18 +130,19 @@ class AttentionFused(Tactic):
         units = row_blocks * pairs
         if units * max(heads.heads, row_blocks, pairs) >= 1 << 32:
             raise PlanRefused(f"{units} row blocks are too many")
-        grid = units * tile.cluster if tile.parts > 1 else min(units, machine.multiprocessors * tile.blocks)
+        grid = units * tile.cluster if tile.parts > 1 else min(units, backend.capabilities.multiprocessors * tile.blocks)
         packed = [_packed_tiles(layer, heads, mask, tile)] if mask.kind == TILES else []
 
         def tensor_map(view: View, args: Args, lines: int, box: int) -> bytes:
             batches, count = view.batches, view.heads
             batch, head, row = (2 * step for step in (*view.steps(), view.strides[-2]))
             steps = (row, head or row * lines, batch or row * lines)
-            return tensormap.tiled(args.inputs[view.place] + 2 * view.offset, kind, (heads.size, lines, count, batches), steps, (_row_bytes(heads) // 2, box, 1, 1))
+            address, dims = args.inputs[view.place] + 2 * view.offset, (heads.size, lines, count, batches)
+            return tensormap.tiled(address, kind, dims, steps, (_row_bytes(heads) // 2, box, 1, 1))
 
         def make(args: Args) -> list:
-            k = heads.k.swapped()
-            maps = tensor_map(heads.q, args, heads.rows, 64) + tensor_map(k, args, heads.keys, tile.bn) + tensor_map(heads.v, args, heads.keys, tile.bn)
+            keys = heads.keys, tile.bn
+            maps = tensor_map(heads.q, args, heads.rows, 64) + tensor_map(heads.k.swapped(), args, *keys) + tensor_map(heads.v, args, *keys)
             address, mask_steps = 0, (0, 0, 0, 0)
             if mask.kind == TILES:
                 assert heads.mask is not None
@@ -199,11 +200,63 @@ def mask_form(heads: Heads, layer: Layer, signature: Signature) -> MaskForm:
 
 def candidates(heads: Heads, mask: MaskForm, multiprocessors: int = 132) -> list[Tile]:
     """Tiles to time, the most promising first."""
-    return [t for t in _listed(heads, mask, multiprocessors) if tile_unfit(heads, mask, t) is None]
+    tiles = heads.batch * heads.heads * blocks_of(heads.rows, 64)
+    if tiles <= 1.25 * multiprocessors:
+        listed = _few_rows(heads, tiles <= 0.6 * multiprocessors)
+    elif heads.keys <= 256:
+        listed = _few_keys(heads)
+    else:
+        listed = _many_rows_and_keys(heads)
+    return list(dict.fromkeys(t for t in listed if tile_unfit(heads, mask, t) is None))
 
 
-def _listed(heads: Heads, mask: MaskForm, multiprocessors: int) -> list[Tile]:
-    return [Tile(64, 2, stages=2), Tile(128, 2, stages=2, overlap=1)]
+def _few_rows(heads: Heads, fewest: bool) -> list[Tile]:
+    """Fewer row tiles than multiprocessors: warpgroups, then blocks, share the keys of a row tile."""
+    tiles = []
+    for most in (128, 96, 64):
+        for split in (2, 3, 4):
+            bn = _even(heads.keys, most, split)
+            steps = blocks_of(heads.keys, bn)
+            tiles.append(Tile(bn, split, split, stages=min(steps, 2 * split), overlap=int(steps > split)))
+    bn = _even(heads.keys, 128)
+    stages = min(2, blocks_of(heads.keys, bn))
+    clusters = [Tile(64, 1, cluster=2), Tile(bn, 1, cluster=2, overlap=1), Tile(bn, 2, 2, cluster=2, stages=4)]
+    wide = [Tile(bn, 1, stages=stages), Tile(64, 2, stages=4, overlap=1), Tile(bn, 2, stages=stages, overlap=stages - 1)]
+    return [wide[0], *tiles, *clusters, *wide[1:]] if fewest else [*wide, *clusters, *tiles]
+
+
+def _few_keys(heads: Heads) -> list[Tile]:
+    """Many heads of few keys: several blocks per multiprocessor, so that loads, products and softmax of different units overlap."""
+    turns = min(8, blocks_of(heads.rows, 64))
+    tiles = []
+    for bn in dict.fromkeys((_even(heads.keys, 128), _even(heads.keys, 64))):
+        steps = blocks_of(heads.keys, bn)
+        tiles += [Tile(bn, 1, stages=steps, blocks=blocks) for blocks in (3, 4, 2)]
+        tiles += [Tile(bn, 1, stages=steps, blocks=3, overlap=int(steps > 1), turns=t) for t in (turns, 1)]
+        tiles += [Tile(bn, wgs, stages=min(8, 2 * steps), overlap=int(steps > 1)) for wgs in (4, 2)]
+        tiles += [Tile(bn, 2, stages=steps, overlap=int(steps > 1), turns=blocks_of(turns, 2))]
+    whole = _even(heads.keys, 256)
+    tiles += [Tile(whole, 1, stages=1, blocks=2, turns=t) for t in (turns, 1)]
+    return [*tiles, Tile(whole, 2, stages=1, turns=blocks_of(turns, 2))]
+
+
+def _many_rows_and_keys(heads: Heads) -> list[Tile]:
+    """Long sequences: the tensor cores of a multiprocessor are kept busy by three or four warpgroups, or by two that overlap products and softmax."""
+    rows = blocks_of(heads.rows, 64)
+    tiles = []
+    for bn in dict.fromkeys(_even(heads.keys, most) for most in (128, 96, 64)):
+        steps = blocks_of(heads.keys, bn)
+        stages = min(3, steps)
+        tiles += [Tile(bn, 2, stages=2, overlap=1, pingpong=1), Tile(bn, 4, stages=stages), Tile(bn, 3, stages=2, overlap=1)]
+        tiles += [Tile(bn, wgs, stages=steps, overlap=1, turns=blocks_of(rows, wgs)) for wgs in (3, 4) if steps <= 8 and wgs < rows]
+    tiles += [Tile(_even(heads.keys, 192), 3, stages=3), Tile(64, 1, blocks=2, overlap=1)]
+    return [*tiles, *(Tile(64, wgs, stages=3, overlap=1) for wgs in (3, 2))]
+
+
+def _even(keys: int, most: int, parts: int = 1) -> int:
+    """Keys per step, at most `most`, so that `parts` shares have the same number of steps and the last step has few keys too many."""
+    steps = parts * blocks_of(keys, most * parts)
+    return 16 * blocks_of(blocks_of(keys, steps), 16)
 
 
 def tile_of(config: Config) -> Tile:
@@ -299,7 +352,7 @@ def _tile_steps(heads: Heads, view: View, tile: Tile) -> tuple[int, int, int, in
 
 
 def _packed_tiles(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Packed:
-    """A constant mask in the order of the accumulators: [batch, heads, row tiles, steps, warps, vectors, lanes, values], keys past the end at -inf."""
+    """A constant mask in the order of the accumulators: [batch, heads, row tiles, steps, warps, vectors, lanes, values]; -inf past the last key."""
     assert heads.mask is not None
     t, view = layer.inputs[heads.mask.place], heads.mask
     batch, count, rows, _ = view.shape
@@ -309,7 +362,7 @@ def _packed_tiles(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Pac
 
     def make() -> np.ndarray:
         given = np.asarray(t.array(), np.float32).reshape(-1)
-        at = view.offset + sum(np.arange(n).reshape([-1 if i == a else 1 for i in range(4)]) * s for a, (n, s) in enumerate(zip(view.shape, view.strides, strict=True)))
+        at = view.offset + np.tensordot(np.indices(view.shape), view.strides, (0, 0))
         full = np.zeros((batch, count, tiles * 64, steps * tile.bn), np.float32)
         full[..., heads.keys :] = -np.inf
         full[:, :, : rows if rows > 1 else None, : heads.keys] = given[at]
