@@ -8,7 +8,7 @@
 // Constants: D (16 to 128, a multiple of 16), BN (keys per step), WGS, SPLIT, CLUSTER, STAGES (of the k and v ring), QB (buffers of a row tile's q),
 // OVERLAP (1: the values of a step are multiplied while the softmax of the next one is computed), PINGPONG (two warpgroups issue products alternately),
 // CAUSAL, MASK (0 none, 1 one row of keys through shared memory, 2 rows from global memory, 3 constant tiles in accumulator order), MASK_TYPE (0 f32,
-// 1 f16, 2 bf16), MASK_PAIRS (2: two keys per load), POLYNOMIAL (of eight scores, those whose exp2 is a polynomial), BF16, REGISTERS (of a thread at launch), TAKE (registers of a multiplying thread after setmaxnreg; 0: as launched).
+// 1 f16, 2 bf16), MASK_PAIRS (2: two keys per load), BF16, REGISTERS (of a thread at launch), TAKE (registers of a multiplying thread after setmaxnreg; 0: as launched).
 #include "common.cuh"
 #include "wgmma"
 #include "wgmma_turned"
@@ -21,7 +21,8 @@ struct Args {
     long long mask_batch, mask_head, mask_row, mask_key;            // strides in elements; MASK 3: in tiles of 64 x BN, `mask_row` per row tile
     int heads, units, row_blocks, pairs, row_turns, rows, keys;     // pairs: batch items times heads
     u32 by_heads, by_row_blocks, by_pairs;                          // ceil(2^32 / divisor), 0 for 1: u * divisor stays below 2^32
-    int k_group, v_group, k_batch, v_batch;                         // query heads per head of k and of v; 0 where k or v has one batch item for all
+    u32 by_k_group, by_v_group;                                     // of query heads per head of k and of v
+    int k_batch, v_batch;                                           // 0 where k or v has one batch item for all, else 1
     int diagonal;                                                   // CAUSAL: row i sees keys 0 .. i + diagonal
     int mask_bytes;                                                 // MASK 1: bytes of a row of keys, a multiple of 16
     float scale, mask_scale;                                        // of scores, above 0 and times log2(e); of the mask: 1 / (scale without log2(e))
@@ -34,6 +35,7 @@ constexpr int PITCH = D + 8, OWN_ROWS = GROUPS * 64 / CLUSTER;      // of partia
 constexpr int MASK_WORDS = MASK == 2 || MASK == 3 ? (MASK_TYPE == 0 ? BN / 2 : BN / 4) : 1;
 static_assert(D % 16 == 0 && D <= 128 && BN % 16 == 0 && WGS % SPLIT == 0 && (!PINGPONG || (WGS == 2 && PARTS == 1)), "tile");
 #define INFINITY_F __uint_as_float(0x7f800000)
+constexpr float HIDES = -3e4f;   // a mask value from here down: next to any ordinary score, exp2 of the difference is 0
 
 // An operand with N along the rows and K across the rows; the next 64 columns of N are SLAB bytes further.
 DEV u64 values_operand(u32 address) {
@@ -51,6 +53,9 @@ DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : 
 DEV void store_partial(u32 a, float x, float y) {
     if (CLUSTER > 1) asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(a), "f"(x), "f"(y) : "memory");
     else asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(a), "f"(x), "f"(y) : "memory");
+}
+DEV void store_eight(u16* to, u32 a, u32 b, u32 c, u32 d) {   // as C++ the compiler makes four stores of some
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 DEV void copy_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
@@ -72,16 +77,7 @@ DEV float quad_sum(float x) {
     return x;
 }
 
-// exp2 by fused multiply-adds, for the share of scores that the 16 special function units of a multiprocessor would be late with (FlashAttention-4).
-// Relative error 7.5e-5; below 2^-126 it stays there.
-DEV float exp2_polynomial(float x) {
-    x = max_nan(x, -126.f);
-    const float shifted = x + 12582912.f, f = x - (shifted - 12582912.f);   // 1.5 * 2^23: the integer part moves to the low bits
-    const float y = fmaf(fmaf(fmaf(f, .05517167f, .24261112f), f, .69326099f), f, .99992807f);
-    return __int_as_float(__float_as_int(y) + (__float_as_int(shifted) << 23));
-}
-
-struct Unit { int batch, head, row_block, steps; };   // steps: of keys, that some row of the unit needs
+struct Unit { int batch, head, k_head, v_head, row_block, steps; };   // steps: of keys, that some row of the unit needs
 
 DEV int steps_of(const Args& p, int last_row) {
     const int all = (p.keys + BN - 1) / BN;
@@ -101,6 +97,8 @@ DEV Unit unit_of(const Args& p, int u) {
     }
     unit.batch = quotient(pair, p.by_heads);
     unit.head = pair - unit.batch * p.heads;
+    unit.k_head = quotient(unit.head, p.by_k_group);
+    unit.v_head = quotient(unit.head, p.by_v_group);
     unit.steps = steps_of(p, (unit.row_block + 1) * p.row_turns * GROUPS * 64 - 1);
     return unit;
 }
@@ -167,14 +165,16 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     for (int s = 0; s < SLABS; ++s) load_box4(to + slot * OPERAND + s * SLAB, map, full + 8 * slot, s * 64, step * BN, head, batch);
                 };
                 load_q(0);
+#pragma unroll 1
                 for (int i = 0; i < unit.steps; i += PARTS)
 #pragma unroll
                     for (int s = 0; s < SPLIT; ++s) {
                         const int step = i + rank * SPLIT + s, index = ring + i / PARTS * SPLIT + s;
                         if (step >= unit.steps) break;
-                        load_keys(k_at, &p.k, k_full, k_empty, index, step, unit.head / p.k_group, unit.batch * p.k_batch);
-                        load_keys(v_at, &p.v, v_full, v_empty, index, step, unit.head / p.v_group, unit.batch * p.v_batch);
+                        load_keys(k_at, &p.k, k_full, k_empty, index, step, unit.k_head, unit.batch * p.k_batch);
+                        load_keys(v_at, &p.v, v_full, v_empty, index, step, unit.v_head, unit.batch * p.v_batch);
                     }
+#pragma unroll 1
                 for (int turn = 1; turn < p.row_turns; ++turn) load_q(turn);
                 ring += unit.steps;
                 if (u + unit_stride < p.units) unit = unit_of(p, u + unit_stride);
@@ -198,9 +198,21 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
             const bool last_turn = turn + 1 == p.row_turns;
             const int tile = (unit.row_block * p.row_turns + turn) * GROUPS + group, row0 = tile * 64, row = row0 + warp % 4 * 16 + lane / 4;
             const bool present = row0 < p.rows || PINGPONG;
-            const int steps = !present ? 0 : PINGPONG ? unit.steps : min(unit.steps, steps_of(p, row0 + 63));
-            const int count = (steps - share + PARTS - 1) / PARTS;   // steps of this warpgroup
             const int buffer = group * QB + q_count % QB;
+            int steps = !present ? 0 : PINGPONG ? unit.steps : min(unit.steps, steps_of(p, row0 + 63));
+            if (MASK == 1 && present) {   // padding: steps after the last visible key are left out, unless no key is visible
+                barrier_wait(q_full + 8 * buffer, q_count / QB & 1);
+                int visible = -1;
+                for (int key = lane * 2; key < p.keys; key += 64) {
+                    const u32 at = mask_at + buffer * p.mask_bytes + key * (MASK_TYPE ? 2 : 4);
+                    const float2 m = MASK_TYPE ? halves(load_shared(at)) : load_shared_f2(at);
+                    if (!(m.x <= HIDES)) visible = key;
+                    if (!(m.y <= HIDES)) visible = key + 1;
+                }
+                visible = __reduce_max_sync(~0u, visible);
+                if (visible >= 0 && !PINGPONG) steps = min(steps, visible / BN + 1);
+            }
+            const int count = (steps - share + PARTS - 1) / PARTS;   // steps of this warpgroup
             const u32 q = q_at + buffer * Q_TILE;
             const bool warp_has_rows = row0 + warp % 4 * 16 < p.rows;
             const auto release = [&](u32 empty, int i) { if (lane == 0) barrier_arrive(empty + 8 * ((ring + i * SPLIT + part) % STAGES)); };
@@ -306,8 +318,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     for (int e = 0; e < BN / 2; e += 4)
 #pragma unroll
                         for (int x = 0; x < 2; ++x) {
-                            const float power = fmaf(s[e + half * 2 + x], factor, -from);
-                            s[e + half * 2 + x] = e / 4 * 2 % 8 + x < POLYNOMIAL ? exp2_polynomial(power) : exp2_fast(power);
+                            s[e + half * 2 + x] = exp2_fast(fmaf(s[e + half * 2 + x], factor, -from));
                             total += s[e + half * 2 + x];
                         }
                     sum[half] = fmaf(sum[half], by[half], total);
@@ -336,6 +347,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     if (last_turn) release(k_empty, 0);
                     if (warp_has_rows) softmax(0);
                     round_weights();
+#pragma unroll 1
                     for (int i = 1; i < count; ++i) {
                         if (PINGPONG) named_barrier(1 + wg, 256);
                         scores(i);
@@ -358,6 +370,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     pin(out);
                     if (last_turn) release(v_empty, count - 1);
                 } else {
+#pragma unroll 1
                     for (int i = 0; i < count; ++i) {
                         scores(i);
                         if (i > 0) load_mask(i);
@@ -378,6 +391,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
             } else if (present && lane == 0) barrier_arrive(q_empty + 8 * buffer);
             if (present) ++q_count;
             if (last_turn)
+#pragma unroll 1
                 for (int i = count; i * PARTS + share < unit.steps; ++i) {   // loaded for other warpgroups; a slot is released once in each of its phases
                     const int index = ring + i * SPLIT + part, slot = index % STAGES;
                     barrier_wait(k_full + 8 * slot, index / STAGES & 1);
@@ -403,7 +417,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                         }
                         if (c + 4 <= D / 8) {
                             turn_quad(y, lane);  // each lane of a quad gets eight elements
-                            if (line < p.rows) *reinterpret_cast<uint4*>(to + (c + lane % 4) * 8) = make_uint4(y[0], y[1], y[2], y[3]);
+                            if (line < p.rows) store_eight(to + (c + lane % 4) * 8, y[0], y[1], y[2], y[3]);
                         } else if (line < p.rows)
 #pragma unroll
                             for (int e = 0; e < 4; ++e) if (c + e < D / 8) *reinterpret_cast<u32*>(to + (c + e) * 8 + lane % 4 * 2) = y[e];
@@ -442,8 +456,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     }
                     const float over = 1.f / total;
                     u16* const to = reinterpret_cast<u16*>(p.out) + unit.batch * p.out_batch + unit.head * p.out_head + line * p.out_row + column;
-                    *reinterpret_cast<uint4*>(to) =
-                        make_uint4(pack(y[0] * over, y[1] * over), pack(y[2] * over, y[3] * over), pack(y[4] * over, y[5] * over), pack(y[6] * over, y[7] * over));
+                    store_eight(to, pack(y[0] * over, y[1] * over), pack(y[2] * over, y[3] * over), pack(y[4] * over, y[5] * over), pack(y[6] * over, y[7] * over));
                 }
             }
         }

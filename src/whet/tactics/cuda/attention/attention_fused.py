@@ -27,8 +27,8 @@ MOST_MASK_BYTES = 8192  # a row of keys that is copied to shared memory
 @dataclass(frozen=True)
 class Tile:
     """One configuration: keys per step, warpgroups, warpgroups and blocks that share the keys of the same rows, stages of the ring, resident blocks
-    per multiprocessor, products that overlap with the softmax, alternating warpgroups, row tiles that a warpgroup processes per unit, and
-    of eight scores those whose exp2 is a polynomial."""
+    per multiprocessor, products that overlap with the softmax, alternating warpgroups, and row tiles that a warpgroup processes per
+    unit."""
 
     bn: int
     wgs: int
@@ -39,7 +39,6 @@ class Tile:
     overlap: int = 0
     pingpong: int = 0
     turns: int = 1
-    polynomial: int = 0
 
     @property
     def groups(self) -> int:
@@ -153,12 +152,11 @@ class AttentionFused(Tactic):
             out = (*heads.out.steps(), heads.out.strides[-2])
             numbers = (
                 heads.heads, units, row_blocks, pairs, tile.turns, heads.rows, heads.keys,
-                *(0 if n == 1 else -(-(1 << 32) // n) for n in (heads.heads, row_blocks, pairs)),
-                heads.heads // heads.k.heads, heads.heads // heads.v.heads,
-                int(heads.k.batches > 1), int(heads.v.batches > 1),
+                *map(reciprocal, (heads.heads, row_blocks, pairs)),
+                *(reciprocal(heads.heads // view.heads) for view in (heads.k, heads.v)), int(heads.k.batches > 1), int(heads.v.batches > 1),
                 heads.causal or 0, mask.bytes, heads.scale * math.log2(math.e), 1 / heads.scale,
             )  # fmt: skip
-            blob = maps + struct.pack("<2Q7q7i3I6i2f", args.outputs[0] + 2 * heads.out.offset, address, *out, *mask_steps, *numbers)
+            blob = maps + struct.pack("<2Q7q7i5I4i2f", args.outputs[0] + 2 * heads.out.offset, address, *out, *mask_steps, *numbers)
             kernel = loaded("attention_fused.cu", "attention_fused", constants, shared)
             threads = 128 * tile.wgs + (128 if dict(constants)["TAKE"] else 32)
             return [Launch(kernel, (grid, 1, 1), threads, blob + bytes(-len(blob) % 64), cluster=tile.cluster, label=layer.name)]
@@ -166,6 +164,11 @@ class AttentionFused(Tactic):
         words = [f"attention wgmma {64 * tile.groups * tile.turns}x{tile.bn}"]
         words += [f"keys over {tile.parts} parts"] * (tile.parts > 1) + ["ping-pong"] * tile.pingpong + ["causal"] * causal
         return GpuKernel(layer, signature, make, implementation=", ".join(words), packed=packed)
+
+
+def reciprocal(divisor: int) -> int:
+    """ceil(2^32 / divisor), 0 for 1: the kernel divides n, where n * divisor is below 2^32, by the upper half of a product."""
+    return 0 if divisor == 1 else -(-(1 << 32) // divisor)
 
 
 def _unfit(heads: Heads) -> str | None:
@@ -277,8 +280,6 @@ def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
         return "no such tile"
     if tile.pingpong and (tile.wgs != 2 or tile.parts > 1 or not tile.overlap or tile.turns > 1):
         return "two warpgroups of different rows alternate"
-    if tile.polynomial and (mask.kind or not 0 < tile.polynomial <= 8):
-        return "the polynomial is for scores without a mask"
     if tile.turns > 1 and (tile.parts > 1 or steps > tile.stages):
         return "several row tiles need all keys in shared memory"
     if tile.parts > 1 and (tile.stages < tile.split or tile.parts > steps):
@@ -288,14 +289,14 @@ def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
     if shared_bytes(heads, mask, tile) > min(SHARED, (228 * 1024) // tile.blocks - 1024):
         return "shared memory"
     launch, take = registers(heads, mask, tile)
-    if register_need(heads, mask, tile) > (take or launch):
+    if register_need(heads, mask, tile) > (take or launch) or tile.bn // 2 + 28 > launch:  # ptxas allocates an instruction's operands as launched
         return "registers"
     return None
 
 
 def register_need(heads: Heads, mask: MaskForm, tile: Tile) -> int:
     """Registers of a multiplying thread: accumulators, scores, weights, mask values, and what the compiler needs for addresses and counters."""
-    words = 0 if mask.kind < ROWS else tile.bn // (4 if mask.type else 2)
+    words = (0, tile.bn // 32, *[tile.bn // (4 if mask.type else 2)] * 2)[mask.kind]
     weights = tile.bn // 4 if tile.overlap else 0
     return heads.size // 2 + tile.bn // 2 + weights + words + 28
 
@@ -339,7 +340,7 @@ def constants_of(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[s
     return {
         "D": heads.size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split, "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
         "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None), "MASK": mask.kind, "MASK_TYPE": mask.type,
-        "MASK_PAIRS": mask.pairs, "POLYNOMIAL": tile.polynomial, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take,
+        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take,
     }  # fmt: skip
 
 
