@@ -8,7 +8,7 @@ import pytest
 from nets import residual
 
 import whet.tactics
-from whet.backends import get_backend
+from whet.backends import Backend, Capabilities, get_backend
 from whet.builder.candidates.enumerate import list_candidates, macs
 from whet.builder.candidates.reformats import Reformats, with_reformats
 from whet.builder.precision.permissions import Permissions
@@ -57,7 +57,7 @@ def test_the_body_of_a_fused_layer_counts_and_which_operand_goes_where():
         in %x: f32[1,4,6,6]
         in %z: f32[1,4,6,6]
         const %w: f32[4,4,1,1] = seed(1)
-        %y = Fused({"%x, %w, %z" if not swapped else "%z, %w, %x"}, hint='Conv') {{
+        %y = Fused({"%x, %w, %z" if not swapped else "%z, %w, %x"}, composite='Conv') {{
           region body
             in %a: f32[1,4,6,6]
             in %b: f32[4,4,1,1]
@@ -223,9 +223,8 @@ def test_links_leave_constants_out_and_end_at_outputs():
 
 
 def test_caches_are_left_as_the_network_leaves_them():
-    class Machine:
-        runs = True
-        cache_bytes = {2: 1 << 20, 3: 32 << 20}  # noqa: RUF012
+    class Machine(Backend):
+        capabilities = Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20})
 
     assert Conditions.of(Machine, 1 << 19).state == "hot"
     assert Conditions.of(Machine, 8 << 20) == Conditions("cold L2", 2 << 20)

@@ -2,11 +2,11 @@
 Steps with slots of their own: where they are used, and that others are refused."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.backends.cuda.launch import MAX_SHARED
 from whet.builder import BuildConfig, build
 from whet.engine import engine_bytes, read_engine
@@ -18,7 +18,7 @@ from whet.tactics.cuda.conv._conv_config import with_once
 from whet.tactics.cuda.conv._conv_then_pointwise import MOST_BLOCKS, Tile, halo_of, shared_bytes, tiles_of, unfit
 from whet.tactics.cuda.conv._conv_tiles import Halo, conv_configs, fits
 
-HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+HOPPER = CompileOnlyGpu()
 PAD = (1, 1, 1, 1)
 STAGES = [
     (ConvShape(1, 56, 56, 64, 64, 3, 3, pad=PAD), 256),
@@ -67,7 +67,7 @@ WRONG = [
 
 @pytest.mark.parametrize("changes", WRONG, ids=str)
 def test_wrong_configurations_are_refused(changes):
-    i = next(i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ConvProduct")
+    i = next(i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "ConvThenPointwise")
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
     tactic = next(t for t in tactics_of("cuda") if t.name == "cuda/conv_then_pointwise")
     signature = tactic.signatures(layer, HOPPER)[0]
@@ -124,10 +124,10 @@ def test_a_bottleneck_ends_in_one_launch(standin_gpu):
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
     plan = build(parse_network(BLOCK), config)
     layers = [layer for layer in plan.network.layers if layer.op != "Reformat"]
-    assert [layer.hint or layer.op for layer in layers] == ["Conv", "ConvProduct"]
+    assert [layer.composite or layer.op for layer in layers] == ["Conv", "ConvThenPointwise"]
     assert plan.choices[layers[1].name].tactic == "cuda/conv_then_pointwise"
     again = read_engine(engine_bytes(plan))
     assert str(again.network) == str(plan.network)
     assert again.choices == plan.choices
     many = build(parse_network(BLOCK.replace("f32[1,256", "f32[64,256")), config)
-    assert "ConvProduct" not in [layer.hint for layer in many.network.layers], "more pixels than clusters take: its parts"
+    assert "ConvThenPointwise" not in [layer.composite for layer in many.network.layers], "more pixels than clusters take: its parts"

@@ -1,11 +1,11 @@
 """Joined images and the 1x1 convolution that reads both: what is packed, in which order, and where the builder takes it."""
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
@@ -13,9 +13,9 @@ from whet.tactics import tactics_of
 from whet.tactics.cuda.conv.concat_input_conv import joined_conv
 from whet.tactics.cuda.conv.conv import from_config
 
-HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
-SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "JoinedConv"]
-TACTIC = next(t for t in tactics_of("cuda") if "JoinedConv" in t.hints)
+HOPPER = CompileOnlyGpu()
+SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "ConcatInputConv"]
+TACTIC = next(t for t in tactics_of("cuda") if "ConcatInputConv" in t.composites)
 
 
 def steps_of(x, bk):
@@ -73,6 +73,6 @@ out %f
 def test_a_network_joins_nothing_where_both_readers_read_the_parts(standin_gpu):
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
     plan = build(parse_network(NET), config)
-    assert [x.hint for x in plan.network.layers].count("JoinedConv") == 2
+    assert [x.composite for x in plan.network.layers].count("ConcatInputConv") == 2
     assert "Concat" not in {x.op for x in plan.network.layers}
-    assert all(plan.choices[x.name].tactic == "cuda/concat_input_conv" for x in plan.network.layers if x.hint == "JoinedConv")
+    assert all(plan.choices[x.name].tactic == "cuda/concat_input_conv" for x in plan.network.layers if x.composite == "ConcatInputConv")

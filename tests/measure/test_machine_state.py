@@ -12,7 +12,7 @@ READ = {"sm_clock": 1980, "memory_clock": 3201, "power": 154.0, "temperature": 3
 
 def test_clocks_are_recorded_and_other_processes_are_reported():
     notes = []
-    assert read_machine_state(SimpleNamespace(), notes.append) == {}
+    assert read_machine_state(SimpleNamespace(state=dict), notes.append) == {}
     assert read_machine_state(SimpleNamespace(state=lambda: READ), notes.append)["gpu"]["sm_clock"] == 1980
     assert notes == []
     busy = read_machine_state(SimpleNamespace(state=lambda: {**READ, "other_processes": (12, 345)}), notes.append)

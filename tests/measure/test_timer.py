@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from whet.backends import Capabilities
 from whet.measure.option import Option
 from whet.measure.policy import PATIENCE
 from whet.measure.timing import Conditions, Timer, select_fastest
@@ -47,7 +48,7 @@ class SimulatedMachine:
     It says that operands are cold, so that every run is timed alone.
     """
 
-    name, threads, features, runs = "simulated", 1, frozenset(), True
+    name, threads, capabilities = "simulated", 1, Capabilities()
 
     def __init__(self, busy=0, clock=()):
         self.busy, self.clock, self.launches = busy, iter(clock), []
@@ -177,7 +178,7 @@ def test_of_equally_fast_options_the_first_listed_is_selected():
 
 
 def test_caches_are_left_as_the_network_leaves_them():
-    machine = SimpleNamespace(runs=True, cache_bytes={2: 1 << 20, 3: 32 << 20})
+    machine = SimpleNamespace(capabilities=Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20}))
     assert Conditions.of(machine, 1 << 19).state == "hot"
     assert Conditions.of(machine, 8 << 20) == Conditions("cold L2", 2 << 20)
     assert Conditions.of(machine, 64 << 20) == Conditions("cold", 48 << 20)

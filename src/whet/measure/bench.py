@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from whet.backends import Backend, in_row
+from whet.backends import Backend
 from whet.measure.option import Option
 from whet.network import DType, Layer
 from whet.runtime.memory import write_bytes
@@ -66,16 +66,16 @@ class Bench:
         """An executable for the option and how many launches it holds."""
         args = self.args(o)
         executable = self.record(o, [args])
-        if self.host.flush_bytes or not getattr(self.host.backend, "runs", True):
+        if self.host.flush_bytes or not self.host.backend.capabilities.executes:
             return executable, 1
-        once = min(in_row(self.host.backend, [executable] * 3)) * 1e3
+        once = min(self.host.backend.seconds_in_row([executable] * 3)) * 1e3
         count = max(1, min(64, int(_HOT_SAMPLE_MS / max(once, 1e-4))))
         return (executable, 1) if count == 1 else (self.record(o, [args] * count), count)
 
     def record(self, o: Option, runs: list[Args]) -> Any:
         """An executable that launches the option once on each of these operands, back to back."""
         stream = self.host.backend.stream()
-        reuse = getattr(self.host.backend, "overlaps", False)  # a graph accepts equal launches twice; preparing them again takes longer than they run
+        reuse = self.host.backend.capabilities.overlapping_launches  # a graph repeats a launch; preparing it again takes longer
         known: dict[int, list[Any]] = {}
         for args in runs:
             if id(args) in known:
@@ -133,7 +133,7 @@ class Bench:
             self.held.append(found)  # earlier options point at it
             found, self._used[key] = self.host.borrow(key, nbytes), nbytes
             self.buffers[key] = found
-            if kind == "in" and dtype is not None and getattr(self.host.backend, "runs", True):
+            if kind == "in" and dtype is not None and self.host.backend.capabilities.executes:
                 raw = np.zeros(found.nbytes, np.uint8) if found.array is None else found.array[:nbytes]
                 fill(raw, dtype)
                 if found.array is None:
@@ -143,7 +143,7 @@ class Bench:
     def _weight(self, p: Packed) -> int:
         if p.key not in self._packed:
             buffer = self.host.backend.allocate(max(p.nbytes, 64))
-            if getattr(self.host.backend, "runs", True):
+            if self.host.backend.capabilities.executes:
                 write_bytes(self.host.backend, buffer, 0, p.make())
             self._packed[p.key] = buffer
         return self._packed[p.key].address

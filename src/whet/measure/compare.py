@@ -16,6 +16,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from whet.backends import Load
 from whet.measure.policy import PATIENCE, Policy, Stage
 from whet.measure.statistics import confidence_interval, lower_quartile, noise_between, spread, standard_error, typical
 
@@ -24,9 +25,9 @@ Run = Callable[[], float]
 
 @dataclass
 class LoadLog:
-    """Disturbed measurements of one build: what other processes and guests took of the CPUs (backends' Load objects)."""
+    """Disturbed measurements of one build: the external load of each."""
 
-    disturbed: list[Any] = field(default_factory=list)
+    disturbed: list[Load] = field(default_factory=list)
 
     @property
     def is_patient(self) -> bool:
@@ -39,7 +40,7 @@ class Ranking:
     """The outcome of `compare`, in seconds, by a candidate's index.
 
     `samples`: one per round, drift-corrected; empty for candidates that failed. `runs`: every counted run as measured. `survivors` were not
-    dropped. `load` is what others took of the CPUs, None where that is not known.
+    dropped. `load` is what others took of the CPUs, its `others` is None where that is not measured.
     """
 
     policy: Policy
@@ -47,12 +48,12 @@ class Ranking:
     runs: list[list[float]]
     survivors: list[int]
     failures: dict[int, Exception] = field(default_factory=dict)
-    load: Any = None
+    load: Load = field(default_factory=Load)
     attempts: int = 1
 
     @property
     def disturbed(self) -> bool:
-        return self.load is not None and bool(self.load.disturbed)
+        return self.load.disturbed
 
     def seconds(self, i: int) -> float:
         """The typical time of a candidate."""
@@ -92,7 +93,7 @@ def compare(
     policy: Policy,
     *,
     run_in_order: Callable[[Sequence[int]], Sequence[float]] | None = None,
-    watch: Callable[[], AbstractContextManager[Any]] | None = None,
+    watch: Callable[[], AbstractContextManager[Load]] | None = None,
     loads: LoadLog | None = None,
     catch: tuple[type[Exception], ...] = (),
 ) -> Ranking:
@@ -108,11 +109,11 @@ def compare(
     count = 0
     with _garbage_collection_off():
         while True:
-            with nullcontext() if watch is None else watch() as load:
+            with nullcontext(Load()) if watch is None else watch() as load:
                 attempt = _Attempt(runs, policy, run_in_order, catch, failures)
                 attempt.measure(candidates)
             attempt.load, count = load, count + 1
-            disturbed = load is not None and load.disturbed
+            disturbed = load.disturbed
             if policy.pool:
                 kept = [*kept, attempt] if disturbed else [attempt.completed_by(kept, candidates)]
             else:
@@ -147,7 +148,7 @@ class _Attempt:
         self.samples: list[list[float]] = [[] for _ in runs]
         self.runs: list[list[float]] = [[] for _ in runs]
         self.alive: list[int] = []
-        self.load: Any = None
+        self.load = Load()
         self._warmup: dict[int, float] = {}
         self._counts = [1] * len(runs)
         self._leader_then: dict[int, float] = {}  # by dropped candidate
@@ -155,7 +156,7 @@ class _Attempt:
     @property
     def others(self) -> float:
         """CPUs that others used."""
-        return getattr(self.load, "others", None) or 0.0
+        return self.load.others or 0.0
 
     def completed_by(self, earlier: Sequence[_Attempt], measured: Sequence[int]) -> _Attempt:
         """This attempt with the samples of candidates that only earlier attempts have measured."""

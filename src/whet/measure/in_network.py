@@ -14,7 +14,6 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from whet.backends import in_row
 from whet.errors import BackendError, BuildError, EngineError
 from whet.measure.compare import compare
 from whet.measure.option import Option
@@ -89,7 +88,7 @@ class ExchangeableNetwork:
         ranking = compare(
             [partial(_run_untimed, e) for e in executables],  # the first run instantiates the graph
             IN_NETWORK_AGAIN if again else IN_NETWORK,
-            run_in_order=lambda order: in_row(self.bound.backend, [executables[i] for i in order]),
+            run_in_order=lambda order: self.bound.backend.seconds_in_row([executables[i] for i in order]),
             catch=(BackendError,),
         )
         measured = [i for i, samples in enumerate(ranking.samples) if samples]

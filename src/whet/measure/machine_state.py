@@ -14,10 +14,10 @@ def read_machine_state(backend: Backend, note: Callable[[str], None]) -> dict[st
 
     `note` hears of other processes on the GPU: processes that compute at the same time slow each other, and measured times may be off.
     """
-    if not hasattr(backend, "state"):
-        return {}
     try:
         state = backend.state()
+        if not state:
+            return {}
     except BackendError as error:
         return {"gpu": {"unknown": str(error)}}
     others = state.get("other_processes") or ()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import Backend, in_row
+from whet.backends import Backend
 from whet.errors import BackendError, BuildError
 from whet.measure.bench import Bench
 from whet.measure.cold import sample_cold_weights, select_finalists
@@ -45,11 +45,11 @@ class Conditions:
     @staticmethod
     def of(backend: Backend, footprint: int) -> Conditions:
         """The conditions of a network of which one run touches `footprint` bytes: data that fits a cache is still there in the next run."""
-        if hasattr(backend, "cold_seconds"):
-            return Conditions("hot, in a row", 0, backend.l2_bytes)
-        caches = getattr(backend, "cache_bytes", {})
+        if backend.capabilities.cold_cache_clock:
+            return Conditions("hot, in a row", 0, backend.capabilities.cache_bytes[2])
+        caches = backend.capabilities.cache_bytes
         second, last = caches.get(2, 0), max(caches.values(), default=0)
-        if not getattr(backend, "runs", True) or footprint <= second or not last:
+        if not backend.capabilities.executes or footprint <= second or not last:
             return Conditions("hot", 0)
         if footprint <= last:
             return Conditions("cold L2", 2 * second)
@@ -144,14 +144,14 @@ class Timer:
                 o.note = f"could not be timed: {error}"
 
         def run_in_order(order: Sequence[int]) -> list[float]:
-            seconds = in_row(self.backend, [ready[i][1] for i in order])
+            seconds = self.backend.seconds_in_row([ready[i][1] for i in order])
             return [s / ready[i][2] for i, s in zip(order, seconds, strict=True)]
 
         ranking = compare(
             [partial(self._run, bench, *each) for each in ready],
-            LAYERS.with_rounds(self.rounds if getattr(self.backend, "runs", True) else 1),
+            LAYERS.with_rounds(self.rounds if self.backend.capabilities.executes else 1),
             run_in_order=None if self.flush_bytes else run_in_order,
-            watch=getattr(self.backend, "watch", None),
+            watch=self.backend.watch,
             loads=self.loads,
             catch=_FAILURES,
         )

@@ -155,7 +155,7 @@ def _batch(profile: Profile, which: int = 1) -> int:
 
 
 def _why_not(net: Network, profiles: Sequence[Profile], config: BuildConfig, backend: Backend) -> str | None:
-    if not getattr(backend, "runs", True) or not hasattr(backend, "lanes"):
+    if not backend.capabilities.executes or not backend.capabilities.workers:
         return f"the backend '{config.backend}' has no lanes"
     if _batch(profiles[0], 0) < 1:
         return "the profile takes empty batches"
@@ -176,7 +176,7 @@ def _compare(runs: Sequence[Any], plan: EnginePlan, backend: Backend, config: Bu
     for run in runs:
         run.feed(inputs)
         run.seconds(1)
-    ranking = compare([partial(_once, r) for r in runs], SAMPLE_MODES, watch=getattr(backend, "watch", None))
+    ranking = compare([partial(_once, r) for r in runs], SAMPLE_MODES, watch=backend.watch)
     backend.activate()
     return ranking
 

@@ -53,7 +53,7 @@ def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: st
         if t is not None and t.maker is not None and t.maker.op in kinds:
             cost += times.get(t.maker.name, 0.0) / max(len(users.get(t, [])), 1)
     for t in layer.outputs:
-        cost += sum(times.get(r.name, 0.0) for r, _ in users.get(t, []) if r.op in kinds or (r.hint == "Table" and not only))
+        cost += sum(times.get(r.name, 0.0) for r, _ in users.get(t, []) if r.op in kinds or (r.composite == "QuantizedTable" and not only))
     return cost
 
 

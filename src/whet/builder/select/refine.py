@@ -22,12 +22,12 @@ def refined_entry(search: Search, base: Entry, make: Make, stand: Stand) -> Entr
 
     What an earlier build found for the same engine and options is taken from the timing cache.
     """
-    kinds = _list_kinds(search, base) if getattr(search.backend, "overlaps", False) else _runners_up(search, base)
+    kinds = _list_kinds(search, base) if search.backend.capabilities.overlapping_launches else _runners_up(search, base)
     if not kinds:
         return None
     picked = search.history.read_selection(base, kinds)
     if picked is None:
-        if getattr(search.backend, "overlaps", False):
+        if search.backend.capabilities.overlapping_launches:
             winners = select_in_network(stand.bound(base), kinds, stand.store, _IN_NETWORK_S)
         else:
             winners = _compare_layers(base, kinds, make, stand)

@@ -32,8 +32,8 @@ def time_engines(runs: Sequence[Callable[[], None]], seconds: float, backend: Ba
     A row: median_ms, p99_ms, mean_ms, runs, and against the first engine `ratio` (the median over rounds of the ratio of the rounds' medians,
     quartiles in `ratio_quartiles`): external load that slows both engines cancels.
     """
-    ranking = compare([time_calls(run) for run in runs], TRIALS.with_seconds(seconds), watch=getattr(backend, "watch", None))
-    load = {"other_cpus": getattr(ranking.load, "others", None), "disturbed": ranking.disturbed, "tries": ranking.attempts, **_gpu(backend)}
+    ranking = compare([time_calls(run) for run in runs], TRIALS.with_seconds(seconds), watch=backend.watch)
+    load = {"other_cpus": ranking.load.others, "disturbed": ranking.disturbed, "tries": ranking.attempts, **_gpu(backend)}
     return [_row(ranking, i) for i in range(len(runs))], load
 
 
@@ -48,7 +48,7 @@ def _row(ranking: Ranking, i: int) -> dict[str, Any]:
 
 def _gpu(backend: Backend) -> dict[str, Any]:
     """Other processes on the GPU, its clock, power and temperature; nothing on a CPU."""
-    if not hasattr(backend, "state"):
-        return {}
     state = backend.state()
+    if not state:
+        return {}
     return {"gpu_processes": list(state.get("other_processes", ())), **{k: state.get(k) for k in ("sm_clock", "power", "temperature")}}

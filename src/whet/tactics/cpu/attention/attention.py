@@ -85,7 +85,7 @@ class AttentionKernel:
 
 @tactic
 class Attention(Tactic):
-    hints = ("Attention",)
+    composites = ("Attention",)
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:

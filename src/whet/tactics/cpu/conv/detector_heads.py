@@ -29,7 +29,7 @@ from whet.tactics.cpu.conv.pointwise_conv import packed
 from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._nonfinite import Reference
 
-HINT = "HeadMoves"
+KIND = "HeadConvs"
 _SMALL = 1 << 18  # multiplications that one thread has done before the others are there
 _TILES = (24, 48)  # pixels of an item
 _RUNS = 64  # of a level's image: more are no rows that lie together
@@ -111,12 +111,12 @@ def _weights(head: Head, groups: int, blocks: int) -> Packed:
 @tactic
 class Heads(Tactic):
     ops = ("*",)
-    hints = (HINT,) if jit.available() is None and jit.has("avx512f") else ()  # elsewhere such layers stay in pieces
+    composites = (KIND,) if jit.available() is None and jit.has("avx512f") else ()  # elsewhere such layers stay in pieces
     what = "1x1 convolutions and the moves behind them at once"
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint != HINT:
-            return f"computes {self.what}, not {layer.hint or layer.op}"
+        if layer.composite != KIND:
+            return f"computes {self.what}, not {layer.composite or layer.op}"
         if said := jit.available():
             return said
         if not jit.has("avx512f"):

@@ -89,9 +89,9 @@ class ForkedKernel:
 
 
 @tactic
-class ForkedConv(OwnTactic):
+class DualOutputConv(OwnTactic):
     ops = ("*",)
-    hints = ("ForkedConv",)
+    composites = ("DualOutputConv",)
     what = "two convolutions of one image"
 
     def why_not(self, layer: Layer) -> str | None:

@@ -123,7 +123,7 @@ def _weights(found: Resized, image: Image, blocks: int, biased: bool) -> Packed:
 @tactic
 class ResizedConv(OwnTactic):
     ops = ("*",)
-    hints = ("ResizedConv",)
+    composites = ("ResizedConv",)
     what = "1x1 convolutions of an enlarged image joined to another one"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -204,7 +204,7 @@ def resized(layer: Layer) -> Resized | str:
 
 def _convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Way, ...], tuple[str, ...]] | str:
     """The convolutions of the joined images, and what follows each of them; or why the kernel is not for them."""
-    if reader.hint == "ForkedConv":
+    if reader.composite == "DualOutputConv":
         found = forked(reader)
         if isinstance(found, str):
             return found

@@ -43,11 +43,11 @@ class MovesKernel:
 @tactic
 class OwnMoves(Tactic):
     ops = ("*",)
-    hints = ("Moves",)
+    composites = ("Moves",)
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes moves with arithmetic between them, not {layer.hint or layer.op}"
+        if layer.composite not in self.composites:
+            return f"computes moves with arithmetic between them, not {layer.composite or layer.op}"
         return jit.available()
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

@@ -14,10 +14,10 @@ _INTEGERS = ("i8", "u8")
 
 @tactic
 class OneDnnRearrange(OneDnnTactic):
-    hints = ("Rearrange",)
+    composites = ("Rearrange",)
 
     def why_not(self, layer: Layer) -> str | None:
-        return None if layer.hint in self.hints else "cuts channels in two and moves the inner part behind the pixels"
+        return None if layer.composite in self.composites else "cuts channels in two and moves the inner part behind the pixels"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):

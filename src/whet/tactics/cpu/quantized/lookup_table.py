@@ -16,7 +16,7 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS, OwnKernel, OwnTactic
 from whet.tactics.cpu.onednn._kernel import static
 
-HINT = "Table"
+KIND = "QuantizedTable"
 _SMALL = 1 << 15  # bytes that one thread has done before the others are there
 _STEP = 64
 
@@ -105,11 +105,11 @@ class TableKernel(OwnKernel):
 
 @tactic
 class Table(OwnTactic):
-    hints = (HINT,)
+    composites = (KIND,)
     quantized = True
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint != HINT:
+        if layer.composite != KIND:
             return "looks up what is a function of one 8-bit integer"
         return jit.available()
 

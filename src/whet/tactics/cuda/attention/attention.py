@@ -41,7 +41,7 @@ class OwnAttention(Tactic):
     """What recognize_attention and fuse_attention_transposes make: 32 to 128 elements a head, an added mask of any shape that repeats."""
 
     ops = ("*",)
-    hints = ("Attention",)
+    composites = ("Attention",)
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -77,7 +77,7 @@ class OwnAttention(Tactic):
         found = taken_apart(layer)
         if isinstance(found, str):
             return []
-        configs = candidates(found, backend.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
+        configs = candidates(found, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
         ahead(backend, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
         return configs
 

@@ -41,7 +41,7 @@ class OwnConvPair(Tactic):
     """What the pass fuse_conv_sum makes: two convolutions of one group, at least one of them 1x1 without padding, an Add, an activation."""
 
     ops = ("*",)
-    hints = ("ConvSum",)
+    composites = ("ConvSum",)
     what = "the sum of two convolutions"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -65,7 +65,7 @@ class OwnConvPair(Tactic):
             return []
         a, b = parts
         bk = step_channels(max(a.shape.c, b.shape.c), 2)
-        m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), backend.multiprocessors
+        m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), backend.capabilities.multiprocessors
         found: set[ConvConfig] = set()
         if m <= 30000:
             found.update(small_batch_configs(m, k, steps, bk, processors))
@@ -110,7 +110,7 @@ class OwnConvPair(Tactic):
                     View(args.outputs[0], a.shape.k),
                     finish=_finish(parts),
                     bf16=dtype.name == "bf16",
-                    multiprocessors=backend.multiprocessors,
+                    multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                     second=Second(b.shape, View(args.inputs[b.x], b.shape.c)),
                 )

@@ -76,10 +76,10 @@ class Several:
 
 @tactic
 class OwnSeveralTf32(Tactic):
-    """What fuse_concat_conv and fuse_forked_conv make, of f32 tensors; images' channels come in fours, those of two results in sixteens."""
+    """ConcatInputConv and DualOutputConv on f32 tensors. Input channels are multiples of 4; with two outputs, output channels are multiples of 16."""
 
     ops = ("*",)
-    hints = ("JoinedConv", "ForkedConv")
+    composites = ("ConcatInputConv", "DualOutputConv")
     what = "a convolution of joined images, or two of one image"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -105,7 +105,7 @@ class OwnSeveralTf32(Tactic):
         if isinstance(found, str):
             return []
         shape = found.shapes[0]
-        tiles = _tf32.configs_of_steps(shape.m, shape.k, found.steps, found.bk, 1, backend.multiprocessors)[:MAX_CONFIGS]
+        tiles = _tf32.configs_of_steps(shape.m, shape.k, found.steps, found.bk, 1, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         ahead(backend, [found.source(t) for t in tiles])
         return [as_config(t, "tf32") for t in tiles]
 
@@ -132,19 +132,19 @@ class OwnSeveralTf32(Tactic):
                     finish=found.finish,
                     second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
                     fork=Fork(at, View(args.outputs[1], k - at)) if len(found.ways) == 2 else None,
-                    multiprocessors=backend.multiprocessors,
+                    multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]
 
-        name = f"own wgmma tf32 {layer.hint} {tile}"
+        name = f"own wgmma tf32 {layer.composite} {tile}"
         return GpuKernel(layer, signature, make, implementation=name, packed=found.packed(), rtol=OwnTf32.rtol)
 
 
 @functools.lru_cache(maxsize=8)
 def several(layer: Layer) -> Several | str:
     """The layer taken apart, or why the kernel is not for it."""
-    if layer.hint == "ForkedConv":
+    if layer.composite == "DualOutputConv":
         forked = forked_conv(layer)
         return forked if isinstance(forked, str) else Several(forked.ways, forked.images)
     found = joined_conv(layer)

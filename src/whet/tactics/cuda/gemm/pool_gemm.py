@@ -38,7 +38,7 @@ class OwnPoolGemm(Tactic):
     """What the pass fuse_pool_gemm makes, for at most eight images."""
 
     ops = ("*",)
-    hints = ("PoolGemm",)
+    composites = ("PoolGemm",)
     what = "global pooling with the product behind it"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

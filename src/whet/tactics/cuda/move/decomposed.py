@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whet.backends import Backend
-from whet.backends.cuda.launch import Launch
+from whet.backends.cuda.launch import GpuWork
 from whet.errors import BackendError, NetworkError
 from whet.network import Layer, Tensor, Weight, static_shape
 from whet.network.types import F32, I8, U8, DType
@@ -15,7 +15,7 @@ from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, all_static, float_types, launch, same
 from whet.tactics.cuda.move.reformat import FIELDS, moving
 
-_HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm", "ProductConv", "QuantizedSum", "SqueezeExcite")
+_COMPOSITES = ("ConvPool", "ConvThenPointwise", "ConvSum", "DepthwiseThenPointwise", "PoolGemm", "PointwiseThenConv", "QuantizedSum", "SqueezeExcite")
 _INTEGERS = (I8, U8)
 _ALIGNMENT = 256
 _Place = tuple[str, int]  # "input", "output" or "scratch", and which or where
@@ -41,7 +41,7 @@ class OwnParts(Tactic):
     fallback = True
 
     def why_not(self, layer: Layer) -> str | None:
-        return None if layer.hint in _HINTS else f"takes {', '.join(_HINTS)} apart, not {layer.hint or layer.op}"
+        return None if layer.composite in _COMPOSITES else f"takes {', '.join(_COMPOSITES)} apart, not {layer.composite or layer.op}"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or len(layer.outputs) != 1:
@@ -52,7 +52,7 @@ class OwnParts(Tactic):
             return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in places}, Operand("nhwc", out.dtype))]
         for dtype in float_types([layer.inputs[places[0]], out], (*HALF, F32)):
             images = [Operand("nhwc", dtype)]
-            if layer.hint == "ConvPool":  # the image as it comes
+            if layer.composite == "ConvPool":  # the image as it comes
                 images = [Operand(f, t) for t in dict.fromkeys((F32, dtype)) for f in ("linear", "nhwc")]
             results = [Operand("nhwc", dtype)] if out.type.rank == 4 else [Operand("linear", t) for t in dict.fromkeys((F32, dtype))]
             found += [same(layer, dict.fromkeys(places, image), result) for image in images for result in results]
@@ -70,7 +70,7 @@ class OwnParts(Tactic):
                 kind, which = place
                 return args.scratch + which if kind == "scratch" else args.inputs[which] if kind == "input" else args.outputs[which]
 
-            launches: list[Launch] = []
+            launches: list[GpuWork] = []
             for s in steps:
                 if s.kernel is None:
                     launches.append(_move(s, at(s.reads[0]), at(s.writes)))
@@ -85,7 +85,7 @@ class OwnParts(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=[p for k in kernels for p in k.packed], scratch=scratch + own, rtol=rtol)
 
 
-def _move(step: _Step, source: int, target: int) -> Launch:
+def _move(step: _Step, source: int, target: int) -> GpuWork:
     entry, constants, grid, rows, columns = moving(step.shape, *step.forms)
     count = 1
     for d in step.shape:
@@ -99,7 +99,7 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     stored = [o for o in (*signature.inputs, *signature.outputs) if o is not None]
     dtype = next((o.dtype for o in stored if o.dtype in HALF), F32)
-    if layer.hint == "SqueezeExcite" and dtype in HALF:
+    if layer.composite == "SqueezeExcite" and dtype in HALF:
         # what a gate's exponential makes of a hidden number's rounding has no bound, so gates are computed in f32 whatever is stored;
         # their weights are those of the kernel that does the whole
         outer = {inner: _rounded(t, dtype) for inner, t in outer.items()}

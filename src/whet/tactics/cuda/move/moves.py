@@ -29,7 +29,7 @@ class OwnMoves(Tactic):
     """Sources of one type in any format each, results in that type or f32."""
 
     ops = ("*",)
-    hints = ("Moves",)
+    composites = ("Moves",)
     what = "moves with arithmetic between them"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

@@ -20,7 +20,7 @@ class OwnPoolChain(Tactic):
     """What fuse_pool_chain makes, in floats or 8-bit integers, channels last."""
 
     ops = ("*",)
-    hints = ("PoolChain",)
+    composites = ("PoolChain",)
     what = "max poolings in a row with their Concat"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

@@ -17,10 +17,10 @@ from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Both8, both_
 
 @tactic
 class OwnQConvProduct(Tactic):
-    """What the pass fuse_quantized_product makes: stride 1, no dilation, one group; channels of both in multiples of 64; u8 or i8 by i8."""
+    """Quantized ConvThenPointwise: stride 1, no dilation, one group; channels of both in multiples of 64; u8 or i8 by i8."""
 
     ops = ("*",)
-    hints = ("ConvProduct",)
+    composites = ("ConvThenPointwise",)
     what = "a quantized convolution and the product behind it"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -45,7 +45,7 @@ class OwnQConvProduct(Tactic):
         s, k = both.first.shape, both.product.shape.k
         if reason := refuses(s, size=1):
             return reason
-        if not tiles_of(s, k, backend.multiprocessors, 1):
+        if not tiles_of(s, k, backend.capabilities.multiprocessors, 1):
             return f"no cluster of blocks shares out {s.m} pixels, {s.c}, {s.k} and {k} channels"
         return None
 
@@ -53,7 +53,7 @@ class OwnQConvProduct(Tactic):
         both = both_of(layer)
         if isinstance(both, str):
             return []
-        found = tiles_of(both.first.shape, both.product.shape.k, backend.multiprocessors, 1)[:MAX_CONFIGS]
+        found = tiles_of(both.first.shape, both.product.shape.k, backend.capabilities.multiprocessors, 1)[:MAX_CONFIGS]
         inner, last = (h.made.finish.activation[0] for h in (both.first, both.product))
         ahead(backend, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in found])
         return [as_config(t) for t in found]

@@ -19,15 +19,15 @@ from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
 from whet.tactics.cuda.stem.qstem import first_numbers
 from whet.tactics.cuda.stem.stem_pool import _window
 
-_HINTS = ("ConvPool", "ImageConv")
+_COMPOSITES = ("ConvPool", "QuantizeThenConv")
 
 
 @tactic
 class OwnQStem(Tactic):
-    """What fuse_quantized_pool and fuse_quantized_image make of an image of floats: up to 4 channels in, 32 or 64 out, filters up to 8 x 8."""
+    """What fuse_quantized_pool and fuse_quantize_then_conv make of an image of floats: up to 4 channels in, 32 or 64 out, filters up to 8 x 8."""
 
     ops = ("*",)
-    hints = _HINTS
+    composites = _COMPOSITES
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -80,7 +80,7 @@ class OwnQStem(Tactic):
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
             arguments = fields(args, s.k, args.inputs[found.image], sizes, finish, out, 1.0 / step, zero)
-            return launches("qstem", constants, tile, tiles, backend.multiprocessors, arguments, layer.name)
+            return launches("qstem", constants, tile, tiles, backend.capabilities.multiprocessors, arguments, layer.name)
 
         name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
@@ -125,16 +125,16 @@ class _Tile:
 
 def _parts(layer: Layer) -> Image | str:
     """The layer taken apart, or why the kernel is not for it."""
-    if layer.hint not in _HINTS:
-        return f"computes a quantized first convolution, not {layer.hint or layer.op}"
-    found = image_parts(layer, layer.hint)
+    if layer.composite not in _COMPOSITES:
+        return f"computes a quantized first convolution, not {layer.composite or layer.op}"
+    found = image_parts(layer, layer.composite)
     if isinstance(found, str):
         return found
     return found if found.step is not None else "the image is no f32 tensor that becomes the convolution's input"
 
 
 def _pooled(layer: Layer) -> bool:
-    return layer.hint == "ConvPool"
+    return layer.composite == "ConvPool"
 
 
 def _size_reason(layer: Layer, found: Image) -> str | None:
