@@ -15,7 +15,7 @@ from whet.network import F32, Layer
 from whet.tactics._attention import Heads, View, taken_apart
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.attention._softmax_ir import softmax_ir
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import RTOL, OneDnnCall, static
@@ -140,8 +140,8 @@ def _why_not(layer: Layer, found: Heads) -> str | None:
         return "computes in f32"
     if any(layer.inputs[v.place].is_constant for v in (found.q, found.k, found.v)):
         return "an operand of its products is constant"
-    if found.keys % WIDE:
-        return f"takes a multiple of {WIDE} keys, not {found.keys}"
+    if found.keys % LANES:
+        return f"takes a multiple of {LANES} keys, not {found.keys}"
     mask = found.mask
     if mask is not None and (layer.inputs[mask.place].dtype != F32 or mask.strides[-1] != 1):
         return "the mask is f32, one number for each key"
