@@ -9,13 +9,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import datasets, realdata
+from support.isa import HAS_VNNI, VNNI
 from whet.builder import build
 from whet.builder.config import BuildConfig
 from whet.frontends import network_from_onnx
 from whet.ops import run_network
 from whet.runtime import Runtime
 from whet.tactics import is_quantized, tactics_of
-from whet.tactics.cpu.onednn import _api as dnn
 
 tactics_of("cpu")
 pytestmark = pytest.mark.data
@@ -36,7 +36,7 @@ def quantized(path, name, images, into, activations="QUInt8"):
 
     tool.quantize_static(
         str(model.path), str(path), Reader(), quant_format=tool.QuantFormat.QOperator, per_channel=True,
-        activation_type=getattr(tool.QuantType, activations), weight_type=tool.QuantType.QInt8,
+        activation_type=getattr(tool.QuantType, activations), weight_type=tool.QuantType.QInt8, reduce_range=not HAS_VNNI,
     )  # fmt: skip
     return {n.op_type for n in onnx.load(path).graph.node}
 
@@ -59,7 +59,7 @@ def both(path, into, images):
     return np.concatenate(ours), np.concatenate(theirs), plan
 
 
-@pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
+@VNNI
 @pytest.mark.parametrize("activations", ["QUInt8", "QInt8"])
 def test_a_resnet_runs_in_integers(activations, tmp_path):
     train, test = datasets.cifar10_train_lossless()[0], datasets.cifar10_lossless()[0]
@@ -67,7 +67,7 @@ def test_a_resnet_runs_in_integers(activations, tmp_path):
     ops = quantized(path, "resnet20_cifar10", datasets.imagenet_norm(train[:16]), "x", activations)
     assert {"QLinearConv", "QLinearAdd", "QGemm"} <= ops
     ours, theirs, plan = both(path, "x", datasets.imagenet_norm(test[:IMAGES]))
-    weighted = [x for x in plan.network.layers if x.hint in ("Conv", "Gemm") or x.op in ("Conv", "Gemm")]
+    weighted = [x for x in plan.network.layers if x.composite in ("Conv", "Gemm") or x.op in ("Conv", "Gemm")]
     assert len(weighted) == 20
     assert all(is_quantized(x) and plan.choices[x.name].tactic.startswith("cpu/onednn_q") for x in weighted)
     floats = [x for x in plan.network.layers if x.op in ("Add", "Relu", "AveragePool", "GlobalAveragePool")]

@@ -13,7 +13,7 @@ from whet.ops._fused_samples import conv_silu
 from whet.ops._quantized_samples import quantized
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu.conv._pointwise_ir import pointwise_ir
+from whet.tactics.cpu.conv._pointwise_ir import Variant, pointwise_ir
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.quantized.lookup_table import TableKernel, table
 from whet.tactics.cpu.quantized.quantize_image import QuantizeImage
@@ -22,7 +22,7 @@ JIT = pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()
 
 
 def table_layer(count, build, store, dtype="u8"):
-    _, layer, arrays = sample_layer("Fused", quantized("Table", [(f"full {dtype}[{count}]", 0.05, 3, 0)], build, store))
+    _, layer, arrays = sample_layer("Fused", quantized("QuantizedTable", [(f"full {dtype}[{count}]", 0.05, 3, 0)], build, store))
     return layer, arrays
 
 
@@ -53,7 +53,7 @@ def test_a_table_holds_what_the_steps_compute():
         return body.add("Mul", half, body.add("Add", body.add("Erf", body.add("Div", v[0], v[2])), v[3]))
 
     numbers = [np.array(n, np.float32) for n in (0.5, np.sqrt(2), 1.0)]
-    sample = quantized("Table", [("full u8[2,8]", 0.05, 100, 0), *numbers], gelu, (0.03, 6, "u8"))
+    sample = quantized("QuantizedTable", [("full u8[2,8]", 0.05, 100, 0), *numbers], gelu, (0.03, 6, "u8"))
     _, layer, arrays = sample_layer("Fused", sample)
     tactic = get_tactic("cpu/lookup_table")
     _, got, _ = compute(layer, arrays, tactic, tactic.signatures(layer, CPU)[-1], ())
@@ -310,7 +310,7 @@ def test_silu_of_odd_numbers_is_what_the_ops_give():
     for estimate in (True, False):
         kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
         blocks, pixels = dict(tactic.configs(layer, signature, CPU)[0]).values()
-        kernel.parts[0].ir = pointwise_ir(blocks, pixels, ("Silu",), estimate)
+        kernel.parts[0].ir = pointwise_ir(Variant(blocks, pixels, ("Silu",), estimate))
         got = launched(kernel, arrays[0], signature, layer)[0, 0].reshape(-1)[: len(odd)]
         np.testing.assert_allclose(got, want, rtol=3e-6, atol=2.5e-6 if estimate else 1e-36)
 
@@ -357,7 +357,7 @@ def rearranged(shape, cut, perm, dtype="f32"):
         return {"body": body}
 
     kind = "" if dtype == "f32" else "full "
-    sample = Sample([f"{kind}{dtype}[{','.join(map(str, shape))}]", np.array(cut, np.int64)], {"hint": "Rearrange"}, regions)
+    sample = Sample([f"{kind}{dtype}[{','.join(map(str, shape))}]", np.array(cut, np.int64)], {"composite": "Rearrange"}, regions)
     return sample_layer("Fused", sample)[1:]
 
 

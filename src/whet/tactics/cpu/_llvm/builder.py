@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 LANES = 16  # floats of a vector, and channels of a block of the format nChw16c
@@ -499,7 +500,7 @@ class Function:
         yield lambda: starts.append(len(block.instructions))
         assert self._blocks[-1] is block, "interleaved code has no branches"
         bounds = [first, *starts, len(block.instructions)]
-        shared, *parts = (block.instructions[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True))
+        shared, *parts = (block.instructions[a:b] for a, b in pairwise(bounds))
         block.instructions[first:] = [*shared, *_interleave(parts)]
 
     def _name(self) -> str:

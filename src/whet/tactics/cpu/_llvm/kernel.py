@@ -34,15 +34,17 @@ class CompiledTactic(Tactic):
 
 
 class CompiledKernel:
-    """A planned launch of one function on `count` threads of the pool, or on one where `work` takes no longer than starting the others (`small`)."""
+    """A planned launch of one function on `count` threads of the pool, or on one thread where `work` is at most `serial_work`."""
 
     scratch, rtol, deterministic = 0, 0.0, True
     packed: tuple[Packed, ...] = ()
     implementation: str
+    serial_work: int
+    """Elements or multiplications that one thread computes in the time that starting the others takes."""
 
-    def __init__(self, layer: Layer, signature: Signature, work: int, small: int, count: int) -> None:
+    def __init__(self, layer: Layer, signature: Signature, work: int, count: int) -> None:
         self.inputs, self.outputs = stored_bytes(layer, signature)
-        self.threads = count if work > small else 1
+        self.threads = count if work > self.serial_work else 1
 
     def launch(self, stream: Stream, ir: str, name: str, args: Args, words: Sequence[tuple[str, int] | int], items: int, step: int = 1) -> None:
         """Records `name` of `ir` for so many items, shared in multiples of `step`. Of the function's own words an operand of the layer

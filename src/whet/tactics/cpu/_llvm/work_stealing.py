@@ -17,10 +17,10 @@ import numpy as np
 from whet.tactics.cpu._llvm.builder import INT32, INT64, Function, Module, Pointer, Value
 
 _LINE = 8  # words of a cache line
-_FRACTION = 64  # at least so many parts of a range: smaller ones are not taken at once
+PARTS = 64  # of a range: a thread takes no less than one of them
 
-# In front of a context, in words of 64 bits: the line [-8, 0) with the number of threads, what parts are a multiple of, and the address of the function
-# that gives a thread's index; before it a line for each thread, [-16, -8) for the first one: how many items of its range are taken.
+# In front of a context, in words of 64 bits: the line [-8, 0) with the number of threads, what parts are a multiple of, and the address of the
+# function that gives a thread's index; before it a line for each thread, [-16, -8) for the first one: how many items of its range are taken.
 _THREADS, _STEP, _THREAD_INDEX = -1, -2, -3
 
 
@@ -64,7 +64,7 @@ def _steal(f: Function, part: Function, items_word: int, share_word: int) -> Non
         f.returns()
     step, share = context.load(_STEP), context.load(share_word)
     me = thread_index(f, context)
-    least = f.maximum(share // (step * _FRACTION), 1) * step
+    least = f.maximum(share // (step * PARTS), 1) * step
     with f.loop(0, threads) as victims:
         victim = (me + victims.index) % threads
         first = victim * share
@@ -82,7 +82,7 @@ def _steal(f: Function, part: Function, items_word: int, share_word: int) -> Non
 
 
 def team_ir(gomp_parallel: int) -> str:
-    """IR of `void team(function, context, threads, 0)`: resets the counters, then runs `function(context)` on so many threads by libgomp's function."""
+    """IR of `void team(function, context, threads, 0)`: resets the counters, then runs `function(context)` on so many threads of libgomp."""
     module = Module()
     with module.function("team", ["i64", "i64", "i32", "i64"], internal=False) as f:
         function, word, threads, _ = f.arguments
@@ -94,8 +94,8 @@ def team_ir(gomp_parallel: int) -> str:
 
 
 def context_of(words: Sequence[int], threads: int, step: int, thread_index: int) -> np.ndarray:
-    """A context with what stands in front of it; it begins at a multiple of a cache line. Items are taken in multiples of `step`; `thread_index` is the
-    address of the function that gives a thread's index."""
+    """A context with its header, aligned to a cache line. Items are taken in multiples of `step`; `thread_index` is the address of the function that
+    gives a thread's index."""
     front = _LINE * (threads + 1)
     memory = np.zeros(front + len(words) + _LINE, np.int64)
     start = front + -(memory.ctypes.data // memory.itemsize) % _LINE

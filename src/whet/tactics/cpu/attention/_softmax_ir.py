@@ -6,6 +6,7 @@ plus infinity, or nothing but minus infinity, is NaN, as the op says.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from whet.tactics.cpu._llvm.builder import FLOAT, INT32, LANES, Function, Module, Pointer, Value
@@ -92,7 +93,7 @@ class _Row:
         scaled = (power.convert("bitcast", INT32) + exponent).convert("bitcast", FLOAT)
         return f.select(d.is_nan(), d, f.select(d < self._least, self._zero, scaled))
 
-    def _reduce(self, combine, value: Value) -> Value:  # type: ignore[no-untyped-def]
+    def _reduce(self, combine: Callable[[Value, Value], Value], value: Value) -> Value:
         """All lanes of `value` combined, in every lane."""
         for distance in (8, 4, 2, 1):
             value = combine(value, self._f.shuffle(value, value, [(i + distance) % LANES for i in range(LANES)]))

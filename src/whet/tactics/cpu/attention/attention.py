@@ -6,10 +6,10 @@ Transposes around it are strides of the products; scale and mask go into the sof
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cpu import threads
 from whet.network import F32, Layer
 from whet.tactics._attention import Heads, View, taken_apart
@@ -22,7 +22,6 @@ from whet.tactics.cpu.onednn._kernel import RTOL, OneDnnCall, static
 from whet.tactics.cpu.onednn._nonfinite import Reference
 
 _SCORES = 1 << 20  # bytes of scores that stay in the second caches
-_SMALL = 1 << 12  # scores that one thread has done before the others are there
 
 
 class _Product:
@@ -40,6 +39,8 @@ class _Product:
 class AttentionKernel:
     """Planned launches: for each image and each group of heads a product, the softmax, a product."""
 
+    serial_work = 1 << 12  # scores
+
     deterministic = True
 
     def __init__(self, layer: Layer, signature: Signature, found: Heads, products: tuple[dnn.Descriptor, dnn.Descriptor], group: int, count: int):
@@ -49,7 +50,7 @@ class AttentionKernel:
         self.last = _Product(products[1], {"src": ("output", 1), "weights": ("input", found.v.place), "dst": ("output", 0)})
         self.scores = -(-group * found.rows * found.keys * 4 // 64) * 64
         self.scratch = self.scores + max(self.first.scratch, self.last.scratch)
-        self.threads = count if group * found.rows * found.keys > _SMALL else 1
+        self.threads = count if group * found.rows * found.keys > self.serial_work else 1
         self.implementation = f"own softmax of {group} heads between {products[0].name} and {products[1].name}"
         scale = np.array([found.scale], np.float32)
         self.packed = [Packed(f"scale|{scale.tobytes().hex()}", 4, lambda: scale.view(np.uint8))]
@@ -85,7 +86,7 @@ class AttentionKernel:
 
 @tactic
 class Attention(Tactic):
-    hints = ("Attention",)
+    composites = ("Attention",)
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -98,7 +99,7 @@ class Attention(Tactic):
         found = taken_apart(layer)
         return found if isinstance(found, str) else _why_not(layer, found)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         found = taken_apart(layer)
@@ -107,25 +108,25 @@ class Attention(Tactic):
         inputs = tuple(Operand("linear", F32) if i in read and not t.is_constant else None for i, t in enumerate(layer.inputs))
         return [Signature(inputs, (Operand("linear", F32),))]
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         found = taken_apart(layer)
         assert isinstance(found, Heads)
-        threads.set_threads(machine.threads)
+        threads.set_threads(backend.threads)
         names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(found, _group(found))]
         return [(("scores", a), ("values", b)) for a in names[0] for b in names[1]]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> AttentionKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
         found = taken_apart(layer)
         if isinstance(found, str) or (said := self.why_not(layer)):
             raise PlanRefused(found if isinstance(found, str) else said or "")
-        threads.set_threads(machine.threads)
+        threads.set_threads(backend.threads)
         wanted = dict(config)
         try:
             first, last = _products(found, _group(found))
             chosen = first.select(str(wanted["scores"])), last.select(str(wanted["values"]))
         except dnn.Unimplemented as error:
             raise PlanRefused(str(error)) from None
-        return AttentionKernel(layer, signature, found, chosen, _group(found), machine.threads)
+        return AttentionKernel(layer, signature, found, chosen, _group(found), backend.threads)
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
         """Nothing: rows that are no numbers are what the op says."""

@@ -11,25 +11,25 @@ from whet.tactics.cpu._llvm.builder import FLOAT, INT32, INT64, LANES, Function,
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 TILES = ((3, 8), (2, 12), (4, 6), (1, 24), (5, 5))
-"""(blocks of output channels, pixels) of a tile: 24 or 25 accumulators, which leaves at least one of AVX-512's registers for each block and number."""
+"""(blocks of output channels, pixels) of a tile: 24 or 25 accumulators, which leave registers of AVX-512 for the weights of each block."""
 MOST = max(blocks for blocks, _ in TILES)
 STEP = 4  # input channels of an iteration of the inner loop
 _ADDRESSES = ("source", "weights", "target")
 _SIZES = ("pixels", "input_blocks", "output_blocks", "taps", "tiles", "groups", "strip", "items", "share")
-"""Pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks; tiles that all groups process before
-the next ones are read; samples * groups * tiles; how many of these a thread takes."""
+"""Pixels of an image; blocks of 16 channels in and out; input channels; tiles of an image, groups of output blocks; tiles that all groups process
+before the next ones are read; samples * groups * tiles; how many of these a thread takes."""
 _SECOND = ("second", "second_block")
 """Of two results: the address of the second one, and which of the blocks is its first."""
 _INITIAL = ("initial", "offsets", "initial_plane")
-"""Where accumulators start from another image: its address, for each pixel the offset of its counterpart there (i32, in floats), floats of a block."""
+"""Where accumulators start from another image: its address, for each pixel the offset of its counterpart there (i32, floats), floats of a block."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """What is fixed in a kernel's code.
 
-    `prefetch_tile`: while a block of channels is added, the same one of the next tile is prefetched, not the next one of the same tile. `two_outputs`:
-    the last blocks are those of another result. `has_initial`: accumulators start from pixels of another image, not from the biases.
+    `prefetch_tile`: while a block of channels is added, the same one of the next tile is prefetched, not the next one of the same tile.
+    `two_outputs`: the last blocks are those of another result. `has_initial`: accumulators start from pixels of another image, not from the biases.
     """
 
     blocks: int
@@ -153,8 +153,8 @@ class _Kernel:
         begin, end = f.select(in_second, w.second_block, 0), f.select(in_second, w.output_blocks, w.second_block)
         return base.at((n * (end - begin) + (block - begin)) * plane).at(offset)
 
-    # An item is a tile of a group of a sample. Tiles go in strips, each of which all groups process: the next item is the strip's next tile, else its first
-    # one for the next group, else the next strip, else the next sample. Divisions are slow, so only the first item is found by them.
+    # An item is a tile of a group of a sample. Tiles form strips, each of which all groups process: the next item is the strip's next tile, else its
+    # first one for the next group, else the next strip, else the next sample. Divisions are slow, so only the first item is found by them.
 
     def _first_item(self) -> list[Value]:
         """Tile, group, sample, and begin and end of the strip of the item w.begin."""

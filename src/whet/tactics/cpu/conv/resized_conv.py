@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
@@ -26,7 +26,6 @@ from whet.tactics.cpu.conv.dual_output_conv import Way, forked, packed, tiles_th
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, near, strip
 from whet.tactics.cpu.onednn._kernel import static
 
-_SMALL = 1 << 18  # multiplications that one thread has done before the others are there
 _ONE = Pointwise()
 
 
@@ -71,6 +70,8 @@ class ResizedKernel:
     Packed operands are both images' weights, and for each pixel the place of what it begins at.
     """
 
+    serial_work = 1 << 18  # multiplications
+
     rtol, deterministic = 1e-5, True
 
     def __init__(self, layer: Layer, signature: Signature, found: Resized, blocks: int, count: int) -> None:
@@ -82,7 +83,7 @@ class ResizedKernel:
         for image in (found.small, found.large):
             plane, taps, tiles = image.pixels, image.channels, -(-image.pixels // tile)
             items = images * groups * tiles
-            threads = min(count, items) if images * plane * taps * found.blocks * LANES > _SMALL else 1
+            threads = min(count, items) if images * plane * taps * found.blocks * LANES > self.serial_work else 1
             out = found.ways[0].blocks if two and image is found.large else found.blocks
             self.sizes.append([plane, -(-taps // LANES), out, taps, tiles, groups, strip(tile, tiles, taps), items, -(-items // threads)])
             self.threads.append(threads)
@@ -124,7 +125,7 @@ def _weights(found: Resized, image: Image, blocks: int, biased: bool) -> Packed:
 @tactic
 class ResizedConv(CompiledTactic):
     ops = ("*",)
-    hints = ("ResizedConv",)
+    composites = ("ResizedConv",)
     what = "1x1 convolutions of an enlarged image joined to another one"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -142,28 +143,28 @@ class ResizedConv(CompiledTactic):
             return "images of unknown sizes"
         return _unfit(found)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = resized(layer)
         if isinstance(found, str) or not static(layer):
             return []
         inputs = tuple(STORED if i in (found.small.place, found.large.place) else None for i in range(len(layer.inputs)))
         return [Signature(inputs, (STORED,) * len(found.ways))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = resized(layer)
         return found if isinstance(found, str) else _unfit(found)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = resized(layer)
         return [] if isinstance(found, str) else tiles_that_fit(found.blocks, found.small.pixels)
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ResizedKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ResizedKernel:
         found = resized(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
-        if config not in self.configs(layer, signature, machine):
+        if config not in self.configs(layer, signature, backend):
             raise PlanRefused(f"{dict(config)} is no tile of {found.blocks} blocks of channels for images of {found.small.tensor.shape}")
-        return ResizedKernel(layer, signature, found, int(dict(config)["blocks"]), machine.threads)
+        return ResizedKernel(layer, signature, found, int(dict(config)["blocks"]), backend.threads)
 
 
 def _unfit(found: Resized) -> str | None:
@@ -205,7 +206,7 @@ def resized(layer: Layer) -> Resized | str:
 
 def _convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Way, ...], tuple[str, ...]] | str:
     """The convolutions of the joined images, and what follows each of them; or why the kernel is not for them."""
-    if reader.hint == "ForkedConv":
+    if reader.composite == "DualOutputConv":
         found = forked(reader)
         if isinstance(found, str):
             return found

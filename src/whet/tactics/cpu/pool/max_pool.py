@@ -6,8 +6,8 @@ oneDNN reads every number of every window. 5x5, 104 channels of 20x20: 0.021 to 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Signature, Stream, tactic
 from whet.tactics.cpu._llvm import jit
@@ -18,19 +18,20 @@ from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._nonfinite import KERNELS, Reference
 from whet.tactics.cpu.pool._max_pool_ir import Axis, pool_ir
 
-_SMALL = 1 << 13  # numbers that one thread has done before the others are there
 _WINDOW = 16  # places of a window's side: beyond, the code is long
 
 
 class PoolKernel(CompiledKernel):
     """A planned pooling; its scratch holds what the rows' windows give."""
 
+    serial_work = 1 << 13  # elements
+
     implementation = "own:rows, columns"
 
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
         images, channels, height, width = static_shape(layer.needs(0).shape)
         rows, columns = static_shape(layer.outputs[0].shape)[2:]
-        super().__init__(layer, signature, prod((images, channels, rows, columns)), _SMALL, count)
+        super().__init__(layer, signature, prod((images, channels, rows, columns)), count)
         self.planes = images * -(-channels // LANES)
         self.threads = min(self.threads, self.planes)
         self.sizes = [height, width, rows, columns]
@@ -61,14 +62,14 @@ class Pool(CompiledTactic):
             return f"takes windows of up to {_WINDOW} a side, and pads below the window"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         return [] if self.why_not(layer) or not static(layer) else [Signature((STORED,), (STORED,))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return None if jit.has("avx512f") else "is written for registers of 16 floats"
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> PoolKernel:
-        return PoolKernel(layer, signature, machine.threads)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> PoolKernel:
+        return PoolKernel(layer, signature, backend.threads)
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
         """What oneDNN's kernels do: a NaN loses against a number."""

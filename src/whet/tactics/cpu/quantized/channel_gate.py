@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from functools import cache
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
 from whet.tactics._quantized import Parts, taken_apart
@@ -21,18 +21,19 @@ from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._quantized import QuantizedTactic, needed
 from whet.tactics.cpu.onednn.onednn_qmul import integer_and_factor, places_of
 
-_SMALL = 1 << 13  # elements that one thread computes while others start
 _WORDS = ("source", "factors", "target", "samples", "channels", "pixels", *LAST_WORDS)
 
 
 class GateKernel(CompiledKernel):
     """A planned gate; its packed operand holds the scales' quotient, both zero points and the integers' bounds."""
 
+    serial_work = 1 << 13  # elements
+
     implementation = "own:pixels"
 
     def __init__(self, layer: Layer, signature: Signature, parts: Parts, count: int) -> None:
         shape = static_shape(layer.outputs[0].shape)
-        super().__init__(layer, signature, prod(shape), _SMALL, count)
+        super().__init__(layer, signature, prod(shape), count)
         self.x, self.factor = integer_and_factor(parts)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         reads, stores = parts.reads[self.x], parts.result
@@ -60,7 +61,7 @@ class Gate(QuantizedTactic, CompiledTactic):
             return "the factor is one number for each channel of each image"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
         parts = taken_apart(layer)
@@ -69,8 +70,8 @@ class Gate(QuantizedTactic, CompiledTactic):
         inputs, out = tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.result.dtype),)
         return [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GateKernel:
-        return GateKernel(layer, signature, taken_apart(layer), machine.threads)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GateKernel:
+        return GateKernel(layer, signature, taken_apart(layer), backend.threads)
 
 
 @cache

@@ -7,10 +7,10 @@ result at a time. The table is made by the reference, so results are the referen
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import DType, Layer, Tensor, format_fits
 from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, stored_bytes, tactic
@@ -20,8 +20,7 @@ from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTa
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 from whet.tactics.cpu.onednn._kernel import static
 
-HINT = "Table"
-_SMALL = 1 << 15  # bytes that one thread has done before the others are there
+KIND = "QuantizedTable"
 _STEP = 64
 _WORDS = ("source", "target", "count", *LAST_WORDS)
 
@@ -49,8 +48,10 @@ def lookup_ir(has_vbmi: bool) -> str:
 class TableKernel(CompiledKernel):
     """A planned look-up; its one packed operand is the table."""
 
+    serial_work = 1 << 15  # bytes
+
     def __init__(self, layer: Layer, signature: Signature, has_vbmi: bool, count: int) -> None:
-        super().__init__(layer, signature, stored_bytes(layer, signature)[1][0], _SMALL, count)
+        super().__init__(layer, signature, stored_bytes(layer, signature)[1][0], count)
         self.x = next(i for i, o in enumerate(signature.inputs) if o is not None)
         results = table(layer)
         self.packed = (Packed(f"table|{results.tobytes().hex()}", 256, lambda: results.view(np.uint8)),)
@@ -64,15 +65,15 @@ class TableKernel(CompiledKernel):
 
 @tactic
 class Table(CompiledTactic):
-    hints = (HINT,)
+    composites = (KIND,)
     quantized = True
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint != HINT:
+        if layer.composite != KIND:
             return "looks up what is a function of one 8-bit integer"
         return jit.available()
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         """In any format, in place or not: it does the same to every number."""
         if self.why_not(layer) or not static(layer):
             return []
@@ -84,8 +85,8 @@ class Table(CompiledTactic):
                 found += [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> TableKernel:
-        return TableKernel(layer, signature, jit.has("avx512vbmi"), machine.threads)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> TableKernel:
+        return TableKernel(layer, signature, jit.has("avx512vbmi"), backend.threads)
 
 
 def _integer(layer: Layer) -> int:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from functools import cache
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import FLOAT, INT8, LANES, Function, Module, Pointer, Value
@@ -20,16 +20,17 @@ from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn.onednn_quantize import scales_of_layer
 
 _CHANNELS = (2, 3, 4)
-_SMALL = 1 << 13  # elements that one thread computes while others start
 _WORDS = ("source", "target", "samples", "pixels", *LAST_WORDS)
 
 
 class ImageKernel(CompiledKernel):
     """A planned quantization; its packed operand holds factor, zero point and the integers' bounds."""
 
+    serial_work = 1 << 13  # elements
+
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
         shape = static_shape(layer.needs(0).shape)
-        super().__init__(layer, signature, prod(shape), _SMALL, count)
+        super().__init__(layer, signature, prod(shape), count)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         _, values, zero = scales_of_layer(layer)
         self.packed = (packed_parameters(np.float32(1) / values[0], zero, *integer_range(layer.outputs[0].dtype)),)
@@ -59,14 +60,14 @@ class QuantizeImage(CompiledTactic):
             return f"is for images of {', '.join(map(str, _CHANNELS))} channels"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
         rest = (None,) * (len(layer.inputs) - 1)
         return [Signature((Operand("linear", F32), *rest), (Operand("nhwc", layer.outputs[0].dtype),))]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ImageKernel:
-        return ImageKernel(layer, signature, machine.threads)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ImageKernel:
+        return ImageKernel(layer, signature, backend.threads)
 
 
 @cache
@@ -99,6 +100,6 @@ def _interleave(f: Function, planes: list[Value]) -> Value:
     """Vectors of two to four channels as one, pixel by pixel."""
     channels = len(planes)
     missing = f.undefined(planes[0].type)
-    front, back = ((*planes, missing, missing)[k : k + 2] for k in (0, 2))
-    pairs = [f.shuffle(*pair, range(2 * LANES)) for pair in (front, back)]
-    return f.shuffle(*pairs, [c * LANES + p for p in range(LANES) for c in range(channels)])
+    a, b, c, d = [*planes, missing, missing][:4]
+    first, second = (f.shuffle(x, y, range(2 * LANES)) for x, y in ((a, b), (c, d)))
+    return f.shuffle(first, second, [channel * LANES + pixel for pixel in range(LANES) for channel in range(channels)])
