@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from whet.backends import get_backend
+from whet.backends import capabilities_of, get_backend
 from whet.builder.config import AUTO_THREADS, BuildConfig
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
@@ -24,30 +24,30 @@ _LEVEL = 4  # from here on "all usable threads" is a question, not an answer
 
 def thread_counts(config: BuildConfig, locked: int | None = None) -> list[int]:
     """Counts worth building for, what is usually fastest first: all usable, half of them, one. A lock's count is the only one."""
-    if config.backend != "cpu" or config.threads > 0:
+    if not capabilities_of(config.backend).workers or config.threads > 0:
         return [config.threads]
     if locked is not None:
         return [locked if config.threads == AUTO_THREADS or config.optimization_level >= _LEVEL else config.threads]
     if config.threads != AUTO_THREADS and config.optimization_level < _LEVEL:
         return [0]
-    usable = get_backend("cpu").threads
+    usable = get_backend(config.backend).threads
     return list(dict.fromkeys((usable, max(usable // 2, 1), 1)))
 
 
 def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
     """The plan that runs fastest, the first of those that do not differ. All get a report of the counts and their times."""
-    machines: list[Any] = [get_backend("cpu", threads=p.threads) for p in plans]
+    backends = [get_backend(p.backend, threads=p.threads) for p in plans]
     bounds = []
-    for plan, backend in zip(plans, machines, strict=True):
+    for plan, backend in zip(plans, backends, strict=True):
         backend.activate()
         bound = bind(plan, backend)
         bound.feed(probe_inputs(plan.network, seed, probe_shapes(plan)))
         bounds.append(bound)
-    ranking = compare([partial(_run_once, b) for b in bounds], THREAD_COUNTS, watch=machines[0].watch)
+    ranking = compare([partial(_run_once, b) for b in bounds], THREAD_COUNTS, watch=backends[0].watch)
     kept = ranking.select(range(len(plans)))
     rows = [{"threads": p.threads, "ms": ranking.seconds(k) * 1e3, "spread_ms": ranking.spread(k) * 1e3} for k, p in enumerate(plans)]
     load = ranking.load
-    machines[kept].activate()
+    backends[kept].activate()
     plan = plans[kept]
     plan.report["threads"] = rows
     said = ", ".join(f"{r['threads']}: {r['ms']:.4g} ms" for r in rows)
