@@ -99,7 +99,7 @@ def no_tactic(layer: Layer, refused: list[Candidate], backend: Backend, others: 
         + "\n".join(lines)
         + (f"\nNothing computes these either: {more}." if more else "")
         + (on_host if "allowFallback" in backend.capabilities.flag_sources else "")
-        + f"\nAllow more precisions, or write src/whet/tactics/{backend.name}/<name>.py."
+        + "\nAllow more precisions, or write a tactic for it (docs/adding.md)."
     )
 
 
