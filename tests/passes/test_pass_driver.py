@@ -10,7 +10,7 @@ from whet.errors import BuildError, NetworkError, UsageError
 from whet.network import F32, Network, TensorType, parse_network, verify
 from whet.ops import OPS, run_network
 from whet.passes import PASSES, Did, Graph, Pass, Phase, Skip, _base, lower, ordered, run_passes, select
-from whet.passes._fuse import ACTIVATIONS
+from whet.rewrite.fusing import ACTIVATIONS
 from whet.passes.clean.fold_shapes import SIZES
 
 RESIDUAL = """

@@ -1,8 +1,8 @@
 """Network -> network. Named passes, one file each; `whet passes` lists them in running order."""
 
-from whet.passes._base import PASSES, Did, Pass, Phase, Skip, ordered, rule, whole
-from whet.passes._driver import PassLog, run_passes, select
-from whet.passes._graph import Graph
+from whet.rewrite.rules import PASSES, Did, Pass, Phase, Skip, ordered, rule, whole
+from whet.rewrite.driver import PassLog, run_passes, select
+from whet.rewrite.graph import Graph
 from whet.passes._lower import in_pieces, lower
 from whet.registry import load_folder
 

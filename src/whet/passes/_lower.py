@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from whet.errors import NetworkError, UsageError
 from whet.network import Layer, Network
-from whet.passes._driver import PassLog, run_passes, select
+from whet.rewrite.driver import PassLog, run_passes, select
 from whet.registry import nearest
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from whet.network import Layer, Tensor, Weight
 from whet.ops._origin import express
-from whet.passes._base import Skip
-from whet.passes._graph import Graph
-from whet.passes._weights import along, narrow, number, shaped, wide
+from whet.rewrite.rules import Skip
+from whet.rewrite.graph import Graph
+from whet.rewrite.constants import along, narrow, number, shaped, wide
 
 
 @dataclass(frozen=True)

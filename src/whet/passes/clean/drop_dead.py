@@ -1,7 +1,7 @@
 """Layers and constants that no output needs go."""
 
-from whet.passes._base import Did, Phase, whole
-from whet.passes._graph import Graph
+from whet.rewrite.rules import Did, Phase, whole
+from whet.rewrite.graph import Graph
 
 
 @whole(phase=Phase.CLEAN, level=0)

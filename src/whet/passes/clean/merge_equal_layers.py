@@ -5,9 +5,9 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.network.text import value_text
 from whet.ops import get_op
-from whet.passes._base import Did, Phase, whole
-from whet.passes._graph import Graph
-from whet.passes._weights import assume_equal, equal_weights, fingerprint
+from whet.rewrite.rules import Did, Phase, whole
+from whet.rewrite.graph import Graph
+from whet.rewrite.constants import assume_equal, equal_weights, fingerprint
 
 
 @whole(phase=Phase.CLEAN, after=["cancel_reshapes", "cancel_transposes", "drop_no_ops", "merge_equal_weights"])

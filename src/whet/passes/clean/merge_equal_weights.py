@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from whet.network import Tensor
-from whet.passes._base import Did, Phase, whole
-from whet.passes._graph import Graph
-from whet.passes._weights import assume_equal, fingerprint
+from whet.rewrite.rules import Did, Phase, whole
+from whet.rewrite.graph import Graph
+from whet.rewrite.constants import assume_equal, fingerprint
 
 
 @whole(phase=Phase.CLEAN, after=["fold_constants", "fold_shapes"])

@@ -13,10 +13,10 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops import get_op
 from whet.ops._origin import express
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._match import private
-from whet.passes._weights import shaped
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
+from whet.rewrite.matching import private
+from whet.rewrite.constants import shaped
 
 LONGEST = 8  # elementwise layers between two transposes
 

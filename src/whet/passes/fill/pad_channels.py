@@ -13,10 +13,10 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, Tensor
 from whet.ops import get_op, infer_layer
-from whet.passes._base import Did, Phase, Skip, whole
-from whet.passes._graph import Graph
+from whet.rewrite.rules import Did, Phase, Skip, whole
+from whet.rewrite.graph import Graph
 from whet.passes._ties import Node, Ties, size
-from whet.passes._weights import filled
+from whet.rewrite.constants import filled
 
 _LEAST = 1 << 16  # products of a layer; one with fewer is a launch and little else, whatever kernel computes it
 _MOST = 2  # times as many channels at most, where another kernel than the slowest is left

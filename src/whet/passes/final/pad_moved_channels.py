@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from whet.network import Layer, Network, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._fuse import anchored
-from whet.passes._graph import Graph
-from whet.passes._weights import filled
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.fusing import anchored
+from whet.rewrite.graph import Graph
+from whet.rewrite.constants import filled
 from whet.passes.final.fuse_moves import KIND
 
 LINE = 16  # channels: 32 bytes of 16-bit numbers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from whet.network import I32, Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._quantize import WEIGHTED, fold, unfit_weights
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
+from whet.rewrite.quantization import WEIGHTED, fold, unfit_weights
 
 
 @rule("DequantizeLinear", phase=Phase.FOLD, after=["quantize_weights", "fold_quantized_batch_norm"], level=0)

@@ -5,10 +5,10 @@ One that follows anything else stays: backends compute it in one pass over memor
 
 from whet.network import Layer, Tensor, Weight
 from whet.ops._origin import express
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
 from whet.passes._scale import Affine, fold_into
-from whet.passes._weights import number, wide
+from whet.rewrite.constants import number, wide
 
 
 @rule("BatchNormalization", phase=Phase.FOLD, level=0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.ops.pad import amounts
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._weights import scalar
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
+from whet.rewrite.constants import scalar
 
 
 @rule("AveragePool", "Conv", "MaxPool", phase=Phase.FOLD, level=0)

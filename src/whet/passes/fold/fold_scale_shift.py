@@ -4,10 +4,10 @@ A Mul or Div goes into those of a MatMul too, when they are constant."""
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
 from whet.passes._scale import Affine, channel_axis, finite, fold_into, vector
-from whet.passes._weights import number
+from whet.rewrite.constants import number
 
 _HEADS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 

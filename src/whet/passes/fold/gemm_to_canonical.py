@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
 from whet.passes._scale import folded_name
-from whet.passes._weights import narrow, number, shaped, wide
+from whet.rewrite.constants import narrow, number, shaped, wide
 
 
 @rule("Gemm", phase=Phase.FOLD, level=0)

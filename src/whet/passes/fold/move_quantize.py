@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from whet.network import F8E4M3, Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._fuse import ACTIVATIONS
-from whet.passes._graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.fusing import ACTIVATIONS
+from whet.rewrite.graph import Graph
 from whet.passes._move_quantize import MOVES, again, mixes
-from whet.passes._quantize import WEIGHTED, dequantizer, scale_inputs, scales_of
+from whet.rewrite.quantization import WEIGHTED, dequantizer, scale_inputs, scales_of
 
 
 @rule("QuantizeLinear", phase=Phase.FOLD, after=["move_dequantize"])

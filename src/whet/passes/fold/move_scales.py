@@ -10,10 +10,10 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express, literal
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
 from whet.passes._scale import folded_name
-from whet.passes._weights import narrow, number, scalar, wide
+from whet.rewrite.constants import narrow, number, scalar, wide
 
 
 @rule("MatMul", phase=Phase.FOLD)

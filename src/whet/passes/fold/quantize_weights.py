@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._quantize import fold
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
+from whet.rewrite.quantization import fold
 
 
 @rule("QuantizeLinear", phase=Phase.FOLD, level=0)

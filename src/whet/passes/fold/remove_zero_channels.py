@@ -12,9 +12,9 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops import infer_layer
 from whet.ops._origin import express, literal
-from whet.passes._base import Did, Phase, Skip, whole
+from whet.rewrite.rules import Did, Phase, Skip, whole
 from whet.passes._channels import BINARY, Units, count, is_depthwise, vector_axis, zeros
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
 
 _STEP = 8
 _MAKERS = ("Conv", "Gemm", "MatMul")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._match import is_factor, made_by, near, private, product, sum_with
-from whet.passes._weights import is_scalar
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
+from whet.rewrite.matching import is_factor, made_by, near, private, product, sum_with
+from whet.rewrite.constants import is_scalar
 
 
 @rule("Mul", "Div", phase=Phase.RECOGNIZE)

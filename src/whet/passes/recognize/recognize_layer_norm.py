@@ -7,10 +7,10 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops._origin import literal
 from whet.ops._reduce import reduced
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._match import made_by, private
-from whet.passes._weights import is_scalar, scalar, shaped
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
+from whet.rewrite.matching import made_by, private
+from whet.rewrite.constants import is_scalar, scalar, shaped
 
 
 @rule("Div", "Mul", "Add", phase=Phase.RECOGNIZE)

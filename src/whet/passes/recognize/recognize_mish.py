@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._match import made_by, private
+from whet.rewrite.rules import Phase, Skip, rule
+from whet.rewrite.graph import Graph
+from whet.rewrite.matching import made_by, private
 
 
 @rule("Mul", phase=Phase.RECOGNIZE)
