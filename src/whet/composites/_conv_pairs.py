@@ -1,32 +1,32 @@
-"""Two convolutions of which one adds the other's result: what the passes for sums of floats and of integers look at."""
+"""Matching a residual block's end: two convolutions, of which one adds the other's result."""
 
 from __future__ import annotations
 
 from whet.network import I8, U8, Layer, Tensor
-from whet.rewrite.rules import Skip
-from whet.rewrite.fusing import anchored, conv_of, steps
+from whet.rewrite.fusing import conv_weights, epilogue_steps, inner_conv, is_conv
 from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Skip
 
 
-def summand(g: Graph, layer: Layer, *, integers: bool) -> tuple[Tensor, Layer] | None:
-    """What a fused convolution adds, and the convolution that makes it with nothing but a bias behind; None where there is no such thing."""
-    value = added(layer, integers=integers)
+def find_added_conv(g: Graph, layer: Layer, *, integers: bool) -> tuple[Tensor, Layer] | None:
+    """(residual, its producer) when a fused convolution adds the result of a convolution whose epilogue is at most a bias; else None."""
+    value = _residual(layer, integers=integers)
     first = g.maker(value)
-    if value is None or first is None or anchored(first, ("Conv",)) != "Conv" or set(steps(first)) - {"bias"}:
+    if value is None or first is None or not is_conv(first) or set(epilogue_steps(first)) - {"bias"}:
         return None
     return value, first
 
 
-def both_convs(first: Layer, last: Layer) -> tuple[Layer, Layer] | Skip:
-    """The convolutions in two fused layers, or why they are not computed as one sum."""
-    heads = conv_of(first), conv_of(last)
-    return Skip("a convolution of several groups has no sum with another") if any(h.attrs["group"] != 1 for h in heads) else heads
+def paired_convs(first: Layer, last: Layer) -> tuple[Layer, Layer] | Skip:
+    """The Convs of two convolution layers, or why they are not computed as one sum."""
+    convs = inner_conv(first), inner_conv(last)
+    return Skip("a convolution with groups is not summed with another one") if any(c.attrs["group"] != 1 for c in convs) else convs
 
 
-def added(layer: Layer, *, integers: bool) -> Tensor | None:
-    """What a fused convolution adds to its sum and is computed at run time: floats as they are, or integers that it dequantizes.
+def _residual(layer: Layer, *, integers: bool) -> Tensor | None:
+    """The run-time value that a fused convolution adds to its accumulator: a float tensor, or integers that it dequantizes.
 
-    None when it adds nothing of the kind, or reads the same value elsewhere too.
+    None when there is no such value, or when the layer reads it more than once.
     """
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
@@ -35,16 +35,16 @@ def added(layer: Layer, *, integers: bool) -> Tensor | None:
             continue
         if integers:
             makers = [None if t is None else t.maker for t in x.inputs]
-            found = [outer.get(m.inputs[0]) for m in makers if m is not None and m.op == "DequantizeLinear"]
+            operands = [outer.get(m.needs(0)) for m in makers if m is not None and m.op == "DequantizeLinear"]
         else:
-            found = [outer[t] for t in x.inputs if t in outer]
-        t = found[0] if len(found) == 1 else None
+            operands = [outer[t] for t in x.inputs if t is not None and t in outer]
+        t = operands[0] if len(operands) == 1 else None
         if t is not None and not t.is_constant and (t.dtype in (I8, U8) if integers else t.type == x.output.type):
             return t if sum(other is t for other in layer.inputs) == 1 else None
     return None
 
 
-def small(conv: Layer) -> bool:
-    """Whether a convolution is 1x1 without padding."""
-    w = conv.inputs[1]
-    return w is not None and w.type.rank == 4 and w.shape[2:] == (1, 1) and not any(conv.attrs.get("pads") or ())
+def is_unpadded_1x1(conv: Layer) -> bool:
+    """Whether a Conv is 1x1 without padding, of any stride."""
+    w = conv_weights(conv)
+    return w is not None and w.shape[2:] == (1, 1) and not any(conv.attrs.get("pads") or ())

@@ -1,4 +1,4 @@
-"""Constants of a network as expressions: arithmetic in float64 that is rounded once, with the origin kept."""
+"""Constants as expressions over source weights: arithmetic in float64 that is rounded once and keeps its provenance."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from whet.network import F64, DType, Tensor, Weight
 from whet.ops._origin import express, literal
 
 
-def wide(w: Weight) -> Weight:
+def to_float64(w: Weight) -> Weight:
     """`w` in float64."""
     return w if w.type.dtype == F64 else express("Cast", w, to=F64)
 
 
-def narrow(w: Weight, dtype: DType) -> Weight:
+def round_to(w: Weight, dtype: DType) -> Weight:
     """`w` rounded to `dtype`."""
     return w if w.type.dtype == dtype else express("Cast", w, to=dtype)
 
 
-def shaped(w: Weight, shape: tuple[int, ...]) -> Weight:
-    """`w` in another shape."""
+def reshaped(w: Weight, shape: tuple[int, ...]) -> Weight:
+    """`w` with another shape."""
     return w if w.array.shape == shape else express("Reshape", w, shape=shape)
 
 
-def along(w: Weight, axis: int, rank: int) -> Weight:
-    """A vector as a tensor of `rank` that broadcasts along all axes but `axis`."""
-    return shaped(w, tuple(w.array.size if i == axis else 1 for i in range(rank)))
+def along_axis(w: Weight, axis: int, rank: int) -> Weight:
+    """A vector as a tensor of `rank` dimensions that broadcasts along all axes but `axis`."""
+    return reshaped(w, tuple(w.array.size if i == axis else 1 for i in range(rank)))
 
 
-def number(value: float, dtype: DType = F64) -> Weight:
-    """A scalar that a pass wrote down."""
+def scalar_weight(value: float, dtype: DType = F64) -> Weight:
+    """A scalar constant that a pass introduces."""
     return literal(np.array(value), dtype)
 
 
-def scalar(t: Tensor | None) -> float | None:
+def scalar_value(t: Tensor | None) -> float | None:
     """The value of a constant of one element; None for anything else."""
     if t is None or t.weight is None or t.weight.array.size != 1:
         return None
@@ -43,9 +43,9 @@ def scalar(t: Tensor | None) -> float | None:
 
 
 def is_scalar(t: Tensor | None, value: float, rtol: float = 1e-6) -> bool:
-    """Whether `t` is a constant of one element equal to `value` as far as its type can tell."""
-    got = scalar(t)
-    return got is not None and abs(got - value) <= rtol * abs(value)
+    """Whether `t` is a constant of one element within `rtol` of `value`."""
+    number = scalar_value(t)
+    return number is not None and abs(number - value) <= rtol * abs(value)
 
 
 def equal_weights(a: Tensor | None, b: Tensor | None) -> bool:
@@ -56,29 +56,29 @@ def equal_weights(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def fingerprint(t: Tensor) -> object:
-    """Equal for equal constants, and cheap: type and a sample of the bytes. The digest decides where it is equal."""
+    """A cheap hash key: the type and a sample of the bytes. Constants with equal keys are compared by digest."""
     flat = t.array().reshape(-1)
     return (str(t.type), flat[:: max(1, flat.size // 32)].tobytes())
 
 
-def assume_equal(kept: Tensor, gone: Tensor) -> None:
-    """Records in the origin of `kept` that `gone`, for which it stands from now on, was equal to it."""
-    w, other = kept.constant(), gone.constant()
+def assume_equal(kept: Tensor, removed: Tensor) -> None:
+    """Records in the origin of `kept` the assumption that `removed`, which it replaces, is equal to it."""
+    w, other = kept.constant(), removed.constant()
     if w.origin == other.origin or other.origin.op == "literal":
         return
     note = f"equal to {other.origin}"
     if note not in w.origin.assumes:
-        made = replace(w, origin=replace(w.origin, assumes=(*w.origin.assumes, note)))
-        made.__dict__["digest"] = w.digest
-        kept.weight = made
+        annotated = replace(w, origin=replace(w.origin, assumes=(*w.origin.assumes, note)))
+        annotated.__dict__["digest"] = w.digest  # a cached property: the values are the same
+        kept.weight = annotated
 
 
-def filled(w: Weight, axis: int, layout: np.ndarray, value: float = 0) -> Weight:
-    """`w` with the entries of `axis` in a new order: `layout` has the old place of each, less than 0 for one that is filled with `value`."""
+def gather_padded(w: Weight, axis: int, layout: np.ndarray, value: float = 0) -> Weight:
+    """`w` with the entries of `axis` reordered: `layout` (int64 [entries]) holds the old index of each entry, negative for a new one of `value`."""
     n = w.array.shape[axis]
-    grown = len(layout) - n
-    behind = bool((layout[:n] == np.arange(n)).all())
+    added = len(layout) - n
+    only_appends = bool((layout[:n] == np.arange(n)).all())
     pads = [0] * 2 * w.array.ndim
-    pads[w.array.ndim + axis] = grown if behind else 1
-    more = express("Pad", w, None, literal(np.array(value, w.array.dtype)), pads=tuple(pads))
-    return more if behind else express("Gather", more, literal(np.where(layout < 0, n, layout).astype(np.int64)), axis=axis)
+    pads[w.array.ndim + axis] = added if only_appends else 1
+    padded = express("Pad", w, None, literal(np.array(value, w.array.dtype)), pads=tuple(pads))
+    return padded if only_appends else express("Gather", padded, literal(np.where(layout < 0, n, layout).astype(np.int64)), axis=axis)

@@ -1,88 +1,88 @@
-"""Reading arithmetic that exporters spelled out: products taken apart into a number and factors, whatever their order."""
+"""Matching arithmetic that exporters decompose: products as a constant times factors, in any order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from whet.network import Layer, Tensor
+from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
-from whet.rewrite.constants import scalar
 
 
 @dataclass
 class Product:
-    """number * factors[0] * factors[1] * ...; `layers` are the Mul and Div layers that spelled it out."""
+    """number * factors[0] * factors[1] * ...; `layers` are the Mul and Div layers that compute it."""
 
     number: float = 1.0
     factors: list[Tensor] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
 
 
-def product(g: Graph, t: Tensor) -> Product:
-    """`t` as a product: through Mul, and Div by a constant number, as far as nobody else reads what is between."""
-    found = Product()
-    _multiply(g, t, found, top=True)
-    return found
+def match_product(g: Graph, t: Tensor) -> Product:
+    """`t` as a product, through Mul and Div by a constant, as far as intermediate values have no other readers."""
+    product = Product()
+    _multiply(g, t, product, is_root=True)
+    return product
 
 
-def _multiply(g: Graph, t: Tensor, found: Product, *, top: bool = False) -> None:
+def _multiply(g: Graph, t: Tensor, product: Product, *, is_root: bool = False) -> None:
     layer = g.maker(t)
-    if layer is None or layer.op not in ("Mul", "Div") or not (top or g.shared(t, *g.readers(t)[:1]) is None):
-        found.factors.append(t)
+    if layer is None or layer.op not in ("Mul", "Div") or not (is_root or g.escapes(t, *g.readers(t)[:1]) is None):
+        product.factors.append(t)
         return
     a, b = layer.inputs
-    number = scalar(b)
+    number = scalar_value(b)
     if layer.op == "Div":
         if number is None or not number:
-            found.factors.append(t)
+            product.factors.append(t)
             return
-        found.layers.append(layer)
-        found.number /= number
-        _operand(g, a, found)
+        product.layers.append(layer)
+        product.number /= number
+        _operand(g, a, product)
         return
-    found.layers.append(layer)
-    _operand(g, a, found)
-    _operand(g, b, found)
+    product.layers.append(layer)
+    _operand(g, a, product)
+    _operand(g, b, product)
 
 
-def _operand(g: Graph, t: Tensor | None, found: Product) -> None:
-    number = scalar(t)
+def _operand(g: Graph, t: Tensor | None, product: Product) -> None:
+    number = scalar_value(t)
     if number is not None:
-        found.number *= number
+        product.number *= number
     elif t is not None:
-        _multiply(g, t, found)
+        _multiply(g, t, product)
 
 
 def is_factor(g: Graph, layer: Layer) -> bool:
-    """Whether the layer's result only goes into a product with a number: that one is the root to look at."""
+    """Whether the layer's only reader multiplies or divides by a constant: then that reader is the root of the product."""
     readers = g.readers(layer.output)
-    return len(readers) == 1 and readers[0].op in ("Mul", "Div") and any(scalar(t) is not None for t in readers[0].inputs)
+    return len(readers) == 1 and readers[0].op in ("Mul", "Div") and any(scalar_value(t) is not None for t in readers[0].inputs)
 
 
-def near(a: float | None, b: float, rtol: float = 1e-5) -> bool:
-    """Whether a number that an exporter wrote down means `b`."""
+def is_close(a: float | None, b: float, rtol: float = 1e-5) -> bool:
+    """Whether a constant that an exporter rounded stands for `b`."""
     return a is not None and abs(a - b) <= rtol * abs(b)
 
 
-def sum_with(g: Graph, t: Tensor | None, number: float) -> Tensor | None:
-    """x, when `t` is x + number by an Add (either way round); None otherwise."""
+def match_add_constant(g: Graph, t: Tensor | None, number: float) -> Tensor | None:
+    """x, when `t` is x + number or number + x; None otherwise."""
     layer = g.maker(t)
     if layer is None or layer.op != "Add":
         return None
     for x, other in (layer.inputs, layer.inputs[::-1]):
-        if near(scalar(other), number, 1e-6):
+        if is_close(scalar_value(other), number, 1e-6):
             return x
     return None
 
 
-def made_by(g: Graph, t: Tensor | None, op: str) -> Layer | None:
-    """The layer of this op that makes `t`; None otherwise."""
+def maker_of_op(g: Graph, t: Tensor | None, op: str) -> Layer | None:
+    """The layer that produces `t` if it has this operation; None otherwise."""
     layer = g.maker(t)
     return layer if layer is not None and layer.op == op else None
 
 
-def private(g: Graph, root: Layer, interior: list[Layer]) -> str | None:
-    """Why the layers of a pattern cannot go: a value inside is an output or read outside; None when they can."""
+def interior_escapes(g: Graph, root: Layer, interior: list[Layer]) -> str | None:
+    """Why the layers of a matched pattern cannot be removed: an intermediate value is an output or read outside. None when they can."""
     inside = {root, *interior}
     for layer in interior:
         for t in layer.outputs:
