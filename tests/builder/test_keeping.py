@@ -9,13 +9,14 @@ import pytest
 
 from whet.builder.select import whole_engine
 from whet.builder.select.engine_candidate import Entry
+from whet.engine import BuildReport
 from whet.measure.timing_cache import Timed
 
 PACES = [1.0, 2.0] * 15  # of the machine, turn by turn
 
 
 def entry(what, samples=(), told=None):
-    plan = SimpleNamespace(report={})
+    plan = SimpleNamespace(report=BuildReport())
     found = Entry(what, SimpleNamespace(cost=1.0), None, [], None, {}, plan)
     found.samples, found.told = list(samples), told
     return found

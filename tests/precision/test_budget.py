@@ -14,6 +14,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.float16 import build_floats_within
 from whet.builder.precision.int8 import Calibration, build_int8, prepared
 from whet.builder.verify.engine_values import EngineRun
+from whet.engine.schema import encode
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
@@ -198,4 +199,4 @@ def test_sixteen_bits_within_a_budget():
     else:
         assert verdict.holds
         assert verdict.value >= 60
-    assert json.dumps(found)
+    assert json.dumps(encode(found))

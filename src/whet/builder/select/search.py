@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 from whet.backends import Backend
 from whet.builder.batching.profiles import OPT, bound_layers, environment
