@@ -6,10 +6,10 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from whet.backends.cpu.lanes import Lanes
 
 from whet.backends import get_backend
 from whet.backends.cpu import CpuBackend
-from whet.backends.cpu.lanes import Lanes
 from whet.builder import BuildConfig, build, save_lock
 from whet.builder.assemble import dealt
 from whet.builder.batching import per_sample
