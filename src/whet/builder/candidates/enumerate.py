@@ -9,7 +9,7 @@ from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import configs_with_texts
 from whet.builder.candidates.option import Option
 from whet.builder.precision.permissions import Permissions
-from whet.engine.plan import Candidate
+from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError, NoTacticError
 from whet.measure.timing_key import layer_text
 from whet.network import Layer
