@@ -23,6 +23,7 @@ from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.select import search
 from whet.engine.probe import probe_inputs, probe_shapes
+from whet.engine.schema import encode
 from whet.frontends import network_from_onnx
 from whet.measure.compare import Ranking, compare
 from whet.measure.policy import BENCHMARKS
@@ -63,7 +64,7 @@ def row(name: str, folder: Path) -> dict:
         search.view_refusal = refusal
     ranking = time_engines([plan, copies])
     ms, copied_ms = (1e3 * ranking.seconds(k) for k in range(2))
-    rows = [c for group in plan.report["candidates"].values() for c in group if c.tactic == "apart"]
+    rows = [c for group in plan.report.candidates.values() for c in group if c.tactic == "apart"]
     return {
         "model": name,
         "ms": ms,
@@ -74,12 +75,12 @@ def row(name: str, folder: Path) -> dict:
         "joins": sum(layer.op in ("Concat", "Split", "Slice") for layer in plan.network.layers),
         "arena_bytes": plan.arenas[0].total,
         "copied_arena_bytes": copies.arenas[0].total,
-        "method": plan.report["choice"]["method"],
-        "core_layers": len(plan.report["choice_core"]),
-        "tried": {k: v for k, v in plan.report["choice"].items() if k.endswith(" ms")},
+        "method": plan.report.choice.method,
+        "core_layers": len(plan.report.choice_core),
+        "tried": {f"{method} ms": ms for method, ms in plan.report.choice.tried_ms.items()},
         "fused_timed_against_parts": sum(c.ms is not None for c in rows),
-        "apart": len(plan.report["unfused"]),
-        "kept": plan.report["choice"]["kept"],
+        "apart": len(plan.report.unfused),
+        "kept": plan.report.choice.kept,
         "build_seconds": seconds,
     }
 
@@ -88,7 +89,7 @@ def threads_row(name: str, folder: Path) -> dict:
     path = folder / f"{name}.onnx"
     whet.zoo.save(name, path)
     plan, seconds = built(path, folder / f"{name}.sqlite", threads=-1)
-    return {"model": name, "threads": plan.report["threads"], "kept": plan.threads, "build_seconds": seconds}
+    return {"model": name, "threads": encode(plan.report.threads), "kept": plan.threads, "build_seconds": seconds}
 
 
 def main() -> None:

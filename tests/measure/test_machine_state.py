@@ -36,4 +36,4 @@ def test_the_report_of_a_build_has_it(monkeypatch):
     net = Network("net")
     net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[2,3]"))), "y")
     plan = build(net, BuildConfig(timing_cache="", avg_timing=1, whole_engines=0))
-    assert plan.report["timing"]["gpu"]["power"] == 154.0
+    assert plan.report.timing.gpu.power == 154.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from whet.builder.select.search import Search
-from whet.engine.plan import Candidate
+from whet.engine.report import Candidate
 from whet.measure.option import Option
 from whet.network import Layer, Network
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whet.engine.plan import Candidate, Choice
+from whet.engine.plan import Choice
+from whet.engine.report import Candidate
 from whet.tactics import Config, Kernel, Signature, Tactic
 
 #: (tactic, signature, config) as text: what a ban or a lock names

@@ -15,6 +15,7 @@ from whet.backends import capabilities_of, get_backend
 from whet.builder.config import AUTO_THREADS, BuildConfig
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
+from whet.engine.report import ThreadCountTime
 from whet.measure.compare import compare
 from whet.measure.policy import THREAD_COUNTS
 from whet.runtime import bind
@@ -45,15 +46,15 @@ def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
         bounds.append(bound)
     ranking = compare([partial(_run_once, b) for b in bounds], THREAD_COUNTS, watch=backends[0].watch)
     kept = ranking.select(range(len(plans)))
-    rows = [{"threads": p.threads, "ms": ranking.seconds(k) * 1e3, "spread_ms": ranking.spread(k) * 1e3} for k, p in enumerate(plans)]
+    rows = [ThreadCountTime(p.threads, ranking.seconds(k) * 1e3, ranking.spread(k) * 1e3) for k, p in enumerate(plans)]
     load = ranking.load
     backends[kept].activate()
     plan = plans[kept]
-    plan.report["threads"] = rows
-    said = ", ".join(f"{r['threads']}: {r['ms']:.4g} ms" for r in rows)
+    plan.report.threads = rows
+    said = ", ".join(f"{r.threads}: {r.ms:.4g} ms" for r in rows)
     busy = f"; {load.who} took {load.others:.1f} CPUs meanwhile, so this may be off" if load.disturbed else ""
-    kind = "notes" if busy else "info"
-    plan.report[kind] = [*plan.report.get(kind, []), f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}"]
+    texts = plan.report.notes if busy else plan.report.info
+    texts.append(f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}")
     return plan
 
 

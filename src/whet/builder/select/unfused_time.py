@@ -16,7 +16,7 @@ from typing import Any
 from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import configs_with_texts
 from whet.builder.candidates.unfuse import unfuse
-from whet.engine.plan import Candidate
+from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError
 from whet.measure.option import Option
 from whet.measure.policy import UNFUSED
