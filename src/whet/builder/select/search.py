@@ -20,6 +20,7 @@ from whet.builder.select.unfused_time import Apart, taken_apart
 from whet.engine.plan import Profile
 from whet.engine.report import Candidate, GpuState, TimingRecord
 from whet.measure.engine_history import EngineHistory
+from whet.measure.machine_state import read_machine_state
 from whet.measure.option import Ident, Option
 from whet.measure.policy import REFORMAT_ROUNDS
 from whet.measure.timing import Conditions, Timer, select_fastest
