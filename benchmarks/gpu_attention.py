@@ -25,10 +25,10 @@ sys.path.insert(0, "src")
 from whet.backends import get_backend
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.stream import Event, Stream
+from whet.composites.attention import attention_sample
 from whet.network import Layer
 from whet.network.types import F16
 from whet.ops import sample_layer
-from whet.ops._attention_samples import attention
 from whet.tactics import Args, tactics_of
 
 ROUNDS = 15
@@ -53,7 +53,7 @@ class Case:
         """The fused layer, with heads as projections leave them."""
         shape = {"keys": (self.batch, 1, 1, self.keys), "bias": (1, self.heads, self.rows, self.keys)}.get(self.mask, ())
         how: dict[str, Any] = {"mask": shape, "constant": self.mask == "bias", "causal": -np.inf if self.mask == "causal" else None}
-        sample = attention(self.batch, self.heads, self.rows, self.keys, self.size, lies="rows", scale="Mul", group=self.group, **how)
+        sample = attention_sample(self.batch, self.heads, self.rows, self.keys, self.size, layout="rows", scale="Mul", group=self.group, **how)
         return sample_layer("Fused", sample)[1]
 
     @property

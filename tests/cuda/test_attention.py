@@ -16,9 +16,9 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
 from whet.builder.lowering import lowered_network
+from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
-from whet.ops._attention_samples import attention
 from whet.tactics._attention import View, plain_view, taken_apart
 from whet.tactics._base import PlanRefused
 from whet.tactics.cuda._device.source import source
@@ -28,7 +28,7 @@ from whet.tactics.cuda.attention.attention import OwnAttention, candidates, shar
 
 
 def layer_of(*sizes, **how):
-    return sample_layer("Fused", attention(*sizes, **how))[1:]
+    return sample_layer("Fused", attention_sample(*sizes, **how))[1:]
 
 
 def elements(array, view):
@@ -36,12 +36,12 @@ def elements(array, view):
     return array.reshape(-1)[view.offset + np.tensordot(np.indices(view.shape), view.strides, (0, 0))]
 
 
-@pytest.mark.parametrize("lies", ["heads", "rows", "stacked"])
-def test_transposes_and_parts_become_strides(lies):
-    layer, arrays = layer_of(2, 3, 24, 24, 32, lies=lies, mask=(2, 1, 1, 24))
+@pytest.mark.parametrize("layout", ["heads", "rows", "stacked"])
+def test_transposes_and_parts_become_strides(layout):
+    layer, arrays = layer_of(2, 3, 24, 24, 32, layout=layout, mask=(2, 1, 1, 24))
     found = taken_apart(layer)
     assert (found.batch, found.heads, found.rows, found.keys, found.size) == (2, 3, 24, 24, 32)
-    assert found.turned == (lies == "heads")
+    assert found.turned == (layout == "heads")
     q, k, v, mask = (elements(arrays[view.place], view) for view in (found.q, found.k, found.v, found.mask))
     scores = (q @ k * found.scale + mask).astype(np.float64)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -84,7 +84,7 @@ def attention_free():
     [(1, 12, 128, 128, 64), (8, 12, 128, 128, 64), (1, 12, 197, 197, 64), (64, 3, 49, 49, 32), (1, 16, 577, 577, 80), (4, 8, 2048, 2048, 128)],
 )
 def test_tiles_fit(sizes):
-    found = taken_apart(layer_of(*sizes, lies="rows")[0])
+    found = taken_apart(layer_of(*sizes, layout="rows")[0])
     made = candidates(found)
     assert len(made) >= 2
     assert len(set(made)) == len(made)
@@ -95,7 +95,7 @@ def test_tiles_fit(sizes):
 
 
 def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
-    layer, _ = layer_of(4, 8, 2048, 2048, 128, lies="rows")
+    layer, _ = layer_of(4, 8, 2048, 2048, 128, layout="rows")
     machines = [CompileOnlyGpu(f, multiprocessors=84) for f in ("sm_80", "sm_86", "sm_89")]
     large = (("wr", 4), ("wk", 1), ("mi", 1), ("kc", 64), ("stages", 2)), (("wr", 2), ("wk", 2), ("mi", 1), ("kc", 64), ("stages", 2))
     found, t = taken_apart(layer), OwnAttention()
@@ -138,12 +138,12 @@ EVEN = [(64, (112, 2, 2, 0)), (128, (80, 2, 3, 1)), (128, (112, 2, 2, 1))]  # ke
 
 
 def test_keys_are_shared_out_evenly():
-    layer, _ = layer_of(1, 2, 197, 197, 64, lies="rows")
+    layer, _ = layer_of(1, 2, 197, 197, 64, layout="rows")
     found = long.candidates(taken_apart(layer))
     assert {dict(c)["bn"] for c in found} == {112, 64}
     assert len(found) == len(set(found))
     assert {dict(c)["wgs"] for c in found} == {1, 2, 3}
-    layer, _ = layer_of(1, 2, 60, 2048, 128, lies="rows")
+    layer, _ = layer_of(1, 2, 60, 2048, 128, layout="rows")
     assert [dict(c) for c in long.candidates(taken_apart(layer))] == [{"bn": 64, "wgs": 1, "stages": 2, "turns": 0}]
 
 
@@ -164,9 +164,9 @@ def test_machine_code_of_long_sequences(size, tile, tmp_path):
 
 
 LONG = [
-    ((1, 2, 300, 301, 64), {"lies": "rows", "mask": (1, 1, 300, 301)}, "a mask"),
-    ((1, 2, 300, 304, 64), {"lies": "heads"}, "columns"),
-    ((1, 2, 300, 301, 80), {"lies": "rows"}, "heads of 80"),
+    ((1, 2, 300, 301, 64), {"layout": "rows", "mask": (1, 1, 300, 301)}, "a mask"),
+    ((1, 2, 300, 304, 64), {"layout": "heads"}, "columns"),
+    ((1, 2, 300, 301, 80), {"layout": "rows"}, "heads of 80"),
 ]
 
 
@@ -176,7 +176,7 @@ def test_what_long_sequences_are_refused_for(sizes, how, why):
     tactic = long.OwnAttentionLong()
     signature = tactic.signatures(layer, HOPPER)[0]
     assert why in tactic.refuses(layer, signature, HOPPER)
-    good, _ = layer_of(1, 2, 300, 301, 64, lies="rows")
+    good, _ = layer_of(1, 2, 300, 301, 64, layout="rows")
     assert tactic.refuses(good, signature, HOPPER) is None
     assert "Hopper" in tactic.refuses(good, signature, CompileOnlyGpu("sm_80"))
     with pytest.raises(PlanRefused, match="no such tile"):
@@ -208,18 +208,18 @@ def fused_plan(sizes, how, kind="f16"):
 
 def test_constants_that_hide_later_keys_are_causal():
     for value in (-np.inf, np.finfo(np.float32).min, -65504.0):
-        layer, _ = layer_of(1, 2, 40, 70, 64, lies="rows", causal=value)
+        layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", causal=value)
         assert taken_apart(layer).causal == 30, "the last row sees all keys"
-    layer, _ = layer_of(1, 2, 40, 70, 64, lies="rows", causal=-5.0)
+    layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", causal=-5.0)
     assert taken_apart(layer).causal is None, "keys that are only less likely are not hidden"
-    layer, _ = layer_of(1, 2, 40, 70, 64, lies="rows", mask=(1, 1, 40, 70), constant=True)
+    layer, _ = layer_of(1, 2, 40, 70, 64, layout="rows", mask=(1, 1, 40, 70), constant=True)
     assert taken_apart(layer).causal is None
-    layer, _ = layer_of(1, 2, 70, 40, 64, lies="rows", causal=-np.inf)
+    layer, _ = layer_of(1, 2, 70, 40, 64, layout="rows", causal=-np.inf)
     assert taken_apart(layer).causal is None, "the first rows would see no key"
 
 
 def test_heads_that_share_keys():
-    layer, arrays = layer_of(2, 6, 20, 24, 32, lies="rows", group=3, scale="Mul")
+    layer, arrays = layer_of(2, 6, 20, 24, 32, layout="rows", group=3, scale="Mul")
     assert "share one head" in taken_apart(layer)
     found = taken_apart(layer, grouped=True)
     assert (found.k.group, found.k.heads, found.v.heads, found.q.heads) == (3, 2, 2, 6)
@@ -233,10 +233,10 @@ def test_heads_that_share_keys():
 @pytest.mark.parametrize(
     ("sizes", "how", "why"),
     [
-        ((1, 2, 300, 304, 64), {"lies": "heads"}, "columns"),
-        ((1, 2, 300, 304, 72), {"lies": "rows"}, "heads of 72"),
-        ((1, 2, 300, 301, 64), {"lies": "rows"}, None),
-        ((1, 6, 300, 301, 80), {"lies": "rows", "mask": (1, 1, 300, 301), "group": 2}, None),
+        ((1, 2, 300, 304, 64), {"layout": "heads"}, "columns"),
+        ((1, 2, 300, 304, 72), {"layout": "rows"}, "heads of 72"),
+        ((1, 2, 300, 301, 64), {"layout": "rows"}, None),
+        ((1, 6, 300, 301, 80), {"layout": "rows", "mask": (1, 1, 300, 301), "group": 2}, None),
     ],
 )
 def test_what_fused_attention_takes(sizes, how, why):
@@ -246,7 +246,7 @@ def test_what_fused_attention_takes(sizes, how, why):
 
 
 def test_fused_attention_needs_hopper():
-    layer, _, _, signature = fused_plan((1, 2, 64, 64, 64), {"lies": "rows"})
+    layer, _, _, signature = fused_plan((1, 2, 64, 64, 64), {"layout": "rows"})
     assert "Hopper" in fused.AttentionFused().refuses(layer, signature, CompileOnlyGpu("sm_80"))
 
 
@@ -263,13 +263,13 @@ def test_fused_attention_needs_hopper():
     ids=str,
 )
 def test_how_masks_are_read(how, form):
-    layer, _, heads, signature = fused_plan((2, 3, 50, 96, 64), {"lies": "rows", **how})
+    layer, _, heads, signature = fused_plan((2, 3, 50, 96, 64), {"layout": "rows", **how})
     assert fused.mask_form(heads, layer, signature) == form
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 70, 90), (2, 1, 1, 90), (2, 3, 70, 1)], ids=str)
 def test_constant_masks_are_packed_in_the_order_of_the_accumulators(shape):
-    layer, arrays, heads, signature = fused_plan((2, 3, 70, 90, 32), {"lies": "rows", "mask": shape, "constant": True})
+    layer, arrays, heads, signature = fused_plan((2, 3, 70, 90, 32), {"layout": "rows", "mask": shape, "constant": True})
     tile = fused.Tile(48, 1)
     kernel = fused.AttentionFused().plan(layer, signature, tile.config, HOPPER)
     packed = kernel.packed[0].make().view(np.float16).astype(np.float32).reshape(-1, 4, 48 // 16, 32, 8)
@@ -301,7 +301,7 @@ FUSED_TILES = [
 
 @pytest.mark.parametrize(("size", "tile", "mask", "causal"), FUSED_TILES, ids=str)
 def test_machine_code_of_fused_attention(size, tile, mask, causal, tmp_path):
-    _, _, heads, _ = fused_plan((1, 2, 512, 512, size), {"lies": "rows"})
+    _, _, heads, _ = fused_plan((1, 2, 512, 512, size), {"layout": "rows"})
     heads = replace(heads, causal=causal)
     assert fused.tile_unfit(heads, mask, tile) is None
     constants = fused.constants_of(heads, mask, tile, True)
@@ -330,7 +330,7 @@ def test_machine_code_of_fused_attention(size, tile, mask, causal, tmp_path):
     ids=str,
 )
 def test_tiles_of_fused_attention_fit(sizes, how):
-    layer, _, heads, signature = fused_plan(sizes, {"lies": "rows", **how})
+    layer, _, heads, signature = fused_plan(sizes, {"layout": "rows", **how})
     tactic = fused.AttentionFused()
     tiles = fused.candidates(heads, fused.mask_form(heads, layer, signature))
     assert 1 <= len(tiles) <= 16
@@ -346,19 +346,19 @@ def test_tiles_of_fused_attention_fit(sizes, how):
 # On a GPU
 
 SIZES = [
-    ((1, 12, 128, 128, 64), {"lies": "rows", "mask": (1, 1, 1, 128)}),
-    ((2, 4, 197, 197, 64), {"lies": "stacked"}),
-    ((5, 3, 49, 49, 32), {"lies": "stacked", "mask": (1, 3, 49, 49), "constant": True}),
-    ((1, 2, 300, 301, 80), {"lies": "rows"}),
+    ((1, 12, 128, 128, 64), {"layout": "rows", "mask": (1, 1, 1, 128)}),
+    ((2, 4, 197, 197, 64), {"layout": "stacked"}),
+    ((5, 3, 49, 49, 32), {"layout": "stacked", "mask": (1, 3, 49, 49), "constant": True}),
+    ((1, 2, 300, 301, 80), {"layout": "rows"}),
     ((1, 2, 65, 520, 96), {"mask": (1, 1, 65, 520)}),
-    ((1, 2, 257, 1000, 128), {"lies": "rows", "mask": (1, 2, 1, 1000)}),
-    ((1, 1, 1, 77, 16), {"lies": "rows", "scale": ""}),
-    ((2, 8, 700, 700, 64), {"lies": "rows"}),
-    ((1, 9, 600, 600, 96), {"lies": "stacked"}),
-    ((1, 3, 200, 1030, 128), {"lies": "rows"}),
-    ((2, 2, 513, 65, 128), {"lies": "rows", "scale": "Mul"}),
-    ((3, 2, 129, 384, 64), {"lies": "rows"}),
-    ((2, 3, 197, 197, 128), {"lies": "stacked"}),
+    ((1, 2, 257, 1000, 128), {"layout": "rows", "mask": (1, 2, 1, 1000)}),
+    ((1, 1, 1, 77, 16), {"layout": "rows", "scale": ""}),
+    ((2, 8, 700, 700, 64), {"layout": "rows"}),
+    ((1, 9, 600, 600, 96), {"layout": "stacked"}),
+    ((1, 3, 200, 1030, 128), {"layout": "rows"}),
+    ((2, 2, 513, 65, 128), {"layout": "rows", "scale": "Mul"}),
+    ((3, 2, 129, 384, 64), {"layout": "rows"}),
+    ((2, 3, 197, 197, 128), {"layout": "stacked"}),
 ]
 
 
@@ -373,18 +373,18 @@ def test_every_tile_matches_the_reference(gpu, sizes, how):
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
             ran[t.name] += 1
     assert ran["cuda/attention"] >= 4
-    assert (ran["cuda/attention_long"] >= 2) == ("mask" not in how and how.get("lies", "heads") != "heads" and sizes[-1] in (64, 128))
+    assert (ran["cuda/attention_long"] >= 2) == ("mask" not in how and how.get("layout", "heads") != "heads" and sizes[-1] in (64, 128))
 
 
 FUSED_SIZES = [
-    ((2, 3, 130, 130, 64), {"lies": "rows", "causal": -np.inf}),
-    ((1, 6, 100, 190, 128), {"lies": "rows", "causal": float(np.finfo(np.float32).min), "group": 3}),
-    ((40, 6, 128, 128, 64), {"lies": "rows", "mask": (40, 1, 1, 128)}),
-    ((3, 60, 70, 300, 32), {"lies": "rows", "mask": (1, 60, 70, 300), "constant": True}),
-    ((2, 4, 33, 200, 96), {"lies": "rows", "mask": (2, 1, 33, 200), "group": 2}),
-    ((1, 200, 197, 197, 64), {"lies": "stacked"}),
-    ((2, 80, 130, 300, 48), {"lies": "rows", "mask": (300,)}),
-    ((1, 180, 65, 600, 112), {"lies": "rows", "mask": (1, 1, 65, 600), "constant": True}),
+    ((2, 3, 130, 130, 64), {"layout": "rows", "causal": -np.inf}),
+    ((1, 6, 100, 190, 128), {"layout": "rows", "causal": float(np.finfo(np.float32).min), "group": 3}),
+    ((40, 6, 128, 128, 64), {"layout": "rows", "mask": (40, 1, 1, 128)}),
+    ((3, 60, 70, 300, 32), {"layout": "rows", "mask": (1, 60, 70, 300), "constant": True}),
+    ((2, 4, 33, 200, 96), {"layout": "rows", "mask": (2, 1, 33, 200), "group": 2}),
+    ((1, 200, 197, 197, 64), {"layout": "stacked"}),
+    ((2, 80, 130, 300, 48), {"layout": "rows", "mask": (300,)}),
+    ((1, 180, 65, 600, 112), {"layout": "rows", "mask": (1, 1, 65, 600), "constant": True}),
 ]
 
 
@@ -404,7 +404,7 @@ def test_every_tile_of_fused_attention_matches_the_reference(gpu, sizes, how):
 @pytest.mark.gpu
 def test_masks_that_hide_keys_and_whole_rows(gpu):
     """Hidden keys count nothing, however large their scores; a row whose mask is the lowest number throughout is a mean; minus infinity gives NaN."""
-    layer, arrays = layer_of(1, 2, 40, 72, 64, lies="rows", mask=(1, 1, 40, 72))
+    layer, arrays = layer_of(1, 2, 40, 72, 64, layout="rows", mask=(1, 1, 40, 72))
     mask = np.zeros((1, 1, 40, 72), np.float32)
     mask[..., 50:] = -1e4
     mask[0, 0, 3] = np.finfo(np.float32).min
@@ -421,7 +421,7 @@ def test_masks_that_hide_keys_and_whole_rows(gpu):
 
 
 def test_machines_are_asked_nothing_that_they_have_not():
-    layer, _ = layer_of(1, 2, 16, 16, 64, lies="rows")
+    layer, _ = layer_of(1, 2, 16, 16, 64, layout="rows")
     old = CompileOnlyGpu("sm_80")
     tactic = OwnAttention()
     for signature in tactic.signatures(layer, old):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from whet.backends import capabilities_of
 from whet.cli import _exec_values as values
 from whet.errors import UsageError
 
@@ -36,7 +37,7 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
     if is_explicit(net):
         plan = build(net, config, progress=progress)
         for name in (*given, *(["accuracy"] if budget else [])):
-            plan.report["notes"].append(f"--{name} is not used: the model has Q/DQ nodes, which say where and how it is quantized")
+            plan.report.notes.append(f"--{name} is not used: the model has Q/DQ nodes, which say where and how it is quantized")
         return plan
     if wants:
         from whet.pruning.order import check_order
@@ -48,7 +49,7 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
         return build_float8(net, config, calibration, budget=budget, progress=progress)
     if wants == ["best"] and not known:
         plan = build(net, config, progress=progress) if budget is None else _floats(net, config, calibration, budget, progress)
-        plan.report["notes"].append(
+        plan.report.notes.append(
             "--best leaves INT8 out: without calibration its numbers would mean nothing. Give --calibData=DIR|FILE.npz|FILE.npy|"
             "python:MODULE:FUNCTION or --calib=CACHE."
         )
@@ -58,7 +59,7 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
     own = dataclasses.replace(calibration, steps=tuple(s for s in calibration.steps if s != "round"))  # which is FP8's
     plan = build_int8(net, config, own, budget=budget, progress=progress)
     permitted = "fp8" in wants or ("best" in wants and known)
-    if permitted and not config.lock and config.backend != "null" and has_float8(config):
+    if permitted and not config.lock and capabilities_of(config.backend).executes and has_float8(config):
         return build_float8(net, config, calibration, budget=budget, other=plan, progress=progress)
     return plan
 

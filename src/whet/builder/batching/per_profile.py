@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import capabilities_of
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Noting
 from whet.engine.plan import EnginePlan
@@ -33,7 +34,7 @@ def built_apart(config: BuildConfig, lock: dict[str, Any] | None, make: Make, te
         raise LockError(f"the lock is of {len(locks)} profiles, {len(config.profiles)} are asked for. Give those that it was saved with.")
     plans: list[EnginePlan] = []
     for k, (profile, part) in enumerate(zip(config.profiles, locks, strict=True)):
-        threads = plans[0].threads if plans and config.backend == "cpu" else config.threads
+        threads = plans[0].threads if plans and capabilities_of(config.backend).workers else config.threads
         with tell.making(f"profile {k}"):
             plans.append(make(dataclasses.replace(config, profiles=(profile,), threads=threads), part, tell))
     return joined(plans)
@@ -47,9 +48,9 @@ def joined(plans: Sequence[EnginePlan]) -> EnginePlan:
     libraries = {k: v for p in plans for k, v in p.machine.get("libraries", {}).items()}
     options = first.options | {"profiles": tuple(q for p in plans for q in p.options.get("profiles", ()))}
     described = first.machine | {"libraries": libraries}
-    notes = list(first.report.get("notes", []))
-    notes += [f"profile {k}: {n}" for k, p in enumerate(rest, 1) for n in p.report.get("notes", []) if n not in first.report.get("notes", [])]
-    report = first.report | {"notes": notes, "build_seconds": sum(p.report.get("build_seconds", 0.0) for p in plans)}
+    notes = list(first.report.notes)
+    notes += [f"profile {k}: {n}" for k, p in enumerate(rest, 1) for n in p.report.notes if n not in first.report.notes]
+    report = dataclasses.replace(first.report, notes=notes, build_seconds=sum(p.report.build_seconds for p in plans))
     return dataclasses.replace(
         first,
         profiles=[q for p in plans for q in p.profiles],

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import configs_with_texts
-from whet.builder.candidates.option import Option
 from whet.builder.precision.permissions import Permissions
-from whet.engine.plan import Candidate
+from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError, NoTacticError
+from whet.measure.option import Option
 from whet.measure.timing_key import layer_text
 from whet.network import Layer
 from whet.tactics import Kernel, PlanRefused, Signature, Tactic
@@ -92,13 +92,14 @@ def no_tactic(layer: Layer, refused: list[Candidate], backend: Backend, others: 
     elsewhere = [c for c in refused if c.reason.startswith("computes ") and ", not " in c.reason]
     lines = [f"  {c.tactic}{' ' + c.signature if c.signature else ''}: {c.reason}" for c in refused if c not in elsewhere]
     lines += [f"  {len(elsewhere)} tactics are for other ops"] if elsewhere else []
+    on_host = "\n--allowFallback lets such layers run on the host, which copies their inputs and outputs."
     more = ", ".join(f"{x.op} '{x.name}'" for x in others)
     return NoTacticError(
         f"No tactic of '{backend.name}' computes {layer.op} '{layer.name}' (from {', '.join(layer.sources) or 'no node'}):\n"
         + "\n".join(lines)
         + (f"\nNothing computes these either: {more}." if more else "")
-        + ("\n--allowFallback lets such layers run on the host, which copies their inputs and outputs." if backend.name == "cuda" else "")
-        + f"\nAllow more precisions, or write src/whet/tactics/{backend.name}/<name>.py."
+        + (on_host if "allowFallback" in backend.capabilities.flag_sources else "")
+        + "\nAllow more precisions, or write a tactic for it (docs/adding.md)."
     )
 
 
