@@ -213,11 +213,10 @@ class WhetGraph:
         self._graph.close()
 
 
-def kernels_of(machine: Any, layer: Layer, x: Operands) -> Any:
-    """(tactic, configuration, kernel, launches) of every configuration that the attention tactics offer in f16."""
+def kernels_of(machine: Any, layer: Layer, x: Operands, weights: dict[str, Any]) -> Any:
+    """(tactic, configuration, kernel, launches) of all that the attention tactics offer in f16; packed weights go to `weights`."""
     import torch
 
-    weights: dict[str, Any] = {}
     for t in tactics_of("cuda"):
         if t.name not in TACTICS or t.why_not(layer):
             continue
@@ -243,7 +242,8 @@ def row_of(machine: Any, name: str, case: Case) -> dict[str, Any]:
     x, stream = Operands(case, layer), Stream()
     count = 20 if case.scores < 3e8 else 5
     best: dict[str, tuple[float, WhetGraph, str, float]] = {}
-    for tactic, config, kernel, launches in kernels_of(machine, layer, x):
+    weights: dict[str, Any] = {}  # alive as long as the graphs that read them
+    for tactic, config, kernel, launches in kernels_of(machine, layer, x, weights):
         x.out.fill_(float("nan"))
         torch.cuda.synchronize()
         graph = WhetGraph(launches, count, stream)

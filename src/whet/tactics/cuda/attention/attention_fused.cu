@@ -200,7 +200,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
             const bool present = row0 < p.rows || PINGPONG;
             const int buffer = group * QB + q_count % QB;
             int steps = !present ? 0 : PINGPONG ? unit.steps : min(unit.steps, steps_of(p, row0 + 63));
-            if (MASK == 1 && present) {   // padding: steps after the last visible key are left out, unless no key is visible
+            if (MASK == 1 && !PINGPONG && steps > PARTS) {   // padding: steps after the last visible key are left out, unless no key is visible
                 barrier_wait(q_full + 8 * buffer, q_count / QB & 1);
                 int visible = -1;
                 for (int key = lane * 2; key < p.keys; key += 64) {
@@ -210,7 +210,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     if (!(m.y <= HIDES)) visible = key + 1;
                 }
                 visible = __reduce_max_sync(~0u, visible);
-                if (visible >= 0 && !PINGPONG) steps = min(steps, visible / BN + 1);
+                if (visible >= 0) steps = min(steps, visible / BN + 1);
             }
             const int count = (steps - share + PARTS - 1) / PARTS;   // steps of this warpgroup
             const u32 q = q_at + buffer * Q_TILE;

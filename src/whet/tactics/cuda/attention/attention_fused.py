@@ -142,7 +142,8 @@ class AttentionFused(Tactic):
         def make(args: Args) -> list:
             keys = heads.keys, tile.bn
             maps = tensor_map(heads.q, args, heads.rows, 64) + tensor_map(heads.k.swapped(), args, *keys) + tensor_map(heads.v, args, *keys)
-            address, mask_steps = 0, (0, 0, 0, 0)
+            address = 0
+            mask_steps: tuple[int, ...] = (0, 0, 0, 0)
             if mask.kind == TILES:
                 assert heads.mask is not None
                 address, mask_steps = args.packed[0], _tile_steps(heads, heads.mask, tile)
