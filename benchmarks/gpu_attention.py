@@ -32,7 +32,7 @@ from whet.ops import sample_layer
 from whet.tactics import Args, tactics_of
 
 ROUNDS = 15
-TACTICS = ("cuda/attention", "cuda/attention_long", "cuda/attention_fused")
+TACTICS = ("cuda/attention", "cuda/attention_fused")
 
 
 @dataclass(frozen=True)

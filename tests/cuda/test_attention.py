@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
-from test_tactics import HOPPER, compute, judge, planned, reference
+from test_tactics import HOPPER, compute, judge, reference
 
 from support.compiling import first_configs
 from whet import zoo
@@ -24,7 +24,6 @@ from whet.tactics._attention import View, plain_view, taken_apart
 from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.attention import attention_fused as fused
-from whet.tactics.cuda.attention import attention_long as long
 from whet.tactics.cuda.attention.attention import OwnAttention, candidates, shared_bytes
 
 
@@ -135,55 +134,6 @@ def test_machine_code(tile, arch, tmp_path):
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
 
 
-EVEN = [(64, (112, 2, 2, 0)), (128, (80, 2, 3, 1)), (128, (112, 2, 2, 1))]  # keys that are no multiple of 64, shared out evenly
-
-
-def test_keys_are_shared_out_evenly():
-    layer, _ = layer_of(1, 2, 197, 197, 64, layout="rows")
-    found = long.candidates(taken_apart(layer))
-    assert {dict(c)["bn"] for c in found} == {112, 64}
-    assert len(found) == len(set(found))
-    assert {dict(c)["wgs"] for c in found} == {1, 2, 3}
-    layer, _ = layer_of(1, 2, 60, 2048, 128, layout="rows")
-    assert [dict(c) for c in long.candidates(taken_apart(layer))] == [{"bn": 64, "wgs": 1, "stages": 2, "turns": 0}]
-
-
-@pytest.mark.parametrize(("size", "tile"), [*((size, tile) for size, tiles in long.TILES.items() for tile in tiles), *EVEN], ids=str)
-def test_machine_code_of_long_sequences(size, tile, tmp_path):
-    config = tuple(zip(long.NAMES, tile, strict=True))
-    assert long.shared_bytes(size, config) <= long.SHARED
-    keys, turns = tile[0], tile[3]
-    constants = long.tile_constants(size, config)
-    text = sass(compile_cubin(source("attention_long.cu", {**constants, "BF16": 1}), cached=False), tmp_path)
-    products = re.findall(r"HGMMA\S+", text)
-    assert len(products) == 2 * (size // 16 + keys // 16), "both products of the first step and of those that follow, unrolled"
-    assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 4, "products run while the softmax is computed: the compiler waits for none by itself"
-    assert "UTMALDG.4D" in text, "keys and values come by bulk copies"
-    assert ("BAR.ARV" in text) == bool(turns)
-    assert ("USETMAXREG" in text) == bool(constants["DEAL"])
-    assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
-
-
-LONG = [
-    ((1, 2, 300, 301, 64), {"layout": "rows", "mask": (1, 1, 300, 301)}, "a mask"),
-    ((1, 2, 300, 304, 64), {"layout": "heads"}, "columns"),
-    ((1, 2, 300, 301, 80), {"layout": "rows"}, "heads of 80"),
-]
-
-
-@pytest.mark.parametrize(("sizes", "how", "why"), LONG, ids=str)
-def test_what_long_sequences_are_refused_for(sizes, how, why):
-    layer, _ = layer_of(*sizes, **how)
-    tactic = long.OwnAttentionLong()
-    signature = tactic.signatures(layer, HOPPER)[0]
-    assert why in tactic.refuses(layer, signature, HOPPER)
-    good, _ = layer_of(1, 2, 300, 301, 64, layout="rows")
-    assert tactic.refuses(good, signature, HOPPER) is None
-    assert "Hopper" in tactic.refuses(good, signature, CompileOnlyGpu("sm_80"))
-    with pytest.raises(PlanRefused, match="no such tile"):
-        tactic.plan(good, signature, (("bn", 100), ("wgs", 2), ("stages", 2), ("turns", 0)), HOPPER)
-
-
 @pytest.mark.parametrize(("name", "options", "layers"), [("vit_b_16", {}, 12), ("bert_base", {"sequence": 128}, 12), ("swin_t", {}, 1)])
 def test_networks_bring_their_attention_in_one_layer_without_transposes(name, options, layers):
     net = network_from_onnx(zoo.build(name, batch=1, **options))
@@ -246,9 +196,12 @@ def test_what_fused_attention_takes(sizes, how, why):
     assert said is None if why is None else why in said
 
 
-def test_fused_attention_needs_hopper():
+def test_fused_attention_is_for_hopper_and_mma_sync_for_what_it_does_not_take():
     layer, _, _, signature = fused_plan((1, 2, 64, 64, 64), {"layout": "rows"})
     assert "Hopper" in fused.AttentionFused().refuses(layer, signature, CompileOnlyGpu("sm_80"))
+    assert "attention_fused" in OwnAttention().refuses(layer, signature, HOPPER)
+    columns, _ = layer_of(1, 2, 64, 64, 64, layout="heads")
+    assert OwnAttention().refuses(columns, signature, HOPPER) is None
 
 
 @pytest.mark.parametrize(
@@ -363,18 +316,25 @@ SIZES = [
 ]
 
 
+def kernels_of(layer, backend, names=("cuda/attention", "cuda/attention_fused"), most=None):
+    """(tactic, signature, configuration, kernel); of mma.sync kernels also those that are for older GPUs."""
+    for t in map(get_tactic, names):
+        for signature in () if t.why_not(layer) else t.signatures(layer, backend):
+            for config in first_configs(t, layer, signature, backend, most):
+                yield t, signature, config, t.plan(layer, signature, config, backend)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("sizes", "how"), SIZES, ids=str)
 def test_every_tile_matches_the_reference(gpu, sizes, how):
     layer, arrays = layer_of(*sizes, **how)
     ran: Counter[str] = Counter()
-    for t, signature, config, kernel in planned(layer, gpu, most=14):
-        if t.name in ("cuda/attention", "cuda/attention_long", "cuda/attention_fused"):
-            got, fed = compute(gpu, layer, arrays, signature, kernel)
-            judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
-            ran[t.name] += 1
+    for t, signature, config, kernel in kernels_of(layer, gpu, most=14):
+        got, fed = compute(gpu, layer, arrays, signature, kernel)
+        judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
+        ran[t.name] += 1
     assert ran["cuda/attention"] >= 4
-    assert (ran["cuda/attention_long"] >= 2) == ("mask" not in how and how.get("layout", "heads") != "heads" and sizes[-1] in (64, 128))
+    assert (ran["cuda/attention_fused"] >= 2) == (how.get("layout", "heads") != "heads")
 
 
 FUSED_SIZES = [
@@ -434,13 +394,13 @@ def test_masks_that_hide_keys_and_whole_rows(gpu):
     mask[0, 0, 7] = -np.inf
     mask[0, 0, 8, :70] = -np.inf
     arrays[-1] = mask
-    for t, signature, config, kernel in planned(layer, gpu, most=14):
-        if t.name in ("cuda/attention", "cuda/attention_fused") and signature.inputs[-1].dtype.name == "f32":
+    for t, signature, config, kernel in kernels_of(layer, gpu, most=14):
+        if signature.inputs[-1].dtype.name == "f32":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             with np.errstate(all="ignore"):
                 want = reference(layer, fed)[0]
             assert np.isnan(want[:, 7]).all()
-            judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
+            judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
 
 
 def test_machines_are_asked_nothing_that_they_have_not():

@@ -275,7 +275,10 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                 const int key0 = (i * PARTS + share) * BN + lane % 4 * 2;
                 const auto hide = [&](float& score, float m) {
                     if (MASK_TYPE == 1) score = fmaf(m, p.mask_scale, score);
-                    else score += m == -INFINITY_F ? m : fmaxf(m * p.mask_scale, -1e37f);   // rows of lowest values alone are means, rows of -infinity NaN
+                    else {   // rows of lowest values alone are means, rows of -infinity NaN; times `factor`, a power of two is exact
+                        const float y = m * p.mask_scale;
+                        score += y < -67108864.f && m != -INFINITY_F ? -0x1p120f : y;
+                    }
                 };
                 const auto key_mask = [&](int c) { return mask_at + buffer * p.mask_bytes + min(key0 + c * 8, p.keys - 2) * (MASK_TYPE ? 2 : 4); };
                 u32 seen = MASK > 1;

@@ -80,7 +80,7 @@ class AttentionFused(Tactic):
         if not all_static(layer):
             return None
         heads = taken_apart(layer, grouped=True)
-        return heads if isinstance(heads, str) else _unfit(heads)
+        return heads if isinstance(heads, str) else unfit(heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         heads = taken_apart(layer, grouped=True) if all_static(layer) else ""
@@ -102,7 +102,7 @@ class AttentionFused(Tactic):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (wgmma, sm_90a)"
         heads = taken_apart(layer, grouped=True)
-        return heads if isinstance(heads, str) else _unfit(heads)
+        return heads if isinstance(heads, str) else unfit(heads)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         heads = taken_apart(layer, grouped=True)
@@ -172,7 +172,7 @@ def reciprocal(divisor: int) -> int:
     return 0 if divisor == 1 else -(-(1 << 32) // divisor)
 
 
-def _unfit(heads: Heads) -> str | None:
+def unfit(heads: Heads) -> str | None:
     """Why the kernel does not take these heads."""
     if heads.turned:
         return "keys are columns in memory: TMA reads them as rows"
