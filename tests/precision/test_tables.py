@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whet.builder import BuildConfig, build, plan_digest, save_lock
-from whet.builder.precision import int8 as quantized
+from whet.builder.precision import precision_search
 from whet.builder.precision.int8 import Calibration, build_int8, prepared, quantized_network
 from whet.network import Network, parse_type
 from whet.ops import run_network
@@ -128,7 +128,7 @@ def test_both_ways_are_tried_and_the_lock_keeps_which(faster, tmp_path, monkeypa
         floats = [not any(is_quantized(x) for x in p.network.layers) for p in plans]
         return [[3e-3 if f else 1e-3 if t == ("looked up" in faster) else 2e-3] * 9 for t, f in zip(looked_up, floats, strict=True)]
 
-    monkeypatch.setattr(quantized, "in_turns", in_turns)
+    monkeypatch.setattr(precision_search, "in_turns", in_turns)
     config = BuildConfig(precisions=("int8",), **QUICK)
     plan = build_int8(network(), config, Calibration(samples=lambda: data()))
     tried = {c.what: c.kept for c in plan.report.precision_choice}
