@@ -59,7 +59,9 @@ def fields(args: Args, channels: int, third: int, sizes: Sequence[int], finish: 
     return struct.pack(f"<5Q{len(sizes)}i5fI", *addresses, *sizes, *ends)
 
 
-def launches(name: str, constants: Mapping[str, int], tile: Tile, tiles: int, multiprocessors: int, arguments: bytes, label: str) -> list[Launch]:
-    """The launch of an instance of `<name>.cu` that computes so many tiles."""
-    kernel = loaded(f"{name}.cu", name, tuple(sorted(constants.items())), tile.shared)
+def launches(
+    name: str, entry: str, constants: Mapping[str, int], tile: Tile, tiles: int, multiprocessors: int, arguments: bytes, label: str
+) -> list[Launch]:
+    """The launch of `entry`, an instance of the file `name`, that computes `tiles` tiles."""
+    kernel = loaded(name, entry, tuple(sorted(constants.items())), tile.shared)
     return [Launch(kernel, (min(tiles, multiprocessors * tile.blocks), 1, 1), THREADS, arguments, label=label)]

@@ -18,6 +18,7 @@ from whet.tactics.cuda.move.reformat import FIELDS, moving
 _HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm", "ProductConv", "QuantizedSum", "SqueezeExcite")
 _INTEGERS = (I8, U8)
 _ALIGNMENT = 256
+_LIBRARIES = "whet.tactics.cuda.library."
 _Place = tuple[str, int]  # "input", "output" or "scratch", and which or where
 
 
@@ -157,7 +158,8 @@ def _kernel(part: Layer, dtype: DType, machine: Any) -> tuple[GpuKernel, Signatu
         return [Operand(f, t.dtype if t.dtype in _INTEGERS else dtype) for f in (("nhwc", "linear") if t.type.rank == 4 else ("linear",))]
 
     for t in sorted((t for t in TACTICS.values() if t.backend == "cuda" and t.name != "cuda/decomposed"), key=lambda t: (t.fallback, t.name)):
-        if not t.name.startswith("cuda/own_") or t.why_not(part) is not None:  # ours alone: --pure holds, and no library has to be there
+        # Library tactics are left out, so that the layer runs where no library is installed, and with --pure.
+        if type(t).__module__.startswith(_LIBRARIES) or t.why_not(part) is not None:
             continue
         for s in t.signatures(part, machine):
             fed = zip(part.inputs, s.inputs, strict=True)
