@@ -91,7 +91,8 @@ class OwnQNarrow(QuantizedTactic):
             residual = 0 if made.residual is None else args.inputs[made.residual]
             sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
             blob += fields(args, s.k, residual, sizes, finish, out, out.add_step, outside)
-            return launches("qconv_few_channel.cu", "qnarrow", constants, tile, tiles, machine.multiprocessors, blob + bytes(-len(blob) % 64), layer.name)
+            blob += bytes(-len(blob) % 64)
+            return launches("qconv_few_channel.cu", "qnarrow", constants, tile, tiles, machine.multiprocessors, blob, layer.name)
 
         name = f"own narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=(rows, numbers), rtol=0.0)
