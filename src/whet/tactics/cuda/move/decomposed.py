@@ -13,7 +13,7 @@ from whet.network.types import F32, I8, U8, DType
 from whet.tactics._base import TACTICS, Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, all_static, float_types, launch, same
-from whet.tactics.cuda.move.reformat import FIELDS, moving
+from whet.tactics.cuda.move.reformat import ReformatArguments, moving
 
 _COMPOSITES = ("ConvPool", "ConvThenPointwise", "ConvSum", "DepthwiseThenPointwise", "PoolGemm", "PointwiseThenConv", "QuantizedSum", "SqueezeExcite")
 _INTEGERS = (I8, U8)
@@ -91,7 +91,7 @@ def _move(step: _Step, source: int, target: int) -> Launch:
     count = 1
     for d in step.shape:
         count *= d
-    return launch("reformat.cu", entry, constants, grid, 256, FIELDS, source, target, count, rows, columns, 1.0, 0.0)
+    return launch(entry, ReformatArguments(source, target, count, rows, columns), constants, grid, 256)
 
 
 def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_Step], int]:

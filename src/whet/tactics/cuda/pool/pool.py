@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Signature, tactic
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, float_types, launch, same
 from whet.tactics.cuda._device.plain_layer import PlainTactic
 from whet.tactics.cuda.conv._conv import TYPES
+
+
+@dataclass(frozen=True)
+class PoolArguments(Arguments, kernel="pool.cu"):
+    """Arguments of pool.cu."""
+
+    input: ConstPointer
+    out: Pointer
+    n: Int32
+    h: Int32
+    w: Int32
+    c: Int32
+    p: Int32
+    q: Int32
+    r: Int32
+    s: Int32
+    stride_h: Int32
+    stride_w: Int32
+    pad_h: Int32
+    pad_w: Int32
+    dil_h: Int32
+    dil_w: Int32
+    whole: Int32  # average: divide by the whole window, padding included
+    end_h: Int32  # where padding at the end stops: h + pad, w + pad
+    end_w: Int32
+    in_zero: Float32 = 0.0
+    per_step: Float32 = 1.0
+    zero: Float32 = 0.0
 
 
 @tactic
@@ -54,12 +84,11 @@ class OwnPool(PlainTactic):
         entry, constants, grid, sizes = pool_launch(layer, (n, c, h, w), static_shape(layer.outputs[0].shape), stored, stored)
 
         def make(args: Args) -> list:
-            return [launch("pool.cu", entry, constants, grid, 256, FIELDS, args.inputs[0], args.outputs[0], *sizes, 0.0, 1.0, 0.0)]
+            return [launch(entry, PoolArguments(args.inputs[0], args.outputs[0], *sizes), constants, grid, 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {entry}", rtol=0.0 if layer.op == "MaxPool" else None)
 
 
-FIELDS = "<2Q17i3f"
 _SIZES = (4, 2, 2, 1, 1, 1)  # bytes of the types of vector.cuh
 
 
