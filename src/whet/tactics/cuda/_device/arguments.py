@@ -203,7 +203,7 @@ def _fields(cls: type[Fields]) -> tuple[tuple[str, type[Fields] | None, CType | 
     """Of each field: its name, the part that is put in line or the C type, and its macros."""
     hints = get_type_hints(cls, include_extras=True)
     found = []
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(cls):
         hint, macros, ctype = hints[field.name], tuple[str, ...](), None
         while get_origin(hint) is Annotated:
             hint, *marks = get_args(hint)

@@ -135,7 +135,9 @@ class OwnAttention(Tactic):
                 steps, key = steps_of(found.mask, found, -2), found.mask.strides[-1]
             k = steps_of(found.k, found, -2 if found.turned else -1)
             arguments = AttentionArguments(
-                *at,
+                q=at[0],
+                k=at[1],
+                v=at[2],
                 out=args.outputs[0] + found.out.offset * 2,
                 mask=mask,
                 q_at=steps_of(found.q, found, -2),

@@ -136,16 +136,14 @@ def upright_launch(t: Upright, s: ConvShape, addresses: tuple[int, ...], finish:
     """The launch; `addresses`: image, filters, bias, residual (0 without), result."""
     image, filters, bias, residual, out = addresses
     dtype, c, row, pixels = "bf16" if bf16 else "f16", CHANNELS, s.r * s.s * CHANNELS, s.p * s.q
-    maps = [
-        tensormap.tiled(filters, dtype, (row, c), (row * 2,), (c, c)),
-        tensormap.tiled(image, dtype, (c, s.w, s.h, s.n), tuple(c * 2 * n for n in (1, s.w, s.w * s.h)), (c, t.wide(s), t.rows + s.r - 1, 1)),
-    ]
+    weights = tensormap.tiled(filters, dtype, (row, c), (row * 2,), (c, c))
+    strides, box = tuple(c * 2 * n for n in (1, s.w, s.w * s.h)), (c, t.wide(s), t.rows + s.r - 1, 1)
+    pixels_map = tensormap.tiled(image, dtype, (c, s.w, s.h, s.n), strides, box)
+    added = made = bytes(128)  # not used: plain addresses
     if t.stage(s):
         size, each, box = (c, pixels, s.n, 1), (c * 2, pixels * c * 2, s.n * pixels * c * 2), (c, t.rows * s.q, 1, 1)
-        maps += [tensormap.tiled(at, dtype, size, each, box) for at in (residual or out, out)]
-    else:
-        maps += [bytes(128), bytes(128)]  # not used: plain addresses
+        added, made = (tensormap.tiled(at, dtype, size, each, box) for at in (residual or out, out))
     sizes = (s.k, s.p, s.q, -(-s.p // t.rows), t.tiles(s), s.pad[0], s.pad[1])
-    arguments = WeightsAsAConvArguments(*maps, bias, residual, out, *sizes, act=finish.activation[1:])
+    arguments = WeightsAsAConvArguments(weights, pixels_map, added, made, bias, residual, out, *sizes, act=finish.activation[1:])
     constants, grid = upright_constants(t, s, finish, bf16), (min(t.tiles(s), multiprocessors), 1, 1)
     return launch("upright", arguments, constants, grid, 256, shared=t.shared(s), label=label)

@@ -127,7 +127,7 @@ class OwnDepthwise(Tactic):
 
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
-            addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
+            addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
             sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, made.finish.residual)
             return [launch("depthwise", DepthwiseArguments(*addresses, *sizes, act=(low, high)), constants, grid, 128)]
 

@@ -112,7 +112,7 @@ class OwnQDepthwise(QuantizedTactic):
         fill = (zero & 0xFF) * 0x01010101
 
         def make(args: Args) -> list:
-            addresses = (args.inputs[x], *args.packed, 0, args.outputs[0])
+            addresses = (args.inputs[x], args.packed[0], args.packed[1], 0, args.outputs[0])
             sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, 0)
             arguments = DepthwiseArguments(*addresses, *sizes, act=(low, high), fill=fill, per_step=out.per_step, zero=out.zero)
             return [launch("depthwise", arguments, constants, grid, 128)]

@@ -94,7 +94,8 @@ class OwnBroadcast(PlainTactic):
         def make(args: Args) -> list:
             if not count:
                 return []
-            arguments = BroadcastArguments(*(*args.inputs, 0, 0)[:3], args.outputs[0], (*(1,) * fill, *sizes), count, *steps)
+            a, b, c = (*args.inputs, 0, 0)[:3]
+            arguments = BroadcastArguments(a, b, c, args.outputs[0], (*(1,) * fill, *sizes), count, steps[0], steps[1], steps[2])
             return [launch("broadcast", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="own broadcast")

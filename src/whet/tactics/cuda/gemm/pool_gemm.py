@@ -104,7 +104,7 @@ class OwnPoolGemm(Tactic):
         )
 
         def make(args: Args) -> list:
-            arguments = PoolGemmArguments(args.inputs[0], args.outputs[0], *args.packed, c=s.c, outputs=s.columns)
+            arguments = PoolGemmArguments(args.inputs[0], args.outputs[0], args.packed[0], args.packed[1], c=s.c, outputs=s.columns)
             return [launch("pool_gemm", arguments, constants, (tiles * ranks, 1, 1), 256, cluster=ranks, label=layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own pool gemm {32 * i} x {ranks}", packed=packed)

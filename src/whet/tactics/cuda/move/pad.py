@@ -90,7 +90,8 @@ class OwnPad(Tactic):
             if not count:
                 return []
             constants = {"UNIT": unit, "MODE": _MODES[layer.attrs["mode"]]}
-            arguments = PadArguments(args.inputs[0], args.outputs[0], bits, *zip(*axes, strict=True), count=count)
+            stride, size, before, low, high = zip(*axes, strict=True)
+            arguments = PadArguments(args.inputs[0], args.outputs[0], bits, stride, size, before, low, high, count)
             return [launch("pad", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own pad x{unit}", rtol=0.0)

@@ -103,7 +103,7 @@ class OwnResize(PlainTactic):
 
         def make(args: Args) -> list:
             at_a, weight_a, at_b, weight_b = args.packed
-            sizes = (count, in_a, in_b, out_a, out_b, inner // vec, *taps)
+            sizes = (count, in_a, in_b, out_a, out_b, inner // vec, taps[0], taps[1])
             arguments = ResizeArguments(args.inputs[0], args.outputs[0], at_a, at_b, weight_a, weight_b, *sizes, beyond=beyond)
             return [launch("resize", arguments, {"TYPE": TYPE[kind.name], "VEC": vec}, (blocks_of(count, 256), 1, 1), 256)]
 

@@ -96,7 +96,7 @@ class OwnBatchNorm(Tactic):
         sizes = (count // vec, channels // 8 if last else channels, 1 if last else plane // vec)
 
         def make(args: Args) -> list:
-            arguments = AffineArguments(args.inputs[x], args.outputs[0], *args.packed, *sizes, act=(low, high))  # type: ignore[index]
+            arguments = AffineArguments(args.inputs[x], args.outputs[0], args.packed[0], args.packed[1], *sizes, act=(low, high))  # type: ignore[index]
             return [launch("affine", arguments, constants, (blocks_of(sizes[0], 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own affine x{vec}", packed=packed)

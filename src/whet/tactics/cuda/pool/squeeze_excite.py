@@ -153,7 +153,8 @@ class OwnSqueeze(Tactic):
         def make(args: Args) -> list:
             cluster = way.channels * way.pixels
             limits = (gate.activations[0][1:], gate.activations[1][1:])
-            arguments = SqueezeExciteArguments(args.inputs[gate.x], args.outputs[0], *args.packed, *limits)
+            w1, w2, b1, b2 = args.packed
+            arguments = SqueezeExciteArguments(args.inputs[gate.x], args.outputs[0], w1, w2, b1, b2, *limits)
             return [launch("squeeze", arguments, constants, (gate.n * cluster, 1, 1), way.threads, cluster=cluster, label=layer.name)]
 
         name = f"own squeeze and excitation c{way.channels} p{way.pixels} t{way.threads}"

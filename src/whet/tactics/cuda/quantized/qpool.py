@@ -54,6 +54,6 @@ class OwnQPool(QuantizedTactic):
         numbers = (float(reads.zero), reads.number / stores.number, float(stores.zero))
 
         def make(args: Args) -> list:
-            return [launch(entry, PoolArguments(args.inputs[x], args.outputs[0], *sizes, *numbers), constants, grid, 256)]
+            return [launch(entry, PoolArguments(args.inputs[x], args.outputs[0], sizes, *numbers), constants, grid, 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"own {entry} of integers", rtol=0.0)

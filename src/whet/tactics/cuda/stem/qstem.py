@@ -26,7 +26,7 @@ from whet.tactics.cuda.quantized._quantized import (
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.stem.stem import _TILES, PooledFields, StemArguments, _shared, _taps, first_constants
+from whet.tactics.cuda.stem.stem import _TILES, PooledFields, StemArguments, StemSizes, _shared, _taps, first_constants
 
 
 @tactic
@@ -116,8 +116,7 @@ def first_kernel(
 
     def make(args: Args) -> list:
         box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
-        sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-        arguments = integer_arguments(parts, finish, s, out, args, args.inputs[image], sizes, box, step)
+        arguments = integer_arguments(parts, finish, s, out, args, args.inputs[image], StemSizes.of(s, tiles_h, tiles_w), box, step)
         grid, shared = min(tiles, backend.multiprocessors * tile["blocks"]), first_shared8(s, tile["th"], tile["tw"])
         return [launch("first", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
 
@@ -179,7 +178,7 @@ def integer_arguments(
     out: Output,
     args: Args,
     image: int,
-    sizes: tuple[int, ...],
+    sizes: StemSizes,
     box: bytes,
     step: float | None,
     pooled: PooledFields | None = None,
@@ -190,7 +189,7 @@ def integer_arguments(
         args.packed[1],
         image,
         args.outputs[0],
-        *sizes,
+        sizes,
         act=finish.activation[1:],
         per_step=out.per_step,
         zero=out.zero,

@@ -11,7 +11,7 @@ from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
 from whet.tactics.cuda.stem.qstem import first_constants8, first_packed8, first_row8, first_shared8, integer_arguments
-from whet.tactics.cuda.stem.stem import PooledFields
+from whet.tactics.cuda.stem.stem import PooledFields, StemSizes
 from whet.tactics.cuda.stem.stem_pool import _TILES, _tile, _window, _window_reason
 
 
@@ -77,7 +77,7 @@ class OwnQFirstPool(Tactic):
 
         def make(args: Args) -> list:
             box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
-            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
+            sizes = StemSizes.of(s, tiles_h, tiles_w)
             arguments = integer_arguments(parts, finish, s, out, args, args.inputs[found.image], sizes, box, found.step, PooledFields(p, q))
             grid = (min(tiles, backend.multiprocessors * blocks), 1, 1)
             return [launch("first", arguments, constants, grid, threads, shared=shared, label=layer.name)]

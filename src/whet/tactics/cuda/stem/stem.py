@@ -43,13 +43,9 @@ class PooledFields(Fields):
 
 
 @dataclass(frozen=True)
-class StemArguments(Arguments, kernel="stem.cu"):
-    """Arguments of stem.cu."""
+class StemSizes(Fields):
+    """Sizes of the convolution, and tiles of its result: down and across an image, and in all."""
 
-    weights: TensorMap  # [k][CHUNKS * 64], boxes of 64 x BN
-    bias: ConstFloatPointer
-    input: ConstPointer
-    out: Pointer
     n: Int32
     h: Int32
     w: Int32
@@ -61,6 +57,22 @@ class StemArguments(Arguments, kernel="stem.cu"):
     tiles_h: Int32
     tiles_w: Int32
     tiles: Int32
+
+    @classmethod
+    def of(cls, s: ConvShape, tiles_h: int, tiles_w: int) -> StemSizes:
+        """The sizes of a shape that is computed in so many tiles an image."""
+        return cls(s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, s.n * tiles_h * tiles_w)
+
+
+@dataclass(frozen=True)
+class StemArguments(Arguments, kernel="stem.cu"):
+    """Arguments of stem.cu."""
+
+    weights: TensorMap  # [k][CHUNKS * 64], boxes of 64 x BN
+    bias: ConstFloatPointer
+    input: ConstPointer
+    out: Pointer
+    sizes: StemSizes
     act: ActivationParameters
     per_step: Float32 = 1.0
     zero: Float32 = 0.0
@@ -120,8 +132,9 @@ class OwnFirst(FirstLayer):
         def make(args: Args) -> list:
             shared = _shared(s, tile["th"], tile["tw"], float_taps(s))
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
-            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
-            arguments = StemArguments(box, args.packed[1], args.inputs[x], args.outputs[0], *sizes, act=made.finish.activation[1:])
+            arguments = StemArguments(
+                box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=made.finish.activation[1:]
+            )
             grid = min(tiles, backend.multiprocessors * tile["blocks"])
             return [launch("first", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
 

@@ -13,7 +13,7 @@ from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, ahead, all_s
 from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
-from whet.tactics.cuda.stem.stem import PooledFields, StemArguments, first_constants, first_filters, first_row, float_taps
+from whet.tactics.cuda.stem.stem import PooledFields, StemArguments, StemSizes, first_constants, first_filters, first_row, float_taps
 from whet.tactics.cuda.stem.stem import _shared as shared_of_first
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
@@ -96,9 +96,8 @@ class OwnFirstPool(FirstLayer):
 
         def make(args: Args) -> list:
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
-            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
             addresses = (args.packed[1], args.inputs[place], args.outputs[0])
-            arguments = StemArguments(box, *addresses, *sizes, act=made.finish.activation[1:], pooled=PooledFields(p, q))
+            arguments = StemArguments(box, *addresses, StemSizes.of(s, tiles_h, tiles_w), act=made.finish.activation[1:], pooled=PooledFields(p, q))
             grid = min(tiles, backend.multiprocessors * blocks)
             return [launch("first", arguments, constants, (grid, 1, 1), threads, shared=shared, label=layer.name)]
 
