@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from whet.backends import Backend, get_backend
+from whet.backends import Backend, capabilities_of, get_backend
 from whet.builder.assemble import dealt
 from whet.builder.batching.per_sample_check import batch_differs
 from whet.builder.batching.profiles import resolve_profiles
@@ -47,7 +46,7 @@ def worth_dealing(net: Network, config: BuildConfig) -> bool:
     if config.samples != "auto":
         return config.samples in WAYS
     timed = config.optimization_level >= _LEVEL and config.whole_engines > 0 and config.max_tactics != 0
-    if config.backend != "cpu" or not timed or len(config.profiles) > 1 or batch_symbol(net) is None:
+    if not capabilities_of(config.backend).workers or not timed or len(config.profiles) > 1 or batch_symbol(net) is None:
         return False
     return _batch(resolve_profiles(net, config)[0][0]) > 1
 
@@ -155,7 +154,7 @@ def _batch(profile: Profile, which: int = 1) -> int:
 
 
 def _why_not(net: Network, profiles: Sequence[Profile], config: BuildConfig, backend: Backend) -> str | None:
-    if not getattr(backend, "runs", True) or not hasattr(backend, "lanes"):
+    if not backend.capabilities.executes or not backend.capabilities.workers:
         return f"the backend '{config.backend}' has no lanes"
     if _batch(profiles[0], 0) < 1:
         return "the profile takes empty batches"
@@ -176,7 +175,7 @@ def _timed(runs: Sequence[Any], order: Sequence[int], plan: EnginePlan, backend:
     for run in runs:
         run.feed(inputs)
         run.seconds(1)
-    with backend.watch() if hasattr(backend, "watch") else nullcontext():
+    with backend.watch():
         times = race([partial(_once, r) for r in runs], _SECONDS, _TURNS)
     backend.activate()
     return standing(times, order)

@@ -111,7 +111,9 @@ def pool_launch(
     kernel, strides = a["kernel_shape"], a.get("strides") or (1, 1)
     pads, dilations = a.get("pads") or (0, 0, 0, 0), a.get("dilations") or (1, 1)
     whole = int(bool(a.get("count_include_pad")))
-    sizes = PoolSizes(n, h, w, c, p, q, kernel[0], kernel[1], strides[0], strides[1], pads[0], pads[1], dilations[0], dilations[1], whole, h + pads[2], w + pads[3])
+    sizes = PoolSizes(
+        n, h, w, c, p, q, kernel[0], kernel[1], strides[0], strides[1], pads[0], pads[1], dilations[0], dilations[1], whole, h + pads[2], w + pads[3]
+    )
     constants |= {"R": int(kernel[0]), "S": int(kernel[1])} if kernel[0] * kernel[1] <= 25 else {}
     each = 16 // _SIZES[reads]
     if layer.op == "MaxPool" and reads in (1, 2, 3, 4) and kernel[0] * kernel[1] <= 25 and c % each == 0:

@@ -72,7 +72,7 @@ class OwnQConv(QuantizedTactic):
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         shape = pairs(conv_shape_of(parts))
-        return product_configs(parts, shape, signature, conv_configs(shape, backend.multiprocessors, 1), backend)
+        return product_configs(parts, shape, signature, conv_configs(shape, backend.capabilities.multiprocessors, 1), backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
@@ -208,7 +208,7 @@ def product_plan(
                     eight=eight,
                     scales=scales,
                 ),
-                multiprocessors=backend.multiprocessors,
+                multiprocessors=backend.capabilities.multiprocessors,
                 label=layer.name,
             )
         ]

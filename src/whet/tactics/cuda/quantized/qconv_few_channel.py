@@ -124,7 +124,7 @@ class OwnQNarrow(QuantizedTactic):
             sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
             ends = (finish.activation[1:], out.per_step, out.zero, out.add_step, outside & 0xFFFFFFFF)
             arguments = QConvFewChannelArguments(pixels, WeightFields.of(args, s.k), residual, args.outputs[0], *sizes, *ends)
-            return launches("qnarrow", arguments, constants, tile, tiles, backend.multiprocessors, layer.name)
+            return launches("qnarrow", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
         name = f"own narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=(rows, numbers), rtol=0.0)

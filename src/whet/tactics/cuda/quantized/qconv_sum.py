@@ -85,7 +85,7 @@ class OwnQConvPair(Tactic):
         found = _sum_of(layer)
         if isinstance(found, str):
             return []
-        s, bk, processors = found.last.shape, found.bk(), backend.multiprocessors
+        s, bk, processors = found.last.shape, found.bk(), backend.capabilities.multiprocessors
         steps = found.steps(bk)
         every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _able(c))
         order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
@@ -127,7 +127,7 @@ class OwnQConvPair(Tactic):
                         scales=Scales(found.last.factor(numbers), 0, out.per_step, out.zero, out.add_step, out.add_shift, bias_count(b.k)),
                         second=Second(b, View(args.inputs[found.y], b.c), between),
                     ),
-                    multiprocessors=backend.multiprocessors,
+                    multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]

@@ -117,7 +117,7 @@ def first_kernel(
     def make(args: Args) -> list:
         box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
         arguments = integer_arguments(parts, finish, s, out, args, args.inputs[image], StemSizes.of(s, tiles_h, tiles_w), box, step)
-        grid, shared = min(tiles, backend.multiprocessors * tile["blocks"]), first_shared8(s, tile["th"], tile["tw"])
+        grid, shared = min(tiles, backend.capabilities.multiprocessors * tile["blocks"]), first_shared8(s, tile["th"], tile["tw"])
         return [launch("first", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
 
     name = f"own first of integers{' from floats' if step is not None else ''} {tile['th']}x{tile['tw']} b{tile['blocks']}"

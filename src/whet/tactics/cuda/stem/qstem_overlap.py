@@ -107,7 +107,7 @@ class OwnQStem(Tactic):
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
             ends = (finish.activation[1:], out.per_step, out.zero, 1.0 / step, zero)
             arguments = QStemOverlapArguments(WeightFields.of(args, s.k), args.inputs[found.image], args.outputs[0], *sizes, *ends)
-            return launches("qstem", arguments, constants, tile, tiles, backend.multiprocessors, layer.name)
+            return launches("qstem", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
         name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)

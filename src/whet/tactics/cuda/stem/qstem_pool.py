@@ -79,7 +79,7 @@ class OwnQFirstPool(Tactic):
             box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
             sizes = StemSizes.of(s, tiles_h, tiles_w)
             arguments = integer_arguments(parts, finish, s, out, args, args.inputs[found.image], sizes, box, found.step, PooledFields(p, q))
-            grid = (min(tiles, backend.multiprocessors * blocks), 1, 1)
+            grid = (min(tiles, backend.capabilities.multiprocessors * blocks), 1, 1)
             return [launch("first", arguments, constants, grid, threads, shared=shared, label=layer.name)]
 
         name = f"own first of integers{' from floats' if found.step is not None else ''} pooled {ph}x{pw} b{blocks}"

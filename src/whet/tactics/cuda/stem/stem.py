@@ -135,7 +135,7 @@ class OwnFirst(FirstLayer):
             arguments = StemArguments(
                 box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=made.finish.activation[1:]
             )
-            grid = min(tiles, backend.multiprocessors * tile["blocks"])
+            grid = min(tiles, backend.capabilities.multiprocessors * tile["blocks"])
             return [launch("first", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too

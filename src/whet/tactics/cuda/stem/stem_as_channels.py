@@ -124,7 +124,7 @@ class OwnStem(FirstLayer):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = Wide.of(conv_shape(layer)).shape
-        return [as_config(c) for c in configs_for(s.m, s.k, s.c, s.r, backend.multiprocessors)[:MAX_CONFIGS]]
+        return [as_config(c) for c in configs_for(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = ending(layer, epilogue(layer))
@@ -166,7 +166,7 @@ class OwnStem(FirstLayer):
                 channels=tile.bk,
                 pixels=tile.bm,
             )
-            grid = (min(blocks_of(pixels, 256), 16 * backend.multiprocessors), 1, 1)
+            grid = (min(blocks_of(pixels, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
             image = StemAsChannelsArguments(args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide=wide.row, left=shape.pad[1])
             return [
                 launch("widen", image, constants, grid, 256),

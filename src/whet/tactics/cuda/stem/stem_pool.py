@@ -98,7 +98,7 @@ class OwnFirstPool(FirstLayer):
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             addresses = (args.packed[1], args.inputs[place], args.outputs[0])
             arguments = StemArguments(box, *addresses, StemSizes.of(s, tiles_h, tiles_w), act=made.finish.activation[1:], pooled=PooledFields(p, q))
-            grid = min(tiles, backend.multiprocessors * blocks)
+            grid = min(tiles, backend.capabilities.multiprocessors * blocks)
             return [launch("first", arguments, constants, (grid, 1, 1), threads, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
