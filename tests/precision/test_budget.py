@@ -128,9 +128,9 @@ def test_forms_of_a_budget(tmp_path, monkeypatch):
 
 
 def test_a_metric_that_is_no_number():
-    with pytest.raises(CalibrationError, match="no accuracy can be judged"):
+    with pytest.raises(CalibrationError, match="a finite number is needed"):
         Budget("metric", 1.0, lambda run: float("nan"), "mine").judge(dict, dict, [])
-    with pytest.raises(CalibrationError, match="which is no number"):
+    with pytest.raises(CalibrationError, match="which is not a number"):
         Budget("metric", 1.0, lambda run: "good", "mine").judge(dict, dict, [])
 
 
