@@ -12,11 +12,11 @@ from whet.builder.verify import verification
 from whet.builder.verify.differences import float8_error
 from whet.builder.verify.emulation import reference_outputs
 from whet.builder.verify.error_bounds import NetworkJudge
+from whet.composites.quantized import quantized_sample
 from whet.engine.plan import Choice
 from whet.network import F8E4M3, Network, Weight, parse_type
 from whet.ops import run_network, sample_layer
 from whet.ops._base import Sample
-from whet.ops._quantized_samples import quantized
 
 BATCH = 9
 
@@ -79,7 +79,7 @@ FLOAT8_LAYERS = {
     "cast": ("Cast", Sample([f"f32[{BATCH},8,5,5]"], {"to": F8E4M3})),
     "sum": (
         "Fused",
-        quantized(
+        quantized_sample(
             "Add",
             [(f"f8e4m3[{BATCH},8,5,5]", 0.5, None, 1), (f"f8e4m3[{BATCH},8,5,5]", 0.7, None, 1)],
             lambda body, v: body.add("Relu", body.add("Add", *v)),

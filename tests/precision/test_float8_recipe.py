@@ -78,8 +78,8 @@ def samples(count=40, seed=0):
 def test_ends_groups_and_odd_sizes_stay_out_with_their_reasons():
     out = kept_out(chain())
     assert out == {
-        "conv0": "3 input and 16 output channels: FP8 products take sixteens and eights",
-        "gemm": "a last layer: nothing behind it averages its rounding",
+        "conv0": "3 input and 16 output channels: FP8 kernels need multiples of 16 and 8",
+        "gemm": "last layer: no later layer averages its rounding error",
     }
     wide = Network("wide")
     x = wide.add_input("x", parse_type("f32[1,16,8,8]"))
@@ -89,7 +89,7 @@ def test_ends_groups_and_odd_sizes_stay_out_with_their_reasons():
     wide.mark_output(wide.add("Conv", c, wide.constant(np.ones((16, 16, 1, 1), np.float32), "u"), name="last"), "y")
     reasons = kept_out(wide)
     assert set(reasons) == {"first", "depthwise", "last"}
-    assert reasons["first"].startswith("a first layer")
+    assert reasons["first"].startswith("first layer")
     assert "one group" in reasons["depthwise"]
 
 

@@ -11,7 +11,6 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 import numpy as np
 
@@ -19,10 +18,11 @@ from whet.backends import get_backend
 from whet.builder.config import BuildConfig
 from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, report_of
 from whet.builder.precision.calibration import Calibration
-from whet.builder.precision.comparison import in_turns, layer_times, slow_layers, standing
+from whet.builder.precision.comparison import compare_engines, layer_times, slow_layers
 from whet.builder.progress import Noting
 from whet.engine.plan import EnginePlan
 from whet.engine.report import CalibrationStep, PrecisionCandidate
+from whet.measure.compare import Ranking
 from whet.network import Layer, Network
 from whet.precision import Ranges, chosen_samples
 from whet.precision.budget import Budget, Verdict
@@ -114,12 +114,12 @@ class PrecisionSearch:
         candidates = self.strategy.first_candidates(self)
         self._leave_out_slow_layers(candidates)
         fit = Fit() if self.judge is None else self._fit_budget(candidates)
-        times = self._compare(candidates)
+        ranking = self._compare(candidates)
         if refine:
             self.config = config
-            candidates = self._refine_finalists(candidates, times)
-            times = self._compare(candidates)
-        return self._keep(candidates, times, fit)
+            candidates = self._refine_finalists(candidates, ranking)
+            ranking = self._compare(candidates)
+        return self._keep(candidates, ranking, fit)
 
     def names_in_low_precision(self, float_layers: frozenset[str]) -> list[str]:
         """The quantizable layers but `float_layers`."""
@@ -188,45 +188,44 @@ class PrecisionSearch:
             text += f": nothing has to leave {self.strategy.title} for it."
         (self.info if fit.holds else self.notes).append(text)
 
-    def _compare(self, candidates: Sequence[EngineCandidate]) -> list[list[float]]:
-        """Seconds of the engines, interleaved."""
-        self.progress.stage("engines in turns", 1)
+    def _compare(self, candidates: Sequence[EngineCandidate]) -> Ranking:
+        self.progress.stage("comparing engines", 1)
         backend = get_backend(self.config.backend, threads=max(self.config.threads, 0))
-        times = in_turns([c.plan for c in candidates], backend, self.config)
+        ranking = compare_engines([c.plan for c in candidates], backend, self.config)
         self.progress.step("done")
-        return times
+        return ranking
 
-    def _refine_finalists(self, candidates: list[EngineCandidate], times: list[list[float]]) -> list[EngineCandidate]:
+    def _refine_finalists(self, candidates: list[EngineCandidate], ranking: Ranking) -> list[EngineCandidate]:
         """The candidates, the fastest allowed one in floating point and in low precision built again where they are near the fastest."""
-        middle = [median(t) for t in times]
         allowed = _allowed(candidates)
         is_low = [c.plan.report.quantized is not None for c in candidates]
         refined = list(candidates)
         for group in ([i for i in allowed if is_low[i] == low] for low in (False, True)):
-            best = min(group, key=lambda i: middle[i], default=None)
-            if best is not None and middle[best] <= _FINALIST * min(middle[i] for i in allowed):
+            best = min(group, key=ranking.seconds, default=None)
+            if best is not None and ranking.seconds(best) <= _FINALIST * min(map(ranking.seconds, allowed)):
                 again = self.strategy.rebuild(self, candidates[best])
                 if again.is_allowed or not candidates[best].is_allowed:
                     refined[best] = again
         return refined
 
-    def _keep(self, candidates: Sequence[EngineCandidate], times: list[list[float]], fit: Fit) -> EnginePlan:
+    def _keep(self, candidates: Sequence[EngineCandidate], ranking: Ranking, fit: Fit) -> EnginePlan:
         """The fastest allowed engine, with the comparison in its report."""
-        found = standing(times, self.strategy.preference(candidates, _allowed(candidates)))
-        kept = candidates[found.kept]
+        index = ranking.select(self.strategy.preference(candidates, _allowed(candidates)))
+        times_ms = [1e3 * ranking.seconds(i) for i in range(len(candidates))]
+        kept = candidates[index]
         report = kept.plan.report
-        report.latency_ms = found.ms[found.kept]
+        report.latency_ms = times_ms[index]
         rows = [
             PrecisionCandidate(
-                c.what, ms, spread_ms, c is kept, c.is_allowed, sorted(c.float_layers), None if c.verdict is None else c.verdict.value,
-                c.plan.report.build_seconds,
+                c.what, times_ms[i], 1e3 * ranking.spread(i), c is kept, c.is_allowed, sorted(c.float_layers),
+                None if c.verdict is None else c.verdict.value, c.plan.report.build_seconds,
             )
-            for c, ms, spread_ms in zip(candidates, found.ms, found.spread_ms, strict=True)
+            for i, c in enumerate(candidates)
         ]  # fmt: skip
         report.precision_choice = [*report.precision_choice, *rows]
         outside = {False: " (outside the budget)", True: ""}
-        shown = ", ".join(f"{c.what} {ms:.3f} ms{outside[c.is_allowed]}" for c, ms in zip(candidates, found.ms, strict=True))
-        self.strategy.describe(self, candidates, found.kept, shown)
+        shown = ", ".join(f"{c.what} {ms:.3f} ms{outside[c.is_allowed]}" for c, ms in zip(candidates, times_ms, strict=True))
+        self.strategy.describe(self, candidates, index, shown)
         if self.judge is not None and self.strategy.reports_accuracy:
             report.accuracy = report_of(self.judge.budget, fit, kept.judged_on, kept.verdict)
         return self._report(kept.plan)
