@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from whet.builder.progress import Silent
-from whet.search.locks import file_lock
+from whet.search.jobs.device_locks import file_lock
 
 TIMED = ("timing", "choice", "whole engines")
 

@@ -81,8 +81,8 @@ class Prepared:
 
     def __init__(self, model: realdata.RealModel, batch: int):
         from whet.builder import build
-        from whet.builder.calibrating import prepared
         from whet.builder.config import BuildConfig
+        from whet.builder.precision.calibration import prepared
         from whet.frontends import network_from_onnx
         from whet.runtime import Runtime
 
@@ -105,7 +105,7 @@ class Prepared:
         return ({self.name: self.images[i : i + 1]} for i in range(len(self.images)))
 
     def calibrated(self, method: str, steps: tuple[str, ...] = ()):
-        from whet.builder.calibrating import Calibration, calibrated_ranges
+        from whet.builder.precision.calibration import Calibration, calibrated_ranges
 
         key = f"{method} {steps}"
         if key not in self.ranges:
@@ -116,9 +116,9 @@ class Prepared:
     def low(self, precision: str, method: str):
         """run(feeds) in this precision, and what the row says of it."""
         from whet.builder import build
-        from whet.builder.calibrating import Calibration
-        from whet.builder.engine_run import EngineRun
-        from whet.builder.float8 import ENOUGH_DB, float8_ranges, harmful
+        from whet.builder.precision.calibration import Calibration
+        from whet.builder.precision.float8 import ENOUGH_DB, float8_ranges, harmful
+        from whet.builder.verify.engine_values import EngineRun
         from whet.precision import emulated, find_places, quantize
         from whet.precision.float8 import kept_out
         from whet.runtime import Runtime

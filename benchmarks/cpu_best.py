@@ -77,7 +77,7 @@ def runners() -> list[str]:
 def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
     """whet's engines. They are chosen by time, so the machine should be quiet; they share a timing cache, so `--best` takes most of it."""
     from whet.builder import BuildConfig, build
-    from whet.builder.quantized import Calibration, build_int8
+    from whet.builder.precision.int8 import Calibration, build_int8
     from whet.engine import write_engine
     from whet.frontends import network_from_onnx
 

@@ -22,7 +22,7 @@ from _record import median_interval, provenance
 
 from whet.backends import get_backend
 from whet.runtime import Runtime
-from whet.tactics.cpu import _dealing
+from whet.tactics.cpu._llvm import work_stealing
 
 WAYS = ("equal", "dealt")
 RUNS = 3
@@ -33,7 +33,7 @@ ENOUGH = 6  # rounds that hold a 95 % interval of their median
 def child(way: str, engine: str) -> None:
     """Opens an engine; for each line of its input prints the seconds of some runs."""
     if way == "equal":
-        _dealing._PARTS = 1  # whoever takes anything takes a whole run
+        work_stealing._PARTS = 1  # whoever takes anything takes a whole run
     context = Runtime(backend="cpu").load(engine).create_context()
     launches = context.launches()
     launches.feed({name: np.random.default_rng(0).random(shape, np.float32) for name, shape in context.input_shapes().items()})

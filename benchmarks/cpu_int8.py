@@ -137,7 +137,7 @@ def peers(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None
 
 def calibrate(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
     """whet's ranges into the folder, in place of those that are there: minutes for the large networks, on any machine load."""
-    from whet.builder.quantized import Calibration, calibrated_ranges, prepared
+    from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepared
     from whet.frontends import network_from_onnx
 
     model = folder / f"{name}-{batch}.onnx"
@@ -156,7 +156,7 @@ def engine_config(args: argparse.Namespace, folder: Path):
 
 def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
     """whet's engine, from the calibration that `calibrate` left; it chooses by time, so the machine should be quiet."""
-    from whet.builder.quantized import Calibration, build_int8
+    from whet.builder.precision.int8 import Calibration, build_int8
     from whet.engine import write_engine
     from whet.errors import WhetError
     from whet.frontends import network_from_onnx

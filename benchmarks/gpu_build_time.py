@@ -42,7 +42,7 @@ def one(name: str, batch: int, precision: str, calibrations: str, times: str) ->
     from whet import zoo
     from whet.backends import get_backend
     from whet.builder import BuildConfig, build
-    from whet.builder.quantized import Calibration, build_int8
+    from whet.builder.precision.int8 import Calibration, build_int8
     from whet.frontends.onnx import network_from_onnx
     from whet.runtime import bind
 

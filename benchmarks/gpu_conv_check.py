@@ -18,9 +18,9 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
-from whet.tactics.cuda._conv import RELU, ConvShape, Finish, View, pack_bias, pack_weights
-from whet.tactics.cuda._conv_config import ConvConfig
-from whet.tactics.cuda._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv import RELU, ConvShape, Finish, View, pack_bias, pack_weights
+from whet.tactics.cuda.conv._conv_config import ConvConfig
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
 
 PAD1 = (1, 1, 1, 1)
 CASES = [

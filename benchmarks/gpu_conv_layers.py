@@ -23,10 +23,10 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
-from whet.tactics.cuda._conv import RELU, Finish, View, pack_bias
-from whet.tactics.cuda._conv_config import ConvConfig
-from whet.tactics.cuda._conv_launch import conv_launch, conv_source
-from whet.tactics.cuda._conv_tiles import conv_configs
+from whet.tactics.cuda.conv._conv import RELU, Finish, View, pack_bias
+from whet.tactics.cuda.conv._conv_config import ConvConfig
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_tiles import conv_configs
 
 COLD_BYTES = 200e6
 

@@ -12,10 +12,10 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph, Launch, Module
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Stream
-from whet.tactics.cuda._conv import RELU, ConvShape, Finish, View, pack_bias
-from whet.tactics.cuda._conv_config import ConvConfig
-from whet.tactics.cuda._conv_launch import conv_launch
-from whet.tactics.cuda._source import source
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import RELU, ConvShape, Finish, View, pack_bias
+from whet.tactics.cuda.conv._conv_config import ConvConfig
+from whet.tactics.cuda.conv._conv_launch import conv_launch
 
 PAD1 = (1, 1, 1, 1)
 R4B = ConvShape(1, 14, 14, 256, 256, 3, 3, pad=PAD1)

@@ -23,16 +23,16 @@ from whet import zoo
 from whet.backends import get_backend
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
-from whet.builder.candidates import list_candidates
+from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.lowering import lowered_network
-from whet.builder.precision import Permissions
+from whet.builder.precision.permissions import Permissions
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.runtime import bind
 from whet.tactics import anchor, epilogue, tactics_of
-from whet.tactics.cuda._conv_launch import conv_source
-from whet.tactics.cuda._kernel import ending
-from whet.tactics.cuda.own_conv import conv_shape, from_config
+from whet.tactics.cuda._device.kernel import ending
+from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv.conv import conv_shape, from_config
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
 
@@ -47,7 +47,7 @@ def kernels(net: Network) -> set[str]:
     machine = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=True)
     found = set()
     lowered, _ = lowered_network(net, CONFIG)
-    tactics = [t for t in tactics_of("cuda") if t.name in ("cuda/own_conv", "cuda/own_stem", "cuda/own_gemm")]
+    tactics = [t for t in tactics_of("cuda") if t.name in ("cuda/conv", "cuda/stem_as_channels", "cuda/gemm")]
     for layer in lowered.layers:
         for o in list_candidates(layer, tactics, machine, Permissions.of(CONFIG)).options:
             axis = layer.outputs[0].type.rank - 1 if "gemm" in o.tactic.name else 1

@@ -23,7 +23,7 @@ sys.path.insert(0, "src")
 from whet.backends import get_backend
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.stream import Event, Stream
-from whet.builder.sources import tactics_for
+from whet.builder.candidates.tactic_sources import tactics_for
 from whet.network import Layer, Network, stored_shape
 from whet.network.types import F16, F32, parse_type
 from whet.ops import sample_layer

@@ -39,8 +39,8 @@ from _record import provenance
 from whet import zoo
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.precision import on_integers
-from whet.builder.quantized import Calibration, build_int8, calibrated_ranges, prepared
+from whet.builder.precision.int8 import Calibration, build_int8, calibrated_ranges, prepared
+from whet.builder.precision.permissions import on_integers
 from whet.engine.plan import EnginePlan
 from whet.errors import WhetError
 from whet.frontends.onnx import network_from_onnx

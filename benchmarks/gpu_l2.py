@@ -25,10 +25,12 @@ from _record import provenance
 sys.path.insert(0, "src")
 from whet import zoo
 from whet.backends import get_backend
-from whet.builder import BuildConfig, build, cold, in_chain, refine
-from whet.builder.candidates import Option
-from whet.builder.in_chain import Kind
+from whet.builder import BuildConfig, build
+from whet.builder.candidates.enumerate import Option
+from whet.builder.select import refine
 from whet.frontends.onnx import network_from_onnx
+from whet.measure import cold, in_network
+from whet.measure.in_network import Kind
 
 SHARES = {"warm": 0.0, "a quarter cold": 0.25, "half cold": 0.5, "cold": 1.0}  # of the difference between both times
 ROUNDS, WHOLE_ROUNDS = 40, 80
@@ -81,7 +83,7 @@ def agreement(a: list[float], b: list[float]) -> float:
 
 def row_of(name: str, batch: int) -> dict[str, Any]:
     found = caught(network_from_onnx(zoo.build(name, batch=batch)))
-    plan, bound, chain = found["plan"], found["bound"], in_chain._Chain(found["bound"], found["store"])
+    plan, bound, chain = found["plan"], found["bound"], in_network._Chain(found["bound"], found["store"])
     orders: dict[str, list[float]] = {what: [] for what in SHARES}
     slower: dict[str, list[np.ndarray]] = {what: [] for what in (*SHARES, "in network")}
     picks: dict[str, dict[Kind, Option]] = {what: {} for what in (*SHARES, "in network")}
@@ -113,13 +115,13 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
     emptied = turns(chain, list(engines.values()), WHOLE_ROUNDS, bound.backend.allocate(2 * bound.backend.l2_bytes))
     compared = {}
     for k, what in enumerate(engines):
-        errors = [in_chain._error(list(d)) for d in slower[what]]
+        errors = [in_network._error(list(d)) for d in slower[what]]
         compared[what] = {
             "order": round(float(np.mean(orders[what])), 3) if orders.get(what) else None, "kinds": len(orders.get(what, ())),
             "slower_us": round(float(sum(median(d) for d in slower[what])), 2), "error_us": round(float(np.sqrt(np.sum(np.square(errors)))), 2),
             "picks_other": sum(o is not picks["warm"][kind] for kind, o in picks[what].items()),
-            "engine_us": round(float(np.median(times[k])), 2), "engine_error_us": round(in_chain._error(list(times[k])), 2),
-            "emptied_us": round(float(np.median(emptied[k])), 2), "emptied_error_us": round(in_chain._error(list(emptied[k])), 2),
+            "engine_us": round(float(np.median(times[k])), 2), "engine_error_us": round(in_network._error(list(times[k])), 2),
+            "emptied_us": round(float(np.median(emptied[k])), 2), "emptied_error_us": round(in_network._error(list(emptied[k])), 2),
         }  # fmt: skip
     t = plan.report["timing"]
     return {

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 sys.path.insert(0, "src")
-from whet.tactics.cuda._conv import ConvShape
+from whet.tactics.cuda.conv._conv import ConvShape
 
 
 @dataclass(frozen=True)

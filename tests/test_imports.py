@@ -21,11 +21,12 @@ MAY_IMPORT = {
     "tactics": "network ops backends",
     "engine": "network ops tactics",
     "runtime": "network ops engine backends tactics",
-    "builder": "network ops passes precision sparsity backends tactics engine runtime",
+    "measure": "network ops backends tactics engine runtime builder",
+    "builder": "network ops passes precision sparsity backends tactics engine runtime measure",
     "inspector": "network ops engine tactics",
-    "pruning": "network ops sparsity builder backends engine runtime",  # latencies are those of the builder's timer and of built engines
+    "pruning": "network ops sparsity measure builder backends engine runtime",  # latencies are those of the builder's timer and of built engines
     "training": "network ops passes precision sparsity pruning",  # of pruning the order of steps
-    "search": "network ops passes precision sparsity backends engine runtime builder inspector pruning frontends training report",
+    "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",
     "report": "inspector engine",
     "zoo": "",
 }

@@ -30,7 +30,7 @@ from rich.text import Text
 
 import whet
 from whet.builder import build
-from whet.builder.quantized import Calibration, build_int8
+from whet.builder.precision.int8 import Calibration, build_int8
 from whet.cli._build_progress import BuildProgress
 from whet.inspector.information import layer_rows
 from whet.network import Network

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 import whet
 from support.detection import average_precision, suppress
 from whet.builder import build
-from whet.builder.quantized import Calibration, build_int8
+from whet.builder.precision.int8 import Calibration, build_int8
 from whet.cli._build_progress import BuildProgress
 from whet.network import Network
 from whet.pruning import PruneConfig, Target, count_flops, count_params, prune, save_recipe

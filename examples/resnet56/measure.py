@@ -22,7 +22,7 @@ from variants import LONG, MORE, VARIANTS
 
 import whet
 from whet.builder import BuildConfig, build
-from whet.builder.quantized import Calibration, build_int8
+from whet.builder.precision.int8 import Calibration, build_int8
 from whet.engine import EnginePlan
 from whet.network import Network
 from whet.pruning import count_flops, count_params

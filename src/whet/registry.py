@@ -16,10 +16,12 @@ OWN = "python:"  # how the name of a user's function begins
 
 
 def load_folder(package: str, path: Iterable[str]) -> None:
-    """Imports every module of `package` whose name does not start with `_`."""
+    """Imports every module of `package` and of its sub-packages, except those whose name starts with `_`."""
     for m in sorted(iter_modules(list(path)), key=lambda m: m.name):
         if not m.name.startswith("_"):
-            import_module(f"{package}.{m.name}")
+            module = import_module(f"{package}.{m.name}")
+            if m.ispkg:
+                load_folder(module.__name__, module.__path__)
 
 
 def on_demand(package: str, homes: Mapping[str, str], name: str) -> Any:

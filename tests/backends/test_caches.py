@@ -55,6 +55,6 @@ def test_arrays_of_all_sizes_are_read(shape, compiled, monkeypatch):
 
 
 def test_an_old_cpu_says_that_it_cannot(monkeypatch):
-    """Then other memory is walked over (builder/timing.py)."""
+    """Then other memory is walked over (measure/timing.py)."""
     monkeypatch.setattr(caches, "cpuinfo", lambda: {"flags": "avx2 clflush"})
     assert get_backend("cpu", threads=1).evict([(0, 64)]) is False

@@ -7,14 +7,15 @@ import pytest
 from nets import inputs, residual
 
 from whet.backends import get_backend
-from whet.builder import BuildConfig, build, plan_digest, save_lock, whole
-from whet.builder.apart import Apart, chains_apart, timed_apart
-from whet.builder.candidates import list_candidates
-from whet.builder.key import layer_text
-from whet.builder.precision import Permissions
-from whet.builder.timing import Conditions, Timer
-from whet.builder.timing_cache import TimingCache
+from whet.builder import BuildConfig, build, plan_digest, save_lock
+from whet.builder.candidates.enumerate import list_candidates
+from whet.builder.precision.permissions import Permissions
+from whet.builder.select import whole_engine
+from whet.builder.select.unfused_time import Apart, chains_apart, timed_apart
 from whet.engine.check import check_plan
+from whet.measure.timing import Conditions, Timer
+from whet.measure.timing_cache import TimingCache
+from whet.measure.timing_key import layer_text
 from whet.network import Layer, Network, from_stored, parse_type, to_stored
 from whet.ops import run_network, run_regions
 from whet.tactics import Args, get_tactic, load_tactics
@@ -41,7 +42,7 @@ def ways(layer: Layer):
 
 
 def tactics():
-    from whet.builder.sources import tactics_for
+    from whet.builder.candidates.tactic_sources import tactics_for
 
     return tactics_for("cpu", ())
 
@@ -111,7 +112,7 @@ def test_the_report_has_both_times():
     rows = [r for rows in plan.report["candidates"].values() for r in rows if r.tactic == "apart"]
     assert len(rows) >= 3
     assert all(r.ms is not None and r.reason.startswith("fused ") for r in rows)
-    assert all("cpu/onednn_conv" in r.implementation or "cpu/direct" in r.implementation for r in rows)
+    assert all("cpu/onednn_conv" in r.implementation or "cpu/direct_conv" in r.implementation for r in rows)
     none = build(residual(), dataclasses.replace(QUICK, optimization_level=2))
     assert not [r for rows in none.report["candidates"].values() for r in rows if r.tactic == "apart"]
 
@@ -119,8 +120,8 @@ def test_the_report_has_both_times():
 @pytest.fixture
 def apart_wins(monkeypatch):
     monkeypatch.setattr(Apart, "wins", property(lambda self: self.ms is not None))
-    real = whole._earliest
-    monkeypatch.setattr(whole, "_earliest", lambda entries: next((e for e in entries if e.unfused), None) or real(entries))
+    real = whole_engine._earliest
+    monkeypatch.setattr(whole_engine, "_earliest", lambda entries: next((e for e in entries if e.unfused), None) or real(entries))
 
 
 def test_where_the_parts_win_the_engine_has_them_and_a_lock_holds_them(apart_wins, tmp_path, monkeypatch):

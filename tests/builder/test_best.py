@@ -12,12 +12,14 @@ from test_calibration import small_network
 from test_relock import CONFIG, DATA, VNNI, keep, no_calibration
 
 from whet.backends import get_backend
-from whet.builder import build, building, plan_digest, save_lock, whole
-from whet.builder.floats import small_type
+from whet.builder import build, plan_digest, save_lock
+from whet.builder import build as building
+from whet.builder.candidates.filter import is_narrow
+from whet.builder.precision.float16 import small_type
+from whet.builder.precision.int8 import Calibration, build_int8
 from whet.builder.progress import Silent
-from whet.builder.quantized import Calibration, build_int8
-from whet.builder.search import Search
-from whet.builder.worth import is_narrow
+from whet.builder.select import whole_engine
+from whet.builder.select.search import Search
 from whet.tactics import is_quantized
 
 BEST = dataclasses.replace(CONFIG, precisions=("best",), whole_engines=4)
@@ -37,11 +39,11 @@ def narrow_seems_faster(monkeypatch):
 
     def timed(search, entries):
         for e in entries:
-            e.samples = [1.0 if e.what == whole.WIDE else 2.0] * 3
+            e.samples = [1.0 if e.what == whole_engine.WIDE else 2.0] * 3
 
     monkeypatch.setattr(Search, "usable", cheaper)
-    monkeypatch.setattr(whole, "_time", timed)
-    monkeypatch.setattr(whole, "HOPELESS", 100.0)
+    monkeypatch.setattr(whole_engine, "_time", timed)
+    monkeypatch.setattr(whole_engine, "HOPELESS", 100.0)
     monkeypatch.setattr(Search, "outrun", lambda self, ms: False)
 
 
@@ -55,7 +57,7 @@ def engines(plan):
 def test_what_is_kept_has_no_sixteen_bits_and_is_locked(wanted, narrow_seems_faster, monkeypatch, tmp_path):
     keep(monkeypatch, wanted)
     plan = build_int8(small_network(), BEST, DATA)
-    assert engines(plan)[0] == whole.WIDE
+    assert engines(plan)[0] == whole_engine.WIDE
     assert small_type(plan) is None
     assert any(is_quantized(x) for x in plan.network.layers) == wanted.startswith("int8")
     save_lock(plan, tmp_path / "lock.json")
@@ -65,7 +67,7 @@ def test_what_is_kept_has_no_sixteen_bits_and_is_locked(wanted, narrow_seems_fas
 
 @BF16
 def test_only_sums_that_come_near_are_tried(narrow_seems_faster, monkeypatch):
-    monkeypatch.setattr(whole, "HOPELESS", 0.5)
+    monkeypatch.setattr(whole_engine, "HOPELESS", 0.5)
     plan = build_int8(small_network(), BEST, DATA)
     assert engines(plan) == ["least sum of times"]
     assert small_type(plan) == "bf16" or any(is_quantized(x) for x in plan.network.layers)
@@ -73,7 +75,7 @@ def test_only_sums_that_come_near_are_tried(narrow_seems_faster, monkeypatch):
 
 @VNNI
 def test_without_permission_there_is_nothing_to_try():
-    assert whole.WIDE not in engines(build_int8(small_network(), dataclasses.replace(BEST, precisions=("int8",)), DATA))
+    assert whole_engine.WIDE not in engines(build_int8(small_network(), dataclasses.replace(BEST, precisions=("int8",)), DATA))
 
 
 @pytest.mark.parametrize(("rival", "tried_apart"), [(1e-6, False), (1e6, True), (None, True)])

@@ -9,9 +9,9 @@ from nets import inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, Silent, build
-from whet.builder.timing import Timer
 from whet.engine.check import check_plan
 from whet.errors import BuildError, MemoryLimitError, NoTacticError, ShapeError, UsageError
+from whet.measure.timing import Timer
 from whet.network import Network, parse_network, parse_type
 from whet.ops import run_network
 from whet.runtime import bind
@@ -155,7 +155,7 @@ def test_tactic_sources():
 
 
 def test_a_layer_that_nothing_computes_is_refused_with_the_reasons_of_its_ops_tactics():
-    with pytest.raises(NoTacticError, match=r"(?s)computes Conv '.*cpu/depthwise: is for convolutions with SiLU.*\d tactics are for other ops") as e:
+    with pytest.raises(NoTacticError, match=r"(?s)computes Conv '.*depthwise_conv: is for convolutions with SiLU.*\d tactics are for other ops") as e:
         build(residual(), dataclasses.replace(QUICK, tactic_sources=("-NUMPY", "-ONEDNN", "-DIRECT", "+cpu/onednn_eltwise")))
     assert ", not Conv" not in str(e.value)
 
@@ -185,7 +185,7 @@ def test_a_fused_layer_without_a_kernel_is_taken_apart():
         """
     )
     plan = build(net, QUICK)
-    assert {"cpu/onednn_conv", "cpu/direct"} & {c.tactic for c in plan.choices.values()}
+    assert {"cpu/onednn_conv", "cpu/direct_conv"} & {c.tactic for c in plan.choices.values()}
 
 
 def test_bf16_is_a_permission():

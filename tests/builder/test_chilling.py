@@ -3,10 +3,10 @@
 import pytest
 
 from whet.backends.cpu import CpuBackend
-from whet.builder.bench import Bench
-from whet.builder.option import Option
-from whet.builder.timing import COLD, Conditions, Timer
-from whet.builder.timing_cache import TimingCache
+from whet.builder.candidates.option import Option
+from whet.measure.bench import Bench
+from whet.measure.timing import COLD, Conditions, Timer
+from whet.measure.timing_cache import TimingCache
 from whet.ops import sample_layer
 from whet.ops._fused_samples import conv_silu
 from whet.tactics import tactics_of

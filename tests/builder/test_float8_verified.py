@@ -7,7 +7,7 @@ import pytest
 from test_verification import QUICK, plant  # noqa: F401 - a fixture
 
 from whet.builder import build
-from whet.builder.precision import is_float8
+from whet.builder.precision.permissions import is_float8
 from whet.errors import NoTacticError
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network

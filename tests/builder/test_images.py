@@ -5,12 +5,13 @@ import pytest
 from test_verification import QUICK, only, plant  # noqa: F401 - a fixture
 
 from whet.backends import get_backend
-from whet.builder import build, verification
-from whet.builder.differences import float8_error
-from whet.builder.emulation import reference_outputs
-from whet.builder.images import NOWHERE, Images, NotPerImage, Places, batch_of, image_places, network_on_images
-from whet.builder.judging import NetworkJudge
+from whet.builder import build
+from whet.builder.batching.batch_items import NOWHERE, Images, NotPerImage, Places, batch_of, image_places, network_on_images
 from whet.builder.progress import Noting
+from whet.builder.verify import verification
+from whet.builder.verify.differences import float8_error
+from whet.builder.verify.emulation import reference_outputs
+from whet.builder.verify.error_bounds import NetworkJudge
 from whet.engine.plan import Choice
 from whet.network import F8E4M3, Network, Weight, parse_type
 from whet.ops import run_network, sample_layer

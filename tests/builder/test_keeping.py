@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from whet.builder import whole
-from whet.builder.entries import Entry
-from whet.builder.timing_cache import Timed
+from whet.builder.select import whole_engine
+from whet.builder.select.engine_candidate import Entry
+from whet.measure.timing_cache import Timed
 
 PACES = [1.0, 2.0] * 15  # of the machine, turn by turn
 
@@ -25,14 +25,14 @@ def test_a_pace_that_changes_hides_no_difference():
     """Both vary by half of their time and differ by 7 % in every single turn: the second is kept. By their quartiles they were equal."""
     slow, fast = entry("slow", [1.07 * p for p in PACES]), entry("fast", PACES)
     assert slow.spread > 0.07 * fast.ms
-    assert whole._earliest([slow, fast]) is fast
+    assert whole_engine._earliest([slow, fast]) is fast
 
 
 def test_what_differs_by_noise_alone_is_equal():
     dice = random.Random(4)
     a, b = (entry(n, [1.0 + 0.1 * dice.random() for _ in range(30)]) for n in "ab")
-    assert whole._earliest([a, b]) is a
-    assert whole._earliest([b, a]) is b
+    assert whole_engine._earliest([a, b]) is a
+    assert whole_engine._earliest([b, a]) is b
 
 
 def test_those_of_other_turns_are_judged_by_their_spread():
@@ -55,12 +55,12 @@ def test_who_is_not_timed_again_is_compared_as_it_would_be_now(now, monkeypatch)
             e.samples, e.pace = [(first if not races else {n: now * ms for n, ms in second.items()})[e.what]] * 5, 1.0
         races.append([e.what for e in entries])
 
-    monkeypatch.setattr(whole, "_timed", timed)
-    monkeypatch.setattr(whole, "refined_entry", lambda *_: refined)
-    monkeypatch.setattr(whole, "_layer_ms", lambda e: {})
+    monkeypatch.setattr(whole_engine, "_timed", timed)
+    monkeypatch.setattr(whole_engine, "refined_entry", lambda *_: refined)
+    monkeypatch.setattr(whole_engine, "_layer_ms", lambda e: {})
     tell = SimpleNamespace(phase=lambda name: None, step=lambda what: None)
     search = SimpleNamespace(config=SimpleNamespace(optimization_level=3, in_network=True), outrun=lambda ms: False, tell=tell, machine=None)
-    best = whole._raced(search, None, None, [a, b, c])
+    best = whole_engine._raced(search, None, None, [a, b, c])
     assert races == [["a", "b", "c"], ["a", "b", "b changed"]]
     assert best.entry.what == "b"
     assert {e["what"]: e["ms"] for e in best.engines} == pytest.approx({"a": 1.02 * now, "b": now, "b changed": 1.05 * now, "c": 1.1 * now})

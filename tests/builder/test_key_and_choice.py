@@ -9,16 +9,16 @@ from nets import residual
 
 import whet.tactics
 from whet.backends import get_backend
-from whet.builder import key as keys
-from whet.builder.bench import fill
-from whet.builder.candidates import list_candidates, macs
-from whet.builder.choice import inplace_refusal, links
-from whet.builder.key import layer_text, source_digest, timing_key, transitive_modules
-from whet.builder.option import Option
-from whet.builder.precision import Permissions
-from whet.builder.reformats import Reformats, with_reformats
-from whet.builder.samples import typical
-from whet.builder.timing import Conditions, earliest_in_noise
+from whet.builder.candidates.enumerate import list_candidates, macs
+from whet.builder.candidates.option import Option
+from whet.builder.candidates.reformats import Reformats, with_reformats
+from whet.builder.precision.permissions import Permissions
+from whet.builder.select.formats import inplace_refusal, links
+from whet.measure import timing_key as keys
+from whet.measure.bench import fill
+from whet.measure.statistics import typical
+from whet.measure.timing import Conditions, earliest_in_noise
+from whet.measure.timing_key import layer_text, source_digest, timing_key, transitive_modules
 from whet.network import BF16, F32, I64, Network, Tensor, Weight, parse_network, parse_type
 from whet.network.weight import Origin
 from whet.tactics import Operand, Signature, get_tactic, tactics_of
@@ -111,8 +111,7 @@ def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_pa
     (package / "tactics" / "zz" / "mine.py").write_text("from whet.tactics.zz import _help\nclass Mine: pass\n")
     (package / "tactics" / "zz" / "_help.py").write_text("from whet.tactics.zz._deep import A\n")
     (package / "tactics" / "zz" / "_deep.py").write_text("A = 1\n")
-    (package / "tactics" / "zz" / "_kernels").mkdir()
-    (package / "tactics" / "zz" / "_kernels" / "mine.cu").write_text("first")
+    (package / "tactics" / "zz" / "mine.cu").write_text("first")
     monkeypatch.setattr(sys.modules["whet"], "__path__", [str(package)])
 
     def digest():
@@ -129,7 +128,7 @@ def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_pa
         found.append(digest())
         (package / "tactics" / "zz" / "_deeper.py").write_text("B = 2\n")  # imported in a block inside of a block
         found.append(digest())
-        (package / "tactics" / "zz" / "_kernels" / "mine.cu").write_text("second")
+        (package / "tactics" / "zz" / "mine.cu").write_text("second")
         found.append(digest())
         assert len(set(found)) == 4
     finally:
@@ -139,8 +138,8 @@ def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_pa
 
 def test_a_real_tactics_sources_hold_its_library_binding():
     tactics_of("cpu")
-    modules = transitive_modules("whet.tactics.cpu.onednn_conv")
-    assert {"whet.tactics.cpu._kernel", "whet.tactics.cpu._onednn.primitive", "whet.backends.cpu.threads"} <= modules
+    modules = transitive_modules("whet.tactics.cpu.onednn.onednn_conv")
+    assert {"whet.tactics.cpu.onednn._kernel", "whet.tactics.cpu.onednn._api.primitive", "whet.backends.cpu.threads"} <= modules
     assert not any(m.startswith("whet.tactics.cuda") for m in modules)
     assert len(source_digest(get_tactic("cpu/onednn_conv"))) == 64
     importlib.import_module("whet.tactics")

@@ -12,10 +12,10 @@ from test_pass_quantize import residual_network
 
 from whet.builder import build
 from whet.builder.config import BuildConfig
-from whet.builder.quantized import Calibration, build_int8
+from whet.builder.precision.int8 import Calibration, build_int8
 from whet.errors import BuildError, NoTacticError, UsageError
 from whet.tactics import is_quantized, load_tactics
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.onednn import _api as dnn
 
 QUICK = {"timing_cache": "", "threads": 1, "avg_timing": 1, "optimization_level": 1, "whole_engines": 1, "verify": False}
 pytestmark = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")

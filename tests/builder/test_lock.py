@@ -10,9 +10,9 @@ from nets import inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build, plan_digest, save_lock
-from whet.builder.timing import Timer
 from whet.engine import engine_digest
 from whet.errors import LockError
+from whet.measure.timing import Timer
 from whet.runtime import bind
 
 #: without the kernel that may be faster than oneDNN's convolutions: these tests write about those into locks
@@ -123,7 +123,7 @@ def test_a_missing_file_is_an_error(tmp_path):
 
 
 def test_deterministic_builds_take_only_kernels_that_say_so(monkeypatch):
-    from whet.tactics.cpu._kernel import OneDnnKernel
+    from whet.tactics.cpu.onednn._kernel import OneDnnKernel
 
     monkeypatch.setattr(OneDnnKernel, "deterministic", False)
     plan = build(residual(), dataclasses.replace(QUICK, deterministic=True))

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 from whet.builder import BuildConfig, build
-from whet.builder.machine_state import machine_state
 from whet.builder.progress import Noting
 from whet.errors import BackendError
+from whet.measure.machine_state import machine_state
 from whet.network import Network, parse_type
 
 READ = {"sm_clock": 1980, "memory_clock": 3201, "power": 154.0, "temperature": 38, "used_memory": 2**30, "other_processes": ()}

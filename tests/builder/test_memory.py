@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.builder.memory import ALIGNMENT, Use, lower_bound, plan_memory
+from whet.builder.memory.planner import ALIGNMENT, Use, lower_bound, plan_memory
 from whet.errors import MemoryLimitError
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.builder.pbqp import Problem
+from whet.builder.select.pbqp import Problem
 
 
 def brute_force(p: Problem) -> float:

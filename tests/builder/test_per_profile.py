@@ -11,8 +11,8 @@ from nets import inputs, residual
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from mutants import assemble, sections_of
 
-from whet.builder import BuildConfig, building, plan_digest, save_lock
-from whet.builder.per_profile import joined
+from whet.builder import BuildConfig, build, plan_digest, save_lock
+from whet.builder.batching.per_profile import joined
 from whet.builder.retune import retune
 from whet.engine import engine_bytes, engine_digest, read_engine
 from whet.engine.codec import from_json, to_json
@@ -40,15 +40,15 @@ QUICK = BuildConfig(
 @pytest.fixture(scope="module")
 def plan():
     """The second profile may not use oneDNN's convolutions, as if others had been faster there."""
-    made, real = [], building.tactics_for
+    made, real = [], build.tactics_for
 
     def fewer(machine, sources):
         made.append(machine)
         return real(machine, (*sources, f"-{CONV}") if len(made) == 2 else sources)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "tactics_for", fewer)
-        plan = building.build(NET, QUICK)
+        patch.setattr(build, "tactics_for", fewer)
+        plan = build.build(NET, QUICK)
     assert len(made) == 2
     return plan
 
@@ -132,7 +132,7 @@ def test_plans_that_do_not_belong_together_are_refused(plan):
     for other, text in (
         (dataclasses.replace(second, threads=2), "another machine or number of threads"),
         (dataclasses.replace(second, profiles=first.profiles), "other shapes or arenas"),
-        (building.build(one_more, dataclasses.replace(QUICK, profiles=PROFILES[1:], verify=False)), None),
+        (build.build(one_more, dataclasses.replace(QUICK, profiles=PROFILES[1:], verify=False)), None),
     ):
         made = dataclasses.replace(plan, others=[other])
         if text is None:  # another network with the same inputs and outputs is one: nobody could know
@@ -146,14 +146,14 @@ def test_a_lock_holds_every_profile(plan, tmp_path):
     path = tmp_path / "lock.json"
     save_lock(plan, path)
     locked = dataclasses.replace(QUICK, lock=str(path))
-    assert engine_digest(building.build(NET, locked)) == engine_digest(plan)
+    assert engine_digest(build.build(NET, locked)) == engine_digest(plan)
     with pytest.raises(LockError, match="of 2 profiles, 1 are asked for"):
-        building.build(NET, dataclasses.replace(locked, profiles=PROFILES[:1]))
+        build.build(NET, dataclasses.replace(locked, profiles=PROFILES[:1]))
     with pytest.raises(LockError, match="the profiles are others"):
-        building.build(NET, dataclasses.replace(locked, profiles=(PROFILES[0], (at(2), at(5), at(8)))))
+        build.build(NET, dataclasses.replace(locked, profiles=(PROFILES[0], (at(2), at(5), at(8)))))
     path.write_text(path.read_text().replace('"further": [', '"further": [3, '))
     with pytest.raises(LockError, match="is damaged"):
-        building.build(NET, locked)
+        build.build(NET, locked)
 
 
 def test_retuning_tunes_each_profile(plan):
@@ -164,7 +164,7 @@ def test_retuning_tunes_each_profile(plan):
 
 
 def test_equal_choices_are_shared():
-    plan = building.build(NET, dataclasses.replace(QUICK, optimization_level=0))
+    plan = build.build(NET, dataclasses.replace(QUICK, optimization_level=0))
     assert not plan.others
     assert len(plan.profiles) == len(plan.arenas) == 2
     assert "further" not in sections_of(engine_bytes(plan))
@@ -175,18 +175,18 @@ def test_equal_choices_are_shared():
 
 
 def test_a_wrong_later_profile_is_told_before_the_first_is_built(monkeypatch):
-    monkeypatch.setattr(building, "_built", lambda *a: pytest.fail("built before all profiles were looked at"))
+    monkeypatch.setattr(build, "_built", lambda *a: pytest.fail("built before all profiles were looked at"))
     with pytest.raises(UsageError, match="min <= opt <= max"):
-        building.build(NET, dataclasses.replace(QUICK, profiles=(PROFILES[0], (at(4), at(2), at(8)))))
+        build.build(NET, dataclasses.replace(QUICK, profiles=(PROFILES[0], (at(4), at(2), at(8)))))
 
 
 def test_data_for_verification_go_to_the_profiles_that_take_them(monkeypatch):
-    seen, real = [], building.verify_engine
+    seen, real = [], build.verify_engine
 
     def noted(plan, net, machine, given, *rest):
         seen.append(None if given is None else given["x"].shape[0])
         return real(plan, net, machine, given, *rest)
 
-    monkeypatch.setattr(building, "verify_engine", noted)
-    building.build(NET, dataclasses.replace(QUICK, optimization_level=0), inputs=inputs(NET, N=2))
+    monkeypatch.setattr(build, "verify_engine", noted)
+    build.build(NET, dataclasses.replace(QUICK, optimization_level=0), inputs=inputs(NET, N=2))
     assert seen == [None, 2]

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "precision"))
 from test_calibration import samples, small_network
 
 from whet.builder import BuildConfig, build
-from whet.builder.within import PlanRun
+from whet.builder.precision.accuracy_budget import PlanRun
 from whet.errors import ShapeError
 from whet.network import Network, parse_type
 from whet.ops import run_network

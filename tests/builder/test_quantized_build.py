@@ -12,15 +12,15 @@ from test_pass_quantize import residual_network
 
 from whet.builder import build
 from whet.builder.config import BuildConfig
-from whet.builder.quantized import Calibration, build_int8, invented_ranges, prepared, slow_layers
-from whet.builder.ties import has_ties, nudged_outputs
+from whet.builder.precision.int8 import Calibration, build_int8, invented_ranges, prepared, slow_layers
+from whet.builder.verify.rounding_ties import has_ties, nudged_outputs
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import calibrate, find_places, quantize
 from whet.runtime import Runtime
 from whet.tactics import TACTICS, is_quantized, load_tactics, tactic
-from whet.tactics.cpu import _onednn as dnn
-from whet.tactics.cpu.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.reference.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
 
 QUICK = {"timing_cache": "", "threads": 1, "avg_timing": 1, "optimization_level": 1, "whole_engines": 1}
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
@@ -160,8 +160,8 @@ def test_a_wrong_integer_kernel_is_found_and_banned(off):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_kept_engine_alone_is_verified_and_all_where_it_fails(fails, monkeypatch):
-    import whet.builder.building as building
-    import whet.builder.verified as verified
+    import whet.builder.build as building
+    import whet.builder.verify.verify_selected as verified
 
     calls = []
 
@@ -184,5 +184,5 @@ def test_the_kept_engine_alone_is_verified_and_all_where_it_fails(fails, monkeyp
     assert plan.report["verification"]["failures"] == []
     assert plan.report["verification"]["layers"] == len(plan.network.layers)
     assert plan.probe is not None
-    assert calls[0] == "whet.builder.verified"
-    assert len(calls) == 1 if not fails else len(calls) > 2 and set(calls[1:]) == {"whet.builder.building"}
+    assert calls[0] == "whet.builder.verify.verify_selected"
+    assert len(calls) == 1 if not fails else len(calls) > 2 and set(calls[1:]) == {"whet.builder.build"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from whet.builder.payoff import standing
-from whet.builder.racing import FEWEST, race
+from whet.builder.precision.comparison import standing
+from whet.measure.compare import FEWEST, race
 
 
 def runner(seconds, calls, name):

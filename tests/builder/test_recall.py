@@ -9,11 +9,13 @@ import pytest
 from nets import inputs, residual
 
 from whet.backends import get_backend
-from whet.builder import BuildConfig, Silent, build, recall, refine, whole
-from whet.builder.beside import Beside
-from whet.builder.entries import Entry
+from whet.builder import BuildConfig, Silent, build
 from whet.builder.progress import Noting
-from whet.builder.timing_cache import Timed
+from whet.builder.select import refine, whole_engine
+from whet.builder.select.engine_candidate import Entry
+from whet.builder.verify.host_overlap import Beside
+from whet.measure import engine_history
+from whet.measure.timing_cache import Timed
 from whet.ops import run_network
 from whet.runtime import bind
 
@@ -23,20 +25,20 @@ QUICK = BuildConfig(avg_timing=1, whole_engines=3, verify=False)
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
     """A build with a cache; its networks run so shortly that times of two moments differ by more than what makes a builder doubt them."""
-    monkeypatch.setattr(whole, "_DOUBT", np.inf)
+    monkeypatch.setattr(whole_engine, "_DOUBT", np.inf)
     return dataclasses.replace(QUICK, timing_cache=str(tmp_path / "t.sqlite"))
 
 
 @pytest.fixture
 def timed(monkeypatch):
     """Which whole engines are timed, in order; each call a list of what they are."""
-    calls, time = [], whole._time
+    calls, time = [], whole_engine._time
 
     def noting(search, entries):
         calls.append([e.what for e in entries])
         time(search, entries)
 
-    monkeypatch.setattr(whole, "_time", noting)
+    monkeypatch.setattr(whole_engine, "_time", noting)
     return calls
 
 
@@ -59,12 +61,12 @@ def test_a_second_build_times_no_engine_against_another(cached, timed, monkeypat
 
 def test_times_that_are_not_seen_again_are_taken_anew(timed, monkeypatch):
     """An engine that is remembered to take a nanosecond takes longer now than the others are remembered to: all of them run again, once."""
-    monkeypatch.setattr(whole, "_differ", lambda a, b: True)
-    monkeypatch.setattr(whole, "recalled_times", lambda _, entries: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(entries))])
+    monkeypatch.setattr(whole_engine, "_differ", lambda a, b: True)
+    monkeypatch.setattr(whole_engine, "recalled_times", lambda _, entries: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(entries))])
     config = dataclasses.replace(QUICK, in_network=False)
     for doubt, calls in ((np.inf, 1), (1.05, 2)):
         timed.clear()
-        monkeypatch.setattr(whole, "_DOUBT", doubt)
+        monkeypatch.setattr(whole_engine, "_DOUBT", doubt)
         report = build(residual(), config).report
         assert [len(c) for c in timed] == [1, len(report["engines"])][:calls]
         assert len(report["engines"]) > 1
@@ -75,7 +77,7 @@ def test_times_that_are_not_seen_again_are_taken_anew(timed, monkeypatch):
 def test_a_busy_moment_is_no_reason_to_doubt():
     """What is remembered was taken on a machine at rest."""
     entry = Entry("kept", *[None] * 6)
-    best = whole.Best(entry, [{"ms": 3.0}, {"ms": 2.0}, {"ms": 4.0}], 1.0, recalled=True)
+    best = whole_engine.Best(entry, [{"ms": 3.0}, {"ms": 2.0}, {"ms": 4.0}], 1.0, recalled=True)
     assert best.doubtful
     assert not dataclasses.replace(best, recalled=False).doubtful
     assert not dataclasses.replace(best, engines=best.engines[:1]).doubtful
@@ -108,13 +110,13 @@ def test_engines_that_read_other_tensors_are_others(cached):
         texts.append(real(search, e))
         return texts[-1]
 
-    real, recall._engine_text = recall._engine_text, noting
+    real, engine_history._engine_text = engine_history._engine_text, noting
     try:
         for swapped in (False, True, False):
             build(net(swapped), dataclasses.replace(cached, whole_engines=1, passes=("none",)))
             texts.append("|")
     finally:
-        recall._engine_text = real
+        engine_history._engine_text = real
     a, b, c = (set(part.split()) for part in " ".join(texts).split("|")[:3])
     assert a
     assert a == c
@@ -157,14 +159,14 @@ def test_spoiled_rows_change_no_answer(cached, spoil):
 
 
 def test_a_disturbed_moment_is_not_remembered(cached, monkeypatch):
-    time = whole._time
+    time = whole_engine._time
 
     def disturbed(search, entries):
         time(search, entries)
         for e in entries:
             e.disturbed = True
 
-    monkeypatch.setattr(whole, "_time", disturbed)
+    monkeypatch.setattr(whole_engine, "_time", disturbed)
     build(residual(), cached)
     db = sqlite3.connect(cached.timing_cache)
     (rows,) = db.execute("SELECT count(*) FROM timings WHERE about LIKE '%whole engine%'").fetchone()

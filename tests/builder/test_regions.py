@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support import datasets
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build, plan_digest, save_lock
-from whet.builder.regions import lift_captures
+from whet.builder.candidates.regions import lift_captures
 from whet.engine import read_engine, write_engine
 from whet.engine.check import check_plan
 from whet.errors import UnsupportedError

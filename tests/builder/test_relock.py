@@ -10,17 +10,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "precision"))
 from test_calibration import samples, small_network
 
-from whet.builder import BuildConfig, int8_choice, plan_digest, quantized, save_lock
-from whet.builder.floats import build_floats_within
-from whet.builder.quantized import Calibration, build_int8, prepared
-from whet.builder.timing import Timer
+from whet.builder import BuildConfig, plan_digest, save_lock
+from whet.builder.precision import int8 as quantized
+from whet.builder.precision import int8_selection
+from whet.builder.precision.float16 import build_floats_within
+from whet.builder.precision.int8 import Calibration, build_int8, prepared
 from whet.engine import engine_digest
 from whet.errors import LockError
+from whet.measure.timing import Timer
 from whet.precision import find_places
 from whet.precision.budget import Budget
 from whet.precision.sensitivity import chosen_samples
 from whet.tactics import is_quantized, load_tactics
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.onednn import _api as dnn
 
 SHAPE = {"x": (1, 3, 12, 12)}
 CONFIG = BuildConfig(
@@ -52,8 +54,8 @@ def keep(monkeypatch, wanted: str):
 def test_a_partly_quantized_engine_is_locked(monkeypatch, tmp_path):
     net = small_network()
     names = [x.name for x in find_places(prepared(net, CONFIG)).layers]
-    monkeypatch.setattr(int8_choice, "slow_layers", lambda before, after, layers: {names[0]})
-    monkeypatch.setattr(int8_choice, "_LEAST_GAIN", float("-inf"))  # whatever the clock says of it
+    monkeypatch.setattr(int8_selection, "slow_layers", lambda before, after, layers: {names[0]})
+    monkeypatch.setattr(int8_selection, "_LEAST_GAIN", float("-inf"))  # whatever the clock says of it
     keep(monkeypatch, "int8 without 1")
     plan = build_int8(net, CONFIG, DATA)
     convs = [x for x in plan.network.layers if "Conv" in (x.op, x.hint) or "Gemm" in (x.op, x.hint)]

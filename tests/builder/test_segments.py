@@ -10,11 +10,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "precision"))
 from test_calibration import samples
 
 from support import datasets, realdata
-from whet.builder import BuildConfig, segments, within
-from whet.builder.engine_run import EngineRun
-from whet.builder.float8 import float8_ranges, harmful
-from whet.builder.quantized import Calibration, prepared
-from whet.builder.segments import SegmentedRuns
+from whet.builder import BuildConfig
+from whet.builder.precision import accuracy_budget
+from whet.builder.precision.float8 import float8_ranges, harmful
+from whet.builder.precision.int8 import Calibration, prepared
+from whet.builder.verify import segments
+from whet.builder.verify.engine_values import EngineRun
+from whet.builder.verify.segments import SegmentedRuns
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.precision import Analysis, calibrate, find_places
@@ -129,6 +131,6 @@ def test_the_same_layers_are_harmful(name, enough, monkeypatch):
     config, made = BuildConfig(timing_cache=""), prepared(net, BuildConfig())
     ranges = float8_ranges(net, made, data, config, [])
     found = harmful(made, ranges, data, config, kept_out(made), enough_db=enough)
-    monkeypatch.setattr(within, "SegmentedRuns", lambda net, samples: EngineRun)
+    monkeypatch.setattr(accuracy_budget, "SegmentedRuns", lambda net, samples: EngineRun)
     assert found
     assert found == harmful(made, ranges, data, config, kept_out(made), enough_db=enough)

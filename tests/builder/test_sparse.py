@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whet.builder import BuildConfig, Calibration, build, build_float8, build_int8, save_lock
-from whet.builder.sparse import with_sparsity
+from whet.builder.candidates.sparse_weights import with_sparsity
 from whet.errors import LockError
 from whet.network import parse_network
 from whet.ops import run_network

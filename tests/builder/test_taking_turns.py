@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from whet.builder import timing
-from whet.builder.timing import Conditions, Timer
-from whet.builder.timing_cache import TimingCache
+from whet.measure import timing
+from whet.measure.timing import Conditions, Timer
+from whet.measure.timing_cache import TimingCache
 
 GOOD, SLOW, ABSURD = 0, 1, 2
 

@@ -7,9 +7,10 @@ import pytest
 from nets import inputs, residual
 
 from whet.backends import get_backend
-from whet.builder import BuildConfig, build, plan_digest, save_lock, threads
+from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.config import AUTO_THREADS
-from whet.builder.threads import thread_counts
+from whet.builder.select import thread_count
+from whet.builder.select.thread_count import thread_counts
 from whet.ops import run_network
 from whet.runtime import bind
 
@@ -38,8 +39,8 @@ def test_counts_are_tried_when_asked_for_and_at_high_levels():
 @pytest.mark.skipif(USABLE < 2, reason="one CPU: there is no choice")
 def test_the_faster_count_is_kept_and_a_lock_holds_it(tmp_path, monkeypatch):
     config = dataclasses.replace(QUICK, threads=AUTO_THREADS)
-    real = threads.typical
-    monkeypatch.setattr(threads, "typical", lambda s, disturbed: (real(s, disturbed), order.append(0))[0] * (9 if len(order) == 1 else 1))
+    real = thread_count.typical
+    monkeypatch.setattr(thread_count, "typical", lambda s, disturbed: (real(s, disturbed), order.append(0))[0] * (9 if len(order) == 1 else 1))
     order: list[int] = []  # the first engine (all threads) is made to look nine times slower
     plan = build(residual(), config)
     assert plan.threads < USABLE

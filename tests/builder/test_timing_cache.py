@@ -9,15 +9,15 @@ import pytest
 from nets import residual
 
 from whet.builder import BuildConfig, build
-from whet.builder.timing_cache import Timed, TimingCache
 from whet.errors import CacheError
+from whet.measure.timing_cache import Timed, TimingCache
 
 SRC = Path(__file__).parents[2] / "src"
 
 WRITER = """
 import sys
 from whet.builder import BuildConfig, build
-from whet.builder.timing_cache import Timed, TimingCache
+from whet.measure.timing_cache import Timed, TimingCache
 path, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with TimingCache(path) as cache:
     print("ready", flush=True)
@@ -145,7 +145,7 @@ def test_a_full_disk_is_named_as_such(tmp_path):
 def read_only_home(tmp_path, monkeypatch):
     """The default cache lies below a plain file, where no folder can be made."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("whet.builder.timing_cache.default_path", lambda: tmp_path / "file" / "t.sqlite")
+    monkeypatch.setattr("whet.measure.timing_cache.default_path", lambda: tmp_path / "file" / "t.sqlite")
 
 
 def test_a_default_cache_that_cannot_be_used_is_given_up_and_said(read_only_home):
@@ -161,7 +161,7 @@ def test_a_default_cache_that_cannot_be_used_is_given_up_and_said(read_only_home
 
 
 def test_a_default_cache_whose_disk_fills_up_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("whet.builder.timing_cache.default_path", lambda: tmp_path / "t.sqlite")
+    monkeypatch.setattr("whet.measure.timing_cache.default_path", lambda: tmp_path / "t.sqlite")
     said: list[str] = []
     with TimingCache(None, said.append) as cache:
         assert cache._db is not None

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from whet.builder.unfuse import unfuse
+from whet.builder.candidates.unfuse import unfuse
 from whet.network import parse_network, verify
 from whet.ops import run_network
 from whet.passes import lower

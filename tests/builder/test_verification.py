@@ -8,14 +8,14 @@ from nets import inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.differences import relative_error
-from whet.builder.judging import FLOOR
+from whet.builder.verify.differences import relative_error
+from whet.builder.verify.error_bounds import FLOOR
 from whet.errors import BackendError, VerificationError
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.runtime import bind
 from whet.tactics import TACTICS, load_tactics, tactic
-from whet.tactics.cpu.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
+from whet.tactics.cpu.reference.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
 
 QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1)
 

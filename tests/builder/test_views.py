@@ -8,8 +8,8 @@ from nets import inputs
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.groups import Groups
-from whet.builder.memory import Use, plan_memory
+from whet.builder.memory.byte_groups import Groups
+from whet.builder.memory.planner import Use, plan_memory
 from whet.engine import EnginePlan, read_engine, write_engine
 from whet.engine.check import check_plan
 from whet.errors import EngineError

@@ -3,7 +3,7 @@
 import pytest
 from test_exec_int8 import QUICK, model, run  # noqa: F401 - `model` is a fixture
 
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.onednn import _api as dnn
 
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
 

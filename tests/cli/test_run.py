@@ -89,7 +89,7 @@ def test_a_fused_engine_shows_what_is_left(folder):
 
 def test_a_saved_int8_engine_against_its_model(folder):
     from whet.builder.config import BuildConfig
-    from whet.builder.quantized import Calibration, build_int8
+    from whet.builder.precision.int8 import Calibration, build_int8
     from whet.engine import write_engine
 
     shape = {"x": (1, 3, 8, 8)}

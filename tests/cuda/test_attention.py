@@ -20,9 +20,9 @@ from whet.ops import sample_layer
 from whet.ops._attention_samples import attention
 from whet.tactics._attention import View, plain_view, taken_apart
 from whet.tactics._base import PlanRefused
-from whet.tactics.cuda import own_attention_long as long
-from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_attention import OwnAttention, candidates, shared_bytes
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.attention import attention_long as long
+from whet.tactics.cuda.attention.attention import OwnAttention, candidates, shared_bytes
 
 
 def layer_of(*sizes, **how):
@@ -221,12 +221,12 @@ def test_every_tile_matches_the_reference(gpu, sizes, how):
     layer, arrays = layer_of(*sizes, **how)
     ran: Counter[str] = Counter()
     for t, signature, config, kernel in planned(layer, gpu, most=14):
-        if t.name in ("cuda/own_attention", "cuda/own_attention_long"):
+        if t.name in ("cuda/attention", "cuda/attention_long"):
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
             ran[t.name] += 1
-    assert ran["cuda/own_attention"] >= 4
-    assert (ran["cuda/own_attention_long"] >= 2) == ("mask" not in how and how.get("lies", "heads") != "heads" and sizes[-1] in (64, 128))
+    assert ran["cuda/attention"] >= 4
+    assert (ran["cuda/attention_long"] >= 2) == ("mask" not in how and how.get("lies", "heads") != "heads" and sizes[-1] in (64, 128))
 
 
 @pytest.mark.gpu
@@ -240,7 +240,7 @@ def test_masks_that_hide_keys_and_whole_rows(gpu):
     mask[0, 0, 8, :70] = -np.inf
     arrays[-1] = mask
     for t, signature, config, kernel in planned(layer, gpu, most=14):
-        if t.name == "cuda/own_attention" and signature.inputs[-1].dtype.name == "f32":
+        if t.name == "cuda/attention" and signature.inputs[-1].dtype.name == "f32":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             with np.errstate(all="ignore"):
                 want = reference(layer, fed)[0]

@@ -7,11 +7,13 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.compiling import first_configs
 from support.standin_gpu import StandInGpu
-from whet.builder import BuildConfig, build, in_chain, racing, whole
-from whet.builder.ahead import configs_with_texts
+from whet.builder import BuildConfig, build
+from whet.builder.candidates.compile_ahead import configs_with_texts
+from whet.builder.select import whole_engine
+from whet.measure import compare, in_network
 from whet.network import parse_network
 from whet.tactics import get_tactic
-from whet.tactics.cuda._kernel import GpuKernel
+from whet.tactics.cuda._device.kernel import GpuKernel
 
 NET = """network block source
 in %x: f32[1,32,28,28]
@@ -75,7 +77,7 @@ def test_options_of_32_bits_are_few_unless_they_come_near(gpu, config, monkeypat
 
     monkeypatch.setattr(GpuKernel, "enqueue", wide)
     plan = build(parse_network(NET.replace("32,28,28]", "32,56,56]")), replace(config, max_tactics=16))
-    rows = next(rows for rows in plan.report["candidates"].values() if {"cuda/own_conv", "cuda/own_tf32"} <= {r.tactic for r in rows})
+    rows = next(rows for rows in plan.report["candidates"].values() if {"cuda/conv", "cuda/conv_tf32"} <= {r.tactic for r in rows})
     timed = [r for r in rows if r.ms is not None and r.tactic != "apart"]
     far = [r for r in rows if "far behind" in r.reason]
     if factor == 1.0:
@@ -96,23 +98,23 @@ def test_from_the_timing_cache_nothing_is_replayed_to_choose(gpu, config, monkey
     def never(*_, **__):
         raise AssertionError("the timing cache knows what is faster in this network")
 
-    monkeypatch.setattr(in_chain._Chain, "best", never)
+    monkeypatch.setattr(in_network._Chain, "best", never)
     runs, seconds = [], StandInGpu.seconds
     monkeypatch.setattr(StandInGpu, "seconds", lambda self, e, n: runs.append(e) or seconds(self, e, n))
     again = build(net, config)
     assert again.choices == plan.choices
     assert len({id(e) for e in runs}) == 1, "the engine that is kept, for the report"
-    assert racing.FEWEST <= len(runs) <= whole._TURNS + 2
+    assert compare.FEWEST <= len(runs) <= whole_engine._TURNS + 2
 
 
 def test_kinds_that_nothing_has_changed_for_are_not_tried_again(gpu, config, monkeypatch):
-    tried, best = [], in_chain._Chain.best
+    tried, best = [], in_network._Chain.best
 
     def noting(self, kind, now, others, *, again):
         tried.append((kind, len(others)))
         return best(self, kind, now, others, again=again)
 
-    monkeypatch.setattr(in_chain._Chain, "best", noting)
+    monkeypatch.setattr(in_network._Chain, "best", noting)
     build(parse_network(NET), config)
     kinds = {k for k, _ in tried}
     assert kinds
@@ -131,7 +133,7 @@ def test_configurations_that_cannot_be_told_apart_stay_together():
     machine = StandInGpu()
     machine.compile_ahead = lambda sources: pytest.fail("nothing is compiled while configurations are listed")
     assert configs_with_texts(Half(), None, None, machine) == [(("a",), ("one", "two")), (("b",), ()), (("c",), ())]
-    assert get_tactic("cuda/own_conv").name == "cuda/own_conv"
+    assert get_tactic("cuda/conv").name == "cuda/conv"
 
 
 def test_a_test_compiles_what_it_runs_and_no_more():

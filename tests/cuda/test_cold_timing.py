@@ -9,18 +9,19 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.standin_gpu import LAUNCH_S, StandInGpu
-from whet.builder import BuildConfig, build, cold, timing
-from whet.builder.bench import Bench
-from whet.builder.candidates import list_candidates
-from whet.builder.cold import Copies, cold_samples, finalists, weight_bytes
-from whet.builder.precision import Permissions
-from whet.builder.sources import tactics_for
-from whet.builder.timing import Conditions, Timer
-from whet.builder.timing_cache import TimingCache
+from whet.builder import BuildConfig, build
+from whet.builder.candidates.enumerate import list_candidates
+from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.precision.permissions import Permissions
 from whet.errors import BackendError, BuildError
 from whet.inspector import explain
+from whet.measure import cold, timing
+from whet.measure.bench import Bench
+from whet.measure.cold import Copies, cold_samples, finalists, weight_bytes
+from whet.measure.timing import Conditions, Timer
+from whet.measure.timing_cache import TimingCache
 from whet.network import F16, Layer, Network, parse_network, parse_type
-from whet.tactics.cuda._kernel import GpuKernel
+from whet.tactics.cuda._device.kernel import GpuKernel
 
 NET = """network block source
 in %x: f32[1,64,14,14]

@@ -13,14 +13,14 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.errors import BackendError
-from whet.tactics.cuda import _conv_product as tiles
-from whet.tactics.cuda._conv import ConvShape, Eight
-from whet.tactics.cuda._conv_config import ConvConfig, configs_for
-from whet.tactics.cuda._conv_launch import conv_source
-from whet.tactics.cuda._conv_product import Tile
-from whet.tactics.cuda._conv_tiles import conv_configs
-from whet.tactics.cuda._depthwise_product import source_of, unfit
-from whet.tactics.cuda._source import ACTIVATIONS, source
+from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_paths, source
+from whet.tactics.cuda.conv import _conv_then_pointwise as tiles
+from whet.tactics.cuda.conv._conv import ConvShape, Eight
+from whet.tactics.cuda.conv._conv_config import ConvConfig, configs_for
+from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv._conv_then_pointwise import Tile
+from whet.tactics.cuda.conv._conv_tiles import conv_configs
+from whet.tactics.cuda.depthwise._depthwise_then_pointwise import source_of, unfit
 
 try:
     compiler.nvrtc()
@@ -48,7 +48,6 @@ CONVS = [
     (ConvConfig(2, 1, 32, stages=4, direct=1, once=4), False, "silu", True, False),
     (ConvConfig(1, 1, 32, stages=8, sk=2, once=8), True, "clip", False, True),
 ]
-KERNELS = Path(tiles.__file__).parent / "_kernels"
 FOLDED = {"fold": True}
 EIGHTS = [
     (ConvConfig(1, 1, 32, bk=128, stages=4, sk=4, size=1), Eight("u8", "u8", "i8", **FOLDED), True, "clip"),
@@ -69,11 +68,11 @@ EIGHTS = [
     (ConvConfig(2, 1, 64, bk=64, stages=4, direct=1, size=1), Eight("f8e4m3", "f32", "f32"), True, "gelu"),
 ]
 OTHERS = [
-    ("first.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 8, "TW": 16, "BLOCKS": 2, "BN": 64, "FROM": 0, "NHWC": 0, "ACT": 0,
+    ("stem.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 8, "TW": 16, "BLOCKS": 2, "BN": 64, "FROM": 0, "NHWC": 0, "ACT": 0,
                   "BF16": 0, "TO": 0, "FOLD": 0, "IN8": 0}),
-    ("first.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 4, "TW": 16, "BLOCKS": 4, "BN": 64, "FROM": 3, "NHWC": 0, "ACT": 0,
+    ("stem.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 4, "TW": 16, "BLOCKS": 4, "BN": 64, "FROM": 3, "NHWC": 0, "ACT": 0,
                   "BF16": 0, "TO": 4, "FOLD": 1, "IN8": 3}),
-    ("first.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 17, "TW": 15, "BLOCKS": 1, "BN": 64, "FROM": 0, "NHWC": 0, "ACT": 0,
+    ("stem.cu", {"C": 3, "R": 7, "TAPS": 8, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 17, "TW": 15, "BLOCKS": 1, "BN": 64, "FROM": 0, "NHWC": 0, "ACT": 0,
                   "BF16": 0, "TO": 0, "FOLD": 0, "IN8": 0, "POOL": 1, "POOL_H": 8, "POOL_W": 7, "POOL_STRIDE": 2, "POOL_PAD": 1}),
     ("depthwise.cu", {"FROM": 1, "TO": 1, "R": 3, "S": 3, "STRIDE": 2, "WIDE": 2, "TALL": 4, "ACT": 0}),
     ("depthwise.cu", {"FROM": 0, "TO": 0, "R": 5, "S": 5, "STRIDE": 1, "WIDE": 1, "TALL": 1, "ACT": 1}),
@@ -83,7 +82,7 @@ OTHERS = [
     ("depthwise_tile.cu", {"FROM": 4, "TO": 4, "R": 3, "S": 3, "STRIDE_H": 2, "STRIDE_W": 2, "TH": 4, "RG": 2, "TW": 8, "WIDE": 4, "CG": 96,
                            "STAGES": 1, "BLOCKS": 5, "ACT": 0, "FOLD": 1}),
     ("qadd.cu", {"A": 3, "B": 4, "TO": 3, "ACT": 0}),
-    ("direct.cu", {"FROM": 4, "TO": 3, "ADD": 3, "FACTOR": 1, "ACT": 0}),
+    ("conv_generic.cu", {"FROM": 4, "TO": 3, "ADD": 3, "FACTOR": 1, "ACT": 0}),
     ("reformat.cu", {"FROM": 0, "TO": 3, "UNIT": 1, "AFFINE": 1}),
     ("pool.cu", {"TYPE": 1, "TO": 1, "MAX": 1, "R": 3, "S": 3}),
     ("pool.cu", {"TYPE": 3, "TO": 3, "MAX": 1, "R": 3, "S": 3}),
@@ -91,44 +90,46 @@ OTHERS = [
     ("pool_gemm.cu", {"TYPE": 1, "TO": 0, "I": 8, "RANKS": 8, "IMAGES": 1, "PIXELS": 49}),
     ("pool_gemm.cu", {"TYPE": 2, "TO": 2, "I": 2, "RANKS": 5, "IMAGES": 8, "PIXELS": 256}),
     ("pool_gemm.cu", {"TYPE": 1, "TO": 1, "I": 2, "RANKS": 1, "IMAGES": 2, "PIXELS": 256}),
-    ("squeeze.cu", {"TYPE": 1, "G": 12, "CC": 1, "CP": 16, "THREADS": 512, "ITEMS": 5, "S": 4, "PIXELS": 3136, "ACT": 1, "ACT2": 4}),
-    ("squeeze.cu", {"TYPE": 2, "G": 9, "CC": 16, "CP": 1, "THREADS": 256, "ITEMS": 2, "S": 48, "PIXELS": 49, "ACT": 0, "ACT2": 7}),
+    ("squeeze_excite.cu", {"TYPE": 1, "G": 12, "CC": 1, "CP": 16, "THREADS": 512, "ITEMS": 5, "S": 4, "PIXELS": 3136, "ACT": 1, "ACT2": 4}),
+    ("squeeze_excite.cu", {"TYPE": 2, "G": 9, "CC": 16, "CP": 1, "THREADS": 256, "ITEMS": 2, "S": 48, "PIXELS": 49, "ACT": 0, "ACT2": 7}),
     ("reformat.cu", {"FROM": 0, "TO": 1, "UNIT": 16}),
-    ("stem.cu", {"FROM": 1, "TO": 1, "CP": 8, "NHWC": 1}),
-    ("pointwise.cu", {"TYPE": 1, "LAST": 1, "STEPS": "for (int e = 0; e < 8; ++e) x.v[e] = activate<3>(x.v[e], Act{0.f, 0.f});"}),
+    ("stem_as_channels.cu", {"FROM": 1, "TO": 1, "CP": 8, "NHWC": 1}),
+    ("elementwise.cu", {"TYPE": 1, "LAST": 1, "STEPS": "for (int e = 0; e < 8; ++e) x.v[e] = activate<3>(x.v[e], Act{0.f, 0.f});"}),
     ("depthwise_dot.cu", {"TH": 4, "RG": 4, "TW": 28, "WIDE": 4, "CG": 32, "STAGES": 2, "BLOCKS": 2, "R": 3, "S": 3, "STRIDE_H": 1, "STRIDE_W": 1,
                           "FROM": 4, "TO": 4, "ACT": 0, "FOLD": 1}),
     ("depthwise_dot.cu", {"TH": 7, "RG": 2, "TW": 14, "WIDE": 2, "CG": 80, "STAGES": 2, "BLOCKS": 1, "R": 5, "S": 5, "STRIDE_H": 1, "STRIDE_W": 1,
                           "FROM": 4, "TO": 3, "ACT": 1, "FOLD": 1}),
-    ("bmm.cu", {"TYPE": 1, "OUT": 1, "BF16": 0, "WIDE_A": 1, "WIDE_B": 1, "ACT": 0}),
+    ("batched_matmul.cu", {"TYPE": 1, "OUT": 1, "BF16": 0, "WIDE_A": 1, "WIDE_B": 1, "ACT": 0}),
     ("broadcast.cu", {"A_KIND": 1, "B_KIND": 1, "C_KIND": 0, "EXPRESSION": "a + b", "TO": 1}),
-    ("gather.cu", {"UNIT": 16}),
+    ("permute.cu", {"UNIT": 16}),
     ("im2col.cu", {"UNIT": 16}),
     ("moves.cu", {"FROM": 1, "TO": 0, "SPAN": 0, "MANY": 1, "EACH": 4, "STEPS": "EVERY(values[i] = source(0, at);)"}),
     ("moves.cu", {"FROM": 1, "TO": 1, "SPAN": 85, "MANY": 4, "EACH": 3, "STEPS": "EVERY(values[i] = source(0, row * 85u + column);)"}),
     ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 32, "ITEMS": 1, "WIDE": 1}),
-    ("qnarrow.cu", {"C": 32, "KC": 32, "R": 3, "S": 3, "STRIDE": 1, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 4, "RESIDUAL": 4, "LATE": 1, "IN8": 4,
+    ("qconv_few_channel.cu", {"C": 32, "KC": 32, "R": 3, "S": 3, "STRIDE": 1, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 4,
+                 "RESIDUAL": 4, "LATE": 1, "IN8": 4,
                     "TO": 4, "ACT": 1, "FOLD": 1, "BLOCKS": 3, "TALL_WEIGHTS": 1}),
-    ("qnarrow.cu", {"C": 64, "KC": 64, "R": 3, "S": 3, "STRIDE": 2, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 2, "RESIDUAL": 0, "LATE": 0, "IN8": 3,
+    ("qconv_few_channel.cu", {"C": 64, "KC": 64, "R": 3, "S": 3, "STRIDE": 2, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 2,
+                 "RESIDUAL": 0, "LATE": 0, "IN8": 3,
                     "TO": 3, "ACT": 0, "FOLD": 1, "BLOCKS": 3, "TALL_WEIGHTS": 1}),
-    ("qstem.cu", {"C": 3, "TY": 4, "TX": 4, "BN": 112, "KC": 64, "TALL": 4, "POOL": 1, "Q": 112, "IN8": 3, "TO": 4, "ACT": 0, "FOLD": 1,
+    ("qstem_overlap.cu", {"C": 3, "TY": 4, "TX": 4, "BN": 112, "KC": 64, "TALL": 4, "POOL": 1, "Q": 112, "IN8": 3, "TO": 4, "ACT": 0, "FOLD": 1,
                   "BLOCKS": 3, "TALL_WEIGHTS": 1}),
-    ("qstem.cu", {"C": 3, "TY": 3, "TX": 3, "BN": 160, "KC": 32, "TALL": 2, "POOL": 0, "Q": 0, "IN8": 4, "TO": 4, "ACT": 1, "FOLD": 1,
+    ("qstem_overlap.cu", {"C": 3, "TY": 3, "TX": 3, "BN": 160, "KC": 32, "TALL": 2, "POOL": 0, "Q": 0, "IN8": 4, "TO": 4, "ACT": 1, "FOLD": 1,
                   "BLOCKS": 3, "TALL_WEIGHTS": 1}),
     ("qmul.cu", {"FROM": 3, "GATE": 1, "TO": 3}),
     ("reduce.cu", {"TYPE": 2, "OP": 7, "T": 32, "WIDE": 0}),
     ("reduce.cu", {"TYPE": 1, "OP": 1, "T": 256, "WIDE": 1}),
     ("reduce.cu", {"TYPE": 1, "OP": 9, "T": 32, "WIDE": 2}),
-    ("take.cu", {"UNIT": 16, "WIDE_INDEX": 1}),
+    ("gather.cu", {"UNIT": 16, "WIDE_INDEX": 1}),
 ]  # fmt: skip
 #: whose machine code is looked at by tests of their own
 ELSEWHERE = {
-    "test_attention.py": {"attention.cu", "attention_long.cu"}, "test_first_rows.py": {"first_rows.cu"}, "test_upright.py": {"upright.cu"},
-    "test_narrow_conv.py": {"narrow.cu"}, "test_first_places.py": {"first_places.cu"}, "test_first_tf32.py": {"first_tf32.cu"},
-    "test_narrow_tf32.py": {"narrow_tf32.cu"},
-    "test_pad_pool.py": {"pad.cu", "pool_any.cu"},
-    "test_pool_chain.py": {"pool_chain.cu"}, "test_resize.py": {"resize.cu"}, "test_tf32.py": {"tf32.cu"},
-    "test_transposed.py": {"transposed.cu", "affine.cu"},
+    "test_attention.py": {"attention.cu", "attention_long.cu"}, "test_first_rows.py": {"stem_rows.cu"}, "test_upright.py": {"weights_as_a.cu"},
+    "test_narrow_conv.py": {"few_channel.cu"}, "test_first_places.py": {"stem_overlap.cu"}, "test_first_tf32.py": {"stem_tf32.cu"},
+    "test_narrow_tf32.py": {"few_channel_tf32.cu"},
+    "test_pad_pool.py": {"pad.cu", "pool_generic.cu"},
+    "test_pool_chain.py": {"pool_chain.cu"}, "test_resize.py": {"resize.cu"}, "test_tf32.py": {"conv_tf32.cu"},
+    "test_transposed.py": {"conv_transpose.cu", "affine.cu"},
 }  # fmt: skip
 
 
@@ -270,18 +271,18 @@ def test_other_kernels_do_not_spill(name, constants, tmp_path):
     elif name in ("depthwise_tile.cu", "depthwise_dot.cu"):
         assert "UTMALDG" in text, "input comes by bulk copies"
         assert name != "depthwise_dot.cu" or "IDP.4A" in text, "four products of bytes an instruction"
-    elif name == "bmm.cu":
+    elif name == "batched_matmul.cu":
         assert "HMMA" in text, "products run on the tensor cores"
-    elif constants.get("TYPE") == 1 or name == "first.cu" or (name == "depthwise.cu" and constants["FROM"] == 1):
+    elif constants.get("TYPE") == 1 or name == "stem.cu" or (name == "depthwise.cu" and constants["FROM"] == 1):
         assert re.search(r"(LDG|STG)\.E\.128|STG\.E\.128", text), "16-byte accesses"
 
 
 def test_no_kernel_is_left_out():
-    here = {"conv.cu", "conv_product.cu", *(name for name, _ in OTHERS)}
+    here = {"conv.cu", "conv_then_pointwise.cu", *(name for name, _ in OTHERS)}
     for test, files in ELSEWHERE.items():
-        assert all(name in (Path(__file__).parent / test).read_text() for name in files - {"tf32.cu"}), test
+        assert all(name in (Path(__file__).parent / test).read_text() for name in files - {"conv_tf32.cu"}), test
     there = set().union(*ELSEWHERE.values())
-    assert {p.name for p in KERNELS.glob("*.cu")} == here | there
+    assert {name for name in kernel_paths() if name.endswith(".cu")} == here | there
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)

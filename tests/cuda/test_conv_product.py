@@ -13,10 +13,10 @@ from whet.engine import engine_bytes, read_engine
 from whet.network import parse_network
 from whet.ops import OPS, sample_layer
 from whet.tactics import PlanRefused, tactics_of
-from whet.tactics.cuda._conv import ConvShape
-from whet.tactics.cuda._conv_config import with_once
-from whet.tactics.cuda._conv_product import MOST_BLOCKS, Tile, halo_of, shared_bytes, tiles_of, unfit
-from whet.tactics.cuda._conv_tiles import Halo, conv_configs, fits
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.conv._conv_config import with_once
+from whet.tactics.cuda.conv._conv_then_pointwise import MOST_BLOCKS, Tile, halo_of, shared_bytes, tiles_of, unfit
+from whet.tactics.cuda.conv._conv_tiles import Halo, conv_configs, fits
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
 PAD = (1, 1, 1, 1)
@@ -69,7 +69,7 @@ WRONG = [
 def test_wrong_configurations_are_refused(changes):
     i = next(i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ConvProduct")
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
-    tactic = next(t for t in tactics_of("cuda") if t.name == "cuda/own_conv_product")
+    tactic = next(t for t in tactics_of("cuda") if t.name == "cuda/conv_then_pointwise")
     signature = tactic.signatures(layer, HOPPER)[0]
     good = dict(tactic.configs(layer, signature, HOPPER)[0])
     tactic.plan(layer, signature, tuple(good.items()), HOPPER)
@@ -125,7 +125,7 @@ def test_a_bottleneck_ends_in_one_launch(standin_gpu):
     plan = build(parse_network(BLOCK), config)
     layers = [layer for layer in plan.network.layers if layer.op != "Reformat"]
     assert [layer.hint or layer.op for layer in layers] == ["Conv", "ConvProduct"]
-    assert plan.choices[layers[1].name].tactic == "cuda/own_conv_product"
+    assert plan.choices[layers[1].name].tactic == "cuda/conv_then_pointwise"
     again = read_engine(engine_bytes(plan))
     assert str(again.network) == str(plan.network)
     assert again.choices == plan.choices

@@ -7,9 +7,9 @@ from test_tactics import HOPPER
 
 from whet import zoo
 from whet.builder import BuildConfig
+from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.unfuse import unfuse
 from whet.builder.lowering import lowered_network
-from whet.builder.sources import tactics_for
-from whet.builder.unfuse import unfuse
 from whet.frontends.onnx import network_from_onnx
 from whet.network.types import F16, F32
 
@@ -35,7 +35,7 @@ def covered(net, kind, *passes):
     while waiting:
         layer = waiting.pop(0)
         found = takers(layer, tactics, kind)
-        if layer.op == "Fused" and all(t.name == "cuda/own_parts" for t in found):
+        if layer.op == "Fused" and all(t.name == "cuda/decomposed" for t in found):
             waiting = unfuse(low, layer) + waiting
         else:
             yield layer, found

@@ -11,13 +11,13 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.ops import run_regions, sample_layer
 from whet.ops._quantized_samples import quantized
 from whet.tactics import tactics_of
-from whet.tactics.cuda._depthwise_tile import Tile
-from whet.tactics.cuda._quantized import conv_shape_of, ending_of, parts_of
-from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_depthwise import tile_from
-from whet.tactics.cuda.own_qdepthwise_dot import _constants, pack_taps, words_of
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.depthwise._depthwise_tile import Tile
+from whet.tactics.cuda.depthwise.depthwise import tile_from
+from whet.tactics.cuda.depthwise.qdepthwise_dot import _constants, pack_taps, words_of
+from whet.tactics.cuda.quantized._quantized import conv_shape_of, ending_of, parts_of
 
-TACTIC = next(t for t in tactics_of("cuda") if t.name == "cuda/own_qdepthwise_dot")
+TACTIC = next(t for t in tactics_of("cuda") if t.name == "cuda/qdepthwise_dot")
 _rng = np.random.default_rng(4)
 
 

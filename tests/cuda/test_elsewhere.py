@@ -17,7 +17,7 @@ from whet.network import Network, parse_type
 from whet.ops import OPS, run_network, sample_layer
 from whet.runtime import EngineWarning, Runtime
 from whet.runtime.kernels import plan_layer
-from whet.tactics.cuda import _cublaslt
+from whet.tactics.cuda.library import _cublaslt
 
 AMPERE = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_80"}), multiprocessors=108, runs=False)
 
@@ -87,8 +87,8 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
         CudaBackend(0)
 
 
-@pytest.mark.parametrize("there", ["own_direct", "cublaslt_older"])
-@pytest.mark.parametrize(("op", "tactic"), [("Conv", "cuda/own_conv"), ("Gemm", "cuda/own_gemm"), ("MatMul", "cuda/cublaslt_gone")])
+@pytest.mark.parametrize("there", ["conv_generic", "cublaslt_older"])
+@pytest.mark.parametrize(("op", "tactic"), [("Conv", "cuda/conv"), ("Gemm", "cuda/gemm"), ("MatMul", "cuda/cublaslt_gone")])
 def test_without_its_tensor_cores_a_layer_runs_on_a_kernel_of_the_gpu(op, tactic, there, monkeypatch):
     monkeypatch.setattr(_cublaslt, "library", lambda: object() if there == "cublaslt_older" else None)
     machine = SimpleNamespace(**{**vars(AMPERE), "runs": True})
@@ -136,7 +136,7 @@ def test_an_engine_of_another_gpu_runs_on_safe_tactics_and_says_so():
         pytest.skip(driver.available())
     net = convolutions()
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1))
-    assert any("own_conv" in c.tactic for c in plan.choices.values())
+    assert any("conv" in c.tactic for c in plan.choices.values())
     other = get_backend("cuda")
     other.features = frozenset({"sm_80"})  # as if its tensor cores were not those of Hopper
     plan.machine, plan.machine_key = {**plan.machine, "model": "NVIDIA H100 elsewhere"}, "another GPU"
@@ -150,8 +150,8 @@ def test_an_engine_of_another_gpu_runs_on_safe_tactics_and_says_so():
         got = context.run({"x": x})["y"]
     words = " ".join(str(w.message) for w in told if issubclass(w.category, EngineWarning))
     assert "tuned elsewhere" in words
-    assert "cuda/own_direct" in words or "cuda/cublaslt_older" in words
-    assert "own_conv" in words
+    assert "cuda/conv_generic" in words or "cuda/cublaslt_older" in words
+    assert "conv" in words
     want = run_network(net, {"x": x}, widen=True)["y"]
     assert np.abs(got - want).max() / np.abs(want).max() < 4e-3
     assert context.launches().executable.graph_refused == "", "on the GPU, in a graph: nothing went to the host"
@@ -177,6 +177,6 @@ def test_a_network_is_built_for_a_gpu_before_hopper(monkeypatch, library):
     net = convolutions()
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1))
     used = {c.tactic for c in plan.choices.values()}
-    assert not used & {"cuda/own_conv", "cuda/own_conv_pair", "cuda/own_gemm"}
+    assert not used & {"cuda/conv", "cuda/conv_sum", "cuda/gemm"}
     assert ("cuda/cublaslt_older" in used) == library, used
     assert plan.report["verification"]["failures"] == []

@@ -10,11 +10,11 @@ from test_tactics import HOPPER, compute, judge, reference
 from support.compiling import first_configs
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda.own_conv import conv_shape
-from whet.tactics.cuda.own_first import first_constants, float_taps
+from whet.tactics.cuda.conv.conv import conv_shape
+from whet.tactics.cuda.stem.stem import first_constants, float_taps
 
-TACTIC = get_tactic("cuda/own_first")
-POOLED = get_tactic("cuda/own_first_pool")
+TACTIC = get_tactic("cuda/stem")
+POOLED = get_tactic("cuda/stem_pool")
 #: image, filters, attributes, taps of a filled row, and whether pixels of a f32 image, channels first, come in pairs
 CASES = [
     ((2, 3, 40, 72), (32, 6, 6), {"pads": (2, 2, 2, 2), "strides": (2, 2)}, 6, True),

@@ -16,12 +16,12 @@ from whet.network.types import F16, F32
 from whet.ops import run_regions
 from whet.tactics import get_tactic
 from whet.tactics._fused import source_place
-from whet.tactics.cuda._conv import ConvShape, Finish
-from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_conv import conv_shape
-from whet.tactics.cuda.own_first_places import PlacesTile, columns, lead, places, row
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv.conv import conv_shape
+from whet.tactics.cuda.stem.stem_overlap import PlacesTile, columns, lead, places, row
 
-TACTIC = get_tactic("cuda/own_first_places")
+TACTIC = get_tactic("cuda/stem_overlap")
 #: image, filters, attributes
 CASES = [
     ((2, 3, 40, 72), (32, 6, 6), {"pads": (2, 2, 2, 2), "strides": (2, 2)}),
@@ -82,7 +82,7 @@ def test_what_it_does_not_take_is_said():
 def test_its_machine_code_is_what_was_meant(tile, image, tmp_path):
     s = ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))
     assert tile.unfit(s, image) is None
-    text = sass(compile_cubin(source("first_places.cu", tile.constants(s, Finish(("silu", 0.0, 0.0)), image, F16)), cached=False), tmp_path)
+    text = sass(compile_cubin(source("stem_overlap.cu", tile.constants(s, Finish(("silu", 0.0, 0.0)), image, F16)), cached=False), tmp_path)
     assert text.count("HGMMA") == 9 * tile.th // tile.wgs, "18 places, two a step, for every row of a warpgroup"
     assert not re.search(r"\b(LDSM|SHFL\.BFLY)\b", text), "operands are read where they lie, results are stored as they are"
     assert text.count("STG.E.128") == 2 * tile.th // tile.wgs

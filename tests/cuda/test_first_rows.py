@@ -14,10 +14,10 @@ from whet.network import static_shape
 from whet.ops import OPS, run_layer
 from whet.tactics import TACTICS
 from whet.tactics._fused import anchor
-from whet.tactics.cuda import own_first_rows as rows
-from whet.tactics.cuda._source import source
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.stem import stem_rows as rows
 
-TACTIC = TACTICS["cuda/own_first_rows"]
+TACTIC = TACTICS["cuda/stem_rows"]
 
 
 def taken(i):
@@ -86,7 +86,7 @@ def test_windows_times_fragments_are_the_convolution(i):
     ],
 )
 def test_weights_stay_in_registers(constants, tmp_path):
-    text = sass(compile_cubin(source("first_rows.cu", constants), cached=False), tmp_path)
+    text = sass(compile_cubin(source("stem_rows.cu", constants), cached=False), tmp_path)
     assert text.count("HGMMA") == 3 * constants["R"] * constants["HALVES"], "three rows of results, every product once"
     assert text.count("WARPGROUP.DEPBAR") == 3, "products of a row follow each other without waiting"
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"

@@ -17,12 +17,12 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.ops import run_regions
 from whet.tactics import PlanRefused, get_tactic
 from whet.tactics._fused import source_place
-from whet.tactics.cuda._conv import ConvShape, Finish
-from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_conv import conv_shape
-from whet.tactics.cuda.own_first_tf32 import FirstTile, columns, lead, row, taps_in_order
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv.conv import conv_shape
+from whet.tactics.cuda.stem.stem_tf32 import FirstTile, columns, lead, row, taps_in_order
 
-TACTIC = get_tactic("cuda/own_first_tf32")
+TACTIC = get_tactic("cuda/stem_tf32")
 SILU = Finish(("silu", 0.0, 0.0))
 #: image, filters, attributes
 CASES = [
@@ -95,7 +95,7 @@ def test_a_bias_keeps_its_bits():
     ids=str,
 )
 def test_a_second_tap_of_a_step_lies_behind_its_first(s):
-    """As `place` in first_tf32.cu: the descriptor's distance has no sign."""
+    """As `place` in stem_tf32.cu: the descriptor's distance has no sign."""
     tall, wide = FirstTile(4, 1, 1).patch(s)
     pitch = wide // s.stride[1] * 16
     places = [(t // s.s, lead(s) + t % s.s) for t in taps_in_order(s)]
@@ -140,7 +140,7 @@ def test_what_it_does_not_take_is_said():
 )
 def test_its_machine_code_is_what_was_meant(tile, s, tmp_path):
     assert tile.unfit(s) is None
-    text = sass(compile_cubin(source("first_tf32.cu", tile.constants(s, SILU)), cached=False), tmp_path)
+    text = sass(compile_cubin(source("stem_tf32.cu", tile.constants(s, SILU)), cached=False), tmp_path)
     products = re.findall(rf"HGMMA\.64x{columns(s)}x8\.F32\.TF32", text)
     assert len(products) == -(-s.r * s.s // 2) * tile.th // tile.wgs, "two taps a step, for every row"
     assert "UTMALDG.4D" in text, "the image comes by bulk copies"

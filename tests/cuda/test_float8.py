@@ -13,9 +13,9 @@ from test_large import conv, layer_of
 from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.builder import BuildConfig, build
-from whet.builder.differences import float8_error
-from whet.builder.float8 import float8_network
-from whet.builder.precision import is_float8
+from whet.builder.precision.float8 import float8_network
+from whet.builder.precision.permissions import is_float8
+from whet.builder.verify.differences import float8_error
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
 from whet.ops._base import Sample
@@ -92,7 +92,7 @@ def fill(arrays, layer):
 def test_float8_layers_have_tensor_core_kernels(name):
     _net, layer, _ = layer_of("Fused", LAYERS[name])
     found = [(t.name, s, c) for t, s, c, _ in planned(layer, HOPPER, 40)]
-    assert {t for t, *_ in found} <= {"cuda/own_qconv", "cuda/own_qgemm"}
+    assert {t for t, *_ in found} <= {"cuda/qconv", "cuda/qgemm"}
     assert found
 
 

@@ -17,14 +17,14 @@ from whet.inspector.facts import layer_facts
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda._conv import Fork
-from whet.tactics.cuda._conv_config import ConvConfig
-from whet.tactics.cuda._conv_launch import conv_source
-from whet.tactics.cuda.own_conv import from_config
-from whet.tactics.cuda.own_forked_conv import forked_conv
+from whet.tactics.cuda.conv._conv import Fork
+from whet.tactics.cuda.conv._conv_config import ConvConfig
+from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv.conv import from_config
+from whet.tactics.cuda.conv.dual_output_conv import forked_conv
 
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ForkedConv"]
-TACTIC = get_tactic("cuda/own_forked_conv")
+TACTIC = get_tactic("cuda/dual_output_conv")
 
 
 @pytest.mark.parametrize("i", SAMPLES)
@@ -111,7 +111,7 @@ def test_a_network_reads_its_images_once(standin_gpu):
     plan = built()
     forked = [x for x in plan.network.layers if x.hint == "ForkedConv"]
     assert len(forked) == 2
-    assert all(plan.choices[x.name].tactic == "cuda/own_forked_conv" for x in forked)
+    assert all(plan.choices[x.name].tactic == "cuda/dual_output_conv" for x in forked)
     assert len([x for x in plan.network.layers if x.op != "Reformat"]) == 2
 
 
@@ -130,12 +130,13 @@ def test_options_of_32_bits_take_no_place_from_those_of_16(standin_gpu, monkeypa
     assert layers
     for x in layers:
         rows = plan.report["candidates"][x.name]
-        assert not any(r.tactic == "cuda/own_several_tf32" and r.ms is not None for r in rows)
+        assert not any(r.tactic == "cuda/multi_tensor_conv_tf32" and r.ms is not None for r in rows)
         offered = TACTIC.configs(x, TACTIC.signatures(x, HOPPER)[0], HOPPER)
-        assert sum(r.tactic == "cuda/own_forked_conv" and r.ms is not None for r in rows) == min(len(offered), 12)
+        assert sum(r.tactic == "cuda/dual_output_conv" and r.ms is not None for r in rows) == min(len(offered), 12)
 
 
 def test_in_fp32_without_tf32_both_and_what_they_join_are_taken_apart(standin_gpu):
-    kinds = [x.hint or x.op for x in built(precisions=(), tactic_sources=("-own_tf32", "-own_several_tf32")).network.layers if x.op != "Reformat"]
+    net = built(precisions=(), tactic_sources=("-conv_tf32", "-multi_tensor_conv_tf32")).network
+    kinds = [x.hint or x.op for x in net.layers if x.op != "Reformat"]
     assert kinds.count("Conv") == 4
     assert set(kinds) == {"Concat", "Conv"}

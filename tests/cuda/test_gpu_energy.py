@@ -17,9 +17,9 @@ def test_net_energy_is_what_the_load_adds(gpu):
 
     (One product with its copies does not: on an H200 it drew 126 W, 6 more than at rest, and a watt is a sixth of that.)
     """
-    from whet.search.energy import Meter
-    from whet.search.locks import physical_gpu
-    from whet.search.measure import ready
+    from whet.search.jobs.device_locks import physical_gpu
+    from whet.search.stages.energy import Meter
+    from whet.search.stages.measure import ready
 
     meter = Meter(physical_gpu("cuda"))
     if meter.read is None:

@@ -11,10 +11,10 @@ from test_tactics import compute, judge, planned, reference
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import Sample, sample_layer
-from whet.tactics.cuda._conv import ConvShape, Groups
-from whet.tactics.cuda._conv_config import ConvConfig
-from whet.tactics.cuda._conv_launch import conv_source
-from whet.tactics.cuda.own_group_conv import group_configs, pack_groups, tile_shape
+from whet.tactics.cuda.conv._conv import ConvShape, Groups
+from whet.tactics.cuda.conv._conv_config import ConvConfig
+from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv.group_conv import group_configs, pack_groups, tile_shape
 
 SHAPES = [  # groups, channels in and out of each
     (32, 4, 4),
@@ -91,7 +91,7 @@ def test_machine_code(config, im2col, tmp_path):
 def test_one_channel_a_group_is_left_to_the_depthwise_kernel():
     from test_tactics import HOPPER, TACTICS
 
-    tactic = next(t for t in TACTICS if t.name == "cuda/own_group_conv")
+    tactic = next(t for t in TACTICS if t.name == "cuda/group_conv")
     layer, _ = conv(1, 16, 16, 1, 8)
     signature = tactic.signatures(layer, HOPPER)[0]
     assert "depthwise" in tactic.refuses(layer, signature, HOPPER)
@@ -120,7 +120,7 @@ def test_real_sizes_match_the_reference(gpu, given):
     layer, arrays = conv(*given)
     ran = 0
     for t, signature, config, kernel in planned(layer, gpu, most=30):
-        if t.name == "cuda/own_group_conv":
+        if t.name == "cuda/group_conv":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
             ran += 1

@@ -10,8 +10,8 @@ from whet.builder import BuildConfig, build
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import tactics_of
-from whet.tactics.cuda.own_conv import from_config
-from whet.tactics.cuda.own_joined_conv import joined_conv
+from whet.tactics.cuda.conv.concat_input_conv import joined_conv
+from whet.tactics.cuda.conv.conv import from_config
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "JoinedConv"]
@@ -75,4 +75,4 @@ def test_a_network_joins_nothing_where_both_readers_read_the_parts(standin_gpu):
     plan = build(parse_network(NET), config)
     assert [x.hint for x in plan.network.layers].count("JoinedConv") == 2
     assert "Concat" not in {x.op for x in plan.network.layers}
-    assert all(plan.choices[x.name].tactic == "cuda/own_joined_conv" for x in plan.network.layers if x.hint == "JoinedConv")
+    assert all(plan.choices[x.name].tactic == "cuda/concat_input_conv" for x in plan.network.layers if x.hint == "JoinedConv")

@@ -120,7 +120,7 @@ def test_quantized_layers_have_a_kernel_that_is_no_last_resort(name):
     found = {t.name for t, *_ in planned(layer, HOPPER)}
     assert found
     if name != "groups":
-        assert found - {"cuda/own_qdirect"}
+        assert found - {"cuda/qconv_generic"}
 
 
 @pytest.mark.gpu

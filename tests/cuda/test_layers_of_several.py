@@ -9,12 +9,13 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.standin_gpu import StandInGpu
-from whet.builder import BuildConfig, build, refine
+from whet.builder import BuildConfig, build
+from whet.builder.select import refine
 from whet.engine import engine_bytes, read_engine
 from whet.network import parse_network
 from whet.ops import OPS, sample_layer
 from whet.tactics import tactics_of
-from whet.tactics.cuda._kernel import GpuKernel
+from whet.tactics.cuda._device.kernel import GpuKernel
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
 AMPERE = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_80"}), multiprocessors=108, runs=False)
@@ -70,8 +71,8 @@ def test_three_layers_stand_for_seven(dear):
     again = read_engine(engine_bytes(plan))
     assert str(again.network) == str(plan.network)
     chosen = {c.tactic for c in again.choices.values()}
-    assert chosen >= {"cuda/own_conv_pair", "cuda/own_pool_gemm"}
-    assert chosen & {"cuda/own_first_pool", "cuda/own_first_rows"}
+    assert chosen >= {"cuda/conv_sum", "cuda/pool_gemm"}
+    assert chosen & {"cuda/stem_pool", "cuda/stem_rows"}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ SAMPLES = [i for i, s in PLAIN if s.attrs["hint"] in HINTS] + INTEGERS
 def test_another_gpu_runs_the_parts_in_the_forms_of_the_engine(i):
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
     fast = next(t for t in tactics_of("cuda") if layer.hint in t.hints and t.signatures(layer, HOPPER))
-    parts = next(t for t in tactics_of("cuda") if t.name == "cuda/own_parts")
+    parts = next(t for t in tactics_of("cuda") if t.name == "cuda/decomposed")
     assert fast.refuses(layer, fast.signatures(layer, HOPPER)[0], AMPERE)
     for signature in fast.signatures(layer, HOPPER):
         assert signature in parts.signatures(layer, AMPERE)
@@ -141,7 +142,7 @@ def test_another_gpu_runs_the_parts_in_the_forms_of_the_engine(i):
 @pytest.mark.parametrize("small", ["f16", "bf16"])
 def test_gates_in_parts_have_the_weights_of_the_kernel_for_the_whole(small):
     """In 16 bits the parts compute in f32, but with the numbers that 16 bits have, which are what verification compares with."""
-    parts = next(t for t in tactics_of("cuda") if t.name == "cuda/own_parts")
+    parts = next(t for t in tactics_of("cuda") if t.name == "cuda/decomposed")
     gate = next(s for s in OPS["Fused"].samples if s.attrs["hint"] == "SqueezeExcite" and s.inputs[0] == "f32[2,144,13,11]")
     _, layer, arrays = sample_layer("Fused", gate)
     signature = next(s for s in parts.signatures(layer, AMPERE) if s.inputs[0].dtype.name == small)

@@ -8,15 +8,15 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig, build
-from whet.builder.emulation import rounded_tf32
-from whet.builder.sources import tactics_for
+from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.verify.emulation import rounded_tf32
 from whet.errors import UsageError
 from whet.network import Network, parse_type
 from whet.ops import OPS, run_network, sample_layer
 from whet.runtime import Runtime
 from whet.tactics import get_tactic
 from whet.tactics._base import PlanRefused
-from whet.tactics.cuda import _cublaslt
+from whet.tactics.cuda.library import _cublaslt
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
 LIBRARY = {"cuda/cublaslt_f32", "cuda/cublaslt_older", "cuda/cublaslt_patches", "cuda/cublaslt_tf32"}
@@ -86,7 +86,7 @@ def test_f32_networks_run_through_the_library(back, math, bound):
     if _cublaslt.library() is None:
         pytest.skip("libcublasLt is not installed")
     net = convolutions(70)
-    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-TF32", *back, "-own_direct", "-own_f32")))
+    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-TF32", *back, "-conv_generic", "-conv_3xtf32")))
     used = {c.tactic for c in plan.choices.values()}
     assert f"cuda/cublaslt_{math}" in used
     assert plan.report["verification"]["failures"] == []
@@ -108,6 +108,6 @@ def test_patches_of_a_transformer_run_through_the_library():
     x = net.add_input("x", parse_type("f16[5,3,48,32]"))
     w, b = ((rng.standard_normal(s) / 28).astype(np.float16) for s in ((40, 3, 16, 16), (40,)))
     net.mark_output(net.add("Conv", x, net.constant(w), net.constant(b), strides=(16, 16)), "y")
-    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-own_direct", "-own_patches")))
+    plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-conv_generic", "-patch_embedding")))
     assert "cuda/cublaslt_patches" in {c.tactic for c in plan.choices.values()}
     assert plan.report["verification"]["failures"] == []

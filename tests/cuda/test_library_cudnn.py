@@ -16,14 +16,14 @@ from whet.backends.cuda.cudnn import convolution, descriptor, library
 from whet.backends.cuda.cudnn import numbers as n
 from whet.backends.cuda.cudnn.convolution import Convolution, Proposal, fusible
 from whet.builder import BuildConfig, build
-from whet.builder.sources import tactics_for
+from whet.builder.candidates.tactic_sources import tactics_for
 from whet.errors import BackendError
 from whet.network import Network, parse_type
 from whet.ops import OPS, run_network, sample_layer
 from whet.runtime import Runtime
 from whet.tactics import get_tactic
 from whet.tactics._base import PlanRefused
-from whet.tactics.cuda import _cudnn_conv
+from whet.tactics.cuda.library import _cudnn_conv
 
 HERE = SimpleNamespace(**{**vars(HOPPER), "runs": True})
 PACK = {"cuda/cudnn_f32", "cuda/cudnn_half", "cuda/cudnn_tf32"}
@@ -232,7 +232,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch):
 
 
 def test_the_version_is_in_the_timing_key(monkeypatch):
-    from whet.builder.key import timing_key
+    from whet.measure.timing_key import timing_key
 
     t, keys = get_tactic("cuda/cudnn_half"), set()
     for number in (91900, 92100):
@@ -309,13 +309,13 @@ def mixed():
     return net
 
 
-OWN_TF32 = ("own_first_tf32", "own_narrow_tf32", "own_several_tf32", "own_tf32")
+OWN_TF32 = ("stem_tf32", "few_channel_conv_tf32", "multi_tensor_conv_tf32", "conv_tf32")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "precisions", "bound"), [("cudnn_half", ("fp16",), 4e-3), ("cudnn_tf32", (), 4e-3), ("cudnn_f32", (), 2e-5)])
 def test_networks_run_through_the_library(gpu, name, precisions, bound):
-    own = ("own_direct", "own_conv", "own_first", "own_stem", "own_depthwise", "own_f32", *OWN_TF32)
+    own = ("conv_generic", "conv", "stem", "stem_as_channels", "depthwise", "conv_3xtf32", *OWN_TF32)
     away = ("CUBLASLT", *own, *(k.rpartition("/")[2] for k in sorted(PACK)))
     switches = ("+CUDNN", *(f"-{t}" for t in away if t != name))
     net = mixed()

@@ -18,7 +18,7 @@ from test_tactics import compute, judge, reference
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
-from whet.builder.quantized import prepared
+from whet.builder.precision.int8 import prepared
 from whet.frontends.onnx import network_from_onnx
 from whet.network import parse_network, static_shape, to_stored
 from whet.ops import OPS, run_network, run_regions, sample_layer
@@ -27,10 +27,10 @@ from whet.passes import lower
 from whet.precision import Range, Ranges, find_places, quantize
 from whet.pruning.latency_cost import static_layers
 from whet.tactics import get_tactic, is_quantized, tactics_of
-from whet.tactics._moves_places import Refused
-from whet.tactics.cuda._moves import MovesCode
-from whet.tactics.cuda._source import KERNELS, source
-from whet.tactics.cuda.own_moves import _constants, _moves
+from whet.tactics._moves_indices import Refused
+from whet.tactics.cuda._device.source import kernel_paths, source
+from whet.tactics.cuda.move._moves import MovesCode
+from whet.tactics.cuda.move.moves import _constants, _moves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _half import half
@@ -68,7 +68,7 @@ extern "C" void run(const float** in, const float* constants, float* out, u32 co
 
 def on_host(made, arrays, count, folder, together=1):
     """All elements by the generated code."""
-    rows = re.search(r"struct Row \{.*?(?=#define)", (KERNELS / "moves.cu").read_text(), re.DOTALL)[0]
+    rows = re.search(r"struct Row \{.*?(?=#define)", kernel_paths()["moves.cu"].read_text(), re.DOTALL)[0]
     code = HOST.replace("STEPS", made.text).replace("WIDE", str(made.row or 1)).replace("ROWS", rows)
     (folder / "m.cpp").write_text(f"#define EACH {together}\n{code}")
     subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", str(folder / "m.so"), str(folder / "m.cpp")], check=True)
@@ -126,7 +126,7 @@ def yolo_head(images):
     shape = {t.name: (images, 3, 640, 640) for t in net.inputs}
     layers = static_layers(net, BuildConfig(backend="cuda", precisions=("fp16",), profiles=((shape, shape, shape),)), filled=True)
     (layer,) = [x for x in layers.values() if x.hint == "Moves"]
-    rng, tactic = np.random.default_rng(5), get_tactic("cuda/own_moves")
+    rng, tactic = np.random.default_rng(5), get_tactic("cuda/moves")
     arrays = [t.array() if t.is_constant else rng.standard_normal(static_shape(t.shape)).astype(np.float32) for t in layer.inputs]
     (signature,) = [s for s in tactic.signatures(layer, HOPPER) if str(s.needs(0)) == "f16:nhwc" and str(s.outputs[0]) == "f32:linear"]
     return layer, arrays, signature, [c for c in tactic.configs(layer, signature, HOPPER) if "together" in dict(c)]
@@ -153,14 +153,14 @@ def test_loads_of_rows_together_stand_in_front_and_results_go_by_sixteen_bytes(t
 def test_rows_together_are_listed_first():
     """A level times so many kernels of a layer, some of each signature, in the order of the list: 36 us in place of 30 for YOLOv5s otherwise."""
     layer, _, signature, configs = yolo_head(8)
-    assert get_tactic("cuda/own_moves").configs(layer, signature, HOPPER)[: len(configs)] == configs
+    assert get_tactic("cuda/moves").configs(layer, signature, HOPPER)[: len(configs)] == configs
     assert dict(configs[0]) == {"together": 4, "bulk": 1}
 
 
 @pytest.mark.gpu
 def test_every_config_gives_what_the_reference_does(gpu):
     _, layer, arrays = sample_layer("Fused", head(2, 3, 80, (8, 8), (4, 4)))
-    tactic, seen = get_tactic("cuda/own_moves"), set()
+    tactic, seen = get_tactic("cuda/moves"), set()
     for signature in tactic.signatures(layer, gpu):
         for config in tactic.configs(layer, signature, gpu):
             kernel = tactic.plan(layer, signature, config, gpu)
@@ -173,7 +173,7 @@ def test_every_config_gives_what_the_reference_does(gpu):
 @pytest.mark.gpu
 def test_wide_stores_give_bit_for_bit_what_single_ones_do(gpu):
     layer, arrays, signature, configs = yolo_head(2)
-    tactic = get_tactic("cuda/own_moves")
+    tactic = get_tactic("cuda/moves")
     results = [compute(gpu, layer, arrays, signature, tactic.plan(layer, signature, c, gpu))[0][0] for c in [(("rows", 1),), *configs]]
     for got in results[1:]:
         np.testing.assert_array_equal(got, results[0])

@@ -1,4 +1,4 @@
-"""Convolutions of few channels by tiles of the image (narrow.cu): what is packed, which tiles fit, the machine code, and on a GPU the results."""
+"""Few-channel convolutions by image tiles (few_channel.cu): weight packing, tiles that fit, machine code; on a GPU the results."""
 
 import re
 
@@ -20,11 +20,11 @@ from whet.ops._base import Sample
 from whet.ops._conv_product_samples import product_conv
 from whet.ops._samples import sample_arrays
 from whet.tactics import PlanRefused, get_tactic
-from whet.tactics.cuda._conv import ConvShape, Finish
-from whet.tactics.cuda._narrow import NarrowTile, chunks, lead, narrow_reason, narrow_tiles
-from whet.tactics.cuda.own_conv import conv_shape
+from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv._few_channel import NarrowTile, chunks, lead, narrow_reason, narrow_tiles
+from whet.tactics.cuda.conv.conv import conv_shape
 
-TACTIC = get_tactic("cuda/own_narrow_conv")
+TACTIC = get_tactic("cuda/few_channel_conv")
 #: image, filters, attributes of the convolution, and whether an image is added behind the activation
 CASES = [
     ((2, 32, 18, 20), (32, 3, 3), {"pads": (1, 1, 1, 1)}, True),
@@ -188,7 +188,7 @@ def test_a_bottleneck_is_one_launch_where_nothing_else_reads_what_lies_between(s
     assert [x.hint or x.op for x in made] == ["ProductConv", "Conv", "Conv"], "the second pair's first result is added as well"
     pair = made[0]
     assert {"narrow", "wide", "sum"} <= set(pair.sources)
-    assert plan.choices[pair.name].tactic == "cuda/own_product_conv"
+    assert plan.choices[pair.name].tactic == "cuda/pointwise_then_conv"
 
 
 def kinds(configs):
@@ -203,7 +203,7 @@ def kinds(configs):
 @pytest.mark.parametrize("i", [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ProductConv"])
 def test_pairs_match_the_reference(gpu, i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
-    tactic = get_tactic("cuda/own_product_conv")
+    tactic = get_tactic("cuda/pointwise_then_conv")
     for signature in tactic.signatures(layer, gpu):
         for config in kinds(tactic.configs(layer, signature, gpu)):
             kernel = tactic.plan(layer, signature, config, gpu)
@@ -216,7 +216,7 @@ def test_pairs_match_the_reference(gpu, i):
 def test_every_tile_gives_the_same_bits_where_blocks_have_several(gpu, channels):
     image = f"f32[{128 // max(channels, 32)},{channels},164,168]"
     _, layer, arrays = sample_layer("Fused", product_conv(image, channels, residual=True))
-    tactic, first = get_tactic("cuda/own_product_conv"), None
+    tactic, first = get_tactic("cuda/pointwise_then_conv"), None
     signature = tactic.signatures(layer, gpu)[0]
     for config in tactic.configs(layer, signature, gpu):
         got, _ = compute(gpu, layer, arrays, signature, tactic.plan(layer, signature, config, gpu))

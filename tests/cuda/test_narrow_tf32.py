@@ -1,4 +1,4 @@
-"""Convolutions of few f32 channels in TF32 by tiles of the image (narrow_tf32.cu): packing, where taps lie, machine code, on a GPU the results."""
+"""Few-channel TF32 convolutions by image tiles (few_channel_tf32.cu): weight packing, tap offsets, machine code; on a GPU the results."""
 
 import re
 
@@ -15,12 +15,12 @@ from test_tf32 import undealt
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import run_regions
 from whet.tactics import PlanRefused, get_tactic
-from whet.tactics.cuda._conv import ConvShape, Finish
-from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_conv import conv_shape
-from whet.tactics.cuda.own_narrow_tf32 import NarrowTile
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv.conv import conv_shape
+from whet.tactics.cuda.conv.few_channel_conv_tf32 import NarrowTile
 
-TACTIC = get_tactic("cuda/own_narrow_tf32")
+TACTIC = get_tactic("cuda/few_channel_conv_tf32")
 #: image, filters, attributes of the convolution, and whether an image is added behind the activation
 CASES = [
     ((2, 32, 18, 20), (32, 3, 3), {"pads": (1, 1, 1, 1)}, True),
@@ -57,7 +57,7 @@ def test_packed_filters_meet_the_pixels_of_their_taps(case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_tap_of_a_tile_lies_in_its_piece(case):
-    """As `place` in narrow_tf32.cu: the column of the image that a tap meets is where the piece has it."""
+    """As `place` in few_channel_tf32.cu: the column of the image that a tap meets is where the piece has it."""
     layer, _, signature, s = planned(case)
     step, before = s.stride[1], -(-s.pad[1] // s.stride[1])
     for config in TACTIC.configs(layer, signature, HOPPER):
@@ -102,7 +102,7 @@ def test_what_it_does_not_take_is_said():
 def test_its_machine_code_is_what_was_meant(s, tile, residual, tmp_path):
     assert tile.unfit(s) is None
     silu = Finish(("silu", 0.0, 0.0), residual)
-    text = sass(compile_cubin(source("narrow_tf32.cu", tile.constants(s, silu)), cached=False), tmp_path)
+    text = sass(compile_cubin(source("few_channel_tf32.cu", tile.constants(s, silu)), cached=False), tmp_path)
     products = re.findall(rf"HGMMA\.64x{tile.bn}x8\.F32\.TF32", text)
     assert len(products) == s.r * s.s * s.c // 8, "every product once, unrolled"
     assert "UTMALDG.4D" in text, "pieces come by bulk copies"

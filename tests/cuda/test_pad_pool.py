@@ -15,10 +15,11 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
 from whet.ops import OPS, Sample, sample_layer
 from whet.ops.pad import amounts
-from whet.tactics.cuda import own_pad, own_pool_any
-from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_pad import OwnPad
-from whet.tactics.cuda.own_pool_any import OwnPoolAny
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.move import pad as pad
+from whet.tactics.cuda.move.pad import OwnPad
+from whet.tactics.cuda.pool import pool_generic
+from whet.tactics.cuda.pool.pool_generic import OwnPoolAny
 
 MODES = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
 
@@ -28,7 +29,7 @@ def test_padding_as_the_kernel_counts(sample):
     _, layer, arrays = sample_layer("Pad", sample)
     x, y = arrays[0], reference(layer, arrays)[0]
     mode, value = MODES[layer.attrs["mode"]], 0 if len(arrays) < 3 or arrays[2] is None else arrays[2]
-    axes = own_pad.axes_of(x.shape, y.shape, amounts(layer))
+    axes = pad.axes_of(x.shape, y.shape, amounts(layer))
     assert prod(a[1] for a in axes) == y.size
     got = []
     for at in product(*(range(a[1]) for a in axes)):
@@ -56,7 +57,7 @@ def test_pooling_as_the_kernel_counts(op):
         if len(layer.outputs) != 1 or x.dtype.kind != "f" or not np.isfinite(x).all() or not 3 <= x.ndim <= 5:
             continue
         y = reference(layer, arrays)[0]
-        size, out, kernel, stride, before, after, dilation = own_pool_any.axes_of(layer, x.shape, static_shape(layer.outputs[0].shape))
+        size, out, kernel, stride, before, after, dilation = pool_generic.axes_of(layer, x.shape, static_shape(layer.outputs[0].shape))
         planes = x.reshape(-1, *size)
         got = np.empty((len(planes), *out))
         for at in product(*map(range, out)):
@@ -78,8 +79,8 @@ def test_pooling_as_the_kernel_counts(op):
     [
         ("pad.cu", {"UNIT": 2, "MODE": 0}),
         ("pad.cu", {"UNIT": 8, "MODE": 3}),
-        ("pool_any.cu", {"TYPE": 1, "MAX": 1, "PADDED": 0, "LAST": 1}),
-        ("pool_any.cu", {"TYPE": 0, "MAX": 0, "PADDED": 1, "LAST": 0}),
+        ("pool_generic.cu", {"TYPE": 1, "MAX": 1, "PADDED": 0, "LAST": 1}),
+        ("pool_generic.cu", {"TYPE": 0, "MAX": 0, "PADDED": 1, "LAST": 0}),
     ],
 )
 def test_machine_code(name, constants, tmp_path):

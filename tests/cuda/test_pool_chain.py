@@ -16,8 +16,8 @@ from whet.builder.lowering import lowered_network
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import OPS, run_network, sample_layer
 from whet.ops._pool_chain_samples import SAMPLES, chain
-from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_pool_chain import OwnPoolChain, _constants
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.pool.pool_chain import OwnPoolChain, _constants
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
 

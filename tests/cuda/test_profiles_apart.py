@@ -8,7 +8,7 @@ from whet.builder import BuildConfig, build
 from whet.engine import engine_bytes
 from whet.network import parse_network
 from whet.runtime import Runtime
-from whet.tactics.cuda._kernel import GpuKernel
+from whet.tactics.cuda._device.kernel import GpuKernel
 
 NET = """network block source
 in %x: f32[N,32,28,28]

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig
-from whet.builder.quantized import Calibration, build_int8, calibrated_ranges, prepared
+from whet.builder.precision.int8 import Calibration, build_int8, calibrated_ranges, prepared
 from whet.cli.exec import command
 from whet.engine import read_engine
 from whet.frontends import network_from_onnx
@@ -152,7 +152,7 @@ def test_a_model_with_q_and_dq_is_built_as_it_says(model, standin_gpu, tmp_path)
 @pytest.mark.parametrize("least", [20.0, 60.0])
 def test_a_budget_on_the_gpu_is_judged_by_emulation_where_the_engine_says_nothing(model, standin_gpu, least, monkeypatch):
     """The stand-in's outputs are zeros; the sets of layers are judged all the same, and those that harm leave INT8."""
-    from whet.builder.within import Judge
+    from whet.builder.precision.accuracy_budget import Judge
 
     monkeypatch.setattr(Judge, "engine", lambda *_: None)
     code, out, plan = run(model, "--fp16", "--int8", f"--calibData={model}/data.npz", f"--calib={model}/known.json", f"--accuracy=snr:{least}")

@@ -8,14 +8,14 @@ from test_quantized_pool import by_registers
 
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig
-from whet.builder.quantized import prepared
+from whet.builder.precision.int8 import prepared
 from whet.network import Network, parse_type
 from whet.ops import run_regions
 from whet.passes import lower
 from whet.precision import Range, Ranges, find_places, quantize
 from whet.tactics import TACTICS, load_tactics
-from whet.tactics.cuda._conv import ConvShape
-from whet.tactics.cuda.own_qnarrow import narrow_reason8, narrow_registers, tiles8
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.quantized.qconv_few_channel import narrow_reason8, narrow_registers, tiles8
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16", "int8"), timing_cache="", avg_timing=1)
 HOPPER = type("Hopper", (), {"features": ("wgmma", "tma"), "multiprocessors": 132})
@@ -58,7 +58,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_it_takes_such_layers(name):
     load_tactics("cuda")
-    mine, layer = TACTICS["cuda/own_qnarrow"], layer_of(**SHAPES[name])
+    mine, layer = TACTICS["cuda/qconv_few_channel"], layer_of(**SHAPES[name])
     (signature,) = mine.signatures(layer, HOPPER)
     assert mine.refuses(layer, signature, HOPPER) is None
     configs = mine.configs(layer, signature, HOPPER)
@@ -79,13 +79,13 @@ def test_it_takes_such_layers(name):
 )
 def test_what_it_does_not_do_is_refused_with_the_reason(changed, why):
     load_tactics("cuda")
-    mine, layer = TACTICS["cuda/own_qnarrow"], layer_of(**changed)
+    mine, layer = TACTICS["cuda/qconv_few_channel"], layer_of(**changed)
     assert why in mine.refuses(layer, mine.signatures(layer, HOPPER)[0], HOPPER)
 
 
 def test_gpus_without_these_products_and_other_activations_are_refused():
     load_tactics("cuda")
-    mine, layer = TACTICS["cuda/own_qnarrow"], layer_of()
+    mine, layer = TACTICS["cuda/qconv_few_channel"], layer_of()
     assert "Hopper" in mine.refuses(layer, mine.signatures(layer, HOPPER)[0], type("Ampere", (), {"features": ()}))
     assert "clip or SiLU" in mine.why_not(layer_of(act="LeakyRelu"))
 
@@ -101,7 +101,7 @@ def test_gpus_without_these_products_and_other_activations_are_refused():
     ids=str,
 )
 def test_filters_packed_for_rows_of_a_tile_are_the_convolution(s):
-    """Even and odd columns apart where the stride is 2, as the copies of qnarrow.cu bring them."""
+    """Even and odd columns apart where the stride is 2, as the copies of qconv_few_channel.cu bring them."""
     rng = np.random.default_rng(3)
     image, filters = rng.integers(0, 256, (s.h, s.w, s.c)), rng.integers(-128, 128, (s.k, s.c, s.r, s.s)).astype(np.int8)
     tall, step, side = by_registers(narrow_registers(filters, s).astype(np.int64)), s.stride[0], 64 // s.k
@@ -137,7 +137,7 @@ def test_every_instance_gives_the_reference(name):
     from whet.backends import get_backend
 
     load_tactics("cuda")
-    gpu, layer, mine = get_backend("cuda"), layer_of(**SHAPES[name]), TACTICS["cuda/own_qnarrow"]
+    gpu, layer, mine = get_backend("cuda"), layer_of(**SHAPES[name]), TACTICS["cuda/qconv_few_channel"]
     rng = np.random.default_rng(1)
     arrays = [t.array() if t.is_constant else rng.integers(0, 256, t.shape).astype(t.dtype.numpy) for t in layer.inputs]
     (want,) = run_regions(layer, arrays)

@@ -11,9 +11,9 @@ from whet.network.types import I8, U8
 from whet.ops import sample_layer
 from whet.ops._quantized_samples import quantized
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._conv import pack_weights8
-from whet.tactics.cuda._quantized import Output, conv_shape_of, count_classes, ending_of, factors, folded, folds, has_border, parts_of
-from whet.tactics.cuda.own_qconv import pairs
+from whet.tactics.cuda.conv._conv import pack_weights8
+from whet.tactics.cuda.quantized._quantized import Output, conv_shape_of, count_classes, ending_of, factors, folded, folds, has_border, parts_of
+from whet.tactics.cuda.quantized.qconv import pairs
 
 _rng = np.random.default_rng(11)
 

@@ -6,14 +6,14 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig, build
-from whet.builder.quantized import prepared
+from whet.builder.precision.int8 import prepared
 from whet.network import Network, parse_type
 from whet.ops import run_regions
 from whet.passes import lower
 from whet.precision import Range, Ranges, find_places, quantize
 from whet.tactics import TACTICS, load_tactics
-from whet.tactics.cuda._conv import ConvShape
-from whet.tactics.cuda.own_qstem import fragments, places_of_steps
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.stem.qstem_overlap import fragments, places_of_steps
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16", "int8"), timing_cache="", avg_timing=1)
 
@@ -50,7 +50,7 @@ def test_one_layer_from_the_image_to_the_pooled_integers(standin_gpu):
     first = plan.network.layers[0]
     assert first.hint == "ConvPool"
     assert [x.op for x in first.regions["body"].layers] == ["QuantizeLinear", "Fused", "MaxPool"]
-    assert plan.choices[first.name].tactic in ("cuda/own_qfirst_pool", "cuda/own_qstem")
+    assert plan.choices[first.name].tactic in ("cuda/qstem_pool", "cuda/qstem_overlap")
     assert plan.choices[first.name].inputs[0] == ("linear", "f32")
     assert plan.report["precisions"]["int8"]["layers"] == 2
 
@@ -59,7 +59,7 @@ def test_without_pooling_the_convolution_reads_the_image_itself(standin_gpu):
     plan = build(stem(pool=(0, 0, 0)), BuildConfig(**{**vars(CONFIG), "verify": False}))
     first = plan.network.layers[0]
     assert first.hint == "ImageConv"
-    assert plan.choices[first.name].tactic in ("cuda/own_qfirst_image", "cuda/own_qstem")
+    assert plan.choices[first.name].tactic in ("cuda/qstem_image", "cuda/qstem_overlap")
     assert plan.choices[first.name].inputs[0] == ("linear", "f32")
 
 
@@ -86,7 +86,7 @@ def test_what_a_kernel_does_not_do_is_refused_with_the_reason(changed, why):
     load_tactics("cuda")
     machine = type("Hopper", (), {"features": ("wgmma", "tma")})
     layer = whole(stem(**changed))
-    for name, reason in zip(("cuda/own_qfirst_pool", "cuda/own_qstem"), why, strict=True):
+    for name, reason in zip(("cuda/qstem_pool", "cuda/qstem_overlap"), why, strict=True):
         mine = TACTICS[name]
         said = mine.refuses(layer, mine.signatures(layer, machine)[0], machine)
         assert said is None if reason is None else reason in said
@@ -171,7 +171,7 @@ def test_every_instance_gives_the_reference(name):
               for t, a in zip(layer.inputs, arrays, strict=True)]  # fmt: skip
     (want,) = run_regions(layer, arrays)
     tried = 0
-    for mine in (TACTICS["cuda/own_qfirst_pool" if pooled else "cuda/own_qfirst_image"], TACTICS["cuda/own_qstem"]):
+    for mine in (TACTICS["cuda/qstem_pool" if pooled else "cuda/qstem_image"], TACTICS["cuda/qstem_overlap"]):
         for signature in mine.signatures(layer, gpu):
             if mine.refuses(layer, signature, gpu):
                 continue

@@ -10,7 +10,7 @@ from whet.ops import sample_layer
 from whet.ops._quantized_samples import _conv, quantized
 from whet.tactics import tactics_of
 
-QCONV = next(t for t in tactics_of("cuda") if t.name == "cuda/own_qconv")
+QCONV = next(t for t in tactics_of("cuda") if t.name == "cuda/qconv")
 MOST = 12  # configurations of each kind that are run
 
 

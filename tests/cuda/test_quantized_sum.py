@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig
-from whet.builder.quantized import prepared
+from whet.builder.precision.int8 import prepared
 from whet.network import Network, parse_type
 from whet.ops import run_regions
 from whet.passes import lower
@@ -53,7 +53,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_projection_and_the_last_convolution_become_one_layer(name):
     load_tactics("cuda")
-    (layer,), mine = sums(block(**SHAPES[name])), TACTICS["cuda/own_qconv_pair"]
+    (layer,), mine = sums(block(**SHAPES[name])), TACTICS["cuda/qconv_sum"]
     (signature,) = mine.signatures(layer, HOPPER)
     assert mine.refuses(layer, signature, HOPPER) is None
     configs = mine.configs(layer, signature, HOPPER)
@@ -64,7 +64,7 @@ def test_the_projection_and_the_last_convolution_become_one_layer(name):
 
 def test_what_it_does_not_do_is_refused_with_the_reason():
     load_tactics("cuda")
-    mine = TACTICS["cuda/own_qconv_pair"]
+    mine = TACTICS["cuda/qconv_sum"]
     (layer,) = sums(block(taps=3))  # a zero point at padding
     assert "padding is no zero" in mine.why_not(layer)
     (layer,) = sums(block(filters=80))
@@ -81,7 +81,7 @@ def test_every_instance_gives_the_reference(name):
     from whet.backends import get_backend
 
     load_tactics("cuda")
-    gpu, (layer,), mine = get_backend("cuda"), sums(block(**SHAPES[name])), TACTICS["cuda/own_qconv_pair"]
+    gpu, (layer,), mine = get_backend("cuda"), sums(block(**SHAPES[name])), TACTICS["cuda/qconv_sum"]
     rng = np.random.default_rng(1)
     arrays = [t.array() if t.is_constant else rng.integers(0, 256, t.shape).astype(t.dtype.numpy) for t in layer.inputs]
     (want,) = run_regions(layer, arrays)

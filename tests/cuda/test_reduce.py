@@ -7,7 +7,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.ops import Sample, sample_layer
-from whet.tactics.cuda.own_reduce import _OPS, OwnReduce, _by_eights, _walks
+from whet.tactics.cuda.norm.reduce import _OPS, OwnReduce, _by_eights, _walks
 
 #: shape, axes, which walk goes by eights: 1 the reduced elements, 2 the results, 0 neither
 CASES = [
@@ -50,7 +50,7 @@ def test_every_op_along_every_axis(gpu, op, shape, axes, wide):
         arrays[0] = (1 + 0.01 * np.abs(arrays[0])).astype(np.float32)
     ran = 0
     for t, signature, config, kernel in planned(layer, gpu):
-        if t.name == "cuda/own_reduce":
+        if t.name == "cuda/reduce":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
             ran += 1

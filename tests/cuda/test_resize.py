@@ -12,8 +12,8 @@ from test_tactics import HOPPER, compute, judge, planned, reference
 from whet.backends.cuda.compile import compile_cubin
 from whet.network.types import BF16
 from whet.ops import OPS, Sample, sample_layer
-from whet.tactics.cuda._source import source
-from whet.tactics.cuda.own_resize import OwnResize, resampled
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.move.resize import OwnResize, resampled
 
 FLOATS = [s for s in OPS["Resize"].samples if not str(s.inputs[0]).startswith(("u8", "extreme"))]
 
@@ -73,7 +73,7 @@ def test_real_sizes_match_the_reference(gpu, given):
     _, layer, arrays = sample_layer("Resize", Sample(*given))
     ran = 0
     for t, signature, _, kernel in planned(layer, gpu):
-        if t.name == "cuda/own_resize":
+        if t.name == "cuda/resize":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, str(signature))
             ran += signature.outputs[0].dtype != BF16

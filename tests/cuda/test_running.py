@@ -158,8 +158,8 @@ def test_a_large_batch_is_verified_and_a_kernel_wrong_at_one_place_is_found():
     said = plan.report["verification"]
     assert said["failures"] == []
     assert len(said["images"]) == 3
-    from whet.builder.images import Images, image_places
-    from whet.builder.positions import turned_differences
+    from whet.builder.batching.batch_items import Images, image_places
+    from whet.builder.verify.batch_positions import turned_differences
     from whet.runtime import bind
 
     engine = Runtime("cuda").load(plan)

@@ -13,13 +13,13 @@ from test_joined_conv import HOPPER, steps_of
 from test_tf32 import undealt
 
 from whet.backends.cuda.compile import compile_cubin
-from whet.builder.emulation import emulate, multiplied
+from whet.builder.verify.emulation import emulate, multiplied
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda._tf32 import Tf32Config, kernel_source, places
-from whet.tactics.cuda.own_several_tf32 import several
+from whet.tactics.cuda.conv._tf32 import Tf32Config, kernel_source, places
+from whet.tactics.cuda.conv.multi_tensor_conv_tf32 import several
 
-TACTIC = get_tactic("cuda/own_several_tf32")
+TACTIC = get_tactic("cuda/multi_tensor_conv_tf32")
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] in TACTIC.hints]
 
 
@@ -87,7 +87,7 @@ def test_a_network_in_tf32_reads_its_images_once(standin_gpu):
     plan = built(precisions=())
     layers = [x for x in plan.network.layers if x.op != "Reformat"]
     assert [x.hint for x in layers] == ["ForkedConv", "ForkedConv"]
-    assert all(plan.choices[x.name].tactic == "cuda/own_several_tf32" for x in layers)
+    assert all(plan.choices[x.name].tactic == "cuda/multi_tensor_conv_tf32" for x in layers)
 
 
 @pytest.mark.parametrize("i", SAMPLES)
@@ -100,7 +100,7 @@ def test_images_and_weights_count_as_rounded(i):
 def test_a_network_of_them_can_be_emulated(standin_gpu):
     plan = built(precisions=())
     x = np.random.default_rng(0).standard_normal((2, 64, 20, 20)).astype(np.float32)
-    emulated, exact = emulate(plan, {"x": x}), emulate(built(precisions=(), tactic_sources=("-own_tf32", "-own_several_tf32")), {"x": x})
+    emulated, exact = emulate(plan, {"x": x}), emulate(built(precisions=(), tactic_sources=("-conv_tf32", "-multi_tensor_conv_tf32")), {"x": x})
     for name, want in exact.items():
         error = np.linalg.norm(emulated[name] - want) / np.linalg.norm(want)
         assert 1e-4 < error < 1e-3, "two layers' rounding to TF32"

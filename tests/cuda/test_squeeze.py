@@ -25,7 +25,7 @@ def offered(name, sample):
 
 @pytest.mark.parametrize(("image", "hidden"), [("f32[1,32,112,112]", 8), ("f32[8,144,56,56]", 6), ("f32[1,672,14,14]", 28), ("f32[2,1152,7,7]", 48)])
 def test_clusters_hold_the_whole_image(image, hidden):
-    *_, found = offered("own_squeeze", squeeze(image, hidden))
+    *_, found = offered("squeeze_excite", squeeze(image, hidden))
     _, c, h, w = (int(v) for v in image[4:-1].split(","))
     assert len(found) >= 2
     for config in map(dict, found):
@@ -39,34 +39,34 @@ def test_clusters_hold_the_whole_image(image, hidden):
 
 @pytest.mark.parametrize("changes", [{"channels": 3}, {"channels": 16}, {"pixels": 1, "channels": 1}, {"threads": 128}, {"pixels": 64}], ids=str)
 def test_wrong_ways_are_refused(changes):
-    _net, layer, signature, found = offered("own_squeeze", squeeze("f32[1,32,56,56]", 8))
-    TACTICS["own_squeeze"].plan(layer, signature, found[0], HOPPER)
+    _net, layer, signature, found = offered("squeeze_excite", squeeze("f32[1,32,56,56]", 8))
+    TACTICS["squeeze_excite"].plan(layer, signature, found[0], HOPPER)
     with pytest.raises(PlanRefused):
-        TACTICS["own_squeeze"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
+        TACTICS["squeeze_excite"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
 
 
 def test_images_larger_than_a_cluster_stay_apart():
     _net, layer, _ = sample_layer("Fused", squeeze("f32[1,64,640,640]", 8))
-    tactic = TACTICS["own_squeeze"]
+    tactic = TACTICS["squeeze_excite"]
     assert "no cluster" in tactic.refuses(layer, tactic.signatures(layer, HOPPER)[0], HOPPER)
 
 
 @pytest.mark.parametrize("changes", [{"sk": 3}, {"groups": 1}, {"mi": 4}, {"bk": 256}, {"stages": 60}, {"pixels": 24}], ids=str)
 def test_wrong_tiles_of_integers_are_refused(changes):
-    _net, layer, signature, found = offered("own_qconv_product", quantized_product("u8[1,256,14,14]", 256, 1024, residual="u8"))
-    TACTICS["own_qconv_product"].plan(layer, signature, found[0], HOPPER)
+    _net, layer, signature, found = offered("qconv_then_pointwise", quantized_product("u8[1,256,14,14]", 256, 1024, residual="u8"))
+    TACTICS["qconv_then_pointwise"].plan(layer, signature, found[0], HOPPER)
     with pytest.raises(PlanRefused):
-        TACTICS["own_qconv_product"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
+        TACTICS["qconv_then_pointwise"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
 
 
 def test_each_takes_its_own_kind_of_numbers():
     for sample in (s for s in OPS["Fused"].samples if s.attrs["hint"] == "ConvProduct"):
         _net, layer, _ = sample_layer("Fused", sample)
-        able = [n for n in ("own_conv_product", "own_qconv_product") if TACTICS[n].signatures(layer, HOPPER)]
+        able = [n for n in ("conv_then_pointwise", "qconv_then_pointwise") if TACTICS[n].signatures(layer, HOPPER)]
         integers = layer.outputs[0].dtype.name == "u8"
-        assert able == ["own_qconv_product" if integers else "own_conv_product"]
+        assert able == ["qconv_then_pointwise" if integers else "conv_then_pointwise"]
 
 
 def test_another_type_between_is_refused():
     _net, layer, _ = sample_layer("Fused", quantized_product("i8[1,64,9,9]", 64, 128, middle=("u8", 0)))
-    assert "one type of integers" in TACTICS["own_qconv_product"].why_not(layer)
+    assert "one type of integers" in TACTICS["qconv_then_pointwise"].why_not(layer)

@@ -50,13 +50,13 @@ def test_plans_give_exact_sizes(op, i):
 def test_every_tactic_takes_some_sample():
     taken = {t.name for op, i in SAMPLES for t, *_ in planned(sample_layer(op, i)[0], HOPPER)}
     # reformats have no samples; none has windows as large as a transformer's patches (test_library.py); others are for older GPUs
-    assert {t.name for t in TACTICS} - taken <= {"cuda/own_reformat", "cuda/cublaslt_patches", "cuda/cublaslt_older"}
+    assert {t.name for t in TACTICS} - taken <= {"cuda/reformat", "cuda/cublaslt_patches", "cuda/cublaslt_older"}
 
 
 def test_without_tensor_cores_the_convolution_says_so():
     layer, _ = sample_layer("Conv", 1)
     old = SimpleNamespace(**{**vars(HOPPER), "features": frozenset({"sm_80"})})
-    conv = next(t for t in TACTICS if t.name == "cuda/own_conv")
+    conv = next(t for t in TACTICS if t.name == "cuda/conv")
     signature = conv.signatures(layer, old)[0]
     assert "Hopper" in conv.refuses(layer, signature, old)
 

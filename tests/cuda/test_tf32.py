@@ -11,11 +11,11 @@ from test_tactics import HOPPER, SAMPLES, compute, judge, planned, reference
 from test_tactics import sample_layer as sample_at
 
 from whet.backends.cuda.compile import compile_cubin
-from whet.builder.emulation import rounded_tf32
-from whet.builder.sources import tactics_for
+from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.verify.emulation import rounded_tf32
 from whet.cli._exec_config import _sources
 from whet.ops import Sample, sample_layer
-from whet.tactics.cuda._tf32 import Tf32Config, configs_for, cut_to_tf32, kernel_source, pack, places
+from whet.tactics.cuda.conv._tf32 import Tf32Config, configs_for, cut_to_tf32, kernel_source, pack, places
 
 
 def multiplied(row, bk):
@@ -126,7 +126,7 @@ def test_no_tf32_switches_off_every_tactic_that_rounds_so():
     for op, i in SAMPLES:
         layer, _ = sample_at(op, i)
         rounding |= {t.name for t, _, config, _ in planned(layer, HOPPER, most=1) if ("math", "tf32") in config}
-    assert {"cuda/own_first_tf32", "cuda/own_narrow_tf32", "cuda/own_several_tf32", "cuda/own_tf32"} <= rounding
+    assert {"cuda/stem_tf32", "cuda/few_channel_conv_tf32", "cuda/multi_tensor_conv_tf32", "cuda/conv_tf32"} <= rounding
     left = {t.name for t in tactics_for("cuda", _sources({"backend": "cuda", "tacticSources": "+CUDNN", "noTF32": "noTF32"}))}
     assert not left & rounding
     assert not {name for name in left if "tf32" in name}
@@ -165,11 +165,11 @@ def test_real_sizes_match_the_reference(gpu, given):
     want = reference(layer, [None if a is None else a.astype(np.float64) for a in arrays])[0]
     ran = set()
     for t, signature, config, kernel in planned(layer, gpu, most=20):
-        if t.name in ("cuda/own_tf32", "cuda/own_f32"):
+        if t.name in ("cuda/conv_tf32", "cuda/conv_3xtf32"):
             got, _ = compute(gpu, layer, arrays, signature, kernel)
             error = np.linalg.norm(got[0] - want) / np.linalg.norm(want)
             print(f"{t.name} {config}: {error:.2e}, worst {np.abs(got[0] - want).max() / np.abs(want).max():.2e}")
             judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{t.name} {config}")
-            assert error <= (4e-4 if t.name == "cuda/own_tf32" else 2e-6), "operands are rounded to nearest: no shrinking"
+            assert error <= (4e-4 if t.name == "cuda/conv_tf32" else 2e-6), "operands are rounded to nearest: no shrinking"
             ran.add(t.name)
     assert len(ran) == 2

@@ -12,16 +12,16 @@ from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import OPS, Sample, sample_layer
-from whet.tactics.cuda._source import source
-from whet.tactics.cuda._transposed import Transposed
-from whet.tactics.cuda.own_conv_transpose import OwnConvTranspose, tap_rows
-from whet.tactics.cuda.own_conv_transpose_direct import by_taps
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv_transpose import Transposed
+from whet.tactics.cuda.conv.conv_transpose import OwnConvTranspose, tap_rows
+from whet.tactics.cuda.conv.conv_transpose_generic import by_taps
 
 IMAGES = [s for s in OPS["ConvTranspose"].samples if str(s.inputs[0]).count(",") == 3 and not str(s.inputs[0]).startswith("extreme")]
 
 
 def gathered(t, columns, bias):
-    """What transposed.cu's `gather` adds up: columns [n, h, w, r, s, k]."""
+    """What conv_transpose.cu's `gather` adds up: columns [n, h, w, r, s, k]."""
     y = np.zeros((t.n, t.p, t.q, t.k)) + bias
     for p in range(t.p):
         for q in range(t.q):
@@ -62,7 +62,7 @@ def test_direct_weights_of_one_group_are_those_of_the_product():
 @pytest.mark.parametrize("vec", [1, 8])
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_machine_code_of_transposed(entry, vec, kind, tmp_path):
-    text = sass(compile_cubin(source("transposed.cu", {"TYPE": kind, "VEC": vec, "ACT": 0}), cached=False), tmp_path)
+    text = sass(compile_cubin(source("conv_transpose.cu", {"TYPE": kind, "VEC": vec, "ACT": 0}), cached=False), tmp_path)
     assert f"Function : {entry}" in text
     assert not re.search(r"\b(LDL|STL)\b", text), "nothing spills"
 
@@ -100,7 +100,7 @@ def test_real_sizes_match_the_reference(gpu, given):
     _, layer, arrays = sample_layer(given[0], Sample(*given[1:]))
     ran = set()
     for t, signature, config, kernel in planned(layer, gpu, most=12):
-        if t.name.startswith(("cuda/own_conv_transpose", "cuda/own_batch_norm")):
+        if t.name.startswith(("cuda/conv_transpose", "cuda/batch_norm")):
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
             ran.add(t.name)
@@ -113,7 +113,7 @@ def test_patches_of_a_transformer_match_the_reference(gpu):
     _, layer, arrays = sample_layer("Conv", Sample(shapes, {"strides": (16, 16)}))
     ran = 0
     for t, signature, config, kernel in planned(layer, gpu, most=12):
-        if t.name == "cuda/own_patches":
+        if t.name == "cuda/patch_embedding":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
             ran += 1

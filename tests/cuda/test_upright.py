@@ -1,4 +1,4 @@
-"""64-channel convolutions with weights as the tall operand (upright.cu): candidates, packed filters, machine code."""
+"""64-channel convolutions with weights as the tall operand (weights_as_a.cu): candidates, packed filters, machine code."""
 
 import re
 from dataclasses import replace
@@ -11,8 +11,8 @@ from test_compile import sass
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.launch import MAX_SHARED
-from whet.tactics.cuda._conv import ConvShape, Finish
-from whet.tactics.cuda._upright import Upright, pack_upright, unfit_shape, upright_constants, upright_source, uprights
+from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv._weights_as_a_conv import Upright, pack_upright, unfit_shape, upright_constants, upright_source, uprights
 
 STAGE = ConvShape(128, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1))
 

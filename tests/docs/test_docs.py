@@ -76,6 +76,6 @@ SOURCES = {str(p.relative_to(ROOT)) for d in ("src", "tests", "benchmarks", "exa
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_that_a_page_names_exist(page):
-    """`builder/whole.py` is a file of that folder and name: pages move along when code moves."""
+    """`builder/select/whole_engine.py` is a file of that folder and name: pages move along when code moves."""
     for name in re.findall(r"`([\w./]+\.(?:py|cuh?|md))`", page.read_text()):
         assert any(p == name or p.endswith("/" + name) for p in SOURCES), f"{page.name} names {name}, and there is none"

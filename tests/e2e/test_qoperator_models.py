@@ -15,7 +15,7 @@ from whet.frontends import network_from_onnx
 from whet.ops import run_network
 from whet.runtime import Runtime
 from whet.tactics import is_quantized, tactics_of
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.onednn import _api as dnn
 
 tactics_of("cpu")
 pytestmark = pytest.mark.data

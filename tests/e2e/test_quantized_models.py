@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import datasets, realdata
 from whet.builder import build
 from whet.builder.config import BuildConfig
-from whet.builder.quantized import Calibration, build_int8
+from whet.builder.precision.int8 import Calibration, build_int8
 from whet.frontends import network_from_onnx
 from whet.frontends.onnx_all_outputs import with_all_outputs
 from whet.runtime import Runtime
 from whet.tactics import is_quantized, tactics_of
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.onednn import _api as dnn
 
 tactics_of("cpu")
 pytestmark = [

@@ -22,8 +22,8 @@ TYPES = ["f64", "f32", "f16", "bf16", "f8e4m3", "i64", "i32", "i8", "i4", "u8", 
 VALUES: list[Any] = [
     *NUMBERS, 0.5, -0.0, 1e308, 1e-300, True, False, None, "", "x", "cpu", "cuda", "../../etc/passwd", "\0", "é\u2028", "A" * 100_000,
     [], {}, [[]], [None], [0] * 10_000, {"a": {"b": {}}}, *FORMATS, *TYPES,
-    "cpu/onednn_conv", "cpu/onednn_matmul", "cpu/onednn_pool", "cpu/onednn_reformat", "cpu/onednn_view", "cpu/numpy_reference",
-    "cpu/numpy_reformat", "cpu/none", "cuda/own_gemm",
+    "cpu/onednn_conv", "cpu/onednn_matmul", "cpu/onednn_pool", "cpu/onednn_reformat", "cpu/view", "cpu/numpy_reference",
+    "cpu/numpy_reformat", "cpu/none", "cuda/gemm",
 ]  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def base_engines() -> list[bytes]:
     """Engines of `base_networks`, built here without timing; the first with packed weights, the third of two profiles with networks of their own,
     the last one that runs its samples apart."""
     from whet.builder import BuildConfig, build
-    from whet.builder.per_profile import joined
+    from whet.builder.batching.per_profile import joined
     from whet.engine import engine_bytes
 
     def at(net, n):

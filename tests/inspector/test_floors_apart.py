@@ -6,7 +6,7 @@ from whet.builder import BuildConfig, build
 from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
 from whet.network import parse_network
-from whet.tactics.cpu import _jit
+from whet.tactics.cpu._llvm import jit
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 
@@ -52,7 +52,7 @@ def test_a_launch_of_two_layers_counts_as_two(standin_gpu):
     assert together == alone
 
 
-@pytest.mark.skipif(_jit.available() is not None, reason=str(_jit.available()))
+@pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()))
 def test_moves_count_as_one_pass_or_as_what_has_to_move():
     """Two images of 32 channels and 64 pixels: a transpose, a sigmoid and a join of it with itself; Reshapes move nothing."""
     plan = build(parse_network(HEAD), BuildConfig(timing_cache="", verify=False, avg_timing=1, passes=("-fuse_head_convs",)))
@@ -63,7 +63,7 @@ def test_moves_count_as_one_pass_or_as_what_has_to_move():
     assert [size for _, size in apart(moves, ("Moves",))] == [2 * channels, 2 * channels, 2 * channels + joined]
 
 
-@pytest.mark.skipif(_jit.available() is not None or not _jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+@pytest.mark.skipif(jit.available() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
 @pytest.mark.parametrize("also", [(), ("Moves",)])
 def test_a_head_with_its_convolutions_counts_as_these_and_the_moves(also):
     def counted(*passes):

@@ -11,7 +11,7 @@ from whet.network import F32, Network, TensorType, parse_network, verify
 from whet.ops import OPS, run_network
 from whet.passes import PASSES, Did, Graph, Pass, Phase, Skip, _base, lower, ordered, run_passes, select
 from whet.passes._fuse import ACTIVATIONS
-from whet.passes.fold_shapes import SIZES
+from whet.passes.clean.fold_shapes import SIZES
 
 RESIDUAL = """
 in %x: f32[N,4,8,8]

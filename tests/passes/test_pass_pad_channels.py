@@ -9,7 +9,8 @@ from random_networks import feeds, random_network, same
 from whet.network import F32, Network, Tensor, TensorType, symbol, verify
 from whet.ops import run_network
 from whet.ops._origin import evaluate_origin
-from whet.passes import lower, pad_channels
+from whet.passes import lower
+from whet.passes.fill import pad_channels
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 seeds = st.integers(0, 10**6)

@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_calibration import samples, small_network
 
 from whet.builder.config import BuildConfig
-from whet.builder.engine_run import EngineRun
-from whet.builder.floats import build_floats_within
-from whet.builder.quantized import Calibration, build_int8, prepared
+from whet.builder.precision.float16 import build_floats_within
+from whet.builder.precision.int8 import Calibration, build_int8, prepared
+from whet.builder.verify.engine_values import EngineRun
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from whet.builder.quantized import EngineRun
+from whet.builder.precision.int8 import EngineRun
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network

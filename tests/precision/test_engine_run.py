@@ -3,7 +3,7 @@
 import numpy as np
 from test_calibration import samples, small_network
 
-import whet.builder.engine_run as engine_run
+import whet.builder.verify.engine_values as engine_run
 from whet.errors import BackendError
 from whet.precision import calibrate, find_places
 

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support import datasets, realdata
 from whet.builder import BuildConfig, build
-from whet.builder.calibrating import Calibration, prepared
-from whet.builder.engine_run import EngineRun
-from whet.builder.float8 import _left_out, build_float8, float8_network, float8_ranges, harmful
+from whet.builder.lock.relock import read_recipe, recipe
 from whet.builder.lowering import lowered_network
-from whet.builder.relock import read_recipe, recipe
+from whet.builder.precision.calibration import Calibration, prepared
+from whet.builder.precision.float8 import _left_out, build_float8, float8_network, float8_ranges, harmful
+from whet.builder.verify.engine_values import EngineRun
 from whet.errors import BuildError
 from whet.frontends import network_from_onnx
 from whet.frontends.onnx_writer import save_onnx

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from whet.builder.quantized import EngineRun
+from whet.builder.precision.int8 import EngineRun
 from whet.network import Network, parse_type
 from whet.precision import Analysis, calibrate, find_places, quantize, read_cache, write_cache
 from whet.precision.joined import APART, stored_forms

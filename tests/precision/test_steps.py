@@ -12,9 +12,9 @@ from test_budget import spiky_network
 from test_calibration import samples, small_network
 
 from support import datasets, realdata
-from whet.builder.calibrating import Calibration, calibrated_ranges, prepared
 from whet.builder.config import BuildConfig
-from whet.builder.engine_run import EngineRun
+from whet.builder.precision.calibration import Calibration, calibrated_ranges, prepared
+from whet.builder.verify.engine_values import EngineRun
 from whet.errors import CalibrationError, UsageError
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type

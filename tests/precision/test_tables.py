@@ -5,18 +5,19 @@ import dataclasses
 import numpy as np
 import pytest
 
-from whet.builder import BuildConfig, build, plan_digest, quantized, save_lock
-from whet.builder.quantized import Calibration, build_int8, prepared, quantized_network
+from whet.builder import BuildConfig, build, plan_digest, save_lock
+from whet.builder.precision import int8 as quantized
+from whet.builder.precision.int8 import Calibration, build_int8, prepared, quantized_network
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import quantize
 from whet.precision.tables import _FUNCTIONS, code, insert_tables
 from whet.runtime import Runtime
 from whet.tactics import is_quantized
-from whet.tactics.cpu import _jit
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu.onednn import _api as dnn
 
-VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni") or _jit.available() is not None, reason="no VNNI, or no compiler for own kernels")
+VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni") or jit.available() is not None, reason="no VNNI, or no compiler for own kernels")
 QUICK = {"timing_cache": "", "threads": 1, "avg_timing": 1, "optimization_level": 1, "whole_engines": 1}
 
 
@@ -103,7 +104,7 @@ def test_a_network_with_tables_runs_on_integers():
     plan = build(chosen, config)
     tables = [x for x in plan.network.layers if x.hint == "Table"]
     assert len(tables) == 3 or len(tables) == 4  # a part of the Concat may have a scale of its own for its other reader
-    assert all(plan.choices[x.name].tactic == "cpu/table" for x in tables)
+    assert all(plan.choices[x.name].tactic == "cpu/lookup_table" for x in tables)
     assert not any(x.op in ("Sigmoid", "Mul", "LeakyRelu") for x in plan.network.layers)
     assert sum(is_quantized(x) and x.hint == "Conv" for x in plan.network.layers) == 4
     feeds = data(9)[-1]

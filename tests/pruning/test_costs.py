@@ -7,9 +7,9 @@ import pytest
 
 from whet import zoo
 from whet.builder.config import BuildConfig
-from whet.builder.key import layer_text
 from whet.errors import CacheError, NetworkError
 from whet.frontends import network_from_onnx
+from whet.measure.timing_key import layer_text
 from whet.pruning import branches, count_flops, count_params, cut, groups
 from whet.pruning.costs import channel_costs, flop_costs, parameter_costs
 from whet.pruning.knapsack import edges, widths_of

@@ -72,7 +72,7 @@ def test_a_reason_may_name_a_layer_in_brackets(heard, tmp_path):
 
 def test_a_line_says_all_that_was_done_to_the_original():
     from whet.report.search_live import _words
-    from whet.search.space import Candidate
+    from whet.search.recipe.space import Candidate
 
     c = Candidate(budget=0.3, precision="int8", two_four=True, fusion="-fuse_conv_add", batch=4, removed=("a",))
     assert _words({"candidate": c.to_plain()}) == "int8, batch 4, 2:4, passes -fuse_conv_add, 30 % of the layers' time, 1 branches out"

@@ -15,7 +15,7 @@ from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.runtime import EngineWarning, Runtime, machine_differences
-from whet.tactics.cpu import _onednn as onednn
+from whet.tactics.cpu.onednn import _api as onednn
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from whet.search import energy
+from whet.search.stages import energy
 
 
 class Device:

@@ -15,9 +15,9 @@ from whet.errors import CalibrationError
 from whet.frontends import network_from_onnx, save_onnx
 from whet.network import parse_network
 from whet.search import dry_run, recipe_from
-from whet.search.data import labelled, unlabelled
-from whet.search.images import listed, spread
-from whet.search.tune import training_set
+from whet.search.recipe.data import labelled, unlabelled
+from whet.search.recipe.image_data import listed, spread
+from whet.search.stages.finetune import training_set
 
 NET = """network gray source
 in %x: f32[N,1,8,8]

@@ -15,11 +15,11 @@ import pytest
 from search.conftest import RECIPE, perceptron, recipe_with
 from whet.frontends import network_from_onnx
 from whet.search import search
-from whet.search.build import build_config, engine_plan
-from whet.search.job import result_of
-from whet.search.qat import loses_too_much, trained_for_int8, why_not
-from whet.search.space import Candidate
-from whet.search.tune import going_on
+from whet.search.jobs.job import result_of
+from whet.search.recipe.space import Candidate
+from whet.search.stages.build_engine import build_config, engine_plan
+from whet.search.stages.finetune import going_on
+from whet.search.stages.qat import loses_too_much, trained_for_int8, why_not
 
 AUTO = {"when": "auto", "epochs": 2.0}
 
@@ -42,7 +42,7 @@ def test_training_is_for_engines_that_calibration_cost_too_much(qat, allowed, lo
 
 
 def test_what_calibration_lost_is_counted_from_the_network_that_was_used():
-    from whet.search.prepare import Prepared
+    from whet.search.stages.prepare import Prepared
 
     steps = [{"step": "recovered", "metric": {"value": 98.7}}, {"step": "fine-tuned (worse, not used)", "metric": {"value": 96.0}, "used": False}]
     assert Prepared(perceptron()[0], steps=steps).metric["value"] == 98.7
@@ -158,7 +158,7 @@ def test_a_calibrated_engine_that_is_not_trained_says_why_and_its_lock_builds_it
 
 def test_a_target_that_allows_more_lets_the_calibrated_engine_be(trained, poor, case, tmp_path):
     """Another target is another job: what was decided under the old one is not taken over."""
-    from whet.search.job import Job
+    from whet.search.jobs.job import Job
 
     survivor = poor / "work" / "survivors" / "0000"
     job = Job.read(survivor)
@@ -190,7 +190,7 @@ def test_what_cannot_be_trained_is_said(case, tmp_path):
 
 def test_layers_that_stay_in_floating_point_are_not_trained_for_integers(case, tmp_path):
     pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
-    from whet.search.prepare import Prepared
+    from whet.search.stages.prepare import Prepared
 
     net = network_from_onnx(case / "model.onnx")
     _, d = perceptron()

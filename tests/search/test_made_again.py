@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from search.conftest import perceptron, recipe_with
-from whet.builder.lock import plan_digest, read_lock
+from whet.builder.lock.lock import plan_digest, read_lock
 from whet.cli.rebuild import command
 from whet.engine import read_engine
 from whet.errors import LockError, UsageError

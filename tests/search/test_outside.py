@@ -17,11 +17,11 @@ import pytest
 from search.conftest import recipe_with
 from whet.errors import UsageError
 from whet.report.stage import STAGE, WAITING
-from whet.search import job as j
 from whet.search import search
-from whet.search.folder import IDENTITY, WorkFolder
-from whet.search.locks import DeviceLock, file_lock
-from whet.search.workers import LocalWorkers
+from whet.search.jobs import job as j
+from whet.search.jobs.device_locks import DeviceLock, file_lock
+from whet.search.jobs.workers import LocalWorkers
+from whet.search.outcome.folder import IDENTITY, WorkFolder
 
 SMALL = {"search__trials": 2, "survivor__count": 1}
 
@@ -65,9 +65,9 @@ def test_files_that_a_power_cut_left_short_are_made_again(project):
 
 
 def test_engines_of_another_version_are_built_again_and_that_is_said(project, monkeypatch):
-    from whet.search import running
+    from whet.search.jobs import run_jobs
 
-    monkeypatch.setattr(running, "__version__", "9.9")
+    monkeypatch.setattr(run_jobs, "__version__", "9.9")
     again = jobs_of(project)
     assert again[0] == "baselines/fp32-b1"
     assert again[-1] == "final"
@@ -134,9 +134,10 @@ def test_what_a_trial_has_started_ends_with_it(tmp_path, monkeypatch):
 
 
 def test_a_trial_that_loses_its_parent_takes_along_what_it_has_started(tmp_path):
-    from whet.search import child
+    from whet.search.jobs import child
 
-    script = f"import threading\nfrom whet.search.child import _until_parent_dies\nthreading.Thread(target=_until_parent_dies).start()\n{LINGERS}"
+    script = "import threading\nfrom whet.search.jobs.child import _until_parent_dies\n"
+    script += f"threading.Thread(target=_until_parent_dies).start()\n{LINGERS}"
     assert callable(child._until_parent_dies)
     p = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, start_new_session=True)
     assert until(lambda: (tmp_path / "begun").exists() and len(lingering(tmp_path)) == 2)
@@ -148,7 +149,8 @@ def test_a_trial_that_loses_its_parent_takes_along_what_it_has_started(tmp_path)
 def test_waiting_for_the_device_is_said_and_counts_against_no_limit(tmp_path, monkeypatch):
     said: list[str | None] = []
     with DeviceLock("cpu", tmp_path).timing():
-        script = "import sys, time\nfrom whet.search.locks import DeviceLock\nwith DeviceLock('cpu', sys.argv[1], print).timing():\n    print('had')"
+        script = "import sys, time\nfrom whet.search.jobs.device_locks import DeviceLock\n"
+        script += "with DeviceLock('cpu', sys.argv[1], print).timing():\n    print('had')"
         p = subprocess.Popen([sys.executable, "-uc", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         said.append(p.stdout.readline().strip())
     said += p.communicate()[0].split()

@@ -16,13 +16,13 @@ import pytest
 
 from search.conftest import perceptron, recipe_with
 from whet.errors import CalibrationError, UsageError
-from whet.search.data import Labelled, labelled
-from whet.search.locks import DeviceLock, physical_gpu
-from whet.search.metrics import top1
-from whet.search.recipe import Space, recipe_from
-from whet.search.space import Candidate, baseline_types, kept_channels, search_space
-from whet.search.study import Study
-from whet.search.summary import neighbours
+from whet.search.jobs.device_locks import DeviceLock, physical_gpu
+from whet.search.outcome.summary import neighbours
+from whet.search.recipe.data import Labelled, labelled
+from whet.search.recipe.metrics import top1
+from whet.search.recipe.recipe import Space, recipe_from
+from whet.search.recipe.space import Candidate, baseline_types, kept_channels, search_space
+from whet.search.study.study import Study
 
 
 def network(case):
@@ -33,7 +33,7 @@ def network(case):
 
 HOLD = r"""
 import os, sys, time
-from whet.search.locks import DeviceLock
+from whet.search.jobs.device_locks import DeviceLock
 lock = DeviceLock(sys.argv[2], sys.argv[1])
 os.write(1, b"asking\n")
 with getattr(lock, sys.argv[3])():
@@ -120,7 +120,7 @@ def test_a_gpu_has_one_lock_whether_it_is_called_by_number_or_by_uuid(monkeypatc
 
 
 def test_other_processes_on_the_gpu_are_told_with_every_timing():
-    from whet.search.measure import in_turns
+    from whet.search.stages.measure import in_turns
 
     class Gpu:
         def state(self):
@@ -254,10 +254,10 @@ def test_a_quantized_original_is_refused_before_anything_is_built(case, tmp_path
 
 
 def test_fp8_is_searched_where_it_is_asked_for_and_its_lock_is_kept(standin_gpu, tmp_path):
-    from whet.builder.lock import plan_digest, save_lock
+    from whet.builder.lock.lock import plan_digest, save_lock
     from whet.frontends import save_onnx
     from whet.network import parse_network
-    from whet.search.build import again, build_config, engine_plan, quantized_source
+    from whet.search.stages.build_engine import again, build_config, engine_plan, quantized_source
 
     layers = [f"%c{k + 1}: f32[N,64,32,32] = Conv(%{f'r{k}' if k else 'x'}, %w{k})\n%r{k + 1}: f32[N,64,32,32] = Relu(%c{k + 1})" for k in range(4)]
     constants = [f"const %w{k}: f32[64,64,1,1] = seed({k + 1})" for k in range(4)]
@@ -280,7 +280,7 @@ def test_fp8_is_searched_where_it_is_asked_for_and_its_lock_is_kept(standin_gpu,
 
 def test_on_a_gpu_integers_come_with_16_bits_for_what_stays_in_floats(case, tmp_path):
     import whet
-    from whet.search.build import build_config
+    from whet.search.stages.build_engine import build_config
 
     net = whet.network_from_onnx(case / "model.onnx")
     recipe = recipe_with(case, tmp_path, device="cuda", space__precision=["fp32", "fp16", "int8"])
@@ -309,8 +309,8 @@ def test_a_budget_is_a_way_of_its_own_through_the_space(case, tmp_path):
 
 def test_the_knapsack_shares_a_budget_out(case, tmp_path, monkeypatch):
     import whet
-    from whet.search.build import build_config
-    from whet.search.prepare import within_budget
+    from whet.search.stages.build_engine import build_config
+    from whet.search.stages.prepare import within_budget
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     recipe = recipe_with(case, tmp_path, device="null")  # times by a table, the same everywhere
@@ -389,8 +389,8 @@ def metric(predict):
 
 def test_children_die_with_their_parent(case, tmp_path):
     """A killed search leaves no process behind that would go on timing."""
-    from whet.search import job as j
-    from whet.search.workers import LocalWorkers
+    from whet.search.jobs import job as j
+    from whet.search.jobs.workers import LocalWorkers
 
     recipe = recipe_with(case, tmp_path, metric="python:sleepy:metric", folder=str(tmp_path), model=str(case / "model.onnx"),
                          data={"calibrate": str(case / "calibrate.npz")})  # fmt: skip
@@ -423,7 +423,7 @@ def _until(true, seconds: float = 120.0) -> None:
 
 
 def _start_and_wait(folder: Path) -> None:
-    from whet.search.workers import LocalWorkers
+    from whet.search.jobs.workers import LocalWorkers
 
     with LocalWorkers(1, 600.0) as workers:
         workers.start(folder)
@@ -438,7 +438,7 @@ def _alive(pid: int) -> bool:
 
 
 def test_one_search_at_a_time_in_a_folder(case, tmp_path):
-    from whet.search.folder import WorkFolder
+    from whet.search.outcome.folder import WorkFolder
 
     recipe = recipe_with(case, tmp_path / "work")
     folder = WorkFolder(tmp_path / "work")
@@ -457,7 +457,8 @@ def test_one_search_at_a_time_in_a_folder(case, tmp_path):
 
 
 def test_what_a_target_cannot_be_met_for_is_said_before_anything_is_built(case, tmp_path, monkeypatch):
-    from whet.search import advice, dry_run
+    from whet.search import dry_run
+    from whet.search.outcome import advice
 
     monkeypatch.setattr(advice, "no_torch", lambda: "PyTorch is not installed")
     monkeypatch.setattr(advice, "Meter", lambda gpu: SimpleNamespace(read=None, about="not measurable: no meter"))
@@ -476,7 +477,7 @@ def test_what_a_target_cannot_be_met_for_is_said_before_anything_is_built(case, 
 
 
 def test_numbers_that_are_none_and_labels_that_are_no_class_are_refused(case, tmp_path):
-    from whet.search.data import unlabelled
+    from whet.search.recipe.data import unlabelled
 
     x = np.zeros((5, 64), np.float32)
     x[3, 7] = np.nan
@@ -501,7 +502,7 @@ def test_a_study_that_cannot_be_read_is_said_in_one_line(case, tmp_path):
 
 
 def test_a_metric_function_may_have_data_for_the_last_comparison():
-    from whet.search.metrics import knows_which, user_metric
+    from whet.search.recipe.metrics import knows_which, user_metric
 
     def plain(predict, batch=32):
         return float(batch)
@@ -518,8 +519,8 @@ def test_a_metric_function_may_have_data_for_the_last_comparison():
 
 def test_the_last_comparison_says_what_it_was_judged_on(case, tmp_path, monkeypatch):
     """A metric function without data of its own for it is not judged on unseen data, whatever the recipe names."""
-    from whet.search.job import Job
-    from whet.search.workplace import Worker
+    from whet.search.jobs.environment import Worker
+    from whet.search.jobs.job import Job
 
     (tmp_path / "mine_judged.py").write_text("def one(predict):\n    return 1.0\n\n\ndef two(predict, which):\n    return 1.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -534,7 +535,7 @@ def test_the_last_comparison_says_what_it_was_judged_on(case, tmp_path, monkeypa
 
 
 def test_data_that_are_used_twice_are_told(case, tmp_path):
-    from whet.search import advice
+    from whet.search.outcome import advice
 
     (tmp_path / "copy.npz").write_bytes((case / "score.npz").read_bytes())
     same = recipe_with(case, tmp_path, data__judge=str(tmp_path / "copy.npz"), data__train="score.npz", finetune=False, qat="never")
@@ -552,7 +553,7 @@ def test_what_is_named_stays_whole(case, tmp_path):
     from whet.frontends import network_from_onnx
     from whet.pruning import groups
     from whet.pruning.depth import branches
-    from whet.search.space import stay_whole
+    from whet.search.recipe.space import stay_whole
 
     net = network_from_onnx(zoo.build("resnet18"))
     group, branch = groups(net)[3], branches(net)[2]
@@ -571,7 +572,7 @@ def test_what_is_named_stays_whole(case, tmp_path):
 
 
 def test_integers_that_did_not_pay_are_said_so():
-    from whet.search.summary import _not_paid
+    from whet.search.outcome.summary import _not_paid
 
     def words(asked: str, **layers: int) -> str:
         return _not_paid({"candidate": {"precision": asked}, "precision": layers})

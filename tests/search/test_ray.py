@@ -8,7 +8,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'whet[ray]'
 
 from search.conftest import recipe_with
 from whet.search import search
-from whet.search.job import result_of
+from whet.search.jobs.job import result_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray has warnings of its own
 

@@ -7,8 +7,8 @@ import pytest
 from search.conftest import RECIPE, recipe_with
 from whet.errors import UsageError
 from whet.search import load_recipe, recipe_from
-from whet.search._fields import Amount
-from whet.search._training import qat_settings
+from whet.search.recipe.fields import Amount
+from whet.search.stages.training_options import qat_settings
 
 
 def test_a_recipe_comes_back_from_its_plain_data(case, tmp_path):

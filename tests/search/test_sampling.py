@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from search.conftest import recipe_with
-from whet.search.space import search_space
-from whet.search.study import Study
+from whet.search.recipe.space import search_space
+from whet.search.study.study import Study
 
 TRIALS = 16
 

@@ -17,9 +17,9 @@ import pytest
 from search.conftest import recipe_with
 from whet.errors import BuildError, UsageError
 from whet.search import dry_run, search
-from whet.search.job import result_of
+from whet.search.jobs.job import result_of
 from whet.search.loop import pick
-from whet.search.watching import Silent
+from whet.search.outcome.progress import Silent
 
 
 def command(case: Path, out: Path, *more: str) -> list[str]:

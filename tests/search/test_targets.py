@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.search._fields import Amount
-from whet.search.metrics import Score, drop, top1, user_metric, wilson
-from whet.search.recipe import Target
-from whet.search.targets import checks, choose, distance, dominates, met, pareto
+from whet.search.recipe.fields import Amount
+from whet.search.recipe.metrics import Score, drop, top1, user_metric, wilson
+from whet.search.recipe.recipe import Target
+from whet.search.recipe.targets import checks, choose, distance, dominates, met, pareto
 
 
 def row(ms=1.0, ratio=0.5, drop=0.0, mj=None, memory=100.0, size=100.0):
@@ -82,7 +82,7 @@ def test_wilson_s_interval_is_the_published_one():
 
 
 def test_top1_and_its_drop_sample_by_sample():
-    from whet.search.data import Labelled
+    from whet.search.recipe.data import Labelled
 
     data = Labelled({"x": np.zeros((4, 2), np.float32)}, np.array([0, 1, 1, 0]))
     scores = np.array([[1, 0], [0, 1], [1, 0], [1, 0]], np.float32)

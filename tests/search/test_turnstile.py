@@ -4,7 +4,7 @@ import fcntl
 import threading
 import time
 
-from whet.search.locks import DeviceLock, file_lock
+from whet.search.jobs.device_locks import DeviceLock, file_lock
 
 
 def test_a_timing_that_waits_goes_before_work_that_comes_later(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.builder.ahead import configs_with_texts
+from whet.builder.candidates.compile_ahead import configs_with_texts
 from whet.tactics import Config, Signature, Tactic
 
 

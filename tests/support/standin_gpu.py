@@ -12,7 +12,7 @@ import pytest
 
 from whet.backends import BACKENDS, Buffer
 from whet.tactics import load_tactics
-from whet.tactics.cuda._kernel import GpuKernel
+from whet.tactics.cuda._device.kernel import GpuKernel
 
 BYTES_PER_S, LAUNCH_S = 1e9, 1e-6
 

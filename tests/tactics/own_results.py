@@ -7,7 +7,7 @@ from whet.backends.cpu import CpuBackend
 from whet.network import from_stored, stored_shape
 from whet.ops import run_regions
 from whet.tactics import Args, get_tactic
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.onednn import _api as dnn
 
 
 def computed(name, layer, arrays, threads, monkeypatch):

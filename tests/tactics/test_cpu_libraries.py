@@ -27,7 +27,7 @@ def run(library, *command):
 OBEYS = """
 import time
 from whet.backends.cpu import CpuBackend
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.onednn import _api as dnn
 src = dnn.describe((1, 64, 56, 56), "f32", "nhwc")
 def busy(count):
     cpu = CpuBackend(count)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from whet.backends.cpu import threads
-from whet.tactics.cpu import _jit
+from whet.tactics.cpu._llvm import jit
 
-if _jit.available():
-    pytest.skip(_jit.available() or "", allow_module_level=True)
+if jit.available():
+    pytest.skip(jit.available() or "", allow_module_level=True)
 
 WORDS = ("counts", "starts", "who", "work", "items", "share", "ask")
 IR = f"""
-{_jit.opening("count_items", WORDS, "items")}
+{jit.opening("count_items", WORDS, "items")}
   %f = inttoptr i64 %ask to i32 ()*
   %me = call i32 %f()
   %counts.i = inttoptr i64 %counts to i32*
@@ -59,7 +59,7 @@ class Dealt:
         share = -(-items // (count * step)) * step
         ask = threads.address("omp_get_thread_num")
         words = [self.counts.ctypes.data, self.starts.ctypes.data, self.who.ctypes.data, work, items, share, ask]
-        self.call = _jit.ParallelCall(_jit.address(IR, "count_items"), words, {0: ("input", 0)}, count, "counts", step=step)
+        self.call = jit.ParallelCall(jit.address(IR, "count_items"), words, {0: ("input", 0)}, count, "counts", step=step)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

@@ -12,9 +12,9 @@ from whet.ops._base import Sample
 from whet.ops._fused_samples import conv_silu
 from whet.tactics import Args, get_tactic
 from whet.tactics._base import PlanRefused
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.onednn import _api as dnn
 
-NAME = "cpu/direct"
+NAME = "cpu/direct_conv"
 
 
 def text(*shape):
@@ -101,7 +101,7 @@ FOLLOWING = [(), ("Add",), ("Add x",), *(s for f in ("Silu", "Relu") for s in ((
 
 @SILU
 @pytest.mark.parametrize("steps", FOLLOWING)
-@pytest.mark.parametrize(("name", "channels", "window"), [(NAME, 4, 3), (NAME, 24, 3), ("cpu/pointwise", 32, 1), ("cpu/pointwise", 44, 1)])
+@pytest.mark.parametrize(("name", "channels", "window"), [(NAME, 4, 3), (NAME, 24, 3), ("cpu/pointwise_conv", 32, 1), ("cpu/pointwise_conv", 44, 1)])
 def test_what_follows(steps, name, channels, window):
     """SiLU or ReLU, a residual, which may be the image itself, both, nothing; numbers that are none among them."""
     sample = followed(steps, text(2, channels, 9, 24), text(channels, channels, window, window), pads=(window // 2,) * 4)
@@ -208,8 +208,8 @@ def test_only_a_rows_first_and_last_tile_read_beside_it(channels, columns, windo
 @SILU
 @pytest.mark.parametrize(("name", "shape", "window", "group", "config"), [
     (NAME, (1, 16, 4, 5), 3, 1, {"blocks": 1, "pixels": 6}), (NAME, (1, 16, 4, 12), 3, 1, {"blocks": 3, "pixels": 4}),
-    (NAME, (1, 16, 4, 60), 3, 1, {"blocks": 1, "pixels": 31}), ("cpu/pointwise", (1, 16, 4, 5), 1, 1, {"blocks": 1, "pixels": 24}),
-    ("cpu/depthwise", (1, 16, 4, 6), 3, 16, {"pixels": 8}),
+    (NAME, (1, 16, 4, 60), 3, 1, {"blocks": 1, "pixels": 31}), ("cpu/pointwise_conv", (1, 16, 4, 5), 1, 1, {"blocks": 1, "pixels": 24}),
+    ("cpu/depthwise_conv", (1, 16, 4, 6), 3, 16, {"pixels": 8}),
 ])  # fmt: skip
 def test_a_tile_chosen_for_other_shapes_is_refused(name, shape, window, group, config):
     """An engine of several shapes plans each with the config of one; a tile larger than a row would be written outside of the result."""

@@ -12,9 +12,9 @@ from whet.network import Network, parse_type
 from whet.ops import sample_layer
 from whet.ops._forked_samples import forked
 from whet.tactics import get_tactic
-from whet.tactics.cpu import _jit
+from whet.tactics.cpu._llvm import jit
 
-NAME = "cpu/forked"
+NAME = "cpu/dual_output_conv"
 SIZES = [
     (1, 16, (16, 16), 12, 12), (2, 24, (48, 16), 5, 5), (1, 40, (17, 47), 4, 6), (3, 4, (3, 30), 1, 24), (1, 112, (64, 48), 14, 14),
     (2, 96, (96, 48), 30, 31), (1, 32, (80, 80), 9, 7), (3, 8, (107, 20), 4, 7), (1, 160, (16, 32), 20, 21),
@@ -74,8 +74,8 @@ def test_what_no_kernel_takes_stays_in_pieces(monkeypatch):
     assert hints() == hints(side=4) == {"ForkedConv"}
     for kind in ({"act": "HardSwish"}, {"channels": 18}, {"side": 3}, {"side": "H"}):
         assert "ForkedConv" not in hints(**kind)
-    assert hints(precisions=("bf16",)) == ({"Conv"} if _jit.has("avx512_bf16") else {"ForkedConv"})
-    monkeypatch.setattr(_jit, "has", lambda feature: True)
+    assert hints(precisions=("bf16",)) == ({"Conv"} if jit.has("avx512_bf16") else {"ForkedConv"})
+    monkeypatch.setattr(jit, "has", lambda feature: True)
     assert "ForkedConv" not in hints(precisions=("bf16",))
-    monkeypatch.setattr(_jit, "has", lambda feature: False)
+    monkeypatch.setattr(jit, "has", lambda feature: False)
     assert "ForkedConv" not in hints()

@@ -6,26 +6,26 @@ from test_onednn_tactics import CPU, Listed, place
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
-from whet.builder.apart import chains_apart
-from whet.builder.candidates import list_candidates
+from whet.builder.candidates.enumerate import list_candidates
+from whet.builder.candidates.tactic_sources import tactics_for
 from whet.builder.lowering import lowered_network
-from whet.builder.precision import Permissions
-from whet.builder.sources import tactics_for
+from whet.builder.precision.permissions import Permissions
+from whet.builder.select.unfused_time import chains_apart
 from whet.network import Network, from_stored, parse_network, parse_type, static_shape, stored_shape
 from whet.ops import run_network, run_regions, sample_layer
 from whet.ops._heads_samples import heads
 from whet.runtime import Runtime
 from whet.tactics import Args, get_tactic
 from whet.tactics._base import PlanRefused
-from whet.tactics._moves_places import Refused
+from whet.tactics._moves_indices import Refused
 from whet.tactics._moves_runs import Run, runs
 from whet.tactics._moves_tree import Moves
-from whet.tactics.cpu import _jit
-from whet.tactics.cpu import _onednn as dnn
-from whet.tactics.cpu import heads as heads_tactic
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu.conv import detector_heads as heads_tactic
+from whet.tactics.cpu.onednn import _api as dnn
 
-OWN = pytest.mark.skipif(_jit.available() is not None or not _jit.has("avx512f"), reason="needs llvmlite and AVX-512")
-TACTIC = get_tactic("cpu/heads")
+OWN = pytest.mark.skipif(jit.available() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+TACTIC = get_tactic("cpu/detector_heads")
 
 
 def launched(kernel, layer, signature, arrays, moved=False):
@@ -191,10 +191,10 @@ def network(n="N", h=9, perm="1,3,4,2", anchors="3, 6, 9, 7", rows="189, 6"):
 def test_a_network_runs_its_head_in_one_launch_at_any_batch(samples, perm, monkeypatch):
     """Anchor by anchor and pixel by pixel; whatever is faster on this machine, the one launch is chosen here."""
     net = network(perm=perm)
-    monkeypatch.setattr("whet.builder.apart.Apart.wins", False)
+    monkeypatch.setattr("whet.builder.select.unfused_time.Apart.wins", False)
     shapes = tuple({"x": (n, 16, 9, 7)} for n in (1, 2, 5))
     plan = build(net, BuildConfig(profiles=(shapes,), timing_cache="", threads=2, samples=samples, optimization_level=2))
-    assert "cpu/heads" in {c.tactic for c in plan.choices.values()}
+    assert "cpu/detector_heads" in {c.tactic for c in plan.choices.values()}
     context = Runtime().load(plan).create_context()
     for n in (1, 2, 3, 5):
         x = np.random.default_rng(n).standard_normal((n, 16, 9, 7)).astype(np.float32)
@@ -216,8 +216,8 @@ def test_what_no_kernel_takes_stays_in_pieces():
 
 @OWN
 def test_where_16_bit_floats_are_permitted_and_computed_it_stays_in_pieces(monkeypatch):
-    assert hints(network(), precisions=("bf16",)) == ({"Moves", ""} if _jit.has("avx512_bf16") else {"HeadMoves"})
-    monkeypatch.setattr(_jit, "has", lambda feature: True)
+    assert hints(network(), precisions=("bf16",)) == ({"Moves", ""} if jit.has("avx512_bf16") else {"HeadMoves"})
+    monkeypatch.setattr(jit, "has", lambda feature: True)
     assert "Moves" in hints(network(), precisions=("bf16",))
     assert hints(network()) == {"HeadMoves"}
 
@@ -239,7 +239,7 @@ def test_reasons():
 
 @OWN
 def test_without_avx512_there_is_no_such_layer(monkeypatch):
-    monkeypatch.setattr(_jit, "has", lambda feature: False)
+    monkeypatch.setattr(jit, "has", lambda feature: False)
     _, layer, _ = sample_layer("Fused", heads(1, 1, 1, (16, 5, 5)))
     assert "AVX-512" in TACTIC.why_not(layer)
     assert "AVX-512" in TACTIC.apart(layer, ())

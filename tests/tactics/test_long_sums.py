@@ -11,7 +11,7 @@ from whet.network import Network, parse_type
 from whet.network.types import BF16
 from whet.ops import run_layer
 from whet.tactics import tactics_of
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.onednn import _api as dnn
 
 LONG = 20_000
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,7 @@ import pytest
 from whet.network import Network, parse_type
 from whet.ops import sample_layer
 from whet.ops._base import Sample
-from whet.tactics._moves_places import COLUMN, FLAT, ROW, Place, Refused, axes, flat, regrouped
+from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Place, Refused, axes, flat, regrouped
 from whet.tactics._moves_tree import Moves
 
 ROW_PLACE, COLUMN_PLACE = Place.of(ROW), Place.of(COLUMN)

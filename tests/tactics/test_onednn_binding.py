@@ -16,7 +16,7 @@ import pytest
 
 from whet.errors import BackendError
 from whet.network import from_stored, to_stored
-from whet.tactics.cpu import _onednn as dnn
+from whet.tactics.cpu.onednn import _api as dnn
 
 rng = np.random.default_rng(7)
 erf = np.vectorize(math.erf)
@@ -358,7 +358,7 @@ def child(code, **environment):
     return done.stdout + done.stderr
 
 
-LOAD = "from whet.tactics.cpu._onednn import library_version\nfrom whet.errors import BackendError\n"
+LOAD = "from whet.tactics.cpu.onednn._api import library_version\nfrom whet.errors import BackendError\n"
 TRY = LOAD + "try:\n    print(library_version())\nexcept BackendError as e:\n    print('BackendError:', e)\n"
 
 
@@ -371,7 +371,7 @@ def test_the_library_is_named_or_refused():
 
 @pytest.mark.parametrize(("runtime", "major", "words"), [(512, 3, "'sycl'"), (8, 3, "'threadpool'"), (2, 2, "version 3")])
 def test_a_wrong_build_is_refused(runtime, major, words):
-    module = sys.modules["whet.tactics.cpu._onednn.library"]
+    module = sys.modules["whet.tactics.cpu.onednn._api.library"]
     version = module._Version(major, 2, 0, b"abc", runtime, 0)
 
     class Answers:

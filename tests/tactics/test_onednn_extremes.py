@@ -9,7 +9,7 @@ from test_onednn_tactics import CPU, FUSED, PADS, SAMPLES, B, W, X, check, compu
 from whet.network.types import F32
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cpu._declared import KERNELS, PLAIN_LOOPS, declared
+from whet.tactics.cpu.onednn._nonfinite import KERNELS, PLAIN_LOOPS, declared
 
 ODD = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40]  # the last two: denormals
 NEAR_OVERFLOW = [3e38, -3e38, 1.5e38, 2e19, -2e19]

@@ -11,8 +11,8 @@ from test_onednn_tactics import CPU, check, compute, judge, reference
 from whet.ops import OPS, sample_layer
 from whet.ops._quantized_samples import quantized
 from whet.tactics import get_tactic, is_quantized, tactics_of
-from whet.tactics.cpu import _onednn as dnn
-from whet.tactics.cpu._quantized import needed, take_apart
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._quantized import needed, take_apart
 
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
 

@@ -11,13 +11,13 @@ from whet.network import Network, from_stored, parse_type, static_shape, stored_
 from whet.network.types import BF16, F32
 from whet.ops import OPS, run_layer, run_regions, sample_layer
 from whet.tactics import Args, anchor, get_tactic, tactics_of
-from whet.tactics.cpu import _onednn as dnn
-from whet.tactics.cpu._declared import spreads
-from whet.tactics.cpu._kernel import Recipe
-from whet.tactics.cpu.onednn_view import same_bytes
+from whet.tactics.cpu.move.view import same_bytes
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import Recipe
+from whet.tactics.cpu.onednn._nonfinite import spreads
 
 CPU = CpuBackend()
-OWN = ("cpu/depthwise", "cpu/direct", "cpu/gate", "cpu/pointwise", "cpu/pool", "cpu/table", "cpu/quantize_image")
+OWN = ("cpu/depthwise_conv", "cpu/direct_conv", "cpu/channel_gate", "cpu/pointwise_conv", "cpu/max_pool", "cpu/lookup_table", "cpu/quantize_image")
 TACTICS = [t for t in tactics_of("cpu") if t.name.startswith("cpu/onednn_") or t.name in OWN]
 
 
@@ -45,7 +45,7 @@ def reference(layer, arrays):
 
 
 def declared_reference(layer, arrays, declares):
-    """The reference where ops mean what oneDNN's kernels declare (whet.tactics.cpu._declared)."""
+    """The reference where ops mean what oneDNN's kernels declare (whet.tactics.cpu.onednn._nonfinite)."""
     with pytest.MonkeyPatch.context() as patch:
         for name, f in declares.items():
             patch.setitem(OPS, name, replace(OPS[name], reference=partial(f, OPS[name].reference)))
@@ -401,7 +401,7 @@ def test_formats_with_the_same_bytes_are_told(shape):
 def test_a_view_records_nothing_in_place_and_one_copy_else():
     net = Network("net", "lowered")
     layer = net.add_layer("Flatten", [net.add_input("x", parse_type("f32[2,32,1,1]"))])
-    tactic = get_tactic("cpu/onednn_view")
+    tactic = get_tactic("cpu/view")
     counts = {}
     for signature in tactic.signatures(layer, CPU):
         stream = Listed()

@@ -12,13 +12,13 @@ from whet.ops._base import Sample
 from whet.ops._fused_samples import conv_silu
 from whet.ops._quantized_samples import quantized
 from whet.tactics import Args, get_tactic
-from whet.tactics.cpu import _jit
-from whet.tactics.cpu import _onednn as dnn
-from whet.tactics.cpu._pointwise_kernel import pointwise_ir
-from whet.tactics.cpu.quantize_image import QuantizeImage
-from whet.tactics.cpu.table import TableKernel, table
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu.conv._pointwise_ir import pointwise_ir
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.quantized.lookup_table import TableKernel, table
+from whet.tactics.cpu.quantized.quantize_image import QuantizeImage
 
-JIT = pytest.mark.skipif(_jit.available() is not None, reason=str(_jit.available()))
+JIT = pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()))
 
 
 def table_layer(count, build, store, dtype="u8"):
@@ -27,12 +27,12 @@ def table_layer(count, build, store, dtype="u8"):
 
 
 @JIT
-@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.skipif(not _jit.has("avx512vbmi"), reason="no AVX-512 VBMI"))])
+@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.skipif(not jit.has("avx512vbmi"), reason="no AVX-512 VBMI"))])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 32768, 32769, 70001])
 def test_every_byte_has_its_own_result(count, wide, monkeypatch):
     """Both kernels, with tails and shares of threads of any size: what a byte becomes does not depend on its place."""
     layer, _ = table_layer(count, lambda body, v: body.add("Exp", v[0]), (0.1, 2, "i8"), "i8")
-    tactic = get_tactic("cpu/table")
+    tactic = get_tactic("cpu/lookup_table")
     monkeypatch.setattr(type(tactic), "plan", lambda self, x, s, c, machine: TableKernel(x, s, wide, machine.threads))
     x = np.random.default_rng(count).integers(-128, 128, count).astype(np.int8)
     arrays = [x, *(t.array() for t in layer.inputs[1:])]
@@ -55,7 +55,7 @@ def test_a_table_holds_what_the_steps_compute():
     numbers = [np.array(n, np.float32) for n in (0.5, np.sqrt(2), 1.0)]
     sample = quantized("Table", [("full u8[2,8]", 0.05, 100, 0), *numbers], gelu, (0.03, 6, "u8"))
     _, layer, arrays = sample_layer("Fused", sample)
-    tactic = get_tactic("cpu/table")
+    tactic = get_tactic("cpu/lookup_table")
     _, got, _ = compute(layer, arrays, tactic, tactic.signatures(layer, CPU)[-1], ())
     x = (arrays[0].astype(np.float64) - 100) * 0.05
     erf = np.vectorize(__import__("math").erf)
@@ -111,7 +111,7 @@ def test_gates_of_all_sizes(shape, dtype, zero, store, threads):
     ones = ",".join(map(str, (*shape[:2], *(1,) * (len(shape) - 2))))
     sample = quantized("Mul", [(f"full {dtype}[{text}]", 0.02, zero, 1), f"f32[{ones}]"], lambda body, v: body.add("Mul", *v), store)
     _, layer, arrays = sample_layer("Fused", sample)
-    tactic, machine = get_tactic("cpu/gate"), CpuBackend(threads=threads)
+    tactic, machine = get_tactic("cpu/channel_gate"), CpuBackend(threads=threads)
     want = run_regions(layer, arrays)[0].astype(int)
     for signature in tactic.signatures(layer, machine):
         _, got, _ = compute(layer, [a.copy() for a in arrays], tactic, signature, ())
@@ -127,7 +127,7 @@ def test_gates_that_are_no_numbers_saturate(factor):
                                                        lambda body, v: body.add("Mul", *v), (0.02, 0, "u8")))  # fmt: skip
     arrays[0][...] = np.maximum(arrays[0], 1)
     arrays[next(i for i, t in enumerate(layer.inputs) if not t.is_constant and t.dtype.is_float)][0, :8] = factor
-    tactic = get_tactic("cpu/gate")
+    tactic = get_tactic("cpu/channel_gate")
     _, got, _ = compute(layer, arrays, tactic, tactic.signatures(layer, CPU)[-1], ())
     if not np.isnan(factor):  # which integer a NaN becomes, no standard says
         assert (got[0][:, :8] == (255 if factor > 0 else 0)).all()
@@ -141,11 +141,11 @@ def test_other_than_images_are_refused(shape):
 
 def test_without_a_compiler_the_reason_is_said(monkeypatch):
     why = "llvmlite is not installed"
-    monkeypatch.setattr(_jit, "available", lambda: why)
+    monkeypatch.setattr(jit, "available", lambda: why)
     layer, _ = table_layer(8, lambda body, v: body.add("Exp", v[0]), (0.1, 2, "i8"))
-    assert get_tactic("cpu/table").why_not(layer) == why
+    assert get_tactic("cpu/lookup_table").why_not(layer) == why
     assert get_tactic("cpu/quantize_image").why_not(image_layer((1, 3, 8, 8), "u8", 0)) == why
-    assert get_tactic("cpu/table").signatures(layer, CPU) == []
+    assert get_tactic("cpu/lookup_table").signatures(layer, CPU) == []
 
 
 @JIT
@@ -233,7 +233,7 @@ def test_attention_that_is_refused(sample, why):
     assert why in get_tactic("cpu/attention").why_not(sample_layer("Fused", sample)[1])
 
 
-SILU = pytest.mark.skipif(_jit.available() is not None or not _jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+SILU = pytest.mark.skipif(jit.available() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
 
 
 @SILU
@@ -246,7 +246,7 @@ SILU = pytest.mark.skipif(_jit.available() is not None or not _jit.has("avx512f"
 def test_pointwise_convolutions_with_silu(shape, channels, threads):
     """Tiles that do and do not divide an image, several strips of tiles, channels that leave part of a block unused, threads that divide nothing."""
     sample = conv_silu(f"f32[{','.join(map(str, shape))}]", f"f32[{channels},{shape[1]},1,1]")
-    judge_every_config("cpu/pointwise", sample, threads)
+    judge_every_config("cpu/pointwise_conv", sample, threads)
 
 
 @SILU
@@ -259,7 +259,7 @@ def test_pointwise_convolutions_with_silu(shape, channels, threads):
 def test_depthwise_convolutions_with_silu(shape, window, stride, pads, threads):
     """Windows that stand out above, below and beside the image, on one side or both; tiles that do and do not divide a row."""
     sample = conv_silu(f"f32[{','.join(map(str, shape))}]", f"f32[{shape[1]},1,{window},{window}]", group=shape[1], pads=pads, strides=(stride,) * 2)
-    judge_every_config("cpu/depthwise", sample, threads)
+    judge_every_config("cpu/depthwise_conv", sample, threads)
 
 
 def judge_every_config(name, sample, threads):
@@ -301,7 +301,7 @@ def test_silu_of_odd_numbers_is_what_the_ops_give():
     layer.inputs[1].weight = Network("w").constant(np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1), "eye").weight
     arrays[0][...] = 0
     arrays[0][0, 0].reshape(-1)[: len(odd)] = odd  # one channel: zero times the others stays zero
-    tactic = get_tactic("cpu/pointwise")
+    tactic = get_tactic("cpu/pointwise_conv")
     (signature,) = tactic.signatures(layer, CPU)
     x = np.array(odd, np.float32)
     with np.errstate(all="ignore"):
@@ -323,7 +323,7 @@ def test_silu_of_many_numbers_is_as_near_as_it_says():
     layer.inputs[1].weight = Network("w").constant(np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1), "eye").weight
     arrays[0][...] = np.linspace(-20, 20, arrays[0].size, dtype=np.float32).reshape(arrays[0].shape)
     arrays[0][0, 0, 0, 0] = 0
-    tactic = get_tactic("cpu/pointwise")
+    tactic = get_tactic("cpu/pointwise_conv")
     (signature,) = tactic.signatures(layer, CPU)
     got = launched(tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU), arrays[0], signature, layer)[0]
     x = arrays[0][0].astype(np.float64)
@@ -342,7 +342,7 @@ def test_silu_of_many_numbers_is_as_near_as_it_says():
 def test_convolutions_that_are_refused(change, why):
     given = {"x": "f32[1,16,5,5]", "w": "f32[32,16,1,1]", **change}
     _, layer, _ = sample_layer("Fused", conv_silu(**given))
-    assert why in get_tactic("cpu/pointwise").why_not(layer)
+    assert why in get_tactic("cpu/pointwise_conv").why_not(layer)
 
 
 def rearranged(shape, cut, perm, dtype="f32"):

@@ -12,12 +12,13 @@ from whet.ops._base import Sample
 from whet.ops._moves_samples import head, shuffle
 from whet.runtime import Runtime
 from whet.tactics import get_tactic
-from whet.tactics._moves_places import Refused
+from whet.tactics._moves_indices import Refused
 from whet.tactics._moves_tree import Moves
-from whet.tactics.cpu import _jit, moves
-from whet.tactics.cpu._moves_kernel import moves_ir
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu.move import moves
+from whet.tactics.cpu.move._moves_ir import moves_ir
 
-JIT = pytest.mark.skipif(_jit.available() is not None, reason=str(_jit.available()))
+JIT = pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()))
 TACTIC = get_tactic("cpu/moves")
 
 
@@ -97,7 +98,7 @@ def test_parts_within_parts():
 
 
 @JIT
-@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.skipif(not _jit.has("avx512dq"), reason="no AVX-512 DQ"))])
+@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.skipif(not jit.has("avx512dq"), reason="no AVX-512 DQ"))])
 def test_sigmoids_with_and_without_avx512(wide, monkeypatch):
     monkeypatch.setattr(moves, "moves_ir", lambda made, estimate: moves_ir(made, wide))
     _, layer, arrays = sample_layer("Fused", chain(lambda body, x: body.add("Sigmoid", body.add("Sigmoid", x[0]))))
@@ -122,7 +123,7 @@ def test_what_has_no_code_is_refused_with_the_reason(sample, form, why):
 def test_long_code_is_refused(monkeypatch):
     _, layer, _ = sample_layer("Fused", head(1, 2, 80, (20, 20), (10, 10)))
     made = Moves(layer, {i: "nhwc" for i, t in enumerate(layer.inputs) if not t.is_constant}, "linear")
-    monkeypatch.setattr("whet.tactics.cpu._moves_kernel.LONGEST", 100)
+    monkeypatch.setattr("whet.tactics.cpu.move._moves_ir.LONGEST", 100)
     with pytest.raises(Refused, match="more than 100 lines"):
         moves_ir(made, True)
 

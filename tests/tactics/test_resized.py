@@ -16,9 +16,9 @@ from whet.ops._cost import network_operations, operations
 from whet.ops._resized_samples import resized
 from whet.runtime import Runtime
 from whet.tactics import get_tactic
-from whet.tactics.cpu import _jit
+from whet.tactics.cpu._llvm import jit
 
-NAME = "cpu/resized"
+NAME = "cpu/resized_conv"
 NEAR, HALF = ("asymmetric", "floor"), ("half_pixel", "round_prefer_floor")
 SIZES = [
     (1, (16, 16), (16, 16), (6, 5), (2, 2), False, NEAR), (2, (24, 48), (48, 16), (4, 6), (2, 2), True, NEAR),
@@ -92,9 +92,9 @@ def test_what_no_kernel_takes_stays_in_pieces(monkeypatch):
     for kind in ({"act": "HardSwish"}, {"channels": 18}, {"side": 3}, {"side": "H"}, {"scale": 1.0}):
         assert "ResizedConv" not in hints(**kind), kind
     bf16 = BuildConfig(precisions=("bf16",))
-    monkeypatch.setattr(_jit, "has", lambda feature: True)
+    monkeypatch.setattr(jit, "has", lambda feature: True)
     assert "ResizedConv" not in hints(bf16)
-    monkeypatch.setattr(_jit, "has", lambda feature: False)
+    monkeypatch.setattr(jit, "has", lambda feature: False)
     assert "ResizedConv" not in hints()
 
 

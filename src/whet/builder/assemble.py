@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whet.builder.batching.profiles import MAX, bound_layers, environment
+from whet.builder.candidates.option import Option
 from whet.builder.config import BuildConfig
-from whet.builder.memory import Use, plan_memory
-from whet.builder.option import Option
-from whet.builder.profiles import MAX, bound_layers, environment
+from whet.builder.memory.planner import Use, plan_memory
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan, Profile
 from whet.network import Layer, Network, network_text, substitute
 from whet.runtime.kernels import libraries, plan_layer

@@ -31,7 +31,7 @@ class BuildConfig:
     precision_constraints: str = "none"  # none | prefer | obey
     layer_precisions: tuple[tuple[str, str], ...] = ()  # (layer or source node name, precision); `*` as a wildcard
     layer_output_types: tuple[tuple[str, str], ...] = ()
-    sparsity: str = "disable"  # disable | enable | force: 2:4 weights as they are, used where a kernel can, or written (builder/sparse.py)
+    sparsity: str = "disable"  # disable | enable | force: 2:4 weights as they are, used where a kernel can, or written
     profiles: tuple[tuple[Shapes, Shapes, Shapes], ...] = ()  # (min, opt, max) shapes by input
     samples: str = "auto"  # auto | together | apart | turns: whether CPU threads share a batch, take samples, or share one sample after the other
     optimization_level: int = 3  # 0..5: how many tactics are timed, from 3 on kernels in the network, from 4 on threads (docs/design/choice.md)

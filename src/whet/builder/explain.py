@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from whet.builder.option import Option
-from whet.builder.search import Search
+from whet.builder.candidates.option import Option
+from whet.builder.select.search import Search
 from whet.engine.plan import Candidate
 from whet.network import Layer, Network
 

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from whet.builder.candidates.regions import lift_captures
 from whet.builder.config import BuildConfig
-from whet.builder.differences import relative_error
-from whet.builder.precision import Permissions, no_float8, unwanted_integers
-from whet.builder.regions import lift_captures
+from whet.builder.precision.permissions import Permissions, no_float8, unwanted_integers
+from whet.builder.verify.differences import relative_error
 from whet.network import DType, Layer, Network
 from whet.ops import run_network
 from whet.passes import PassLog, in_pieces, lower

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from whet.builder.building import build
+from whet.builder.batching.per_profile import joined
+from whet.builder.build import build
 from whet.builder.config import BuildConfig
-from whet.builder.per_profile import joined
 from whet.builder.progress import Progress
 from whet.engine.plan import EnginePlan
 from whet.network import Network

@@ -17,9 +17,9 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
     Raises UsageError for calibration flags that have nothing to do.
     """
     from whet.builder import build
-    from whet.builder.float8 import build_float8, is_float8_lock
-    from whet.builder.precision import has_float8
-    from whet.builder.quantized import build_int8, is_explicit
+    from whet.builder.precision.float8 import build_float8, is_float8_lock
+    from whet.builder.precision.int8 import build_int8, is_explicit
+    from whet.builder.precision.permissions import has_float8
     from whet.precision.budget import Budget
 
     given = [name for name in FLAGS if name in o]
@@ -64,9 +64,9 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
 
 
 def _floats(net: Any, config: Any, calibration: Any, budget: Any, progress: Any) -> Any:
-    from whet.builder.floats import build_floats_within
-    from whet.builder.quantized import prepared
-    from whet.builder.within import SAMPLES
+    from whet.builder.precision.accuracy_budget import SAMPLES
+    from whet.builder.precision.float16 import build_floats_within
+    from whet.builder.precision.int8 import prepared
     from whet.precision.sensitivity import chosen_samples
 
     if calibration.samples is None and budget.metric is None:
@@ -82,7 +82,7 @@ def _has_cache(calibration: Any) -> bool:
 
 
 def _calibration(o: Any, net: Any) -> Any:
-    from whet.builder.quantized import Calibration
+    from whet.builder.precision.int8 import Calibration
     from whet.precision import METHODS, Preprocessing, calibration_data
 
     method = values.one_of(o.get("calibMethod", "auto"), "calibMethod", ("auto", *METHODS))

@@ -57,7 +57,7 @@ def command(
         return 0
     from whet.report.search_live import SearchLive
     from whet.search import search
-    from whet.search.deploy import deploy_data
+    from whet.search.outcome.deploy import deploy_data
 
     with SearchLive(live=sys.stderr.isatty()) as live:
         found = search(r, fresh=not resume, watcher=live, ray=ray)
@@ -70,7 +70,7 @@ def command(
 
 
 def _seconds(text: str) -> float:
-    from whet.search._fields import seconds
+    from whet.search.recipe.fields import seconds
 
     return float(seconds(text, "--timeout"))
 

@@ -39,8 +39,8 @@ def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, 
     alone: SNR of the outputs (dB) with only this layer in low precision. from here: with this layer and all below it, so it says what is
     left when the rows above stay in FP32. own output: SNR of the layer's own values with everything in low precision.
     """
-    from whet.builder.harm import find_harm
-    from whet.builder.quantized import Calibration, is_explicit
+    from whet.builder.precision.int8 import Calibration, is_explicit
+    from whet.builder.precision.layer_sensitivity import find_harm
     from whet.cli._build_progress import BuildProgress
     from whet.cli._model import network_for
     from whet.errors import UsageError

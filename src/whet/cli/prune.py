@@ -71,7 +71,7 @@ def command(
     from whet.pruning import apply_recipe, count_flops, count_params, load_recipe, prune, recover, save_recipe, save_weights
     from whet.pruning.order import note
     from whet.pruning.recipe import must_have_safetensors
-    from whet.search.data import unlabelled
+    from whet.search.recipe.data import unlabelled
 
     net = network_from_onnx(model)
     if list_only:
@@ -196,8 +196,8 @@ def _labels(path: str | None, data: str | None, samples: int) -> Any:
     import numpy as np
 
     from whet.errors import UsageError
-    from whet.search.data import in_order
-    from whet.search.images import spread
+    from whet.search.recipe.data import in_order
+    from whet.search.recipe.image_data import spread
 
     try:
         found = np.load(path, allow_pickle=False).reshape(-1)

@@ -90,7 +90,7 @@ class EnginePlan:
         cold_ms      {layer name: [ms | None, ...]}: of its first candidates, with weights out of the L2 cache
         layer_ms     {layer name: median ms in the whole engine}
         passes       {"order": [pass], "fired": [[pass, layer, what]], "skipped": [[pass, layer, reason]]}
-        samples      {"kept": "together" | "apart", "why": str, ...}: whether a batch runs as one or sample by sample (builder/dealing.py)
+        samples      {"kept": "together" | "apart", "why": str, ...}: whether a batch runs as one or sample by sample (builder/batching/per_sample.py)
         engines      [{"ms": float, "what": str}]: whole engines that were timed, the chosen one first
         notes        [str]: warnings: permissions that could not be used, with reason and count; a busy machine; a banned kernel
         info         [str]: what was found and is no reason to worry: that INT8 pays, which thread count won, that a budget holds

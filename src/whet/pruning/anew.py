@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from whet.builder.timing_cache import Timed, TimingCache
+from whet.measure.timing_cache import Timed, TimingCache
 
 
 class Anew(TimingCache):

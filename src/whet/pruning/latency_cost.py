@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from whet.builder.calibrating import invented_ranges, is_explicit, prepared
+from whet.builder.batching.profiles import OPT, bound_layers, environment, resolve_profiles
 from whet.builder.config import BuildConfig
 from whet.builder.lowering import lowered_network
-from whet.builder.profiles import OPT, bound_layers, environment, resolve_profiles
-from whet.builder.quantized import quantized_network
+from whet.builder.precision.calibration import invented_ranges, is_explicit, prepared
+from whet.builder.precision.int8 import quantized_network
 from whet.errors import NetworkError, PruneError, WhetError
 from whet.network import Layer, Network
 from whet.pruning.costs import Costs

@@ -13,17 +13,17 @@ from dataclasses import replace
 from functools import partial
 
 from whet.backends import get_backend
-from whet.builder.ahead import start_compiling
-from whet.builder.candidates import Candidates, list_candidates
+from whet.builder.candidates.compile_ahead import start_compiling
+from whet.builder.candidates.enumerate import Candidates, list_candidates
+from whet.builder.candidates.option import Option
+from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.unfuse import unfuse
 from whet.builder.config import BuildConfig
-from whet.builder.key import layer_text, source_digest
-from whet.builder.option import Option
-from whet.builder.precision import Permissions
-from whet.builder.sources import tactics_for
-from whet.builder.timing import Conditions, Timer
-from whet.builder.timing_cache import TimingCache
-from whet.builder.unfuse import unfuse
+from whet.builder.precision.permissions import Permissions
 from whet.errors import PruneError
+from whet.measure.timing import Conditions, Timer
+from whet.measure.timing_cache import TimingCache
+from whet.measure.timing_key import layer_text, source_digest
 from whet.network import Layer, Network, Tensor, evaluate
 from whet.pruning.anew import Anew
 from whet.pruning.busy import Neighbours, Window

@@ -275,7 +275,7 @@ def _timed(
 
 def batch_of(net: Network, config: BuildConfig) -> int:
     """Samples in one run at the opt shapes: axis 0 of the first input."""
-    from whet.builder.profiles import OPT, resolve_profiles
+    from whet.builder.batching.profiles import OPT, resolve_profiles
 
     profiles, _ = resolve_profiles(net, config)
     shapes = next(iter(profiles[0].shapes.values()), None)

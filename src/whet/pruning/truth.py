@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from whet.builder import build
-from whet.builder.calibrating import Calibration, is_explicit
+from whet.builder.batching.profiles import OPT, resolve_profiles
 from whet.builder.config import BuildConfig
-from whet.builder.profiles import OPT, resolve_profiles
-from whet.builder.quantized import build_int8
+from whet.builder.precision.calibration import Calibration, is_explicit
+from whet.builder.precision.int8 import build_int8
 from whet.engine.plan import EnginePlan
 from whet.network import Network
 from whet.runtime import Runtime

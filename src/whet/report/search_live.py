@@ -15,7 +15,7 @@ _LONG = 20.0  # seconds of waiting for the device that are worth a line
 
 
 class SearchLive:
-    """A search's watcher (search/watching.py says when each is called). A context manager: the screen is its own meanwhile."""
+    """A search's watcher (search/outcome/progress.py says when each is called). A context manager: the screen is its own meanwhile."""
 
     def __init__(self, *, live: bool, console: Any = None):
         from rich.console import Console

@@ -1,6 +1,6 @@
 """The page of a search: the verdict, the Pareto plot, the engines compared, what each step gave, layers before and after, all trials.
 
-It is made of the plain data that report.json holds (search/summary.py makes them), so a page can be made again from that file.
+It is made of the plain data that report.json holds (search/outcome/summary.py makes them), so a page can be made again from that file.
 """
 
 from __future__ import annotations

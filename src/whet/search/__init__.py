@@ -12,13 +12,13 @@ from typing import Any
 from whet.registry import on_demand
 
 _HOME = {
-    "AutoRecipe": "whet.search.recipe",
-    "Candidate": "whet.search.space",
-    "SearchResult": "whet.search.result",
+    "AutoRecipe": "whet.search.recipe.recipe",
+    "Candidate": "whet.search.recipe.space",
+    "SearchResult": "whet.search.outcome.result",
     "dry_run": "whet.search.loop",
-    "load_recipe": "whet.search.recipe",
-    "rebuild": "whet.search.made_again",
-    "recipe_from": "whet.search.recipe",
+    "load_recipe": "whet.search.recipe.recipe",
+    "rebuild": "whet.search.outcome.rebuild",
+    "recipe_from": "whet.search.recipe.recipe",
     "search": "whet.search.loop",
 }
 

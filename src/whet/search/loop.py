@@ -17,22 +17,22 @@ from whet.network import Network
 from whet.pruning.depth import branches
 from whet.pruning.order import check_order
 from whet.registry import own_function
-from whet.search import advice
-from whet.search import job as j
-from whet.search.data import labelled, modules_of, unlabelled
-from whet.search.deploy import write_deploy
-from whet.search.folder import WorkFolder
-from whet.search.judging import Judging, Trial
-from whet.search.recipe import AutoRecipe, Effort, load_recipe
-from whet.search.result import SearchResult
-from whet.search.running import Running
-from whet.search.scouting import Scouting
-from whet.search.space import Candidate, baseline_types, search_space
-from whet.search.study import optuna_module
-from whet.search.targets import checks, choose, distance, pareto
-from whet.search.tune import training_set
-from whet.search.watching import Silent, Watcher
-from whet.search.workers import LocalWorkers, Workers, workers_for
+from whet.search.jobs import job as j
+from whet.search.jobs.run_jobs import Running
+from whet.search.jobs.workers import LocalWorkers, Workers, workers_for
+from whet.search.outcome import advice
+from whet.search.outcome.deploy import write_deploy
+from whet.search.outcome.folder import WorkFolder
+from whet.search.outcome.progress import Silent, Watcher
+from whet.search.outcome.result import SearchResult
+from whet.search.outcome.verdicts import Judging, Trial
+from whet.search.recipe.data import labelled, modules_of, unlabelled
+from whet.search.recipe.recipe import AutoRecipe, Effort, load_recipe
+from whet.search.recipe.space import Candidate, baseline_types, search_space
+from whet.search.recipe.targets import checks, choose, distance, pareto
+from whet.search.stages.finetune import training_set
+from whet.search.study.scouting import Scouting
+from whet.search.study.study import optuna_module
 
 
 class Loop:
@@ -254,14 +254,14 @@ def search(
 def _workers(recipe: AutoRecipe, ray: str | None) -> Any:
     if ray is None:
         return workers_for(recipe)
-    from whet.search.ray_workers import RayWorkers
+    from whet.search.jobs.ray_workers import RayWorkers
 
     return RayWorkers(recipe, ray)
 
 
 def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
     """What a search would do: space, baselines, budget; the data and the metric's function are looked at, nothing is built or written."""
-    from whet.search.build import input_shapes
+    from whet.search.stages.build_engine import input_shapes
 
     loop = Loop(recipe, WorkFolder(recipe.out or "whet.auto"), workers_for(recipe), Silent())
     facts = loop.facts((loop.folder.path / "search.json").is_file())

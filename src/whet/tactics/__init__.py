@@ -1,4 +1,4 @@
-"""Ways to compute a layer on a backend. `tactics/<backend>/<name>.py` is the tactic `<backend>/<name>`."""
+"""Ways to compute a layer on a backend. `tactics/<backend>/<family>/<name>.py` is the tactic `<backend>/<name>`."""
 
 from importlib import import_module
 

@@ -205,14 +205,17 @@ TACTICS: dict[str, Tactic] = {}
 
 
 def tactic(cls: type[Tactic]) -> type[Tactic]:
-    """Class decorator: registers one instance under `<backend>/<file name>`, e.g. `cpu/onednn_conv`."""
-    parts = cls.__module__.split(".")
-    name = f"{parts[-2]}/{parts[-1]}"
+    """Class decorator: registers one instance under `<backend>/<file name>`, whatever the family folder between them.
+
+    `whet.tactics.cpu.onednn.onednn_conv` is `cpu/onednn_conv`. Raises BuildError when another tactic of the backend has that name.
+    """
+    backend, *_, module = cls.__module__.removeprefix("whet.tactics.").split(".")
+    name = f"{backend}/{module}"
     if name in TACTICS:
         raise BuildError(f"tactic {name} has two owners")
-    made = cls()
-    made.name, made.backend = name, parts[-2]
-    TACTICS[name] = made
+    instance = cls()
+    instance.name, instance.backend = name, backend
+    TACTICS[name] = instance
     return cls
 
 

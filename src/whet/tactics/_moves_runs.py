@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whet.tactics._moves_places import COLUMN, ROW, Place, Refused
+from whet.tactics._moves_indices import COLUMN, ROW, Place, Refused
 from whet.tactics._moves_tree import Moves, Node, below
 
 

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape, stored_shape
-from whet.tactics._moves_places import COLUMN, FLAT, ROW, Atom, Place, Refused, axes, flat, order, regrouped, shifted, spread
+from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Atom, Place, Refused, axes, flat, order, regrouped, shifted, spread
 
 Node = tuple
 """("number", value), ("source", which, place), ("blocked", which, place, channel, length of a block), ("constant", first, place),

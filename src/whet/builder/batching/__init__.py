@@ -1,0 +1,1 @@
+"""Batches: whole or per sample, optimization profiles."""

@@ -1,0 +1,233 @@
+"""A batch as one, or sample by sample? All engines are built and timed in turns, and the fastest is kept.
+
+Where samples do not touch, an engine that was planned for one of them on one thread can run a batch: every thread takes whole samples. No
+thread waits for the others after each layer, one sample's numbers stay in the caches, and joins of one image lie in place, which those of a
+changing batch cannot. Or all threads share one sample after the other: they wait for each other, but weights are read once for all of them,
+and the memory is that of one. What both run by is runtime/dealing.py; how much they bring, docs/design/choice.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from whet.backends import get_backend
+from whet.builder.assemble import dealt
+from whet.builder.batching.per_sample_check import batch_differs
+from whet.builder.batching.profiles import resolve_profiles
+from whet.builder.config import BuildConfig
+from whet.builder.precision.comparison import Standing, standing
+from whet.builder.progress import Noting
+from whet.builder.verify.verification import verify_engine
+from whet.engine.plan import EnginePlan, Profile
+from whet.engine.probe import make_probe, probe_inputs, probe_shapes
+from whet.errors import BackendError, BuildError, EngineError
+from whet.measure.compare import race
+from whet.network import Network
+from whet.ops import batch_symbol, why_samples_touch
+from whet.runtime import Deal, bind, dealt_bytes
+
+Make = Callable[[BuildConfig], EnginePlan]
+Feeds = Mapping[str, np.ndarray]
+
+_LEVEL = 3  # from here on whole engines are compared so
+_SECONDS, _TURNS = 1.5, 30  # spent on timing each of them; turns, at most
+WAYS = {"apart": "one sample", "turns": "one sample on all threads"}  # to run samples one by one, and what their engine is of
+_FOUND = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")  # what a build with INT8 may have settled
+
+
+def worth_dealing(net: Network, config: BuildConfig) -> bool:
+    """Whether running samples one by one comes into question: asked for, or a batch that changes and is tuned for more than one, on CPUs."""
+    if config.samples != "auto":
+        return config.samples in WAYS
+    timed = config.optimization_level >= _LEVEL and config.whole_engines > 0 and config.max_tactics != 0
+    if config.backend != "cpu" or not timed or len(config.profiles) > 1 or batch_symbol(net) is None:
+        return False
+    return _batch(resolve_profiles(net, config)[0][0]) > 1
+
+
+def dealt_if_faster(together: EnginePlan | None, net: Network, config: BuildConfig, make: Make, tell: Noting, inputs: Feeds | None) -> EnginePlan:
+    """The engine that `together` is, or one of `net` that runs samples one by one where that is faster (or asked for, then `together` is None).
+
+    `make` builds the engines of one sample. Raises BuildError where it is asked for and cannot be, and what `make` raises.
+    """
+    machine = get_backend(config.backend, threads=max(config.threads, 0))
+    profiles, _ = resolve_profiles(net, config)
+    why = _why_not(net, profiles, config, machine)
+    if why is None:
+        asked = (config.samples,) if config.samples in WAYS else tuple(WAYS)[: 2 if machine.threads > 1 else 1]
+        ways = [_way(w, config, profiles, machine, together, make, tell) for w in asked]
+        found = _Race(together, ways, machine, config)
+        why = found.why_not
+    if why is None and config.verify and (why := verify_dealt(found.way.plan, net, machine, config, inputs, tell)) is not None:
+        tell.note(f"an engine that runs samples one by one was the fastest, but it fails verification: {why}")
+    if why is None:
+        return _told(found, config, tell.seconds())
+    if together is None:
+        raise BuildError(f"samples cannot be run one by one: {why}. Build without --samples={config.samples}.")
+    together.report["samples"] = {"kept": "together", "why": why}
+    return together
+
+
+@dataclass(frozen=True)
+class _Way:
+    """An engine of one sample, and that of batches which it becomes."""
+
+    name: str
+    one: EnginePlan
+    plan: EnginePlan
+
+    @property
+    def said(self) -> str:
+        lanes = self.plan.arenas[0].lanes
+        return f"one by one on {lanes} thread(s)" if self.name == "apart" else f"in turns on {self.plan.threads} thread(s)"
+
+
+def _way(
+    name: str, config: BuildConfig, profiles: Sequence[Profile], machine: Any, together: EnginePlan | None, make: Make, tell: Noting
+) -> _Way:  # fmt: skip
+    alone = name == "apart"
+    with tell.making(WAYS[name]):
+        one = make(_of_one_sample(config, profiles[0], together, 1 if alone else machine.threads))
+    machine.activate()
+    return _Way(name, one, dealt(one, profiles, machine, None if alone else 1))
+
+
+class _Race:
+    """The engines in turns at the opt shapes. `way` is the fastest of those that run samples one by one, `ms` and `spread_ms` its times, `rest`
+    those of the others by name; `why_not` says why none of them is kept, or is None."""
+
+    def __init__(self, together: EnginePlan | None, ways: Sequence[_Way], machine: Any, config: BuildConfig):
+        self.together, self.batch = together, _batch(ways[0].plan.profiles[0])
+        able, runs, self.why_not = [], [] if together is None else [_bound(together, machine)], None
+        first = len(runs)
+        for w in ways:
+            try:
+                if (too_large := _too_large(w.plan, config)) is not None:
+                    raise EngineError(too_large)
+                runs.append(_bound(w.plan, machine))
+                able.append(w)
+            except (EngineError, BackendError) as e:
+                self.why_not = str(e)
+        if not able:
+            return
+        order = [*range(first), *reversed(range(first, len(runs)))]  # in turns before apart: all threads work whatever the batch, in less memory
+        found, self.why_not = _timed(runs, order, ways[0].plan, machine, config), None
+        kept = found.kept if found.kept >= first else min(range(first, len(runs)), key=lambda i: found.ms[i])
+        self.way, self.ms, self.spread_ms = able[kept - first], found.ms[kept], found.spread_ms[kept]
+        names = [*["together"][:first], *(w.name for w in able)]
+        self.rest = {n: (found.ms[i], found.spread_ms[i]) for i, n in enumerate(names) if i != kept}
+        if found.kept < first:
+            each = " and ".join(f"{found.ms[first + i]:.4g} ms {w.said}" for i, w in enumerate(able))
+            self.why_not = f"not faster: {self.batch} samples take {each}, {found.ms[0]:.4g} ms together"
+
+
+def _bound(plan: EnginePlan, machine: Any) -> Any:
+    """The engine over memory. Raises EngineError where its batch cannot be dealt, BackendError where there is no memory."""
+    here = machine if plan.threads == machine.threads else get_backend(machine.name, threads=plan.threads)
+    here.activate()  # kernels are planned for the calling thread's count
+    run: Any = bind(plan, here)
+    if isinstance(run, Deal) and run.why_no_lanes is not None:
+        raise EngineError(run.why_no_lanes)
+    return run
+
+
+def as_one(config: BuildConfig) -> BuildConfig:
+    """The same build of batches that are run as one: of engines that compete before samples are taken apart. A lock says it by itself."""
+    return config if config.lock else dataclasses.replace(config, samples="together")
+
+
+def dealt_at_last(plan: EnginePlan, net: Network, config: BuildConfig, make: Make, tell: Noting, inputs: Feeds | None) -> EnginePlan:
+    """The engine that was kept of several (built `as_one` for `net`), or one that runs its samples apart where that is faster."""
+    found = plan if config.lock or not worth_dealing(net, config) else dealt_if_faster(plan, net, config, make, tell, inputs)
+    found.options = found.options | {"samples": config.samples}
+    return found
+
+
+def _batch(profile: Profile, which: int = 1) -> int:
+    return min((shapes[which][0] for shapes in profile.shapes.values() if shapes[which]), default=0)
+
+
+def _why_not(net: Network, profiles: Sequence[Profile], config: BuildConfig, machine: Any) -> str | None:
+    if not getattr(machine, "runs", True) or not hasattr(machine, "lanes"):
+        return f"the backend '{config.backend}' has no lanes"
+    if _batch(profiles[0], 0) < 1:
+        return "the profile takes empty batches"
+    return why_samples_touch(net, {n: s[2] for n, s in profiles[0].shapes.items()})
+
+
+def _of_one_sample(config: BuildConfig, profile: Profile, together: EnginePlan | None, threads: int) -> BuildConfig:
+    """The build of one sample on so many threads; verified when it is known to be the fastest."""
+    shapes = profile.of_one_sample().shapes
+    low, opt, high = ({n: s[k] for n, s in shapes.items()} for k in range(3))
+    found = {} if together is None else {k: together.options[k] for k in _FOUND}
+    return dataclasses.replace(config, **found, threads=threads, profiles=((low, opt, high),), samples="together", verify=False, lock=None)
+
+
+def _timed(runs: Sequence[Any], order: Sequence[int], plan: EnginePlan, machine: Any, config: BuildConfig) -> Standing:
+    """All in turns at the opt shapes of `plan`; of equal ones the first of `order` is kept."""
+    inputs = probe_inputs(plan.network, config.seed, probe_shapes(plan))
+    for run in runs:
+        run.feed(inputs)
+        run.seconds(1)
+    with machine.watch() if hasattr(machine, "watch") else nullcontext():
+        times = race([partial(_once, r) for r in runs], _SECONDS, _TURNS)
+    machine.activate()
+    return standing(times, order)
+
+
+def _once(run: Any) -> float:
+    return float(run.seconds(1)[0])
+
+
+def _too_large(apart: EnginePlan, config: BuildConfig) -> str | None:
+    limit, needed = config.memory_limit.get("arena"), dealt_bytes(apart)
+    if limit is None or needed <= limit:
+        return None
+    return f"arenas of all lanes take {needed / 2**20:.2f} MiB, --memPoolSize=arena allows {limit / 2**20:.2f}"
+
+
+def verify_dealt(apart: EnginePlan, net: Network, machine: Any, config: BuildConfig, inputs: Feeds | None, tell: Noting) -> str | None:
+    """Why the engine is not right, or None (then it has its probe): one sample is verified as any engine is, and batches must give what their
+    samples give alone."""
+    one, lanes = apart.of_one_sample(), apart.arenas[0].lanes
+    first = None if inputs is None else {n: np.asarray(a)[:1] for n, a in inputs.items()}
+    checked = verify_engine(one, net, machine if lanes == 1 else get_backend(machine.name, threads=1), first, config, tell)
+    machine.activate()
+    why = str(checked.failures[0]) if checked.failures else batch_differs(apart, machine, config.seed)
+    if why is None:
+        run = bind(apart, machine)
+        run.feed(probe_inputs(apart.network, config.seed, probe_shapes(apart)))
+        run.run()
+        apart.probe = make_probe(apart, run.fetch(), seed=config.seed, rtol=checked.probe_rtol)
+        apart.report = apart.report | {"verification": checked.report()}
+    return why
+
+
+def _told(found: _Race, config: BuildConfig, phases: Mapping[str, float]) -> EnginePlan:
+    """The engine with a report of what was compared: times of layers are those of one sample, on one thread or in turns on all."""
+    way, plan, together = found.way, found.way.plan, found.together
+    before: dict[str, Any] = {} if together is None else together.report
+    said = f"samples are run {'apart' if way.name == 'apart' else 'in turns'}: {found.batch} of them, {way.said}, take {found.ms:.4g} ms"
+    words = {"together": "together", "apart": "on a thread each", "turns": "in turns"}
+    said += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in found.rest.items()) if found.rest else " (asked for)"
+    entry: dict[str, Any] = {"kept": way.name, "why": said, "batch": found.batch, "lanes": plan.arenas[0].lanes}
+    entry |= {f"{way.name}_ms": found.ms, "spread_ms": found.spread_ms}
+    for name, (ms, spread_ms) in found.rest.items():
+        entry |= {f"{name}_ms": ms, f"{name}_spread_ms": spread_ms}
+    lists = {k: list(dict.fromkeys([*before.get(k, []), *way.one.report.get(k, [])])) for k in ("notes", "info")}
+    lists["info"].append(said)
+    kept = {k: before[k] for k in ("quantized", "asked", "precision_choice", "accuracy", "threads") if k in before}
+    seconds = dict(before.get("phase_seconds", {}))
+    for phase, s in phases.items():
+        seconds[phase] = seconds.get(phase, 0.0) + s
+    spent = {"phase_seconds": seconds, "build_seconds": sum(seconds.values())}
+    plan.report = plan.report | kept | lists | spent | {"samples": entry, "latency_ms": found.ms}
+    plan.options = way.one.options | {"threads": config.threads, "profiles": config.profiles, "samples": config.samples}
+    return plan

@@ -1,0 +1,82 @@
+"""Is a batch that is run sample by sample right? What its samples give must be what they give alone, at batches that divide and that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from whet.backends import get_backend
+from whet.builder.verify.differences import difference
+from whet.builder.verify.error_bounds import layer_bound
+from whet.engine.plan import EnginePlan
+from whet.engine.probe import probe_inputs, probe_shapes
+from whet.runtime import Bound, WeightStore, bind
+
+
+def batch_differs(apart: EnginePlan, machine: Any, seed: int = 0) -> str | None:
+    """What differs, or None. Its engine of one sample is verified on one thread.
+
+    On all threads, where what cannot fill the lanes runs, every layer must give what it gave on one thread, within its kernel's bound. Then
+    batches are run: each sample's outputs must have the bits that it gave alone, in a lane or on all threads (there alone, where samples take turns).
+    """
+    one, store = apart.of_one_sample(), WeightStore(machine)
+    shapes = {n: (1, *s[1:]) for n, s in probe_shapes(apart).items()}
+    alone = team = bind(one, machine, shapes, store=store)
+    if apart.arenas[0].lanes > 1 and machine.threads > 1:
+        alone = bind(one, get_backend(machine.name, threads=1), shapes, store=store)
+        machine.activate()
+    if alone is not team and (why := _layers_differ(alone, team, one, probe_inputs(one.network, seed, shapes))) is not None:
+        return why
+    for batch in _batches(apart):
+        whole = {n: (batch, *s[1:]) for n, s in shapes.items()}
+        data = probe_inputs(apart.network, seed + batch, whole)
+        run = bind(apart, machine, whole, store=store)
+        run.feed(data)
+        run.run()
+        got = run.fetch()
+        for i in range(batch):
+            want = [_outputs(b, data, i) for b in (alone, team)]
+            name = next((n for n in got if not any(_same(got[n][i : i + 1], w[n]) for w in want)), None)
+            if name is not None:
+                return f"sample {i} of a batch of {batch} gives another '{name}' than alone"
+    return None
+
+
+def _batches(plan: EnginePlan) -> list[int]:
+    """The opt batch, the smallest, and around the number of lanes: what the profile takes of them."""
+    low, opt, high = next(iter(plan.profiles[0].shapes.values()))
+    lanes = plan.arenas[0].lanes
+    wanted = (opt[0], low[0], 1, lanes + 1, 2 * lanes - 1)
+    return [b for b in dict.fromkeys(wanted) if low[0] <= b <= high[0]]
+
+
+def _outputs(bound: Bound, data: Mapping[str, np.ndarray], i: int) -> dict[str, np.ndarray]:
+    bound.feed({n: a[i : i + 1] for n, a in data.items()})
+    bound.run()
+    return bound.fetch()
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether they have the same bits: NaN is NaN."""
+    return a.shape == b.shape and np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+
+
+def _layers_differ(alone: Bound, team: Bound, plan: EnginePlan, data: Mapping[str, np.ndarray]) -> str | None:
+    """The first layer whose outputs on all threads are not those on one, given the same inputs."""
+    alone.feed(data)
+    with np.errstate(all="ignore"):
+        for i, (layer, ins, outs) in enumerate(alone.walk()):
+            for t, a in zip(layer.inputs, ins, strict=True):
+                if t is not None and a is not None and not t.is_constant:
+                    team.put(t.name, a)
+            team.run_step(i)
+            choice = plan.choices[layer.name]
+            for t, (_, dtype), want in zip(layer.outputs, choice.outputs, outs, strict=True):
+                error, why = difference(team.value(t.name), want, t.dtype)
+                bound = 2 * layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0
+                if error > bound:
+                    said = why or f"by {error:.2g}, allowed is {bound:.2g}"
+                    return f"{layer.op} '{layer.name}' by {choice.tactic} differs on {team.backend.threads} threads from one: {said}"
+    return None

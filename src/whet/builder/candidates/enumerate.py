@@ -1,0 +1,153 @@
+"""Candidates: every way that the backend's tactics offer for a layer, planned, or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.builder.candidates.compile_ahead import configs_with_texts
+from whet.builder.candidates.option import Option
+from whet.builder.precision.permissions import Permissions
+from whet.engine.plan import Candidate
+from whet.errors import BackendError, NetworkError, NoTacticError
+from whet.measure.timing_key import layer_text
+from whet.network import Layer
+from whet.tactics import Kernel, PlanRefused, Signature, Tactic
+
+
+@dataclass
+class Candidates:
+    """All options of one kind of layer (equal text, equal work) and what was refused."""
+
+    layer: Layer  # a representative, with static shapes
+    text: str
+    options: list[Option] = field(default_factory=list)
+    refused: list[Candidate] = field(default_factory=list)
+
+
+def list_candidates(
+    layer: Layer,
+    tactics: list[Tactic],
+    machine: Any,
+    permissions: Permissions,
+    *,
+    deterministic: bool = False,
+    workspace: int | None = None,
+) -> Candidates:
+    """Options of `layer` (static shapes) in order: tactics by name, those that were asked for (`opt_in`: ties go to the others) and fallbacks
+    last; signatures and configs as each tactic lists them.
+
+    `deterministic` refuses kernels that are not, `workspace` those that need more scratch (bytes).
+    """
+    made = Candidates(layer, layer_text(layer))
+    for t in sorted(tactics, key=lambda t: (t.fallback, t.opt_in, t.name)):
+        if (reason := t.why_not(layer)) is not None:
+            made.refused.append(Candidate(t.name, "", (), reason=reason))
+            continue
+        try:
+            signatures = t.signatures(layer, machine)
+        except NetworkError as e:  # a shape that is known only at run time
+            made.refused.append(Candidate(t.name, "", (), reason=str(e)))
+            continue
+        for signature in signatures:
+            reason = _malformed(layer, signature) or permissions.refuses(layer, signature) or t.refuses(layer, signature, machine)
+            if reason is not None:
+                made.refused.append(Candidate(t.name, str(signature), (), reason=reason))
+                continue
+            for config, texts in configs_with_texts(t, layer, signature, machine):
+                try:
+                    kernel = t.plan(layer, signature, config, machine)
+                except (PlanRefused, BackendError, NetworkError) as e:
+                    made.refused.append(Candidate(t.name, str(signature), tuple(config), reason=str(e)))
+                    continue
+                reason = _kernel_refusal(kernel, deterministic, workspace)
+                if reason is not None:
+                    made.refused.append(Candidate(t.name, str(signature), tuple(config), kernel.implementation, reason=reason))
+                    continue
+                option = Option(t, signature, config, kernel, len(made.options), texts=texts)
+                option.estimate_ms = estimate_ms(option, layer)
+                made.options.append(option)
+    return made
+
+
+def _malformed(layer: Layer, signature: Signature) -> str | None:
+    """A signature that leaves a computed input open could not be planned."""
+    for t, o in zip(layer.inputs, signature.inputs, strict=True):
+        if t is not None and not t.is_constant and o is None:
+            return f"does not say how it reads %{t.name}"
+    return None
+
+
+def _kernel_refusal(kernel: Kernel, deterministic: bool, workspace: int | None) -> str | None:
+    if deterministic and not kernel.deterministic:
+        return "its results may differ from run to run, and --deterministic is given"
+    if workspace is not None and kernel.scratch > workspace:
+        return f"needs {kernel.scratch / 2**20:.2f} MiB of scratch, --memPoolSize=workspace allows {workspace / 2**20:.2f} MiB"
+    return None
+
+
+def no_tactic(layer: Layer, refused: list[Candidate], machine: Any, others: Sequence[Layer] = ()) -> NoTacticError:
+    """The error for a layer that nothing computes: refusals of tactics for its op, the names of `others` of that kind, and what to do."""
+    elsewhere = [c for c in refused if c.reason.startswith("computes ") and ", not " in c.reason]
+    lines = [f"  {c.tactic}{' ' + c.signature if c.signature else ''}: {c.reason}" for c in refused if c not in elsewhere]
+    lines += [f"  {len(elsewhere)} tactics are for other ops"] if elsewhere else []
+    more = ", ".join(f"{x.op} '{x.name}'" for x in others)
+    return NoTacticError(
+        f"No tactic of '{machine.name}' computes {layer.op} '{layer.name}' (from {', '.join(layer.sources) or 'no node'}):\n"
+        + "\n".join(lines)
+        + (f"\nNothing computes these either: {more}." if more else "")
+        + ("\n--allowFallback lets such layers run on the host, which copies their inputs and outputs." if machine.name == "cuda" else "")
+        + f"\nAllow more precisions, or write src/whet/tactics/{machine.name}/<name>.py."
+    )
+
+
+# Where nothing is timed, an estimate orders formats: bytes and operations at modest speeds; a fallback in Python costs far more.
+_BYTES_PER_MS, _OPS_PER_MS, _LAUNCH_MS = 10e6, 50e6, 0.002
+
+_MOVE_NOTHING = frozenset({"Reformat", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})  # in place
+
+
+def estimate_ms(option: Option, layer: Layer) -> float:
+    """A rough time from bytes and multiply-adds; the place in the listing breaks ties."""
+    k = option.kernel
+    if option.signature.inplace and layer.op in _MOVE_NOTHING:
+        return 1e-6 * (1 + option.rank)
+    shared = sum(k.outputs[o] for _, o in option.signature.inplace)
+    moved = sum(k.inputs) + sum(k.outputs) - shared + sum(p.nbytes for p in k.packed)
+    ms = _LAUNCH_MS + moved / _BYTES_PER_MS + macs(layer) / _OPS_PER_MS
+    if option.tactic.fallback:
+        ms = 10 * ms + 0.1
+    elif k.implementation.startswith("ref"):
+        ms *= 10  # plain loops of a library
+    return ms * (1 + 1e-3 * option.rank)
+
+
+def macs(layer: Layer) -> int:
+    """Multiply-adds of the convolutions and matrix products in a layer with static shapes; 0 for others."""
+    if layer.regions:
+        return sum(macs(inner) for region in layer.regions.values() for inner in region.layers)
+    if layer.op not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or not all(t.type.static for t in layer.outputs):
+        return 0
+    w, out = layer.inputs[1], layer.outputs[0]
+    if w is None or not w.type.static:
+        return 0
+    if layer.op == "Conv":
+        return _count(out.shape) * _count(w.shape[1:])
+    if layer.op == "ConvTranspose":
+        return _count(layer.needs(0).shape) * _count(w.shape[1:])
+    inner = (
+        w.shape[0]
+        if layer.op == "Gemm" and not layer.attrs.get("transB")
+        else w.shape[-1]
+        if layer.op == "Gemm"
+        else w.shape[max(0, w.type.rank - 2)]
+    )
+    return _count(out.shape) * int(inner)
+
+
+def _count(shape) -> int:
+    n = 1
+    for d in shape:
+        n *= int(d)
+    return n

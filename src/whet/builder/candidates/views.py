@@ -1,0 +1,127 @@
+"""Which Concat, Split and Slice layers may be views: parts that lie inside of the whole, so that nothing is copied.
+
+A part can lie in one place only, and what works in place on a part must not destroy what is still read through the whole. So views are
+taken one by one, the largest first; one that would clash with those before runs the kernel that copies, in the same formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from whet.builder.candidates.option import Option
+from whet.builder.memory.byte_groups import Groups
+from whet.errors import BuildError
+from whet.network import Layer, Network
+
+#: ops whose kernels in place leave every byte as it was, as the engine's check has them
+_BYTES_STAY = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout"})
+
+
+class StuckViews(BuildError):
+    """Views that clash with others and for which no kernel copies in the same formats; the choice is made again without them."""
+
+    def __init__(self, layers: Sequence[str]):
+        super().__init__(f"the parts of {', '.join(layers)} cannot lie in two places")
+        self.layers = tuple(layers)
+
+
+def is_view(o: Option) -> bool:
+    """Whether an option puts parts inside of a larger tensor."""
+    return bool(getattr(o.kernel, "shifts", ()))
+
+
+def view_refusal(net: Network, layer: Layer, option: Option, *, fixed: bool) -> str | None:
+    """Why a layer of `net` can never be such a view, or None. Clashes between views are for `settled`.
+
+    `fixed`: all inputs have one shape for good, though the network's may have symbols.
+    """
+    for i, j in option.signature.inplace:
+        t, made = layer.inputs[i], layer.outputs[j]
+        if t is None or t.is_constant:
+            return f"works in place on input {i}, which is constant"
+        if t in net.inputs or t in net.outputs:
+            return f"%{t.name} is an input or output of the network, which have bytes of their own"
+        if made in net.outputs and layer.op != "Concat":
+            return f"%{made.name} is an output of the network, which has bytes of its own"
+        if not (fixed or (t.type.static and made.type.static)):
+            return "its shapes differ from run to run, and with them where parts lie"
+    return None
+
+
+def settled(net: Network, chosen: Mapping[str, Option], copying: Callable[[str, Option], Option | None]) -> dict[str, Option]:
+    """`chosen` with views that clash replaced by what `copying(layer name, view)` gives. Raises StuckViews where that is None.
+
+    `net` has its reformats in place.
+    """
+    views = [layer for layer in net.layers if is_view(chosen[layer.name])]
+    if not views:
+        return dict(chosen)
+    made = dict(chosen)
+    kept: set[str] = set()
+    stuck: list[str] = []
+    for layer in sorted(views, key=lambda x: (-sum(chosen[x.name].kernel.outputs), net.layers.index(x))):
+        if not clashes(net, chosen, kept | {layer.name}):
+            kept.add(layer.name)
+            continue
+        other = copying(layer.name, chosen[layer.name])
+        if other is None:
+            stuck.append(layer.name)
+        else:
+            made[layer.name] = other
+    if stuck:
+        raise StuckViews(stuck)
+    return made
+
+
+def clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> bool:
+    """Whether bytes would be written over while they are needed, with only the layers in `views` taken as views of parts."""
+    groups, pairs, roots = Groups(), {}, Groups()
+    first = {t.name: -1 for t in net.inputs}
+    last = dict.fromkeys(first, len(net.layers))
+    size = dict.fromkeys(first, 0)
+    written: set[str] = set()
+    for k, layer in enumerate(net.layers):
+        for t in layer.inputs:
+            if t is not None and t.name in last:
+                last[t.name] = max(last[t.name], k)
+        for r in layer.regions.values():
+            for t in r.captures():
+                last[t.name] = max(last.get(t.name, k), k)
+        o = chosen[layer.name]
+        for t, nbytes in zip(layer.outputs, o.kernel.outputs, strict=True):
+            first[t.name] = last[t.name] = k
+            size[t.name] = nbytes
+            groups.add(t.name, nbytes)
+            roots.add(t.name, 0)
+        shares = bool(o.signature.inplace) and (not is_view(o) or layer.name in views)
+        if not (shares and layer.op in _BYTES_STAY):
+            written.update(t.name for t in layer.outputs)
+        if not shares:
+            continue
+        for (i, j), shift in zip(o.signature.inplace, getattr(o.kernel, "shifts", ()) or (0,) * len(o.signature.inplace), strict=True):
+            source, out = layer.inputs[i], layer.outputs[j]
+            if source is None or source.name not in size or source in net.inputs:
+                continue
+            if not groups.join(source.name, out.name, shift):
+                return True
+            pairs[source.name, out.name] = k
+            if layer.op in _BYTES_STAY:
+                roots.join(source.name, out.name)
+    for t in net.outputs:
+        last[t.name] = len(net.layers)
+    members: dict[str, list[str]] = {}
+    for n in dict.fromkeys(name for pair in pairs for name in pair):
+        members.setdefault(groups.root(n), []).append(n)
+    return any(_over(a, b, groups, roots, pairs, size, first, last, written) for group in members.values() for a in group for b in group if a < b)
+
+
+def _over(a: str, b: str, groups: Groups, roots: Groups, pairs, size, first, last, written) -> bool:
+    """Whether one of two tensors of a group is written over the other while that is needed."""
+    at_a, at_b = groups.offset(a), groups.offset(b)
+    if at_a + size[a] <= at_b or at_b + size[b] <= at_a or first[a] > last[b] or first[b] > last[a]:
+        return False
+    early, late = (a, b) if first[a] <= first[b] else (b, a)
+    if roots.root(a) == roots.root(b):
+        return late in written and last[early] >= first[late] and (early, late) not in pairs
+    step = pairs.get((early, late))
+    return step is None or last[early] > step

@@ -1,0 +1,1 @@
+"""The tactic lock: pins everything that makes an engine what it is."""

@@ -1,0 +1,317 @@
+"""The tactic lock: a JSON file that pins everything that makes an engine what it is. The same lock gives the same engine, or fails.
+
+It holds digests of the model, of the tactics' sources and of the result; the passes, options and profiles; the choice of every layer;
+the memory plan; threads, libraries and the machine. Nothing is timed under a lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.backends import get_backend
+from whet.builder.assemble import assemble, dealt, model_digest
+from whet.builder.batching.profiles import OPT, bound_layers, environment
+from whet.builder.candidates.option import Option
+from whet.builder.candidates.reformats import with_reformats
+from whet.builder.candidates.unfuse import unfuse
+from whet.builder.config import BuildConfig
+from whet.engine.codec import MOST_LANES
+from whet.engine.plan import Choice, EnginePlan, Profile
+from whet.errors import BackendError, BuildError, EngineError, LockError
+from whet.measure.timing_key import source_digest
+from whet.network import Network, Tensor, network_text
+from whet.ops import why_samples_touch
+from whet.runtime.kernels import signature_of
+from whet.tactics import Operand, PlanRefused, Signature, Tactic, get_tactic
+
+FORMAT, VERSION = "whet tactic lock", 2
+
+#: options that decide what is built; the others decide how it is searched for
+_OPTIONS = (
+    "optimization_level",
+    "passes",
+    "no_fuse",
+    "precisions",
+    "precision_constraints",
+    "layer_precisions",
+    "layer_output_types",
+    "sparsity",
+    "deterministic",
+)
+
+
+_FIELDS = {
+    "model": str, "backend": str, "machine": str, "threads": int, "options": dict, "profiles": list, "passes": list, "unfused": list,
+    "tactics": dict, "layers": list, "arenas": list, "digest": str,
+}  # fmt: skip
+
+
+def save_lock(plan: EnginePlan, path: str | Path) -> None:
+    """Writes the lock of a built engine. Raises LockError when the file cannot be written."""
+    try:
+        Path(path).write_text(json.dumps(lock_of(plan), indent=1, sort_keys=True) + "\n")
+    except OSError as e:
+        raise LockError(f"the lock cannot be written to {path}: {e}") from e
+
+
+def lock_of(plan: EnginePlan) -> dict[str, Any]:
+    """The lock as data; profiles that were tuned apart have a lock each, those after the first under "further"."""
+    first, *others = (_lock_of(p) for p in plan.by_profile())
+    return first | ({"further": others} if others else {})
+
+
+def _lock_of(plan: EnginePlan) -> dict[str, Any]:
+    used = sorted({c.tactic for c in plan.choices.values()})
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": plan.model_digest,
+        "backend": plan.backend,
+        "machine": plan.machine_key,
+        "threads": plan.threads,
+        "options": {k: _plain(plan.options.get(k)) for k in _OPTIONS},
+        "profiles": [_plain(p.shapes) for p in plan.profiles],
+        "passes": _plain(plan.report.get("passes", {}).get("order", [])),
+        "unfused": [entry[0] for entry in plan.report.get("unfused", [])],
+        "tactics": {n: _tactic(n) for n in used},
+        "layers": [{"name": layer.name, **_choice(plan.choices[layer.name])} for layer in plan.network.layers],
+        "arenas": [_plain(a.data()) for a in plan.arenas],
+        "digest": plan_digest(plan),
+        **{k: _plain(plan.report[k]) for k in ("asked", "quantized") if k in plan.report},  # builder/lock/relock.py
+    }
+
+
+def plan_digest(plan: EnginePlan) -> str:
+    """SHA-256 over the network (weights by digest), the choices, profiles and arenas, threads and backend: what the engine is."""
+    if plan.others:
+        return hashlib.sha256("".join(map(plan_digest, plan.by_profile())).encode()).hexdigest()
+    h = hashlib.sha256(network_text(plan.network).encode())
+    data = [
+        [[layer.name, _choice(plan.choices[layer.name])] for layer in plan.network.layers],
+        [_plain(p.shapes) for p in plan.profiles],
+        [_plain(a.data()) for a in plan.arenas],
+        [plan.threads, plan.backend],
+    ]
+    h.update(json.dumps(data, sort_keys=True).encode())
+    return h.hexdigest()
+
+
+def read_lock(path: str | Path) -> dict[str, Any]:
+    """The lock in a file. Raises LockError for one that is missing, damaged or of another version."""
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError, RecursionError) as e:
+        raise LockError(f"the lock {path} cannot be read: {e}. Write one with --saveLock.") from e
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise LockError(f"{path} is no tactic lock. Write one with --saveLock.")
+    if found.get("version") != VERSION:
+        raise LockError(f"the lock {path} is of version {found.get('version')}, this whet reads version {VERSION}. Write it again with --saveLock.")
+    further = found.get("further", [])
+    if not isinstance(further, list):
+        raise LockError(f"the lock {path} is damaged: 'further' is no list. Write it again with --saveLock.")
+    for part in (found, *further):
+        _check_fields(part, path)
+    return found
+
+
+def _check_fields(lock: Any, path: str | Path) -> None:
+    for key, kind in _FIELDS.items():
+        if not isinstance(lock, dict) or not isinstance(lock.get(key), kind):
+            raise LockError(f"the lock {path} is damaged: '{key}' is missing or no {kind.__name__}. Write it again with --saveLock.")
+    if not all(isinstance(t, dict) for t in lock["tactics"].values()) or not all(isinstance(n, str) for n in lock["unfused"]):
+        raise LockError(f"the lock {path} is damaged: 'tactics' holds objects and 'unfused' names. Write it again with --saveLock.")
+
+
+def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, machine: Any) -> None:
+    """Raises LockError naming everything that moved since the lock was written."""
+    moved = []
+
+    def compare(what: str, was: Any, now: Any) -> None:
+        if was != now:
+            moved.append(f"{what}: was {_short(was, now)}, is {_short(now, was)}")
+
+    compare("the model", lock["model"], model_digest(source))
+    compare("the backend", lock["backend"], machine.name)
+    compare("the machine", lock["machine"], machine.key())
+    compare("the number of threads", lock["threads"], machine.threads)
+    for k in _OPTIONS:
+        was, now = lock["options"].get(k), _plain(getattr(config, k))
+        if k == "precisions" and isinstance(was, list) and sorted(map(str, was)) == sorted(now):
+            continue  # permissions have no order
+        compare(f"the option {k}", was, now)
+    for name, pinned in lock["tactics"].items():
+        try:
+            now = _tactic(name)
+        except BuildError:
+            moved.append(f"the tactic {name} is gone")
+            continue
+        for part, was in pinned.items():
+            compare(f"{name}, {part}", was, now.get(part))
+    if moved:
+        raise LockError(_text(moved))
+
+
+def locked_plan(
+    lock: Mapping[str, Any], source: Network, lowered: Network, profiles: Sequence[Profile], machine: Any, config: BuildConfig
+) -> EnginePlan:
+    """The engine that the lock names, nothing timed. Raises LockError when it would not be the same."""
+    if [_plain(p.shapes) for p in profiles] != lock["profiles"]:
+        raise LockError(_text(["the profiles are others"]))
+    by_name = {layer.name: layer for layer in lowered.layers}
+    for name in lock["unfused"]:
+        if name not in by_name:
+            raise LockError(_text([f"the layer '{name}' is gone from the lowered network: a pass works differently"]))
+        unfuse(lowered, by_name[name])
+    try:
+        choices = {entry["name"]: _read_choice(entry) for entry in lock["layers"]}
+        if lanes := _lanes(lock, lowered, profiles, config):  # choices are those of one sample, on one thread or taking turns on all
+            single, own = [p.of_one_sample() for p in profiles], machine if lanes == 1 else get_backend(machine.name, threads=1)
+            plan = dealt(_replayed(choices, source, lowered, single, own, config), profiles, machine, lanes)
+            machine.activate()
+        else:
+            plan = _replayed(choices, source, lowered, profiles, machine, config)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
+        raise LockError(f"the lock is damaged: {e!r}. Write it again with --saveLock.") from e
+    moved = _differences(lock, plan)
+    if moved or plan_digest(plan) != lock["digest"]:
+        raise LockError(_text(moved or ["the lowered network is another: a pass or a weight changed"]))
+    return plan
+
+
+def _lanes(lock: Mapping[str, Any], lowered: Network, profiles: Sequence[Profile], config: BuildConfig) -> int:
+    """How many samples the locked engine runs at once; 0 where a batch is run as one. Raises LockError where that is not asked for, or cannot be."""
+    lanes = int(lock["arenas"][0].get("lanes", 0))
+    if not 0 <= lanes <= MOST_LANES:
+        raise ValueError(f"{lanes} lanes")
+    kept = ("apart" if lanes > 1 or lock["threads"] == 1 else "in turns") if lanes else "together"
+    if config.samples not in ("auto", kept.removeprefix("in ")):
+        raise LockError(_text([f"samples are run {kept} in it, {config.samples} is asked for"]))
+    if lanes and (why := why_samples_touch(lowered, {n: s[2] for n, s in profiles[0].shapes.items()})) is not None:
+        raise LockError(_text([f"samples are run apart in it, but they may touch: {why}"]))
+    return lanes
+
+
+def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, profiles, machine: Any, config: BuildConfig) -> EnginePlan:
+    layers = bound_layers(lowered, environment(lowered, profiles[0], OPT))
+    picked = {}
+    for name, layer in layers.items():
+        if name not in choices:
+            raise LockError(_text([f"the lowered network has a layer '{name}' that the lock has not"]))
+        picked[name] = _option(choices[name], layer, machine)
+    reformats = {name: c for name, c in choices.items() if name not in layers}
+    net, chosen = with_reformats(lowered, picked, _LockedReformats(reformats, machine))  # type: ignore[arg-type]
+    moved = bound_layers(net, environment(net, profiles[0], OPT))
+    for name in chosen.keys() - picked.keys():
+        if name not in reformats:
+            raise LockError(_text([f"the engine needs a reformat '{name}' that the lock has not"]))
+        chosen[name] = _option(reformats[name], moved[name], machine)
+    return assemble(net, chosen, profiles, machine, config, source)
+
+
+class _LockedReformats:
+    """Answers for a tensor with the reformat that the lock has for it."""
+
+    def __init__(self, choices: Mapping[str, Choice], machine: Any):
+        self.choices, self.machine = choices, machine
+
+    def option(self, t: Tensor, source: Operand, target: Operand, *, apart: bool = False) -> Option:
+        wanted = ((source.format, source.dtype.name),), ((target.format, target.dtype.name),)
+        same = [c for c in self.choices.values() if (c.inputs, c.outputs) == wanted and not (apart and c.inplace)]
+        own = [c for n, c in self.choices.items() if c in same and n == f"{t.name}_{target.format}_{target.dtype}"]
+        for c in [*own, *same]:
+            tactic = _tactic_of(c)
+            return Option(tactic, Signature((source,), (target,), c.inplace), c.config, _Named(c), 0)  # type: ignore[arg-type]
+        raise LockError(_text([f"%{t.name} needs a reformat from {source} to {target} that the lock has not"]))
+
+
+class _Named:
+    """Stands for a reformat's kernel where only its names are asked for."""
+
+    def __init__(self, c: Choice):
+        self.implementation, self.rtol, self.deterministic = c.implementation, c.rtol, c.deterministic
+
+
+def _tactic_of(choice: Choice) -> Tactic:
+    """The choice's tactic. Raises LockError where there is none of its name."""
+    try:
+        return get_tactic(choice.tactic)
+    except BuildError as e:
+        raise LockError(_text([str(e)])) from e
+
+
+def _option(choice: Choice, layer, machine: Any) -> Option:
+    tactic = _tactic_of(choice)
+    try:
+        signature = signature_of(choice, layer)
+        reason = tactic.why_not(layer) or tactic.refuses(layer, signature, machine)
+        if reason is not None:
+            raise LockError(_text([f"{choice.tactic} refuses '{layer.name}' now: {reason}"]))
+        kernel = tactic.plan(layer, signature, choice.config, machine)
+    except (PlanRefused, BackendError, EngineError) as e:
+        raise LockError(_text([f"{choice.tactic} cannot run '{layer.name}' as locked: {e}"])) from e
+    if kernel.implementation != choice.implementation:
+        raise LockError(_text([f"{choice.tactic} runs '{layer.name}' by {kernel.implementation}, locked is {choice.implementation}"]))
+    return Option(tactic, signature, choice.config, kernel, 0)
+
+
+def _differences(lock: Mapping[str, Any], plan: EnginePlan) -> list[str]:
+    now = [{"name": layer.name, **_choice(plan.choices[layer.name])} for layer in plan.network.layers]
+    moved = [f"layer '{b['name']}' differs" for a, b in zip(lock["layers"], now, strict=False) if a != b]
+    if len(lock["layers"]) != len(now):
+        moved.append(f"the engine has {len(now)} layers, the lock {len(lock['layers'])}")
+    if lock["arenas"] != [_plain(a.data()) for a in plan.arenas]:
+        moved.append("the memory plan is another")
+    return moved
+
+
+def _text(moved: list[str]) -> str:
+    return (
+        "the lock cannot be kept, because something moved:\n  "
+        + "\n  ".join(moved)
+        + "\nBuild without --lock and save a new one, or bring back what it names."
+    )
+
+
+def _short(v: Any, other: Any) -> str:
+    """A value in at most 160 characters, from shortly before the place where it differs from the other one."""
+    text, their = (x if isinstance(x, str) else json.dumps(x) for x in (v, other))
+    if len(text) == 64 and " " not in text:
+        return text[:16] + "..."
+    same = next((i for i, (a, b) in enumerate(zip(text, their, strict=False)) if a != b), min(len(text), len(their)))
+    begin = 0 if len(text) <= 160 else max(0, min(same - 40, len(text) - 160))
+    return ("..." if begin else "") + text[begin : begin + 160]
+
+
+def _tactic(name: str) -> dict[str, Any]:
+    t = get_tactic(name)
+    return {"sources": source_digest(t), "library": t.library_version(), "version": t.version}
+
+
+def _choice(c: Choice) -> dict[str, Any]:
+    return _plain(vars(c))
+
+
+def _read_choice(entry: Mapping[str, Any]) -> Choice:
+    return Choice(
+        tactic=str(entry["tactic"]),
+        config=tuple((str(k), v if isinstance(v, int) else str(v)) for k, v in entry["config"]),
+        inputs=tuple(None if o is None else (str(o[0]), str(o[1])) for o in entry["inputs"]),
+        outputs=tuple((str(f), str(d)) for f, d in entry["outputs"]),
+        inplace=tuple((int(i), int(o)) for i, o in entry["inplace"]),
+        implementation=str(entry["implementation"]),
+        rtol=float(entry["rtol"]),
+        deterministic=bool(entry["deterministic"]),
+    )
+
+
+def _plain(v: Any) -> Any:
+    """Tuples become lists, so that a value equals what JSON gives back."""
+    if isinstance(v, Mapping):
+        return {str(k): _plain(x) for k, x in v.items()}
+    if isinstance(v, list | tuple):
+        return [_plain(x) for x in v]
+    return v

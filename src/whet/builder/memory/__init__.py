@@ -1,0 +1,1 @@
+"""The memory plan: offsets in the arena for tensors, in-place pairs, views and scratch."""

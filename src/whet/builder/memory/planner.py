@@ -1,0 +1,154 @@
+"""The memory plan: where each tensor lies in the arena, so that tensors that live at the same time never share a byte.
+
+Inputs and outputs of the network may be users' own buffers, so each has a place of its own after the shared part; in-place pairs
+share by order of the tactic, parts of a Concat, Split or Slice lie inside of the whole (builder/memory/byte_groups.py); scratch is one place that
+all layers use in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from whet.builder.memory.byte_groups import Groups
+from whet.engine.plan import ArenaPlan
+from whet.errors import MemoryLimitError
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes that are needed from step `first` (written) to step `last` (last read), both included."""
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """What the planner needs to know of one layer: names and sizes of what it reads and writes, in-place pairs, scratch.
+
+    `inputs` and `outputs` are (tensor name, bytes); None for an operand that is absent or no arena value. `shifts` has for each in-place
+    pair how many bytes into the larger tensor the smaller one begins (none given: all 0).
+    """
+
+    layer: str
+    inputs: tuple[tuple[str, int] | None, ...]
+    outputs: tuple[tuple[str, int], ...]
+    inplace: tuple[tuple[int, int], ...] = ()
+    scratch: int = 0
+    shifts: tuple[int, ...] = ()
+
+
+def plan_memory(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequence[str], *, limits: Mapping[str, int] | None = None) -> ArenaPlan:
+    """Offsets for all tensors of one run; `inputs` are the network's (name -> bytes), `outputs` its outputs' names.
+
+    Raises MemoryLimitError when the arena or the scratch exceeds `limits["arena"]` / `limits["workspace"]`.
+    """
+    blocks, groups, sizes = _blocks(uses, inputs)
+    extents = {b.name: b.nbytes for b in blocks}
+    own = [n for n in dict.fromkeys((*inputs, *outputs)) if n in sizes]
+    roots_of_own = {groups.root(n) for n in own}
+    offsets, top = _best([b for b in blocks if b.name not in roots_of_own])
+    scratch = max((u.scratch for u in uses), default=0)
+    scratch_offset = top
+    top += _padded(scratch)
+    for root in dict.fromkeys(groups.root(n) for n in own):
+        offsets[root] = top
+        top += _padded(extents[root])
+    plan = ArenaPlan(top, {n: offsets[groups.root(n)] + groups.offset(n) for n in sizes}, sizes, scratch_offset, scratch)
+    _check_limits(plan, blocks, limits or {})
+    return plan
+
+
+def _blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[Block], Groups, dict[str, int]]:
+    """Blocks by root name (a group of tensors that share bytes is one), the groups, and bytes by name."""
+    first: dict[str, int] = dict.fromkeys(inputs, -1)
+    last: dict[str, int] = dict.fromkeys(inputs, len(uses))
+    sizes: dict[str, int] = dict(inputs)
+    groups = Groups()
+    for n, nbytes in inputs.items():
+        groups.add(n, nbytes)
+    for step, use in enumerate(uses):
+        for name, nbytes in use.outputs:
+            first[name] = last[name] = step
+            sizes[name] = nbytes
+            groups.add(name, nbytes)
+        for operand in use.inputs:
+            if operand is not None and operand[0] in last:
+                last[operand[0]] = max(last[operand[0]], step)
+        for (i, o), shift in zip(use.inplace, use.shifts or (0,) * len(use.inplace), strict=True):
+            source, made = use.inputs[i], use.outputs[o]
+            assert source is not None, f"'{use.layer}' works in place on an operand that it does not have"
+            assert source[0] in first, f"'{use.layer}' works in place on %{source[0]}, which is not in the arena"
+            assert use.shifts or source[1] == made[1], f"'{use.layer}' works in place on operands of different sizes"
+            joined = groups.join(source[0], made[0], shift)
+            assert joined, f"'{use.layer}' wants %{source[0]} and %{made[0]} to share bytes that lie elsewhere already"
+    spans: dict[str, tuple[int, int]] = {}
+    for name in sizes:
+        root = groups.root(name)
+        a, b = spans.get(root, (first[name], last[name]))
+        spans[root] = (min(a, first[name]), max(b, last[name]))
+    return [Block(n, groups.extent(n), *spans[n]) for n in spans], groups, sizes
+
+
+def _best(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
+    """The smallest of several greedy placements: by size, by size times life, by birth, by end."""
+    orders = (
+        lambda b: (-b.nbytes, b.first),
+        lambda b: (-b.nbytes * (b.last - b.first + 1), b.first),
+        lambda b: (b.first, -b.nbytes),
+        lambda b: (b.first - b.last, -b.nbytes),
+    )
+    plans = [_place(sorted(blocks, key=lambda b: (order(b), b.name))) for order in orders]
+    return min(plans, key=lambda p: p[1])
+
+
+def _place(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
+    """Each block in turn into the tightest gap between those placed before that live at the same time."""
+    placed: list[tuple[Block, int]] = []
+    top = 0
+    for b in blocks:
+        taken = sorted((at, at + _padded(o.nbytes)) for o, at in placed if o.first <= b.last and b.first <= o.last and o.nbytes)
+        need, spot, tightest, end = _padded(b.nbytes), None, None, 0
+        for start, stop in taken:
+            gap = start - end
+            if gap >= need and (tightest is None or gap < tightest):
+                spot, tightest = end, gap
+            end = max(end, stop)
+        at = end if spot is None else spot
+        placed.append((b, at))
+        top = max(top, at + need)
+    return {b.name: at for b, at in placed}, top
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def lower_bound(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequence[str]) -> int:
+    """Bytes alive at the fullest step, padded: no plan can be smaller (inputs, outputs and scratch counted as the plan places them)."""
+    blocks, groups, sizes = _blocks(uses, inputs)
+    extents = {b.name: b.nbytes for b in blocks}
+    own = {groups.root(n) for n in (*inputs, *outputs) if n in sizes}
+    shared = [b for b in blocks if b.name not in own]
+    fullest = max((sum(_padded(b.nbytes) for b in shared if b.first <= s <= b.last) for s in range(len(uses))), default=0)
+    return fullest + _padded(max((u.scratch for u in uses), default=0)) + sum(_padded(extents[n]) for n in own)
+
+
+def _check_limits(plan: ArenaPlan, blocks: Sequence[Block], limits: Mapping[str, int]) -> None:
+    if "workspace" in limits and plan.scratch_bytes > limits["workspace"]:
+        raise MemoryLimitError(
+            f"the largest scratch that a chosen kernel needs is {plan.scratch_bytes / 2**20:.2f} MiB, --memPoolSize=workspace allows "
+            f"{limits['workspace'] / 2**20:.2f} MiB. Raise the limit; kernels with less scratch were already preferred."
+        )
+    if "arena" in limits and plan.total > limits["arena"]:
+        largest = sorted(blocks, key=lambda b: -b.nbytes)[:3]
+        names = ", ".join(f"%{b.name} {b.nbytes / 2**20:.2f} MiB" for b in largest)
+        raise MemoryLimitError(
+            f"the arena needs {plan.total / 2**20:.2f} MiB, --memPoolSize=arena allows {limits['arena'] / 2**20:.2f} MiB. The largest "
+            f"tensors are {names}. Raise the limit, or lower the profile's largest shapes or the batch."
+        )

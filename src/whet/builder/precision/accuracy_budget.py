@@ -1,0 +1,173 @@
+"""Low precision within a budget of accuracy: which layers have to stay in floating point, the cheapest harm per millisecond first.
+
+Layers are ranked by the noise that each alone makes at the outputs against the time that it saves. Whole sets are judged, never sums of
+single harms: bisection finds how many of the worst must go, then each of those is offered its place again. All of it runs in emulation
+(precision.emulated), without timing; the engine that comes out is judged once more by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whet.builder.assemble import model_digest
+from whet.builder.config import BuildConfig
+from whet.builder.progress import Progress, Silent
+from whet.builder.verify.segments import SegmentedRuns
+from whet.engine.plan import EnginePlan
+from whet.errors import ShapeError, UsageError
+from whet.measure.timing_cache import default_path
+from whet.network import Network
+from whet.precision.budget import Budget, Verdict
+from whet.precision.ranges import Ranges
+from whet.precision.sensitivity import Analysis, Feeds, Harm
+from whet.runtime import Runtime
+
+SAMPLES = 32  # on which outputs are compared
+_READMITTED = 16  # layers that are offered their place again
+_NOTHING_MS = 1e-5  # what a layer saves at least, so that harm can be divided by it
+
+
+@dataclass
+class Fit:
+    """Which layers stay in floating point, and why: `dropped` maps each to the reason in words."""
+
+    dropped: dict[str, str] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    rows: list[Harm] = field(default_factory=list)
+    judged: int = 0
+
+    @property
+    def holds(self) -> bool:
+        return self.verdict is not None and self.verdict.holds
+
+
+class Judge:
+    """Judges sets of layers of one network against a budget."""
+
+    def __init__(
+        self, made: Network, precision: str, ranges: Ranges | None, samples: Sequence[Feeds], budget: Budget, config: BuildConfig,
+        progress: Progress | None = None,
+    ):  # fmt: skip
+        self.budget, self.tell = budget, progress or Silent()
+        self.analysis = Analysis(made, precision, samples, SegmentedRuns(made, samples), ranges, memory_file(made, precision, config))
+        self.judged = 0
+
+    @property
+    def names(self) -> list[str]:
+        return [x.name for x in self.analysis.layers]
+
+    def low(self, names: Collection[str]) -> Verdict:
+        """The verdict with exactly these layers in low precision."""
+        self.judged += 1
+        a = self.analysis
+        if self.budget.kind == "snr":
+            value = a.snr(names)
+            return Verdict(value, None, value >= self.budget.limit, f"{value:.1f} dB")
+        run = a.run(names) if names else a.exact
+        return self.budget.judge(run, a.exact, a.samples, a.wants)
+
+    def harder(self, fit: Fit, skip: Collection[str], kept: Collection[str]) -> list[str]:
+        """The next tenth of the layers still in low precision, the most harmful first: what goes when an engine misses its emulation's verdict."""
+        left = [r.layer for r in fit.rows if r.layer not in set(skip) and r.layer not in set(kept)]
+        if not fit.rows:
+            fit.rows = self.analysis.alone([n for n in self.names if n not in set(skip) and n not in set(kept)])
+            left = [r.layer for r in fit.rows]
+        return left[: max(1, len(left) // 10)]
+
+    def engine(self, plan: EnginePlan, config: BuildConfig) -> Verdict | None:
+        """The verdict on an engine itself; None when its shapes do not take the samples."""
+        run = PlanRun(plan, config)
+        try:
+            return self.budget.judge(run, self.analysis.exact, self.analysis.samples, self.analysis.wants)
+        except ShapeError as e:
+            if self.budget.kind == "metric":
+                raise UsageError(f"--accuracy: {self.budget.name} runs shapes that the engine's profile does not take: {e}") from e
+            return None
+
+    def fit(self, low: Collection[str], saved_ms: Mapping[str, float], kept: Collection[str] = ()) -> Fit:
+        """Starting from `low` layers in low precision: what must go back to floating point. `kept` never does (the user demands it)."""
+        fit = Fit()
+        start = [n for n in self.names if n in set(low)]
+        fit.verdict = self.low(start)
+        if fit.verdict.holds:
+            fit.judged = self.judged
+            return fit
+        free = [n for n in start if n not in set(kept)]
+        self.tell.stage("accuracy", len(free))
+        fit.rows = self.analysis.alone(free, tell=self.tell.step)
+        by = {r.layer: r for r in fit.rows}
+        order = sorted(free, key=lambda n: -by[n].noise / max(saved_ms.get(n, 0.0), _NOTHING_MS))
+        fails, holds = 0, len(order)
+        while holds - fails > 1:
+            middle = (fails + holds) // 2
+            if self.low([n for n in start if n not in set(order[:middle])]).holds:
+                holds = middle
+            else:
+                fails = middle
+        gone = order[:holds]
+        fit.verdict = self.low([n for n in start if n not in set(gone)])
+        if fit.verdict.holds:
+            gone = self._readmitted(start, gone, by, fit)
+        for n in gone:
+            saved = f", saves {saved_ms[n]:.4f} ms" if n in saved_ms else ""
+            fit.dropped[n] = f"alone it leaves {by[n].alone_db:.1f} dB of output SNR{saved}"
+        fit.judged = self.judged
+        return fit
+
+    def _readmitted(self, start: list[str], gone: list[str], by: Mapping[str, Harm], fit: Fit) -> list[str]:
+        """What still has to go after each of the least harmful was offered its place again."""
+        left = list(gone)
+        for n in sorted(gone, key=lambda n: by[n].noise)[:_READMITTED]:
+            trial = [x for x in left if x != n]
+            verdict = self.low([x for x in start if x not in set(trial)])
+            if verdict.holds:
+                left, fit.verdict = trial, verdict
+        return left
+
+
+class PlanRun:
+    """An engine plan as run(feeds) -> outputs by name.
+
+    An engine of a fixed larger batch takes single samples too: each fills the batch, and the first of the outputs is given back.
+    """
+
+    def __init__(self, plan: EnginePlan, config: BuildConfig):
+        self.context = Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan).create_context()
+        batches = {shapes[0][0] if shapes[0] else 0 for p in plan.profiles for shapes in p.shapes.values()}
+        self.batch = batches.pop() if len(batches) == 1 else 0  # the least that all inputs take
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if self.batch <= 1 or any(np.shape(a)[:1] != (1,) for a in feeds.values()):
+            return self.context.run(feeds)
+        got = self.context.run({n: np.repeat(a, self.batch, axis=0) for n, a in feeds.items()})
+        if any(a.shape[:1] != (self.batch,) for a in got.values()):
+            raise ShapeError(f"the engine takes {self.batch} samples at once, and its outputs do not say which is which")
+        return {n: a[:1] for n, a in got.items()}
+
+
+def memory_file(made: Network, precision: str, config: BuildConfig) -> Path | None:
+    """Where the analysis of this network is remembered: beside the timing cache; None when there is none."""
+    if config.timing_cache == "":
+        return None
+    folder = (Path(config.timing_cache) if config.timing_cache else default_path()).parent
+    return folder / f"precision-{precision}-{model_digest(made)[:16]}.json"
+
+
+def report_of(budget: Budget, fit: Fit, judged_on: str, verdict: Verdict | None) -> dict[str, Any]:
+    """What a plan's report says under "accuracy"."""
+    shown = verdict or fit.verdict
+    return {
+        "budget": budget.text,
+        "value": shown.value if shown else None,
+        "fp32": shown.reference if shown else None,
+        "holds": shown.holds if shown else None,
+        "judged_on": judged_on,
+        "judged_sets": fit.judged,
+        "float_layers": dict(fit.dropped),
+        "alone_db": {r.layer: r.alone_db for r in fit.rows},
+    }

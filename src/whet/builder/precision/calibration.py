@@ -1,0 +1,164 @@
+"""Where INT8 ranges come from: calibration data, a cache, or (said loudly) nowhere; and the steps that make 8 bits lose less."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.builder.assemble import model_digest
+from whet.builder.config import BuildConfig
+from whet.builder.verify.engine_values import EngineRun
+from whet.network import Network
+from whet.passes import Phase, run_passes, select
+from whet.precision import Analysis, Ranges, calibrate, chosen_samples, find_places, read_cache, write_cache
+from whet.precision.calibrate import content_digest
+from whet.precision.places import never_negative
+from whet.precision.ranges import Range
+from whet.precision.scaling import rescaled
+from whet.precision.steps import SAMPLES as STEP_SAMPLES
+from whet.precision.steps import find_corrections, find_scalings
+
+_LEAST_GAIN_DB = 0.3  # that steps have to gain at the outputs of a few samples, so that others see it too
+_LEAST_SAMPLES = 4
+_INVENTED = 4.0  # largest magnitude of every tensor when there are no data, as trtexec invents it
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Where ranges come from: a cache that exists, else samples (an iterable of inputs by name), else they are invented.
+
+    `cache` is written after calibrating. `method` and `forced` as in precision.calibrate; `steps` of precision.scaling.STEPS are tried
+    and kept where they lower the error.
+    """
+
+    samples: Callable[[], Iterable[Mapping[str, np.ndarray]]] | None = None
+    cache: str | None = None
+    method: str = "auto"
+    forced: tuple[tuple[str, str], ...] = ()
+    zero_points: bool = True
+    steps: tuple[str, ...] = ()
+
+
+def is_explicit(net: Network) -> bool:
+    """Whether the network says itself where it is quantized."""
+    return any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers)
+
+
+def prepared(net: Network, config: BuildConfig) -> Network:
+    """A copy of the source network after the passes up to the folding of weights: what calibration looks at and Q/DQ goes into."""
+    made = net.clone()
+    run_passes(made, [p for p in select(config.optimization_level, config.passes) if p.phase <= Phase.FOLD])
+    return made
+
+
+def calibrated_ranges(
+    net: Network,
+    made: Network,
+    calibration: Calibration,
+    config: BuildConfig,
+    note: Callable[[str], None],
+    report: dict[str, Any] | None = None,
+    inform: Callable[[str], None] | None = None,
+) -> Ranges:
+    """Ranges for `made` (prepared from `net`), from the cache, the samples, or invented with a loud note.
+
+    `note` hears of what is amiss, `inform` (default: nobody) of what was found. `report` takes, under "calibration_steps", what was tried and
+    kept of `calibration.steps`.
+    """
+    model = model_digest(net)
+    if calibration.cache and os.path.exists(calibration.cache):
+        return read_cache(calibration.cache, made, model)
+    if calibration.samples is None:
+        note(
+            "INT8 without calibration: the ranges are INVENTED (as trtexec does), so times are real but outputs mean nothing. "
+            "Give --calibData=DIR|FILE.npz|FILE.npy|python:MODULE:FUNCTION or --calib=CACHE."
+        )
+        return invented_ranges(made)
+    steps = calibration.steps
+    if steps and calibration.cache and not calibration.cache.endswith(".json"):
+        note(f"{calibration.cache} is TensorRT's cache format, which holds scales alone: {', '.join(steps)} are left out. Name a .json cache.")
+        steps = ()
+    found = _ranges(made, calibration, model)
+    if steps:
+        found, rows = _improved(made, found, calibration, model, steps, note, inform)
+        if report is not None:
+            report["calibration_steps"] = rows
+    if calibration.cache:
+        write_cache(calibration.cache, found)
+    return found
+
+
+def _ranges(made: Network, calibration: Calibration, model: str, left_out: frozenset[str] = frozenset()) -> Ranges:
+    """Ranges from all samples but those with the digests `left_out`."""
+    assert calibration.samples is not None
+    samples = (f for f in calibration.samples() if not left_out or content_digest(f) not in left_out)
+    return calibrate(
+        made, samples, run=EngineRun(made, find_places(made).names()), method=calibration.method,
+        forced=dict(calibration.forced), zero_points=calibration.zero_points, model=model,
+    )  # fmt: skip
+
+
+def _improved(
+    made: Network,
+    plain: Ranges,
+    calibration: Calibration,
+    model: str,
+    steps: tuple[str, ...],
+    note: Callable[[str], None],
+    inform: Callable[[str], None] | None,
+) -> tuple[Ranges, list[dict[str, Any]]]:
+    """The best of: no step; what scaling kept; either of them with the bias corrections that were kept. Judged at the network's outputs.
+
+    A step that helps the layer behind it may still hurt the network, and one that fits the samples may saturate on others: so each kind
+    has to raise the outputs' SNR on samples that neither it nor its ranges have seen. What is kept is then calibrated on all of them.
+    """
+    assert calibration.samples is not None
+    count = sum(1 for _ in calibration.samples())
+    if count < _LEAST_SAMPLES:
+        note(f"Calibration steps ({', '.join(steps)}) are left out: {count} samples are too few to judge them on some of them")
+        return plain, []
+    judges = chosen_samples(calibration.samples(), min(STEP_SAMPLES, count // 2))
+    unseen = frozenset(content_digest(f) for f in judges)
+    others = chosen_samples((f for f in calibration.samples() if content_digest(f) not in unseen), STEP_SAMPLES)
+    scalings, tried = find_scalings(
+        made, (f for f in calibration.samples() if content_digest(f) not in unseen), others, EngineRun, steps, calibration.zero_points
+    )
+    trial = _ranges(made, calibration, model, unseen)
+    options = [("none", trial)]
+    if scalings:
+        options.append(("scaling", dataclasses.replace(_ranges(rescaled(made, scalings), calibration, model, unseen), scalings=scalings)))
+    if "bias" in steps:
+        for what, ranges in list(options):
+            corrections, shifted = find_corrections(rescaled(made, ranges.scalings), ranges, others, EngineRun)
+            if what == "none":
+                tried.tried += shifted.tried
+            if corrections:
+                options.append(("bias" if what == "none" else f"{what} and bias", dataclasses.replace(ranges, corrections=corrections)))
+    snrs = [Analysis(made, "int8", judges, EngineRun, ranges).snr() for _, ranges in options]
+    best = max(range(len(options)), key=lambda i: (snrs[i] - (_LEAST_GAIN_DB if i else 0.0), -i))
+    shown = ", ".join(f"{what} {snr:.1f} dB" for (what, _), snr in zip(options, snrs, strict=True))
+    if inform is not None:
+        inform(f"Calibration steps ({', '.join(steps)}): {tried.text()}. At the outputs, on other samples: {shown}; kept: {options[best][0]}.")
+    chosen = options[best][1]
+    kept = plain
+    if chosen.scalings:
+        kept = dataclasses.replace(_ranges(rescaled(made, chosen.scalings), calibration, model), scalings=chosen.scalings)
+    kept = dataclasses.replace(kept, corrections=chosen.corrections)
+    used = {"bias": set(kept.corrections)}
+    rows: list[dict[str, Any]] = [
+        {"step": step, "at": at, "error_before": before, "error_after": after, "kept": at in used.get(step, set(kept.scalings))}
+        for step, at, before, after, _ in tried.tried
+    ]
+    ends = [{"step": what, "at": "outputs", "snr_db": s, "kept": i == best} for i, ((what, _), s) in enumerate(zip(options, snrs, strict=True))]
+    return kept, [*rows, *ends]
+
+
+def invented_ranges(made: Network) -> Ranges:
+    """The same range for every tensor: good for timing and nothing else."""
+    places = find_places(made)
+    return Ranges({t.name: Range(0.0 if never_negative(t) else -_INVENTED, _INVENTED, "invented") for t in places.roots})

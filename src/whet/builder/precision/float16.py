@@ -1,0 +1,96 @@
+"""16-bit floats within a budget of accuracy: the layers that lose too much of it are demanded in FP32, the rest stays permitted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from glob import escape
+
+import numpy as np
+
+from whet.builder.batching.per_sample import as_one, dealt_at_last
+from whet.builder.build import build
+from whet.builder.config import BuildConfig
+from whet.builder.lock.relock import locked_again, note_found
+from whet.builder.precision.accuracy_budget import Fit, Judge, report_of
+from whet.builder.progress import Noting, Progress
+from whet.engine.plan import EnginePlan
+from whet.network import BF16, F16, Network
+from whet.precision.budget import Budget, Verdict
+from whet.precision.sensitivity import Feeds
+
+_PRECISION = {F16.name: "fp16", BF16.name: "bf16"}
+
+
+def small_type(plan: EnginePlan) -> str | None:
+    """"fp16" or "bf16", whichever more outputs of the engine are stored in; None for an engine without either."""
+    counts: dict[str, int] = {}
+    for choice in plan.choices.values():
+        for _, dtype in choice.outputs:
+            if dtype in _PRECISION:
+                counts[_PRECISION[dtype]] = counts.get(_PRECISION[dtype], 0) + 1
+    return max(counts, key=lambda n: counts[n]) if counts else None
+
+
+def build_floats_within(
+    net: Network,
+    made: Network,
+    config: BuildConfig,
+    budget: Budget,
+    samples: Sequence[Feeds],
+    *,
+    progress: Progress | None = None,
+    inputs: Mapping[str, np.ndarray] | None = None,
+) -> tuple[EnginePlan, Verdict | None]:
+    """An engine of `net` in floating point within `budget`; `made` is the network that accuracy is judged on (batch norms folded).
+
+    First as permitted; where that misses the budget, with the most harmful layers in FP32; where that does too, in FP32 throughout.
+    The plan's report says under "accuracy" what was found. Raises what `build` and Budget.judge raise.
+    """
+    if config.lock:
+        return locked_again(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None
+    plan, verdict = _within(net, made, as_one(config), budget, samples, progress, inputs)
+    tell = Noting(progress)
+    plan = dealt_at_last(plan, net, config, lambda c: build(net, c, progress=tell), tell, inputs)
+    return note_found(plan, config), verdict
+
+
+def _within(
+    net: Network,
+    made: Network,
+    config: BuildConfig,
+    budget: Budget,
+    samples: Sequence[Feeds],
+    progress: Progress | None,
+    inputs: Mapping[str, np.ndarray] | None,
+) -> tuple[EnginePlan, Verdict | None]:
+    plan = build(net, config, progress=progress, inputs=inputs)
+    small = small_type(plan)
+    if small is None:
+        plan.report["accuracy"] = report_of(budget, Fit(), "nothing is rounded: the engine is FP32", None)
+        return plan, None
+    judge = Judge(made, small, None, samples, budget, config, progress)
+    verdict, on = _judge(judge, plan, judge.names, config)
+    fit = Fit(verdict=verdict)
+    if not verdict.holds:
+        fit = judge.fit(judge.names, {})
+        mine = tuple((escape(n), "fp32") for n in fit.dropped)
+        theirs = config.layer_precisions if config.precision_constraints != "none" else ()
+        narrowed = dataclasses.replace(config, precision_constraints="prefer", layer_precisions=(*mine, *theirs))
+        plan = build(net, narrowed, progress=progress, inputs=inputs)
+        verdict, on = _judge(judge, plan, [n for n in judge.names if n not in fit.dropped], config)
+    if not verdict.holds:
+        plan = build(net, dataclasses.replace(config, precisions=()), progress=progress, inputs=inputs)
+        plan.report["notes"].append(f"Accuracy: {budget.text}; in {small} {verdict.text}: the engine computes in FP32")
+        fit.dropped = {n: "every layer: no smaller set held the budget" for n in judge.names}
+        verdict, on = _judge(judge, plan, [], config)
+    elif fit.dropped:
+        said = f"Accuracy: {budget.text}; {verdict.text} with {len(fit.dropped)} of {len(judge.names)} layers in FP32"
+        plan.report["info"] = [*plan.report.get("info", []), said]
+    plan.report["accuracy"] = report_of(budget, fit, on, verdict)
+    return plan, verdict
+
+
+def _judge(judge: Judge, plan: EnginePlan, low: list[str], config: BuildConfig) -> tuple[Verdict, str]:
+    verdict = judge.engine(plan, config)
+    return (verdict, "engine") if verdict is not None else (judge.low(low), "emulation")

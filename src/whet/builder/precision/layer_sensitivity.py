@@ -1,0 +1,144 @@
+"""Which layers low precision hurts, and what each saves: the analysis behind `whet debug precision`, for scripts too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from whet.builder.build import build
+from whet.builder.config import BuildConfig
+from whet.builder.precision.accuracy_budget import memory_file
+from whet.builder.precision.comparison import known_as, layer_times
+from whet.builder.precision.float8 import float8_network
+from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepared
+from whet.builder.precision.permissions import has_float8
+from whet.builder.progress import Progress, Silent
+from whet.builder.verify.segments import SegmentedRuns
+from whet.engine.plan import EnginePlan
+from whet.network import Layer, Network
+from whet.precision import Analysis, Harm, Ranges, chosen_samples, emulated
+
+
+@dataclass
+class HarmReport:
+    """Rows from the most harmful layer on; the outputs' SNR with everything in low precision; what was built beside it, in ms."""
+
+    precision: str
+    rows: list[Harm]
+    all_db: float
+    samples: int
+    tensors: dict[str, float] = field(default_factory=dict)
+    float_ms: float | None = None
+    low_ms: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [{**dataclasses.asdict(r), "saved_ms": r.saved_ms} for r in self.rows]
+        return {**dataclasses.asdict(self), "rows": rows}
+
+
+def find_harm(
+    net: Network,
+    precision: str,
+    calibration: Calibration,
+    config: BuildConfig,
+    *,
+    samples: int = 8,
+    times: bool = True,
+    progress: Progress | None = None,
+) -> HarmReport:
+    """Ranks the layers of `net` by what `precision` (int8, fp8, fp16, bf16) of each alone does to the outputs.
+
+    `samples` of the calibration data with the smallest digests judge. With `times`, engines in FP32 and in the low precision are built
+    (int8, and fp16 and bf16 where the machine computes in them) and their layers' times set beside. Raises CalibrationError without data.
+    """
+    tell = progress or Silent()
+    notes: list[str] = []
+    made = prepared(net, config)
+    ranges = None
+    if precision in ("int8", "fp8"):
+        wanted = calibration if precision == "int8" or calibration.method != "auto" else dataclasses.replace(calibration, method="minmax")
+        ranges = calibrated_ranges(net, made, wanted, config, notes.append)
+    chosen = [] if calibration.samples is None else chosen_samples(calibration.samples(), samples)
+    if not chosen:
+        chosen = _drawn(net, samples)
+        notes.append("There are no calibration data: the layers are judged on random numbers, which says little. Give --calibData.")
+    analysis = Analysis(made, precision, chosen, SegmentedRuns(made, chosen), ranges, memory_file(made, precision, config))
+    tell.stage(f"each layer alone in {precision}", len(analysis.layers))
+    rows = analysis.alone(tell=tell.step)
+    tell.stage("from the most harmful on", len(rows))
+    analysis.cumulative(rows, tell=tell.step)
+    report = HarmReport(precision, rows, analysis.snr(), len(chosen), analysis.tensors(), notes=notes)
+    by = {x.name: x for x in analysis.layers}
+    for r in rows:
+        r.tensor_db = report.tensors.get(by[r.layer].outputs[0].name)
+    if times:
+        _times(report, net, made, ranges, analysis.layers, config, tell)
+    return report
+
+
+def _drawn(net: Network, count: int) -> list[dict[str, np.ndarray]]:
+    """Seeded normal numbers in the inputs' shapes, 1 where those are open."""
+    rng = np.random.default_rng(0)
+
+    def one(t: Any) -> np.ndarray:
+        shape = tuple(d if isinstance(d, int) else 1 for d in t.shape)
+        return np.asarray(rng.standard_normal(shape) if t.dtype.is_float else rng.integers(0, 2, shape)).astype(t.dtype.numpy)
+
+    return [{t.name: one(t) for t in net.inputs} for _ in range(count)]
+
+
+def _times(
+    report: HarmReport, net: Network, made: Network, ranges: Ranges | None, layers: list[Layer], config: BuildConfig, tell: Progress
+) -> None:
+    """Sets the rows' times from an FP32 engine and one in the low precision."""
+    if report.precision == "fp8" and not has_float8(config):
+        report.notes.append("No times: this backend has no FP8 kernels, the harm is emulated")
+        return
+    plain = dataclasses.replace(config, precisions=())
+    if report.precision == "fp8":
+        assert ranges is not None
+        low = build(float8_network(made, ranges), dataclasses.replace(config, precisions=("fp8",)), progress=tell)
+    elif report.precision == "int8":
+        low = build(emulated(made, "int8", ranges), dataclasses.replace(config, precisions=("int8",)), progress=tell)
+    else:
+        low = build(net, dataclasses.replace(config, precisions=(report.precision,)), progress=tell)
+    floats = build(net, plain, progress=tell)
+    if report.precision in ("int8", "fp8"):
+        found: Mapping[str, tuple[float, float]] = layer_times(floats, low, layers)
+    else:
+        found = _shared_times(floats, low, layers)
+    for r in report.rows:
+        if r.layer in found:
+            r.float_ms, r.low_ms = found[r.layer]
+    report.float_ms, report.low_ms = _whole(floats), _whole(low)
+    if not found:
+        report.notes.append("No layer's times could be set beside: nothing was timed, or no kernel of this machine computes in this precision")
+
+
+def _shared_times(floats: EnginePlan, low: EnginePlan, layers: Iterable[Layer]) -> dict[str, tuple[float, float]]:
+    """Times of the engine layers that hold a source layer; one that several were fused into is given to the first of them."""
+    found: dict[str, tuple[float, float]] = {}
+    taken: set[str] = set()
+    before, after = (dict(p.report.get("layer_ms", {})) for p in (floats, low))
+    for layer in layers:
+        own = known_as(layer)
+        a = [x.name for x in floats.network.layers if own & known_as(x) and x.name in before]
+        b = [x.name for x in low.network.layers if own & known_as(x) and x.name in after]
+        if a and b and not taken & set(a):
+            taken.update(a)
+            found[layer.name] = sum(before[n] for n in a), sum(after[n] for n in b)
+    return found
+
+
+def _whole(plan: EnginePlan) -> float | None:
+    """An engine's time: as timed while it was built, else the sum of its layers."""
+    known = plan.report.get("latency_ms")
+    times = plan.report.get("layer_ms", {})
+    return float(known) if known is not None else float(sum(times.values())) if times else None
+
+

@@ -1,0 +1,180 @@
+"""Choice of formats and tactics for the whole graph: a layer is a node, a reformat between two layers is the cost of their edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from whet.builder.candidates.option import Option
+from whet.builder.select.pbqp import Problem
+from whet.errors import NoTacticError
+from whet.network import Layer, Network, Tensor
+from whet.tactics import Operand
+
+ReformatCost = Callable[[Tensor, Operand, Operand], float]
+"""(tensor, stored as, wanted as) -> milliseconds; infinity where nothing can do it."""
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """What was picked per layer, the sum of the times in ms, and how it was found.
+
+    `core` are the layers whose connections did not reduce (see pbqp.py), `tried` the cost that each way of solving them came to; a
+    reformat that several layers read is counted for each of them there.
+    """
+
+    picked: dict[str, Option]
+    cost: float
+    method: str
+    core: tuple[str, ...] = ()
+    tried: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Layer `maker` writes a tensor (output `index`) that layer `reader` reads as input `slot`; None: the network's own edge."""
+
+    tensor: Tensor
+    maker: str | None
+    index: int
+    reader: str | None
+    slot: int
+
+
+def links(net: Network) -> list[Link]:
+    """Every way that a value takes between two layers, or between a layer and the outside. Constants take none."""
+    found: list[Link] = []
+    for layer in net.layers:
+        for i, t in enumerate(layer.inputs):
+            if t is not None and not t.is_constant:
+                found.append(Link(t, t.maker.name if t.maker else None, t.index, layer.name, i))
+    for t in net.outputs:
+        if t.maker is not None:
+            found.append(Link(t, t.maker.name, t.index, None, 0))
+    return found
+
+
+def stored(link: Link, picked: Mapping[str, Option]) -> Operand:
+    """How the tensor of a link lies in memory under a choice."""
+    return Operand("linear", link.tensor.dtype) if link.maker is None else picked[link.maker].signature.outputs[link.index]
+
+
+def wanted(link: Link, picked: Mapping[str, Option]) -> Operand | None:
+    """How the reader of a link wants it; None when it does not look at it."""
+    return Operand("linear", link.tensor.dtype) if link.reader is None else picked[link.reader].signature.inputs[link.slot]
+
+
+def inplace_refusal(net: Network, layer: Layer, option: Option) -> str | None:
+    """Why an in-place signature cannot be used for this layer, or None.
+
+    The input's bytes are overwritten, so nothing else may read them: it is neither an input, an output nor a constant of the network,
+    no other operand of the layer is the same tensor, and no later layer reads it. An output of the network keeps bytes of its own.
+    """
+    for i, o in option.signature.inplace:
+        t = layer.inputs[i]
+        if t is None or t.is_constant:
+            return f"works in place on input {i}, which is constant"
+        if t in net.inputs:
+            return f"works in place on %{t.name}, which is an input of the network"
+        if t in net.outputs or layer.outputs[o] in net.outputs:
+            return f"works in place on %{t.name} and %{layer.outputs[o].name}, of which one is an output of the network"
+        if sum(x is t for x in layer.inputs) > 1:
+            return f"works in place on %{t.name}, which it reads a second time"
+        at = net.layers.index(layer)
+        for later in net.layers[at + 1 :]:
+            if any(x is t for x in later.inputs) or any(t in r.captures() for r in later.regions.values()):
+                return f"works in place on %{t.name}, which '{later.name}' still reads"
+    return None
+
+
+def choose(net: Network, options: Mapping[str, list[Option]], reformat: ReformatCost) -> Choosing:
+    """The choice of least total time. `options` has each layer's, of different signatures.
+
+    Raises NoTacticError when formats cannot be joined at all.
+    """
+    problem = Problem()
+    ways = links(net)
+    for layer in net.layers:
+        problem.add_node(layer.name, [o.cost for o in options[layer.name]])
+    for w in ways:
+        own = Operand("linear", w.tensor.dtype)
+        if w.maker is None and w.reader is None:
+            continue
+        if w.maker is None:
+            costs = [_price(w, own, o.signature.inputs[w.slot], reformat) for o in options[w.reader or ""]]
+            problem.nodes[w.reader] = problem.nodes[w.reader] + costs
+        elif w.reader is None:
+            problem.nodes[w.maker] = problem.nodes[w.maker] + [_price(w, o.signature.outputs[w.index], own, reformat) for o in options[w.maker]]
+        else:
+            rows = [o.signature.outputs[w.index] for o in options[w.maker]]
+            columns = [o.signature.inputs[w.slot] for o in options[w.reader]]
+            problem.add_edge(w.maker, w.reader, [[_price(w, a, b, reformat) for b in columns] for a in rows])
+    solution = problem.solve()
+    if not np.isfinite(solution.cost):
+        raise NoTacticError(_no_way(net, options, ways, reformat))
+    picked = {str(name): options[str(name)][i] for name, i in solution.picked.items()}
+    picked, cost, moved = _share(net, options, picked, ways, reformat)
+    method = "exact" if solution.exact else solution.tried[0][0]
+    if moved:
+        method += f", then {moved} layers moved because readers share reformats"
+    return Choosing(picked, cost, method, tuple(map(str, solution.core)), dict(solution.tried))
+
+
+def _price(w: Link, a: Operand, b: Operand | None, reformat: ReformatCost) -> float:
+    return 0.0 if b is None or a == b else reformat(w.tensor, a, b)
+
+
+def total(net: Network, picked: Mapping[str, Option], ways: list[Link], reformat: ReformatCost) -> float:
+    """Milliseconds of all layers and of the reformats between them; readers that want the same share one."""
+    moves = {(id(w.tensor), stored(w, picked), wanted(w, picked)): w for w in ways}
+    return sum(picked[layer.name].cost for layer in net.layers) + sum(_price(w, a, b, reformat) for (_, a, b), w in moves.items())
+
+
+def _share(net, options, picked: dict[str, Option], ways: list[Link], reformat: ReformatCost) -> tuple[dict[str, Option], float, int]:
+    """Edges count a reformat once for each reader; here readers of one format share it. Single layers move while that helps."""
+    near: dict[str, list[Link]] = {layer.name: [] for layer in net.layers}
+    touching: dict[int, list[Link]] = {}
+    for w in ways:
+        touching.setdefault(id(w.tensor), []).append(w)
+        for name in {w.maker, w.reader} - {None}:
+            near[str(name)].append(w)
+
+    def around(name: str, trial: dict[str, Option]) -> float:
+        ways_near = {id(x): x for w in near[name] for x in touching[id(w.tensor)]}.values()
+        moves = {(id(w.tensor), stored(w, trial), wanted(w, trial)): w for w in ways_near}
+        return trial[name].cost + sum(_price(w, a, b, reformat) for (_, a, b), w in moves.items())
+
+    moved: set[str] = set()
+    for _ in range(10):
+        changed = False
+        for layer in net.layers:
+            name, before = layer.name, picked[layer.name]
+            best, best_cost = before, around(name, picked)
+            for o in options[name]:
+                if o is before:
+                    continue
+                cost = around(name, {**picked, name: o}) if len(options[name]) > 1 else best_cost
+                if cost < best_cost - 1e-9:
+                    best, best_cost = o, cost
+            if best is not before:
+                picked = {**picked, name: best}
+                moved.add(name)
+                changed = True
+        if not changed:
+            break
+    return picked, total(net, picked, ways, reformat), len(moved)
+
+
+def _no_way(net: Network, options, ways: list[Link], reformat: ReformatCost) -> str:
+    for w in ways:
+        makers = {o.signature.outputs[w.index] for o in options[w.maker]} if w.maker else {Operand("linear", w.tensor.dtype)}
+        readers = {o.signature.inputs[w.slot] for o in options[w.reader]} if w.reader else {Operand("linear", w.tensor.dtype)}
+        if not any(np.isfinite(_price(w, a, b, reformat)) for a in makers for b in readers):
+            return (
+                f"%{w.tensor.name} is made by '{w.maker or 'the caller'}' as {', '.join(map(str, makers))} and read by "
+                f"'{w.reader or 'the caller'}' as {', '.join(map(str, readers))}, and no tactic reformats one into the other. "
+                "Allow fewer precisions, or write a tactic for the op Reformat."
+            )
+    return f"the formats of '{net.name}' cannot be joined"

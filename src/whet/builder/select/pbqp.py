@@ -1,0 +1,167 @@
+"""Partitioned Boolean quadratic problems: pick one option per node so that node costs plus edge costs are least.
+
+Nodes of degree 0, 1 and 2 are taken out exactly (R0, R1, R2, after Scholz and Eckstein, LCTES 2002); a graph that is
+series-parallel, as most networks are, is solved exactly that way. Where only nodes of higher degree are left (the core), two ways are
+tried and the cheaper result is kept: a beam over the core (builder/select/beam.py), which may prove its result least, and fixing the node with
+the most edges by looking one step ahead (RN). Both are improved by single changes afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.builder.select.beam import WIDTH, beam
+
+Node = Hashable
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The option picked per node, the total cost, whether that is surely the least, the nodes of the core that did not reduce, and the
+    totals that each way of solving the core came to."""
+
+    picked: dict[Node, int]
+    cost: float
+    exact: bool = True
+    core: tuple[Node, ...] = ()
+    tried: tuple[tuple[str, float], ...] = ()  # the kept one first
+
+
+class Problem:
+    """Nodes with cost vectors, undirected edges with cost matrices. Costs are not negative; infinity forbids."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[Node, np.ndarray] = {}
+        self.edges: dict[tuple[Node, Node], np.ndarray] = {}
+
+    def add_node(self, node: Node, costs) -> None:
+        """A node with one cost per option (at least one option)."""
+        vector = np.asarray(costs, np.float64)
+        assert vector.size, f"node {node} has no options"
+        self.nodes[node] = vector
+
+    def add_edge(self, a: Node, b: Node, costs) -> None:
+        """Costs [options of a, options of b]; edges between the same nodes add up, one from a node to itself joins its costs."""
+        matrix = np.asarray(costs, np.float64)
+        assert matrix.shape == (self.nodes[a].size, self.nodes[b].size), f"edge {a}-{b} has shape {matrix.shape}"
+        if a == b:
+            self.nodes[a] = self.nodes[a] + np.diagonal(matrix)
+        elif (b, a) in self.edges:
+            self.edges[b, a] = self.edges[b, a] + matrix.T
+        else:
+            self.edges[a, b] = self.edges[a, b] + matrix if (a, b) in self.edges else matrix
+
+    def total(self, picked: dict[Node, int]) -> float:
+        """The cost of a full choice."""
+        cost = sum(float(v[picked[n]]) for n, v in self.nodes.items())
+        return cost + sum(float(m[picked[a], picked[b]]) for (a, b), m in self.edges.items())
+
+    def solve(self, width: int = WIDTH) -> Solution:
+        """The least choice, or a good one where the graph does not reduce. Infinite cost means that there is no choice."""
+        reduced = _Reduction(self)
+        core = reduced.reduce(set(self.nodes))
+        if not core:
+            picked = reduced.back({})
+            return Solution(picked, self.total(picked))
+        nodes = tuple(n for n in self.nodes if n in core)
+        found, least = beam({n: reduced.vectors[n] for n in nodes}, {n: reduced.near[n] for n in nodes}, width)
+        ahead = _Reduction(self)
+        ways = [("frontier search" if least else f"beam of {width}", reduced.back(found))]
+        if not least:
+            ways = [(what, self._improve(picked)) for what, picked in (*ways, ("one step ahead", ahead.run()))]
+        tried = sorted(((what, self.total(picked), picked) for what, picked in ways), key=lambda w: w[1])
+        return Solution(tried[0][2], tried[0][1], least, nodes, tuple((what, cost) for what, cost, _ in tried))
+
+    def _improve(self, picked: dict[Node, int]) -> dict[Node, int]:
+        """Changes single nodes while that lowers the total."""
+        near: dict[Node, list[tuple[Node, np.ndarray]]] = {n: [] for n in self.nodes}
+        for (a, b), m in self.edges.items():
+            near[a].append((b, m))
+            near[b].append((a, m.T))
+        for _ in range(20):
+            changed = False
+            for n, vector in self.nodes.items():
+                costs = vector + sum((m[:, picked[other]] for other, m in near[n]), np.zeros(vector.size))
+                best = int(np.argmin(costs))
+                if costs[best] < costs[picked[n]]:
+                    picked[n], changed = best, True
+            if not changed:
+                break
+        return picked
+
+
+class _Reduction:
+    def __init__(self, problem: Problem):
+        self.order = {n: i for i, n in enumerate(problem.nodes)}
+        self.vectors = {n: v.copy() for n, v in problem.nodes.items()}
+        self.near: dict[Node, dict[Node, np.ndarray]] = {n: {} for n in problem.nodes}  # near[a][b] is [options of a, options of b]
+        for (a, b), m in problem.edges.items():
+            self.near[a][b], self.near[b][a] = m, m.T
+        self.undo: list[tuple[Node, Callable[[dict[Node, int]], int]]] = []
+
+    def reduce(self, left: set[Node]) -> set[Node]:
+        """Takes nodes of degree 0 to 2 out of `left` until there are none; returns what is left."""
+        while left:
+            node = min(left, key=lambda n: (min(len(self.near[n]), 3), -len(self.near[n]), self.order[n]))
+            degree = len(self.near[node])
+            if degree > 2:
+                break
+            (self._r0, self._r1, self._r2)[degree](node)
+            left.discard(node)
+        return left
+
+    def run(self) -> dict[Node, int]:
+        """A choice for all nodes, by looking ahead where none reduces."""
+        left = self.reduce(set(self.vectors))
+        while left:
+            node = min(left, key=lambda n: (-len(self.near[n]), self.order[n]))
+            self._rn(node)
+            left.discard(node)
+            left = self.reduce(left)
+        return self.back({})
+
+    def back(self, picked: dict[Node, int]) -> dict[Node, int]:
+        """Adds the nodes taken out, last first, to a choice for those that are left."""
+        for node, choose in reversed(self.undo):
+            picked[node] = choose(picked)
+        return picked
+
+    def _drop(self, node: Node) -> None:
+        for other in self.near[node]:
+            del self.near[other][node]
+        self.near[node] = {}
+
+    def _r0(self, node: Node) -> None:
+        best = int(np.argmin(self.vectors[node]))
+        self.undo.append((node, lambda picked: best))
+
+    def _r1(self, node: Node) -> None:
+        ((other, m),) = self.near[node].items()
+        costs = self.vectors[node][:, None] + m
+        self.vectors[other] = self.vectors[other] + costs.min(axis=0)
+        best = costs.argmin(axis=0)
+        self._drop(node)
+        self.undo.append((node, lambda picked: int(best[picked[other]])))
+
+    def _r2(self, node: Node) -> None:
+        (a, ma), (b, mb) = self.near[node].items()
+        costs = self.vectors[node][:, None, None] + ma[:, :, None] + mb[:, None, :]
+        joined, best = costs.min(axis=0), costs.argmin(axis=0)
+        self._drop(node)
+        if b in self.near[a]:
+            joined = joined + self.near[a][b]
+        self.near[a][b], self.near[b][a] = joined, joined.T
+        self.undo.append((node, lambda picked: int(best[picked[a], picked[b]])))
+
+    def _rn(self, node: Node) -> None:
+        costs = self.vectors[node].copy()
+        for other, m in self.near[node].items():
+            costs = costs + (m + self.vectors[other][None, :]).min(axis=1)
+        best = int(np.argmin(costs))
+        for other, m in self.near[node].items():
+            self.vectors[other] = self.vectors[other] + m[best]
+        self._drop(node)
+        self.undo.append((node, lambda picked: best))

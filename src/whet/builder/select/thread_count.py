@@ -1,0 +1,65 @@
+"""How many threads: whole engines built for several counts, timed against each other in turns.
+
+Small networks may run faster on fewer threads than there are: every parallel region waits for its slowest thread. The count belongs to
+the whole engine: oneDNN's primitives are made for one count, and libgomp tears its pool down and builds it up when regions of different
+counts follow each other, which costs more than a small layer takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from whet.backends import get_backend
+from whet.builder.config import AUTO_THREADS, BuildConfig
+from whet.engine.plan import EnginePlan
+from whet.engine.probe import probe_inputs, probe_shapes
+from whet.measure.statistics import typical
+from whet.runtime import bind
+
+_LEVEL = 4  # from here on "all usable threads" is a question, not an answer
+_SECONDS = 0.8  # spent on each engine, at most
+_ROUNDS = (5, 30)
+
+
+def thread_counts(config: BuildConfig, locked: int | None = None) -> list[int]:
+    """Counts worth building for, what is usually fastest first: all usable, half of them, one. A lock's count is the only one."""
+    if config.backend != "cpu" or config.threads > 0:
+        return [config.threads]
+    if locked is not None:
+        return [locked if config.threads == AUTO_THREADS or config.optimization_level >= _LEVEL else config.threads]
+    if config.threads != AUTO_THREADS and config.optimization_level < _LEVEL:
+        return [0]
+    usable = get_backend("cpu").threads
+    return list(dict.fromkeys((usable, max(usable // 2, 1), 1)))
+
+
+def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
+    """The plan that runs fastest, the first of those that do not differ. All get a report of the counts and their times."""
+    machines: list[Any] = [get_backend("cpu", threads=p.threads) for p in plans]
+    bounds = []
+    for plan, machine in zip(plans, machines, strict=True):
+        machine.activate()
+        bound = bind(plan, machine)
+        bound.feed(probe_inputs(plan.network, seed, probe_shapes(plan)))
+        bounds.append(bound)
+    once = sum(b.seconds(2)[1] for b in bounds)
+    rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_SECONDS * len(plans) / max(once, 1e-6))))
+    samples: list[list[float]] = [[] for _ in plans]
+    with machines[0].watch() as load:
+        for r in range(rounds):
+            for k in range(len(plans)) if r % 2 == 0 else reversed(range(len(plans))):
+                samples[k].append(bounds[k].seconds(2)[1] * 1e3)  # the first run after another count builds the pool up
+    times = [typical(s, load.disturbed) for s in samples]
+    spreads = [(sorted(s)[(3 * (len(s) - 1)) // 4] - sorted(s)[(len(s) - 1) // 4]) / 2 for s in samples]
+    best = min(range(len(plans)), key=times.__getitem__)
+    kept = next(k for k in range(len(plans)) if times[k] - times[best] <= max(spreads[k], spreads[best], 0.003 * times[best]))
+    rows = [{"threads": p.threads, "ms": ms, "spread_ms": s} for p, ms, s in zip(plans, times, spreads, strict=True)]
+    machines[kept].activate()
+    plan = plans[kept]
+    plan.report["threads"] = rows
+    said = ", ".join(f"{r['threads']}: {r['ms']:.4g} ms" for r in rows)
+    busy = f"; {load.who} took {load.others:.1f} CPUs meanwhile, so this may be off" if load.disturbed else ""
+    kind = "notes" if busy else "info"
+    plan.report[kind] = [*plan.report.get(kind, []), f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}"]
+    return plan

@@ -1,0 +1,226 @@
+"""Fused or not, by time: the layers inside of a fused layer, run one after the other, against the kernel that does them at once.
+
+The chain of parts is timed as one kernel with the same operands, in turns with the fastest fused kernel: what lies in which cache, and
+how busy the machine is, is the same for both. Of the anchor (the convolution or product) the fused kernel's own implementation without
+what is fused to it is tried, and those of tactics that do not take the fused layer. Only where a chain wins are the parts' own
+candidates timed in full, and the whole network chosen for without the fused layer too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.builder.candidates.compile_ahead import configs_with_texts
+from whet.builder.candidates.option import Option
+from whet.builder.candidates.unfuse import unfuse
+from whet.engine.plan import Candidate
+from whet.errors import BackendError, NetworkError
+from whet.measure.timing import Timer
+from whet.measure.timing_key import source_digest
+from whet.network import Layer, Network, Tensor
+from whet.ops import bind_layer
+from whet.tactics import Args, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, anchor, is_quantized
+
+_CLEARLY = 0.97  # of the fused kernel's time
+_LONGEST = 4  # parts; a longer chain passes over memory too often to win
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The fastest chain of a fused layer's parts against its fastest kernel, ms of each in turns with the other; or why there is none."""
+
+    fused_ms: float | None = None
+    ms: float | None = None
+    spread_ms: float = 0.0
+    signature: str = ""
+    parts: str = ""  # tactic and implementation of each
+    reason: str = ""
+
+    @property
+    def wins(self) -> bool:
+        """Whether the whole network without the fused layer is worth a look."""
+        if self.ms is None or self.fused_ms is None:
+            return False
+        return self.ms < _CLEARLY * self.fused_ms and self.fused_ms - self.ms > self.spread_ms
+
+    def __str__(self) -> str:
+        return self.reason or f"fused {self.fused_ms:.4f} ms, apart {self.ms:.4f} ms in turns with it"
+
+    def candidate(self) -> Candidate:
+        """For the report."""
+        return Candidate("apart", self.signature, (), self.parts, self.ms, self.spread_ms if self.ms is not None else None, str(self))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The layers of a fused layer's body in a network of their own, and which of the fused layer's inputs a tensor is."""
+
+    layers: list[Layer]
+    inputs: Mapping[Tensor, int]
+
+
+def taken_apart(layer: Layer) -> Parts:
+    """A fused layer's parts; the layer stays as it is."""
+    net, seen, place = Network("apart", "lowered"), {}, {}
+    for i, t in enumerate(layer.inputs):
+        if t is not None and t not in seen:
+            seen[t] = net.constant(t.weight, t.name) if t.weight is not None else net.add_input(t.name, t.type)
+            place[seen[t]] = i
+    whole = net.add_layer("Fused", [seen[t] for t in layer.inputs if t is not None], layer.attrs, name="whole", regions=layer.regions)
+    for t in whole.outputs:
+        net.mark_output(t)
+    return Parts(unfuse(net, whole), place)
+
+
+class _ChainTactic(Tactic):
+    """Names a chain in timing keys."""
+
+    name, version = "apart", 1
+
+    def __init__(self, steps: Sequence[_Step]):
+        self._library = "; ".join(f"{s.option.tactic.name} {source_digest(s.option.tactic)} {s.option.tactic.library_version()}" for s in steps)
+
+    def library_version(self) -> str:
+        return self._library
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One part: its option, and where each operand lies: ("input" | "output" | "between", index); None for an absent one."""
+
+    option: Option
+    reads: tuple[tuple[str, int] | None, ...]
+    writes: tuple[str, int]
+
+
+class _ChainKernel:
+    """The parts' launches, one after the other; what lies between them is scratch."""
+
+    rtol, deterministic = 0.0, True
+
+    def __init__(self, like: Kernel, steps: Sequence[_Step], between: Sequence[int]):
+        self.inputs, self.outputs, self.steps = like.inputs, like.outputs, steps
+        self.packed: tuple[Packed, ...] = tuple(p for s in steps for p in s.option.kernel.packed)
+        self._at = [sum(_padded(n) for n in between[:k]) for k in range(len(between) + 1)]
+        self.scratch = self._at[-1] + max(s.option.kernel.scratch for s in steps)
+        self.implementation = " + ".join(f"{s.option.tactic.name} {s.option.kernel.implementation}" for s in steps)
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        def address(place: tuple[str, int] | None) -> int:
+            if place is None:
+                return 0
+            kind, i = place
+            return args.scratch + self._at[i] if kind == "between" else (args.inputs if kind == "input" else args.outputs)[i]
+
+        taken = 0
+        for s in self.steps:
+            k = s.option.kernel
+            packed = args.packed[taken : taken + len(k.packed)]
+            taken += len(k.packed)
+            scratch = args.scratch + self._at[-1] if k.scratch else 0
+            k.enqueue(Args(tuple(address(p) for p in s.reads), (address(s.writes),), packed, scratch), stream)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def chains_apart(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, machine: Any) -> list[Option] | Apart:
+    """Chains of the parts of `layer` (static shapes) in the formats of `best`, its fastest fused kernel; or why there are none.
+
+    `fused` are the tactics that have a kernel for the fused layer.
+    """
+    if is_quantized(layer):
+        return Apart(reason="not taken apart: between its parts numbers would stand as floats")
+    if not 2 <= len(layer.regions["body"].layers) <= _LONGEST or len(layer.outputs) != 1:
+        return Apart(reason=f"not taken apart: only 2 to {_LONGEST} parts with one result are")
+    chains = _chains(layer, best, fused, tactics, permissions, machine)
+    return Apart(reason=f"not taken apart: {chains}") if isinstance(chains, str) else chains
+
+
+def timed_apart(layer: Layer, text: str, best: Option, chains: list[Option], timer: Timer) -> Apart:
+    """Times the chains of `layer` (`text` is its layer_text) against `best`."""
+    whole = dataclasses.replace(best, rank=0, ms=None)
+    timer.time(layer, f"{text}\nin turns with its parts", [whole, *chains])
+    timed = [c for c in chains if c.ms is not None]
+    if whole.ms is None or not timed:
+        return Apart(reason="its parts could not be timed")
+    fastest = min(timed, key=lambda o: o.cost)
+    return Apart(whole.ms, fastest.ms, max(fastest.spread_ms, whole.spread_ms), str(best.signature), fastest.kernel.implementation)
+
+
+def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, machine: Any) -> list[Option] | str:
+    """One option for each kernel of the anchor, followed by the first kernel of every other part; or the part that has none."""
+    parts, head = taken_apart(layer), anchor(layer).op
+    stored: dict[str, Operand] = {}
+    place: dict[str, tuple[str, int]] = {}
+    for t, i in parts.inputs.items():
+        place[t.name] = ("input", i)
+        if (o := best.signature.inputs[i]) is not None:
+            stored[t.name] = o
+    target = best.signature.outputs[0]
+    listed: list[list[_Step]] = []
+    between: list[int] = []
+    for k, part in enumerate(parts.layers):
+        static = bind_layer(part, {})
+        made = part.outputs[0].name
+        leads = k == 0 and part.op == head
+        usable = [t for t in tactics if not t.fallback and not (leads and t.name in fused and t.name != best.tactic.name)]
+        last = k == len(parts.layers) - 1
+        writes = target if last else _between(part, layer, stored, target)
+        options = _options(static, stored, writes, usable, permissions, machine, first=not leads)
+        if leads and len(options) > 1:
+            options = [o for o in options if o.tactic is not best.tactic or o.config == best.config] or options
+        if not options:
+            return f"its part {part.op} has no kernel that reads and writes {writes}"
+        place[made], stored[made] = ("output", 0) if last else ("between", len(between)), writes
+        if not last:
+            between.append(options[0].kernel.outputs[0])
+        reads = tuple(None if t is None or t.is_constant else place[t.name] for t in part.inputs)
+        one_each = {o.tactic.name: o for o in reversed(options)}
+        listed.append([_Step(o, reads, place[made]) for o in (one_each.values() if leads else options[:1])])
+    return [_chain(best, [first, *(steps[0] for steps in listed[1:])], between, rank) for rank, first in enumerate(listed[0], start=1)]
+
+
+def _between(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
+    """How the result of a part that is not the last is stored: as the whole's, or, of another rank, as what the part reads of its own."""
+    made = part.outputs[0].type
+    if made.rank == whole.outputs[0].type.rank:
+        return target
+    return next((stored[t.name] for t in part.inputs if t is not None and t.name in stored and t.type.rank == made.rank), target)
+
+
+def _chain(best: Option, steps: list[_Step], between: Sequence[int], rank: int) -> Option:
+    config = tuple((f"part{k}", f"{s.option.tactic.name} {s.option.signature} {s.option.config}") for k, s in enumerate(steps))
+    texts = tuple(text for s in steps for text in s.option.texts)
+    return Option(_ChainTactic(steps), best.signature, config, _ChainKernel(best.kernel, steps, between), rank, texts=texts)
+
+
+def _options(
+    part: Layer, stored: Mapping[str, Operand], target: Operand, tactics: list[Tactic], permissions: Any, machine: Any, *, first: bool
+) -> list[Option]:
+    """Kernels of a part that read its operands as they are stored and write `target`, none in place; with `first`, one is enough."""
+
+    def fits(s: Signature) -> bool:
+        if s.inplace or s.outputs != (target,):
+            return False
+        return all(o == (None if t is None or t.is_constant else stored.get(t.name)) for t, o in zip(part.inputs, s.inputs, strict=True))
+
+    found: list[Option] = []
+    for t in sorted(tactics, key=lambda t: t.name):
+        if first and found:
+            break
+        try:
+            if t.why_not(part) is not None:
+                continue
+            for s in (s for s in t.signatures(part, machine) if fits(s)):
+                if permissions.refuses(part, s) is None and t.refuses(part, s, machine) is None:
+                    for c, texts in configs_with_texts(t, part, s, machine):
+                        found.append(Option(t, s, c, t.plan(part, s, c, machine), len(found), texts=texts))
+        except (PlanRefused, BackendError, NetworkError):
+            continue
+    return found

@@ -1,0 +1,89 @@
+"""Does a kernel treat every place of a batch alike? Each layer runs twice, the second time with the batch turned by some places.
+
+A reference for a few images says that a kernel computes those images right. That the others are right too follows when what an image
+gives does not depend on where it stands: turned by s places, image i must give at place i - s what it gave at place i. A kernel that
+leaves out a tile, reads past its image or writes twice gives other results at some places, whichever those are; one that is wrong
+everywhere in the same way is seen by the reference. Both sides are compared in full, on the machine where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from whet.builder.batching.batch_items import Places
+from whet.network import F8E4M3, Tensor
+from whet.runtime import Bound
+from whet.runtime.memory import read_bytes, write_bytes
+
+
+def turned_differences(bound: Bound, other: Bound, data: Mapping[str, np.ndarray], places: Places, batch: int, seed: int = 0):
+    """(layer, error of its worst output, relative to the largest value) layer by layer; `other` is the same engine over memory of its own.
+
+    Layers with a constant part for each image are left out: `places.fixed`. The turned run gets each layer's actual inputs, turned, so that
+    errors do not travel. 0 where the bits are the same.
+    """
+    shift = 1 + int(np.random.RandomState(seed).randint(0, batch - 1))
+    bound.feed(data)
+    for i, layer in enumerate(bound.network.layers):
+        axis = places.parts[layer.name] | places.axis
+        if layer.name not in places.fixed:
+            for t in layer.inputs:
+                if t is not None and not t.is_constant:
+                    _turn(bound, other, t, axis.get(t.name), shift, batch)
+        bound.run_step(i)
+        if layer.name not in places.fixed:
+            other.run_step(i)
+            yield layer, max((_difference(bound, other, t, axis.get(t.name), shift, batch) for t in layer.outputs), default=0.0)
+
+
+def _pieces(bound: Bound, name: str, shift: int, batch: int) -> list[tuple[int, int, int]]:
+    """(from, to, bytes) offsets in the arenas of the two runs of images that turning keeps together."""
+    at, nbytes = bound.place(name)
+    cut = nbytes // batch * shift
+    return [(at + cut, at, nbytes - cut), (at, at + nbytes - cut, cut)]
+
+
+def _turn(bound: Bound, other: Bound, t: Tensor, axis: int | None, shift: int, batch: int) -> None:
+    """Copies a tensor to the other memory, turned along its image axis."""
+    if axis in (None, 0):
+        at, nbytes = bound.place(t.name)
+        pieces = [(at, at, nbytes)] if axis is None else _pieces(bound, t.name, shift, batch)
+        for start, to, n in pieces:
+            _copy(bound, other, start, to, n)
+        return
+    other.put(t.name, np.roll(bound.value(t.name), -shift, axis))
+
+
+def _copy(bound: Bound, other: Bound, start: int, to: int, nbytes: int) -> None:
+    machine: Any = bound.backend
+    if bound.arena.array is None:
+        machine.copy(other.arena, to, bound.arena, start, nbytes)
+    else:
+        write_bytes(machine, other.arena, to, read_bytes(machine, bound.arena, start, nbytes))
+
+
+def _difference(bound: Bound, other: Bound, t: Tensor, axis: int | None, shift: int, batch: int) -> float:
+    machine: Any = bound.backend
+    name = bound.shaped.operands[t.name].dtype.name
+    if axis == 0 and bound.arena.array is None and name in ("f32", "f16", "bf16", "i8", "u8"):
+        parts = [machine.difference(other.arena, to, bound.arena, start, n, name) for start, to, n in _pieces(bound, t.name, shift, batch) if n]
+        largest = max(p.largest for p in parts)
+        worst = max(p.worst for p in parts)
+        return float("inf") if any(p.odd for p in parts) else worst / largest if largest else worst
+    if axis == 0 and bound.arena.array is None and name == F8E4M3.name:  # equal bits mostly, which the machine sees without a copy
+        alike = (machine.difference(other.arena, to, bound.arena, start, n, "u8") for start, to, n in _pieces(bound, t.name, shift, batch) if n)
+        if not any(p.worst for p in alike):
+            return 0.0
+    want, got = bound.value(t.name), other.value(t.name)
+    want = want if axis is None else np.roll(want, -shift, axis)
+    if np.array_equal(want.view(np.uint8), got.view(np.uint8)):
+        return 0.0
+    if want.dtype.kind in "iub":
+        return float("inf")
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return float("inf")
+    return float(np.nanmax(np.abs(a - b), initial=0)) / (float(np.nanmax(np.abs(b), initial=0)) or 1.0)

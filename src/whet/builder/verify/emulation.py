@@ -1,0 +1,93 @@
+"""What a right engine computes: one layer in float64 from what it reads, the network in its own types rounded where the engine rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from whet.builder.batching.batch_items import NOWHERE, Images, Places, network_on_images, on_images
+from whet.engine.plan import Choice, EnginePlan
+from whet.network import BF16, F16, DType, Layer, Tensor
+from whet.ops import bind_layer, bind_symbols, run_layer, run_regions, widened
+
+_PRODUCTS = ("Conv", "ConvTranspose", "Fused", "Gemm", "MatMul")  # of numbers that a tactic may round
+
+
+def reference_outputs(layer: Layer, choice: Choice, ins: list, images: Images | None = None, places: Places = NOWHERE) -> list[np.ndarray]:
+    """The layer's outputs in float64 from inputs as stored; weights are rounded where the layer computes in a smaller type."""
+    small = computing_type(layer, choice)
+    arrays = []
+    for t, a in zip(layer.inputs, ins, strict=True):
+        if a is not None and t is not None and t.dtype.is_float:
+            if t.is_constant and small is not None and a.ndim >= 2:
+                a = a.astype(small.numpy)
+            a = a.astype(np.float64)
+        arrays.append(a)
+    if layer.op == "Reformat":
+        return arrays
+    if images is not None:
+        return on_images(layer, arrays, {t: places.axis[t.name] for t in layer.inputs if t is not None and t.name in places.axis}, images)
+    if layer.regions:
+        return run_regions(layer, arrays, widen=True)
+    return run_layer(widened(layer), arrays)
+
+
+def computing_type(layer: Layer, choice: Choice) -> DType | None:
+    """The smaller type that the layer's first float operand is stored in, or None when none is smaller."""
+    for t, o in zip(layer.inputs, choice.inputs, strict=True):
+        if t is not None and o is not None and t.dtype.is_float:
+            return {F16.name: F16, BF16.name: BF16}.get(o[1]) if o[1] != t.dtype.name else None
+    return None
+
+
+def computes_tf32(choice: Choice) -> bool:
+    """Whether the tactic rounds f32 operands to TF32 (its config says so)."""
+    return ("math", "tf32") in choice.config
+
+
+def multiplied(layer: Layer) -> list[Tensor | None]:
+    """The layer's inputs that are multiplied: by what it is fused around, or by each of several products within it, also joined to others before."""
+    if layer.op != "Fused":
+        return list(layer.inputs[:2])
+    body = layer.regions["body"]
+    wanted = {t for part in body.layers if part.op in _PRODUCTS for t in multiplied(part)}
+    for part in reversed(body.layers):
+        if part.op == "Concat" and part.outputs[0] in wanted:
+            wanted.update(part.inputs)
+    return [outer for inner, outer in zip(body.inputs, layer.inputs, strict=True) if inner in wanted]
+
+
+def rounded_tf32(a: np.ndarray) -> np.ndarray:
+    """f32 numbers with 10 bits of mantissa, to nearest."""
+    bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
+    return np.where(np.isfinite(a), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), a).astype(a.dtype)
+
+
+def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: Images | None = None) -> dict[str, np.ndarray]:
+    """The engine's network by the reference in the tensors' own types, rounded where the engine stores a smaller type."""
+    net = plan.network
+
+    def read(layer: Layer, t: Tensor, a: np.ndarray) -> np.ndarray:
+        choice = plan.choices[layer.name]
+        if computes_tf32(choice) and t in multiplied(layer):
+            return rounded_tf32(a)
+        small = computing_type(layer, choice) if t.is_constant else None
+        return a.astype(small.numpy).astype(t.dtype.numpy) if small is not None and a.ndim >= 2 and t.dtype.is_float else a
+
+    def stored_as(layer: Layer, i: int, a: np.ndarray) -> np.ndarray:
+        stored = {F16.name: F16, BF16.name: BF16}.get(plan.choices[layer.name].outputs[i][1])
+        t = layer.outputs[i]
+        return a if stored is None or not t.dtype.is_float else a.astype(stored.numpy).astype(t.dtype.numpy)
+
+    if images is not None:
+        return network_on_images(net, inputs, images, read=read, made=stored_as)
+    env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
+    values = {t: np.asarray(inputs[t.name]) for t in net.inputs}
+    for layer in net.layers:
+        arrays = [None if t is None else read(layer, t, t.array() if t.is_constant else values[t]) for t in layer.inputs]
+        bound = bind_layer(layer, env)
+        outs = run_regions(bound, arrays) if layer.regions else run_layer(bound, arrays)
+        for i, (t, a) in enumerate(zip(layer.outputs, outs, strict=True)):
+            values[t] = stored_as(layer, i, a)
+    return {t.name: values[t] if t in values else t.array() for t in net.outputs}

@@ -1,0 +1,61 @@
+"""A network's values by an engine that is the same whatever else the machine does: what calibration and accuracy are judged with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+import numpy as np
+
+from whet.builder.build import build
+from whet.builder.config import BuildConfig
+from whet.errors import BackendError
+from whet.network import Network
+from whet.runtime import Context, Runtime
+from whet.tactics import tactics_of
+from whet.tactics.cpu.onednn._api.library import library
+
+
+class EngineRun:
+    """A network's values by an FP32 engine of fixed kernels on one thread: the same bits for the same sample, whatever runs beside it.
+
+    Where oneDNN is not installed (a machine for GPUs may be without), NumPy's reference computes: the same numbers but for their last bits, slower.
+    Q/DQ and casts stand as layers of their own, so a network from precision.emulated computes its roundings in FP32.
+    """
+
+    def __init__(self, net: Network, names: Iterable[str]):
+        self.net, self.names = net, list(names)
+        self._contexts: dict[tuple, Context] = {}
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        shapes = {t.name: tuple(np.shape(feeds[t.name])) for t in self.net.inputs}
+        key = tuple(shapes.items())
+        if key not in self._contexts:
+            self._contexts[key] = self._context(shapes)
+        got = self._contexts[key].run(feeds)
+        return {n: feeds[n] if n in shapes else got[n] for n in self.names}
+
+    def _context(self, shapes: dict[str, tuple[int, ...]]) -> Context:
+        watched = self.net.clone()
+        watched.outputs = []
+        inputs = {t.name for t in watched.inputs}
+        for name in self.names:
+            if name not in inputs:
+                watched.mark_output(watched.tensor(name))
+        watched.prune_dead()
+        dynamic = any(not t.type.static for t in watched.inputs)
+        config = BuildConfig(
+            threads=1, optimization_level=0, passes=("none", "+dequantize_weights"), verify=False, timing_cache="", whole_engines=0,
+            profiles=((shapes, shapes, shapes),) if dynamic else (), tactic_sources=_sources(),
+        )  # fmt: skip
+        return Runtime(backend="cpu", threads=1).load(build(watched, config)).create_context()
+
+
+@cache
+def _sources() -> tuple[str, ...]:
+    """What leaves the reference in NumPy alone where oneDNN cannot be loaded."""
+    try:
+        library()
+    except BackendError:
+        return tuple(f"-{t.name}" for t in tactics_of("cpu") if not t.name.rpartition("/")[2].startswith("numpy_"))
+    return ()

@@ -1,0 +1,178 @@
+"""What verification holds against an engine: its layers one by one, and the network, each with the errors that are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from whet.builder.batching.batch_items import NOWHERE, Images, Places, network_on_images
+from whet.builder.verify.differences import difference, output_error, worst_error
+from whet.builder.verify.emulation import computes_tf32, emulate, reference_outputs
+from whet.builder.verify.host_overlap import Beside
+from whet.builder.verify.rounding_ties import has_ties, nudged_outputs
+from whet.engine.plan import Choice, EnginePlan
+from whet.network import BF16, F16, Layer, Network
+from whet.ops import run_network
+
+FLOOR = 1e-5  # network error that is always allowed
+FACTOR = 4.0  # times the emulation's error
+_UNIT = {F16.name: 2.0**-11, BF16.name: 2.0**-8}  # relative error of one rounding
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A layer whose outputs are off, or (layer "") the network."""
+
+    layer: str
+    tactic: str
+    error: float
+    bound: float
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass
+class Checked:
+    """What verification found: failures first to last, the worst layer, errors of the network, outputs for the probe."""
+
+    failures: list[Failure] = field(default_factory=list)
+    layers: int = 0
+    worst: tuple[str, float, float] = ("", 0.0, 0.0)  # layer, error, bound
+    network_error: float = 0.0
+    network_bound: float = FLOOR
+    emulation_error: float | None = None
+    images: tuple[int, ...] | None = None  # of the batch, compared with the reference; None: all
+    turned: float = 0.0  # largest difference between an image's results at two places of the batch
+    probe_outputs: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def take(self, c: Compared) -> None:
+        """Adds what one layer's comparison found."""
+        for error, bound in c.errors:
+            if bound and (self.worst[2] == 0 or error / bound > self.worst[1] / self.worst[2]):
+                self.worst = (c.layer, error, bound)
+        if c.failure is not None:
+            self.failures.append(c.failure)
+
+    @property
+    def probe_rtol(self) -> float:
+        """What the probe allows elsewhere: the network's bound against this engine's own error."""
+        return max(2 * self.network_bound, 1e-4)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "layers": self.layers,
+            "worst_layer": {"layer": self.worst[0], "error": self.worst[1], "bound": self.worst[2]},
+            "network_error": self.network_error,
+            "network_bound": self.network_bound,
+            "emulation_error": self.emulation_error,
+            "failures": [str(f) for f in self.failures],
+            "images": None if self.images is None else list(self.images),
+            "turned_error": self.turned,
+        }
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One layer against the reference: its outputs' errors with what is allowed, the last of them the one that failed if one did."""
+
+    layer: str
+    errors: tuple[tuple[float, float], ...] = ()
+    failure: Failure | None = None
+
+
+def compare_layer(
+    layer: Layer, choice: Choice, ins: list, outs: list[np.ndarray], images: Images | None = None, places: Places = NOWHERE
+) -> Compared:
+    """Compares one layer's outputs with the reference on its actual inputs (`ins` as stored; of some images where those are given)."""
+    if choice.tactic.rpartition("/")[2] == "numpy_reference":
+        return Compared(layer.name)  # it is the reference itself
+    errors = []
+    with np.errstate(all="ignore"):
+        want = reference_outputs(layer, choice, ins, images, places)
+        for t, (_, dtype), got, ref in zip(layer.outputs, choice.outputs, outs, want, strict=True):
+            error, why = difference(got, ref, t.dtype)
+            bound = 0.0 if not t.dtype.is_float else layer_bound(layer, choice, dtype)
+            errors.append((error, bound))
+            if error > bound:
+                nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""
+                said = f"{why or f'error {error:.2g}'}, allowed is {bound:.2g}"
+                what = f"{layer.op} '{layer.name}'{nodes} by {choice.tactic} {choice.implementation}: {said}"
+                return Compared(layer.name, tuple(errors), Failure(layer.name, choice.tactic, error, bound, what))
+    return Compared(layer.name, tuple(errors))
+
+
+def layer_bound(layer: Layer, choice: Choice, dtype: str) -> float:
+    """The kernel's bound, and one rounding to a smaller storage type."""
+    if layer.op == "Reformat":
+        return 2 * _UNIT.get(dtype, 0.0)
+    return max(choice.rtol, 2 * _UNIT.get(dtype, 0.0))
+
+
+class NetworkJudge:
+    """Judges the outputs against the source network in float64.
+
+    FP32 is judged by the source network's own error in FP32, which no pass can touch. Where the engine stores smaller types, the
+    lowered network must first pass that same test in float64; then the emulation's own roundings are allowed for on top.
+    """
+
+    def __init__(self, plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], images: Images | None, beside: Beside):
+        self.plan, self.source, self.inputs, self.images = plan, source, inputs, images
+        self.narrow = any(computes_tf32(c) or any(d in _UNIT for _, d in c.outputs) for c in plan.choices.values())
+        self.truth = beside.early(partial(self._outputs, source, widen=True))
+        self.plain = beside.early(partial(self._outputs, source))
+        if self.narrow:
+            self.lowered = beside.early(partial(self._outputs, plan.network, widen=True))
+            self.emulated = beside.early(self._emulation)
+
+    def _outputs(self, net: Network, *, widen: bool = False) -> list[np.ndarray]:
+        with np.errstate(all="ignore"):
+            return list(_reference(net, self.inputs, self.images, widen=widen).values())
+
+    def _emulation(self) -> list[np.ndarray]:
+        with np.errstate(all="ignore"):
+            return list(emulate(self.plan, self.inputs, self.images).values())
+
+    def judge(self, got: Mapping[str, np.ndarray], found: Checked) -> None:
+        """Notes the network's error, what is allowed, and a failure where it is more."""
+        truth = self.truth()
+        # By place: an output that is an input has another name in the engine.
+        names = [t.name for t in self.plan.network.outputs]
+        errors = dict(zip(names, (output_error(got[n], t) for n, t in zip(names, truth, strict=True)), strict=True))
+        found.network_error = max(errors.values(), default=0.0)
+        if found.network_error <= FLOOR:
+            return
+        found.emulation_error = worst_error(self.plain(), truth)
+        found.network_bound = max(FLOOR, FACTOR * found.emulation_error)
+        if found.network_error <= found.network_bound:
+            return
+        if self.narrow:
+            lowered = self.lowered()
+            if worst_error(lowered, truth) <= found.network_bound:
+                found.emulation_error = worst_error(self.emulated(), lowered)
+                found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
+        if found.network_error > found.network_bound and has_ties(self.source):
+            def run(net: Network) -> dict[str, np.ndarray]:
+                return _reference(net, self.inputs, self.images, widen=True)
+
+            ties = max(worst_error(outputs, truth) for outputs in nudged_outputs(self.source, self.inputs, run))
+            found.emulation_error = max(found.emulation_error, ties)
+            found.network_bound = max(found.network_bound, FACTOR * found.emulation_error)
+        if found.network_error > found.network_bound:
+            worst = max(errors, key=lambda n: errors[n])
+            what = (
+                f"the network's output '{worst}' is off by {errors[worst]:.2g} against float64, allowed is {found.network_bound:.2g} "
+                f"(4 times an emulation's {found.emulation_error:.2g}), though every layer is within its own bound. Nearest to its bound: "
+                f"'{found.worst[0]}' with {found.worst[1]:.2g} of {found.worst[2]:.2g}."
+            )
+            found.failures.append(Failure("", "", found.network_error, found.network_bound, what))
+
+
+def _reference(net: Network, inputs: Mapping[str, np.ndarray], images: Images | None, *, widen: bool = False) -> dict[str, np.ndarray]:
+    """Outputs of a network by the reference, of the judged images where not all are."""
+    return run_network(net, inputs, widen=widen) if images is None else network_on_images(net, inputs, images, widen=widen)

@@ -1,0 +1,185 @@
+"""Networks that differ from one in few layers, run where they differ: what lies before is known, what lies behind is made once.
+
+A network is cut where few tensors cross. Of each derived network (some layers in low precision) only the segments are built that no network
+before it had; it runs from the first on that is not the network's own, from the values that the network itself had there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from whet.builder.verify.engine_values import EngineRun
+from whet.network import F32, Layer, Network, Tensor
+
+_SHORTEST = 4  # layers between two cuts
+_FEW = 0.5  # share of a network's segments that differ: below it they are its own alone, above it others like it follow, and they are kept
+_MOST_BYTES = 512 << 20  # of values between segments that are kept
+Values = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """What computes the tensors `ends` from the tensors `starts`; `key` is equal for equal layers and weights."""
+
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
+    key: tuple[object, ...]
+
+
+class SegmentedRuns:
+    """`run_of` (see precision.sensitivity) for `net` and networks derived from it that keep its tensors' names.
+
+    Of others, of single tensors, and of networks that no cut divides it makes an EngineRun, which gives the same numbers up to roundings
+    in the order of sums. Values between segments are remembered for `samples` alone, which must not change; other inputs run from the beginning.
+    """
+
+    def __init__(self, net: Network, samples: Iterable[Values] = ()):
+        self.outputs = [t.name for t in net.outputs]
+        self.cuts = _cuts(net)
+        self.own = _segments(net, self.cuts, self.outputs) or []
+        self._engines: dict[_Segment, EngineRun] = {}
+        self._samples = list(samples)  # they stay alive, so that nothing else is taken for one of them
+        self._known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # of each: what crosses each cut
+        self._bytes = 0
+
+    def __call__(self, net: Network, names: list[str]) -> EngineRun | _SegmentedRun:
+        found = _segments(net, self.cuts, self.outputs) if self.own and names == self.outputs else None
+        if found is None:
+            return EngineRun(net, names)
+        same = [a == b for a, b in zip(found, self.own, strict=True)]
+        others = same.count(False) > _FEW * len(same)
+        engines = [self._engine(net, s, keep=own or others) for s, own in zip(found, same, strict=True)]
+        return _SegmentedRun(self, engines, same.index(False) if False in same else len(same))
+
+    def _engine(self, net: Network, s: _Segment, *, keep: bool) -> EngineRun:
+        found = self._engines.get(s) or EngineRun(_network_of(net, s), _made(s))
+        if keep:
+            self._engines[s] = found
+        return found
+
+    def known(self, feeds: Values, most: int) -> tuple[int, dict[str, np.ndarray]]:
+        """How many segments, at most `most`, of the network itself were run for a sample, and what they left."""
+        before = self._known.get(id(feeds), [])[:most]
+        return len(before), dict(before[-1]) if before else dict(feeds)
+
+    def keep(self, feeds: Values, cut: int, values: Mapping[str, np.ndarray]) -> None:
+        """Remembers what crosses a cut for a sample, where those before it are known and there is room."""
+        size, before = sum(a.nbytes for a in values.values()), self._known.get(id(feeds))
+        if before is not None and len(before) == cut and self._bytes + size <= _MOST_BYTES:
+            self._bytes += size
+            before.append(dict(values))
+
+
+class _SegmentedRun:
+    """One network in segments, the first `own` of which are those of the network that it was derived from."""
+
+    def __init__(self, runs: SegmentedRuns, engines: Sequence[EngineRun], own: int):
+        self.runs, self.engines, self.own = runs, engines, own
+
+    def __call__(self, feeds: Values) -> dict[str, np.ndarray]:
+        at, values = self.runs.known(feeds, min(self.own, len(self.runs.cuts)))
+        for i in range(at, len(self.engines)):
+            values |= self.engines[i](values)
+            if i < len(self.runs.cuts):
+                values = {n: values[n] for n in self.runs.cuts[i]}
+                if i < self.own:
+                    self.runs.keep(feeds, i, values)
+        return {n: values[n] for n in self.runs.outputs}
+
+
+def _cuts(net: Network) -> list[tuple[str, ...]]:
+    """Names of the tensors that cross each cut; none where a layer reads tensors around it from inside (If, Loop) or the network is short."""
+    layers = net.layers
+    length = max(_SHORTEST, round(sqrt(len(layers))))
+    if len(layers) < 2 * length or any(x.regions for x in layers):
+        return []
+    last: dict[Tensor, int] = {t: len(layers) for t in net.outputs}
+    for i, x in enumerate(layers):
+        for t in x.inputs:
+            if t is not None and not t.is_constant:
+                last[t] = max(last.get(t, 0), i)
+    crossing: list[list[Tensor]] = []  # before each layer
+    live = list(net.inputs)
+    for i, x in enumerate(layers):
+        live = [t for t in live if last.get(t, -1) >= i]
+        crossing.append(live)
+        live = [*live, *x.outputs]
+    found, at = [], 0
+    while at + length < len(layers):
+        window = range(at + (length + 1) // 2, min(at + length + length // 2, len(layers) - 1) + 1)
+        able = [p for p in window if all(t.dtype == F32 or t.maker is None for t in crossing[p])]
+        if able:
+            best = min(able, key=lambda p: (len(crossing[p]), abs(p - at - length)))
+            found.append(tuple(t.name for t in crossing[best]))
+            at = best
+        else:
+            at += length
+    return found
+
+
+def _segments(net: Network, cuts: Sequence[tuple[str, ...]], outputs: Sequence[str]) -> list[_Segment] | None:
+    """The segments of a network at the cuts; None where it has none or does not keep to them."""
+    if not cuts:
+        return None
+    by = {t.name: t for t in net.tensors()}
+    ends = [*cuts, tuple(outputs)]
+    if any(n not in by for names in ends for n in names):
+        return None
+    starts = [tuple(t.name for t in net.inputs), *cuts]
+    position = {layer: i for i, layer in enumerate(net.layers)}
+    found = []
+    for a, b in zip(starts, ends, strict=True):
+        layers = _between([by[n] for n in a], [by[n] for n in b if n not in a])
+        if layers is None:
+            return None
+        found.append(_Segment(a, b, tuple(_key(x) for x in sorted(layers, key=position.__getitem__))))
+        if not _made(found[-1]):
+            return None
+    return found
+
+
+def _between(starts: Iterable[Tensor], ends: Iterable[Tensor]) -> set[Layer] | None:
+    """The layers that compute `ends` from `starts`; None where they need more than these."""
+    stop, waiting, found = set(starts), list(ends), set()
+    while waiting:
+        t = waiting.pop()
+        if t in stop or t.is_constant:
+            continue
+        if t.maker is None:
+            return None
+        if t.maker not in found:
+            found.add(t.maker)
+            waiting += [i for i in t.maker.inputs if i is not None]
+    return found
+
+
+def _key(layer: Layer) -> tuple[object, ...]:
+    reads = tuple(None if t is None else t.weight.digest if t.weight is not None else t.name for t in layer.inputs)
+    return layer.op, repr(sorted(layer.attrs.items(), key=lambda kv: kv[0])), reads, tuple(t.name for t in layer.outputs)
+
+
+def _made(s: _Segment) -> list[str]:
+    return [n for n in s.ends if n not in s.starts]
+
+
+def _network_of(net: Network, s: _Segment) -> Network:
+    """A segment as a network of its own."""
+    made = net.clone()
+    by, made.outputs = {t.name: t for t in made.tensors()}, []
+    inputs = []
+    for name in s.starts:
+        t = by[name]
+        if t.maker is not None:
+            twin = Tensor(name, t.type)
+            made.replace(t, twin)
+            t = twin
+        inputs.append(t)
+    made.outputs = [by[n] for n in _made(s)]
+    made.prune_dead()
+    read = {t for x in made.layers for t in x.inputs}
+    made.inputs = [t for t in inputs if t in read]
+    return made

@@ -1,0 +1,191 @@
+"""Verification: are the kernels right, and is the network? Two questions, never mixed (see the design notes).
+
+Kernels: each layer of the engine against the reference of that same layer on its actual inputs, in float64, within the tactic's
+bound; exact for integers, where quantized outputs may differ by one in a tie. Network: against the source network in float64, at
+most 4 times the error of the same network in FP32, or of an emulation that rounds where the engine rounds; with a floor of 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from whet.builder.batching.batch_items import MOST, NOWHERE, Images, NotPerImage, Places, batch_of, image_places
+from whet.builder.candidates.enumerate import macs
+from whet.builder.config import BuildConfig
+from whet.builder.progress import Noting
+from whet.builder.verify.batch_positions import turned_differences
+from whet.builder.verify.error_bounds import Checked, Failure, NetworkJudge, compare_layer, layer_bound
+from whet.builder.verify.host_overlap import Beside
+from whet.engine.plan import EnginePlan
+from whet.engine.probe import probe_inputs, probe_shapes
+from whet.errors import BackendError
+from whet.network import Layer, Network
+from whet.ops import bind_layer, bind_symbols
+from whet.runtime import Bound, WeightStore, bind
+
+_LONG_MACS = 2e9  # multiply-adds of an image that the reference in NumPy takes seconds for
+
+
+def verify_engine(
+    plan: EnginePlan, source: Network, machine: Any, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig, tell: Noting
+) -> Checked:
+    """Runs both checks at the first profile's opt shapes. The network is not judged when a layer fails.
+
+    Of a batch of more than a few images, where each layer keeps them apart, some are compared with the reference and all with
+    themselves at other places of the batch: see builder/batching/batch_items.py and builder/verify/batch_positions.py.
+    """
+    tell.stage("verification", len(plan.network.layers) + 2)
+    shapes = probe_shapes(plan)
+    probe = probe_inputs(plan.network, config.seed, shapes)
+    data = verification_inputs(plan, inputs, config)
+    given = {k: v.shape for k, v in data.items()}
+    store = WeightStore(machine)
+    bound = bind(plan, machine, given, store=store)
+    bound.feed(data)
+    found = Checked()
+    images, places = _few(plan, source, given, config, tell)
+    found.images = None if images is None else images.at
+    few = batch_of(given) <= MOST or images is not None  # or the arrays of several layers at once could fill the memory
+    with np.errstate(all="ignore"), Beside(getattr(machine, "overlaps", False) and few) as beside:
+        whole = images if images is None else _for_the_network(images, source, given)
+        judge = NetworkJudge(plan, source, data, whole, beside)
+        try:
+            for layer, ins, outs in bound.walk(None if images is None else _reader(bound, places, images)):
+                tell.step(layer.name)
+                found.layers += 1
+                judged = images.all if images is not None and layer.name in places.fixed else images
+                beside.then(partial(compare_layer, layer, plan.choices[layer.name], ins, outs, judged, places), found.take)
+            beside.settle()
+            if images is not None and not found.failures:
+                _check_positions(plan, machine, bound, data, places, images, store, found, config, tell)
+        except BackendError as e:
+            name = plan.network.layers[min(found.layers, len(plan.network.layers) - 1)].name
+            beside.settle()
+            c = plan.choices[name]
+            found.failures.append(Failure(name, c.tactic, np.inf, 0.0, f"'{name}' by {c.tactic} {c.implementation} fails at run time: {e}"))
+        if not found.failures:
+            tell.step("network")
+            bound.feed(data)
+            bound.run()
+            got = bound.fetch()
+            if whole is not None:
+                got = {n: whole.take(a, places.axis[n]) if n in places.axis else a for n, a in got.items()}
+            judge.judge(got, found)
+    if not found.failures:
+        if given != shapes:
+            bound = bind(plan, machine, store=store)
+        bound.feed(probe)
+        bound.run()
+        found.probe_outputs = bound.fetch()
+    return found
+
+
+def _few(
+    plan: EnginePlan, source: Network, shapes: Mapping[str, tuple[int, ...]], config: BuildConfig, tell: Noting
+) -> tuple[Images | None, Places]:
+    """Which images of a large batch are judged, and where they stand in the engine's tensors; None: all of them."""
+    batch = batch_of(shapes)
+    if batch <= MOST:
+        return None, NOWHERE
+    try:
+        image_places(source, shapes, batch)
+        places = image_places(plan.network, shapes, batch)
+    except NotPerImage as e:
+        tell.note(f"verification compares all {batch} images with the reference, which takes its time: {e}")
+        return None, NOWHERE
+    return Images.of(batch, config.seed), places
+
+
+def _for_the_network(images: Images, source: Network, shapes: Mapping[str, tuple[int, ...]]) -> Images:
+    """The images that the network as a whole is judged on: those of the layers, or one of them where the reference takes long for an image. That
+    kernels treat all places alike is asked of the layers; the whole says how roundings add up, and one large image says it."""
+    env = bind_symbols([(t.name, t.type) for t in source.inputs], shapes)
+    if sum(macs(bind_layer(x, env)) for x in source.layers) < _LONG_MACS * images.batch:
+        return images
+    return Images(images.batch, images.at[len(images.at) // 2 :][:1])
+
+
+def _reader(bound: Bound, places: Places, images: Images) -> Callable[[Layer, str], np.ndarray]:
+    """Reads the judged images of a layer's tensor, or all of one that has no image axis."""
+
+    def read(layer: Layer, name: str) -> np.ndarray:
+        axis = places.axis.get(name)
+        if axis is None or layer.name in places.fixed:
+            return bound.value(name)
+        return bound.images(name, images.at) if axis == 0 else images.take(bound.value(name), axis)
+
+    return read
+
+
+def _check_positions(
+    plan: EnginePlan,
+    machine: Any,
+    bound: Bound,
+    data: Mapping[str, np.ndarray],
+    places: Places,
+    images: Images,
+    store: WeightStore,
+    found: Checked,
+    config: BuildConfig,
+    tell: Noting,
+) -> None:
+    """Every layer must give an image the same result wherever it stands in the batch, up to the layer's own bound."""
+    try:
+        other = bind(plan, machine, {k: v.shape for k, v in data.items()}, store=store)
+    except BackendError as e:
+        tell.note(f"only images {', '.join(map(str, images.at))} of {images.batch} were verified: there is no memory for a second run ({e})")
+        return
+    for layer, error in turned_differences(bound, other, data, places, images.batch, config.seed):
+        c = plan.choices[layer.name]
+        allowed = max((layer_bound(layer, c, d) for t, (_, d) in zip(layer.outputs, c.outputs, strict=True) if t.dtype.is_float), default=0.0)
+        found.turned = max(found.turned, error)
+        if error > allowed:
+            nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""
+            what = f"{layer.op} '{layer.name}'{nodes} by {c.tactic} {c.implementation}: an image's result depends on its place in the batch "
+            what += f"of {images.batch} (error {error:.2g}, allowed is {allowed:.2g})"
+            found.failures.append(Failure(layer.name, c.tactic, error, allowed, what))
+
+
+def verification_inputs(plan: EnginePlan, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> dict[str, np.ndarray]:
+    """What verification feeds: the user's data, or the probe's."""
+    if inputs is not None:
+        return {k: np.asarray(v) for k, v in inputs.items()}
+    return probe_inputs(plan.network, config.seed, probe_shapes(plan))
+
+
+def ban_failures(search: Any, checked: Checked, best: Any, tell: Noting) -> None:
+    """Bans the kernels that failed, so that the next search leaves them out."""
+    for f in checked.failures:
+        if f.layer:
+            ban(search, f.layer, best.chosen[f.layer], f"failed verification: {f}", tell)
+
+
+def ban_nearest(search: Any, checked: Checked, best: Any, tell: Noting) -> bool:
+    """Where the network is off though each layer is within its own bound: bans the tactic of the layer that is nearest to its bound.
+
+    Whether there was one to ban: no reformat, no layer without any error, and one that other kernels compute too.
+    """
+    layer, error, bound = checked.worst
+    if not error or layer not in search.kind_of:
+        return False
+    name = best.chosen[layer].tactic.name
+    reason = f"the network is off by {checked.network_error:.2g}, allowed is {checked.network_bound:.2g}; of its layers '{layer}' by {name} is "
+    reason += f"nearest to its bound, {error:.2g} of {bound:.2g}"
+    found = bool(search.ban_tactic(layer, name, reason))
+    if found:
+        tell.note(f"banned: {reason}")
+    return found
+
+
+def ban(search: Any, layer: str, option: Any, reason: str, tell: Noting) -> None:
+    """Bans one option of a layer, or of all reformats when the layer is one."""
+    tell.note(f"banned: {reason}")
+    if layer in search.kind_of:
+        search.ban(layer, option.ident, reason)
+    else:
+        search.reformats.ban(option.ident, reason)
+        search.banned.append((layer, f"{option.ident[0]} {option.ident[1]} {dict(option.ident[2])}", reason))

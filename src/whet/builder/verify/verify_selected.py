@@ -1,0 +1,48 @@
+"""One verification for a choice among several engines: the engine that was kept is verified; where it fails, all are built again, each verified."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from whet.backends import get_backend
+from whet.builder.batching.per_profile import fitting
+from whet.builder.config import BuildConfig
+from whet.builder.progress import Noting, Progress
+from whet.builder.verify.verification import verify_engine
+from whet.engine.plan import EnginePlan
+from whet.engine.probe import make_probe
+from whet.network import Network
+
+
+def kept_verified(
+    make: Callable[[BuildConfig], EnginePlan],
+    source: Callable[[EnginePlan], Network],
+    config: BuildConfig,
+    progress: Progress | None,
+    inputs: Mapping[str, np.ndarray] | None,
+) -> EnginePlan:
+    """What `make` gives for `config`, verified against the source network that `source` names for it.
+
+    `make` chooses among engines that nobody verified; if the chosen one fails, it is called again with verification on, which bans
+    what computes wrongly from each engine while it is built.
+    """
+    if not config.verify or config.lock:
+        return make(config)
+    plan = make(dataclasses.replace(config, verify=False))
+    machine = get_backend(config.backend, threads=plan.threads)
+    if not getattr(machine, "runs", True):
+        return plan
+    tell = Noting(progress)
+    for k, part in enumerate(plan.by_profile()):
+        own = config if not plan.others else dataclasses.replace(config, profiles=config.profiles[k : k + 1])
+        checked = verify_engine(part, source(plan), machine, fitting(inputs, own), own, tell)
+        if checked.failures:
+            return make(config)
+        whole = plan.part(k)[0]
+        whole.report["verification"] = checked.report()
+        whole.probe = make_probe(part, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
+    plan.report["notes"] = [*plan.report.get("notes", []), *tell.notes]
+    return plan

@@ -1,0 +1,1 @@
+"""Measurement: interleaved timing of candidates and engines, statistics, and the timing cache."""

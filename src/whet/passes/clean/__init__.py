@@ -1,0 +1,1 @@
+"""Phase CLEAN: fold constants, remove what has no effect, merge duplicates."""

@@ -1,0 +1,1 @@
+"""Phase FILL: channels padded to multiples that kernels take."""

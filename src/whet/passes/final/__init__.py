@@ -1,0 +1,1 @@
+"""Phase FINAL: fusions of several layers and pointwise chains."""

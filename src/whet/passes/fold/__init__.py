@@ -1,0 +1,1 @@
+"""Phase FOLD: batch norms, pads and scales into weights and attributes."""

@@ -1,0 +1,1 @@
+"""Phase FUSE: layers and their epilogues become fused layers."""

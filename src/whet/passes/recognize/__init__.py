@@ -1,0 +1,1 @@
+"""Phase RECOGNIZE: patterns become named ops."""

@@ -1,0 +1,1 @@
+"""Jobs in processes of their own, locally or on Ray."""

@@ -1,0 +1,110 @@
+"""A job's surroundings in its child process: recipe, data, locks, meter, and what it is busy with, for who watches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from whet.backends import get_backend
+from whet.network import Network
+from whet.registry import own_function
+from whet.report.stage import STAGE, WAITING
+from whet.runtime import Engine, Runtime
+from whet.search.jobs.device_locks import DeviceLock, physical_gpu
+from whet.search.jobs.job import Job
+from whet.search.recipe import fields as f
+from whet.search.recipe.data import Labelled, labelled
+from whet.search.recipe.metrics import Predict, Score, knows_which, top1, user_metric
+from whet.search.recipe.recipe import Effort, recipe_from
+from whet.search.recipe.space import Candidate
+from whet.search.stages.energy import Meter
+
+_ENERGY_SECONDS = {"cpu": 1.0, "cuda": 2.0}
+
+
+class Worker:
+    """What the steps of a job share."""
+
+    def __init__(self, job: Job, folder: Path):
+        self.job, self.folder = job, folder
+        self.recipe = recipe_from(job.recipe)
+        self.candidate = Candidate.from_plain(job.candidate)
+        self.effort = f.read(Effort, job.effort, "effort") if job.effort else Effort()
+        self.lock = DeviceLock(self.recipe.device, waiting=self._waits)
+        self.started = perf_counter()
+        self.stages: dict[str, float] = {}
+        self._stage, self._since, self._said, self._before = "", self.started, "", ""
+        self._data: dict[str, Labelled] = {}
+        self.meter = Meter(physical_gpu(self.recipe.device))
+
+    def say(self, what: str) -> None:
+        """Notes what is done now (stage.txt), and how long each kind of work took."""
+        now, kind = perf_counter(), what.split(" ")[0]
+        if self._stage:
+            self.stages[self._stage] = self.stages.get(self._stage, 0.0) + now - self._since
+        self._stage, self._since, self._said = kind, now, what
+        (self.folder / STAGE).write_text(what)
+
+    def _waits(self, holder: str | None) -> None:
+        """Says that the device is waited for, and afterwards what was said before."""
+        if holder is None:
+            self.say(self._before)
+        elif not self._said.startswith(WAITING):
+            self._before = self._said
+            self.say(f"{WAITING} ({holder})")
+
+    def score(self, predict: Predict, net: Network, which: str = "score") -> Score:
+        """The metric on `data.score` or `data.judge`."""
+        if self.recipe.metric == "top1":
+            source = getattr(self.recipe.data, which) or self.recipe.data.score
+            assert source is not None
+            if source not in self._data:
+                self._data[source] = labelled(source, net, f"data.{which}", self.recipe.data.preprocess)
+            return top1(predict, self._data[source])
+        return user_metric(own_function(self.recipe.metric, "metric"), predict, self.recipe.metric, which)
+
+    @property
+    def last_data(self) -> str:
+        """What the last comparison is scored on: "judge" where there are data that the trials are not scored on, else "score"."""
+        if self.recipe.metric == "top1":
+            return "judge" if self.recipe.data.judge else "score"
+        return "judge" if knows_which(own_function(self.recipe.metric, "metric")) else "score"
+
+    def machine(self) -> Any:
+        """The recipe's device."""
+        return get_backend(self.recipe.backend, threads=self.recipe.threads)
+
+    def load(self, path: Path) -> Engine:
+        """An engine file on the recipe's device."""
+        return Runtime(backend=self.recipe.backend, threads=self.recipe.threads).load(path)
+
+    @property
+    def energy_seconds(self) -> float:
+        """How long energy is measured: NVML's counter asks for two seconds; less where the effort is small."""
+        return min(_ENERGY_SECONDS.get(self.recipe.backend, 1.0), 4 * self.effort.seconds)
+
+    def rest(self) -> None:
+        """Measures what the device draws while it is left alone, with this process's context on it. Asks for the timing lock."""
+        self.say("resting")
+        self.machine()
+        self.meter.rest(self.energy_seconds)
+
+
+class Stages:
+    """A builder's progress, told as the stage of the job."""
+
+    def __init__(self, w: Worker):
+        self.w, self.name, self.total, self.done, self.last = w, "", 1, 0, 0.0
+
+    def stage(self, name: str, total: int) -> None:
+        self.name, self.total, self.done = name, total, 0
+
+    def step(self, what: str, done: int = 1) -> None:
+        self.done += done
+        if perf_counter() - self.last > 0.2:
+            self.last = perf_counter()
+            self.w.say(f"building {self.name} {self.done}{f'/{self.total}' if self.total else ''}")
+
+    def note(self, text: str) -> None:
+        """Notes stand in the plan's report."""

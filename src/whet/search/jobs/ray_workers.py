@@ -1,0 +1,169 @@
+"""Jobs on Ray: processes, GPUs and machines of a cluster. A job travels as bytes and comes back as bytes, so no folder need be shared.
+
+On the other side the same child process does the same work (child.py): it holds that machine's device lock and fills that machine's timing
+cache. Files that the recipe names (model, .npz and .npy data) and the Python modules beside the recipe go along; folders of data and
+installed packages must be there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whet.errors import UsageError
+from whet.frontends import external_files
+from whet.report.stage import STAGE
+from whet.search.jobs import job as j
+from whet.search.jobs.workers import end_session
+from whet.search.recipe.fingerprint import SOURCES
+from whet.search.recipe.recipe import AutoRecipe
+
+_STAYS = (j.LOCK, STAGE)  # files of a job's folder that need not come back
+
+
+class RayWorkers:
+    """Workers on a Ray cluster: `auto` is one that runs, else one of this machine's own; otherwise its address. A context manager.
+
+    Raises UsageError when Ray is not installed or the cluster does not answer.
+    """
+
+    def __init__(self, recipe: AutoRecipe, address: str):
+        self.recipe, self.address, self.timeout = recipe, address, recipe.search.trial_timeout
+        self.slots = 1
+        self._running: dict[Any, Path] = {}
+        self._ours = False
+
+    def __enter__(self) -> RayWorkers:
+        try:
+            import ray
+        except ImportError:
+            raise UsageError("--ray needs Ray: pip install 'whet[ray]' (on every machine of the cluster)") from None
+        self.ray = ray
+        if not ray.is_initialized():
+            where = os.environ.get("PYTHONPATH")
+            options = {"runtime_env": {"env_vars": {"PYTHONPATH": where}}} if where else {}
+            try:
+                ray.init(None if self.address in ("auto", "local") else self.address, log_to_driver=False, include_dashboard=False, **options)
+            except (ConnectionError, ValueError, RuntimeError) as e:
+                raise UsageError(f"--ray={self.address}: the cluster does not answer: {e}") from e
+            self._ours = True
+        cpu = self.recipe.backend != "cuda"
+        nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+        places = sum(1 for n in nodes if n.get("CPU", 0)) if cpu else int(sum(n.get("GPU", 0) for n in nodes))
+        if not places:
+            raise UsageError(f"--ray={self.address}: the cluster has no {'CPUs' if cpu else 'GPUs'}")
+        self.slots = self.recipe.search.workers or places
+        shared = self._files()
+        self._shared = ray.put(shared)
+        # one job a machine on CPUs (two would only wait for each other's times), one a GPU
+        share = {"num_cpus": max(1, int(min(n["CPU"] for n in nodes if n.get("CPU", 0)))) if not self.recipe.search.workers else 1}
+        remote = ray.remote(max_retries=2, **(share if cpu else {"num_cpus": 1, "num_gpus": 1}))
+        self._run = remote(run_remote)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        if self._ours:
+            self.ray.shutdown()
+
+    def start(self, folder: Path) -> None:
+        """Begins a job: its own files and those of the baselines that it refers to go along."""
+        job = j.read_json(folder / j.JOB)
+        files = {f"{Path(p).name}/{f.name}": f.read_bytes() for p in (job["reference"], *job["folders"]) if p for f in sorted(Path(p).iterdir())
+                 if f.is_file() and f.name not in _STAYS}  # fmt: skip
+        ref = self._run.remote(job, files, self._shared, self.timeout)
+        self._running[ref] = folder
+
+    def finished(self) -> list[tuple[Path, str | None]]:
+        """Jobs that ended, their files written into their folders, the result last."""
+        found: list[tuple[Path, str | None]] = []
+        done, _ = self.ray.wait(list(self._running), num_returns=len(self._running), timeout=0) if self._running else ([], [])
+        for ref in done:
+            folder = self._running.pop(ref)
+            try:
+                files: Mapping[str, bytes] = self.ray.get(ref)
+            except self.ray.exceptions.RayError as e:
+                found.append((folder, f"Ray lost the trial: {' '.join(str(e).split())[:300]}"))
+                continue
+            for name, data in sorted(files.items(), key=lambda x: x[0] == j.RESULT):
+                part = folder / f"{name}.part"
+                part.write_bytes(data)
+                os.replace(part, folder / name)
+            problem = None if j.RESULT in files else files.get("problem", b"the trial left no result").decode()
+            found.append((folder, problem))
+        return found
+
+    def stop(self) -> None:
+        """Ends what runs; those jobs begin anew when the search goes on."""
+        for ref in self._running:
+            self.ray.cancel(ref, force=True)
+        self._running.clear()
+
+    def _files(self) -> dict[str, bytes]:
+        """Files that every job needs, each in a folder that says what it is: `model/`, with its external weights, `data.score/`, `modules/`."""
+        beside = Path(self.recipe.model).resolve().parent
+        found = {f"model/{p.relative_to(beside)}": p.read_bytes() for p in external_files(self.recipe.model)}
+        for key, path in _named(self.recipe.to_plain()).items():
+            if os.path.isfile(path) and not path.endswith(".csv"):  # the images that it names stay where they are
+                found[f"{key}/{Path(path).name}"] = Path(path).read_bytes()
+        for module in sorted(Path(self.recipe.folder).glob("*.py")):
+            found[f"modules/{module.name}"] = module.read_bytes()
+        return found
+
+
+def _named(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """What a recipe, as plain data, names that may be a file."""
+    return {"model": recipe["model"]} | {f"data.{n}": v for n in (*SOURCES, "preprocess") if (v := recipe["data"].get(n))}
+
+
+def run_remote(job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
+    """A job on the machine where Ray runs this: the files of its folder, or {"problem": why} when its process left no result."""
+    base = Path(tempfile.mkdtemp(prefix="whet-"))
+    try:
+        folder = _unpacked(base, job, files, shared)
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1"), "PYTHONUNBUFFERED": "1"}
+        began = time.monotonic()
+        with (folder / j.LOG).open("ab") as log:
+            command = [sys.executable, "-m", "whet.search.jobs.child", str(folder), "--watch"]
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
+            try:
+                code = child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                end_session(child)
+                return {"problem": f"took longer than search.trial_timeout, {timeout:g} s, and was ended".encode()}
+        if not (folder / j.RESULT).is_file():
+            tail = (folder / j.LOG).read_text(errors="replace").strip().splitlines()[-1:]
+            said = tail[0] if tail else "it said nothing"
+            return {"problem": f"the trial's process ended with code {code} after {time.monotonic() - began:.0f} s: {said}".encode()}
+        return {f.name: f.read_bytes() for f in folder.iterdir() if f.is_file() and f.name not in (*_STAYS, j.JOB)}
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _unpacked(base: Path, job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[str, bytes]) -> Path:
+    """Writes everything under `base` and the job with paths that are right there; gives the job's folder."""
+    for name, data in (*((f"refers/{n}", d) for n, d in files.items()), *shared.items()):
+        target = base / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    recipe = {**job["recipe"], "data": dict(job["recipe"]["data"])}
+    for key, path in _named(job["recipe"]).items():
+        if (name := f"{key}/{Path(path).name}") in shared:
+            section, _, last = key.rpartition(".")
+            (recipe[section] if section else recipe)[last] = str(base / name)
+    (base / "modules").mkdir(exist_ok=True)
+    recipe["folder"] = str(base / "modules")
+    recipe.pop("timing_cache", None)  # each machine has its own
+    made = {**job, "recipe": recipe, "folders": [str(base / "refers" / Path(p).name) for p in job["folders"]],
+            "reference": str(base / "refers" / Path(job["reference"]).name) if job["reference"] else None}  # fmt: skip
+    folder = base / "job"
+    folder.mkdir()
+    j.write_json(folder / j.JOB, made)
+    return folder

@@ -1,0 +1,171 @@
+"""What a job does, in its child process: a candidate from the model to a measured engine, or the last comparison of all survivors in turns."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from whet.engine.plan import EnginePlan
+from whet.frontends import network_from_onnx
+from whet.inspector import layer_rows
+from whet.network import Network
+from whet.pruning import count_params, save_recipe
+from whet.pruning.depth import branches
+from whet.search.jobs.environment import Worker
+from whet.search.jobs.job import Job, read_json
+from whet.search.recipe.data import unlabelled
+from whet.search.recipe.metrics import Score, drop
+from whet.search.recipe.space import Candidate
+from whet.search.stages.build_engine import build_config, predictor, quick_engine
+from whet.search.stages.candidate_engines import ENGINE, PRUNING, first_engine, keep, measured, trained_engine
+from whet.search.stages.finetune import fine_tuned
+from whet.search.stages.measure import in_turns, ready
+from whet.search.stages.prepare import flops_of, prepared, within_budget
+
+SCORES = "scores.npy"
+_CALIBRATE = 64  # samples that INT8 ranges come from
+
+
+def run_job(job: Job, folder: Path) -> dict[str, Any]:
+    """The result of a job. Raises what building, pruning, data and the metric raise."""
+    w = Worker(job, folder)
+    if job.role == "rebuild":
+        from whet.search.outcome.rebuild import made_again
+
+        return made_again(w)
+    return _compare(w) if job.role == "final" else _candidate(w)
+
+
+def _candidate(w: Worker) -> dict[str, Any]:
+    """A baseline, scout or survivor: from the model to a measured engine."""
+    recipe, c, job = w.recipe, w.candidate, w.job
+    kept = job.kept
+    with w.lock.working():
+        w.say("reading")
+        net = network_from_onnx(recipe.model)
+        data = unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
+    if c.budget is not None and not kept and not c.removed:
+        with w.lock.timing():
+            w.say("sharing out")
+            config = build_config(net, recipe, c, w.effort.level)
+            kept, c = within_budget(net, c, config, recipe, data, say=w.say)
+    with w.lock.working():
+        rate = None
+        if job.role == "survivor":
+
+            def rate(step: Network) -> dict[str, Any]:
+                return w.score(predictor(quick_engine(step, recipe).create_context()), step).to_plain()
+
+        made = prepared(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
+    if rate is not None:
+        with w.lock.training():
+            fine_tuned(made, net, recipe, c, w.folder, say=w.say, rate=rate)
+    calibrated = first_engine(w, made.network, {n: a[:_CALIBRATE] for n, a in data.items()}, net)
+    original = _score_of(Path(job.reference)) if job.reference else calibrated.score
+    trained, qat = trained_engine(w, calibrated, made, net, original) if job.role == "survivor" else (None, None)
+    kept_engine = trained if trained is not None and qat is not None and qat["kept"] == "trained" else calibrated
+    figures = measured(w, [e for e in (calibrated, trained) if e is not None], kept_engine, data)
+    if trained is not None and qat is not None:
+        kept_engine = keep(w, calibrated, trained, qat, made)
+    plan, score, path = kept_engine.plan, kept_engine.score, kept_engine.path
+    if score.each is not None:
+        np.save(w.folder / SCORES, score.each)
+    result = {
+        "state": "done", "role": job.role, "name": job.name, "candidate": job.candidate, "kept": kept, "removed": list(c.removed),
+        "metric": score.to_plain(), "drop": drop(original, score, recipe.higher_is_better),
+        **figures, "engine_bytes": os.path.getsize(path), "build_seconds": kept_engine.seconds,
+        "params": count_params(made.network), "flops": flops_of(made.network), "steps": made.steps, "qat": qat,
+        "branches": _branch_order(w, net, data) if job.role == "baseline" and c == Candidate(batch=c.batch) else [],
+        "notes": [*made.notes, *plan.report.get("notes", []), *plan.report.get("info", [])], "precision": _precision(plan), "layers": layers_of(plan),
+    }  # fmt: skip
+    if job.role == "scout":
+        path.unlink()
+    else:
+        kept_engine.save(w.folder)
+    if made.recipe is not None:
+        save_recipe(made.recipe, w.folder / PRUNING)
+    w.say("done")
+    return result | {"stages": w.stages, "seconds": perf_counter() - w.started}
+
+
+def _branch_order(w: Worker, net: Network, data: dict[str, np.ndarray]) -> list[str]:
+    """Residual branches that can be removed, those first that add least to what they are added to (norms on the data, mean over samples)."""
+    found = branches(net)
+    if not found or not w.recipe.space.depth:
+        return []
+    layers = {layer.name: layer for layer in net.layers}
+    ends = {b.name: (layers[b.name].inputs[b.place], layers[b.name].output) for b in found}
+    watched = net.clone()
+    watched.outputs = []
+    for name in dict.fromkeys(t.name for pair in ends.values() for t in pair if t is not None):
+        watched.mark_output(watched.tensor(name))
+    got = predictor(quick_engine(watched, w.recipe).create_context())(data)
+
+    def share(name: str) -> float:
+        branch, total = (np.linalg.norm(got[t.name].reshape(len(got[t.name]), -1).astype(np.float64), axis=1) for t in ends[name] if t is not None)
+        return float(np.mean(branch / np.maximum(total, 1e-30)))
+
+    return sorted(ends, key=share)
+
+
+def _compare(w: Worker) -> dict[str, Any]:
+    """Engines of `folders` in turns (the first is the original), and scored on data that the search has not seen where there are such."""
+    recipe, folders = w.recipe, [Path(p) for p in w.job.folders]
+    which = w.last_data
+    w.say("reading")
+    net = network_from_onnx(recipe.model)
+    data = unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
+    engines = [w.load(p / ENGINE) for p in folders]
+    contexts = [e.create_context() for e in engines]
+    batches = [next((s[0] for s in c.input_shapes().values() if s), 1) for c in contexts]
+    with w.lock.timing():
+        w.rest()
+        w.say("timing")
+        runs = [ready(c, data) for c in contexts]
+        times, load = in_turns(runs, w.effort.seconds, w.machine())
+        spent = [w.meter.of(run, batch, w.energy_seconds) for run, batch in zip(runs, batches, strict=True)]
+    rows: list[dict[str, Any]] = []
+    first: Score | None = None
+    with w.lock.working():
+        for k, (folder, context) in enumerate(zip(folders, contexts, strict=True)):
+            w.say(f"scoring {k + 1}/{len(folders)}")
+            score = w.score(predictor(context), net, which)
+            first = first or score
+            rows.append({
+                "folder": folder.name, "metric": score.to_plain(), "drop": drop(first, score, recipe.higher_is_better), "latency": times[k],
+                "throughput": 1e3 * batches[k] / times[k]["mean_ms"], "energy": spent[k], "memory_bytes": engines[k].memory(contexts[k]).peak,
+                "engine_bytes": os.path.getsize(folder / ENGINE),
+            })  # fmt: skip
+    w.say("done")
+    return {"state": "done", "role": "final", "name": w.job.name, "candidate": {}, "rows": rows, "load": load, "scored_on": which,
+            "stages": w.stages, "seconds": perf_counter() - w.started}  # fmt: skip
+
+
+def _score_of(folder: Path) -> Score:
+    """The score of a finished job."""
+    found = read_json(folder / "result.json")["metric"]
+    each = np.load(folder / SCORES, allow_pickle=False) if (folder / SCORES).is_file() else None
+    return Score(found["value"], found["low"], found["high"], found["samples"], each)
+
+
+def _precision(plan: EnginePlan) -> dict[str, int]:
+    """Layers by the type that their first stored operand has."""
+    found: dict[str, int] = {}
+    for c in plan.choices.values():
+        kind = next((o[1] for o in (*c.inputs, *c.outputs) if o is not None), "f32")
+        found[kind] = found.get(kind, 0) + 1
+    return found
+
+
+def layers_of(plan: EnginePlan) -> list[dict[str, Any]]:
+    """The engine's layers for the report: name, source nodes, tactic, formats, ms as timed in the build."""
+    times = plan.report.get("layer_ms", {})
+    shown = ("type", "tactic", "formats")
+    return [
+        {"name": r["layer"], "sources": list(layer.sources), "ms": times.get(layer.name)} | {k: r[k] for k in shown}
+        for layer, r in zip(plan.network.layers, layer_rows(plan), strict=True)
+    ]

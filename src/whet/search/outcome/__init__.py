@@ -1,0 +1,1 @@
+"""The result of a search: folder, report data, deployment, rebuilding."""

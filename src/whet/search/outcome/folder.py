@@ -1,0 +1,107 @@
+"""The work folder of a search: what is in it, that one process at a time works there, and that it belongs to one recipe.
+
+    search.json      the recipe's identity         baselines/ scouts/ survivors/ final/   jobs (job.py)
+    study.sqlite3    Optuna's trials               deploy/                                what comes out
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from whet.errors import UsageError
+from whet.search.jobs import job as j
+from whet.search.jobs.device_locks import file_lock
+from whet.search.recipe.recipe import AutoRecipe
+
+IDENTITY, STUDY = "search.json", "study.sqlite3"
+_OURS = (IDENTITY, STUDY, "baselines", "scouts", "survivors", "final", "deploy", "deploy.new", "deploy.old", "events.jsonl")
+
+
+class WorkFolder:
+    """Paths of a search."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path).resolve()
+
+    @property
+    def study(self) -> Path:
+        return self.path / STUDY
+
+    @property
+    def deploy(self) -> Path:
+        return self.path / "deploy"
+
+    def baseline(self, precision: str, batch: int) -> Path:
+        return self.path / "baselines" / f"{precision}-b{batch}"
+
+    def scout(self, number: int) -> Path:
+        return self.path / "scouts" / f"{number:04d}"
+
+    def survivor(self, number: int) -> Path:
+        return self.path / "survivors" / f"{number:04d}"
+
+    @property
+    def final(self) -> Path:
+        return self.path / "final"
+
+    @contextmanager
+    def opened(self, recipe: AutoRecipe, fresh: bool = False) -> Iterator[bool]:
+        """Takes the folder for this process; gives whether a search goes on in it. Raises UsageError: in use, or another recipe's.
+
+        `fresh` throws away what a search has left there.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise UsageError(f"the work folder {self.path} cannot be made: {e.strerror}") from e
+        with file_lock(self.path / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as got:
+            if not got:
+                raise UsageError(f"another search works in {self.path}: wait for it, end it, or name another folder with --out")
+            if fresh:
+                self._clear()
+            yield self._belongs(recipe)
+
+    def _belongs(self, recipe: AutoRecipe) -> bool:
+        identity, found = recipe.identity(), j.read_json(self.path / IDENTITY)
+        if not isinstance(found, dict):
+            if (self.path / IDENTITY).exists() or self.study.exists():
+                raise UsageError(
+                    f"{self.path / IDENTITY} is damaged or gone, and nothing else says which recipe the search in this folder is of: "
+                    "--fresh throws the search away, --out names another folder"
+                )
+            if strangers := [p.name for p in self.path.iterdir() if p.name != "lock" and p.suffix != ".part"]:
+                raise UsageError(f"{self.path} holds something else ({', '.join(sorted(strangers)[:4])}): name an empty folder with --out")
+            j.write_json(self.path / IDENTITY, identity)
+            return False
+        moved = [k for k in {**identity, **found} if found.get(k) != identity.get(k)]
+        if moved and self._begun():
+            raise UsageError(
+                f"{self.path} holds a search of another recipe (changed: {', '.join(moved)}; files and functions count by their content): "
+                "--fresh throws it away, --out names another folder"
+            )
+        if moved:
+            j.write_json(self.path / IDENTITY, identity)
+        return True
+
+    def _begun(self) -> bool:
+        """Whether anything was measured that another recipe would make worthless."""
+        results = (j.result_of(p) for p in (self.path / "baselines").glob("*"))
+        return self.study.exists() or any(r is not None and r["state"] == "done" for r in results)
+
+    def _clear(self) -> None:
+        ours = (self.path / IDENTITY).exists() or self.study.exists()
+        if not ours and [p for p in self.path.iterdir() if p.name != "lock"]:
+            raise UsageError(f"{self.path} holds no search: --fresh deletes only what a search has left")
+        for name in _OURS:
+            target = self.path / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
+        for extra in self.path.glob(f"{STUDY}-*"):
+            extra.unlink()

@@ -1,0 +1,1 @@
+"""The input of a search: recipe, data, metrics, targets, search space."""

@@ -1,0 +1,69 @@
+"""What a search is of, by content: a moved folder goes on, and a changed model, changed labels or a changed function do not slip in.
+
+Files count by their bytes (a model with those of its external data), a folder by the names and sizes of the files in it, python:MODULE:FUNCTION
+by its text and the bytes of the module beside the recipe. Where they lie makes no difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whet.registry import OWN
+
+if TYPE_CHECKING:
+    from whet.search.recipe.recipe import AutoRecipe
+
+SOURCES = ("calibrate", "score", "judge", "train")  # keys of `data`
+
+
+def contents(recipe: AutoRecipe) -> dict[str, str]:
+    """A digest for each thing that the recipe names, by its key. Raises FrontendError for a model that is none, OSError."""
+    from whet.frontends import external_files
+
+    found = {"model": _files([Path(recipe.model), *external_files(recipe.model)])}
+    for name in SOURCES:
+        if source := getattr(recipe.data, name):
+            found[f"data.{name}"] = _source(source, recipe.folder)
+    if recipe.data.preprocess and Path(recipe.data.preprocess).is_file():
+        found["data.preprocess"] = _files([Path(recipe.data.preprocess)])
+    found["metric"] = _source(recipe.metric, recipe.folder)
+    for name in recipe.space.importance:
+        if name.startswith(OWN):
+            found[f"space.importance {name}"] = _source(name, recipe.folder)
+    return found
+
+
+def module_file(source: str, folder: str) -> Path | None:
+    """The file of the module of python:MODULE:FUNCTION beside the recipe; None for one that is installed."""
+    way = Path(folder, *source.split(":")[1].split("."))
+    return next((p for p in (way.with_suffix(".py"), way / "__init__.py") if p.is_file()), None)
+
+
+def _source(source: str, folder: str) -> str:
+    if source.startswith(OWN):
+        module = module_file(source, folder)
+        return f"{source} {_files([module])}" if module else source
+    path = Path(source)
+    if path.is_dir():
+        return _digest(f"{p.relative_to(path)} {p.stat().st_size}\n".encode() for p in sorted(path.rglob("*")) if p.is_file())
+    return _files([path]) if path.is_file() else source
+
+
+def _files(paths: Iterable[Path]) -> str:
+    return _digest(part for p in paths for part in _parts(p))
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as f:
+        while part := f.read(1 << 20):
+            yield part
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    h = hashlib.sha256()
+    for part in parts:
+        h.update(part)
+    return h.hexdigest()

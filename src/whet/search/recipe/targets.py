@@ -1,0 +1,100 @@
+"""Targets and choices: what a candidate misses, the Pareto set, and which engine is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.search.recipe.recipe import Target
+
+Row = Mapping[str, Any]
+_SMALL_DROP = 0.01  # scale of a miss where no drop at all is allowed: a hundredth of the original's metric
+
+
+@dataclass(frozen=True)
+class Check:
+    """One key of the target for one candidate: `miss` is 0 where it is met, else the relative distance; None where nothing was measured."""
+
+    name: str
+    value: float | None
+    limit: float | None
+    miss: float | None
+    text: str
+
+    @property
+    def met(self) -> bool:
+        return self.miss == 0
+
+
+def checks(target: Target, row: Row, original: Row) -> list[Check]:
+    """What the target says of a measured row; `original` is the FP32 row at the same batch."""
+    found = []
+    ratio = row["latency"]["ratio"]
+    if target.latency is not None:
+        relative = target.latency.relative
+        found.append(_most("latency", ratio if relative else row["latency"]["median_ms"], target.latency.value, "x" if relative else " ms"))
+    if target.throughput is not None:
+        relative = target.throughput.relative
+        value = 1 / ratio if relative else row["throughput"]
+        limit = target.throughput.value
+        text = f"throughput {value:.3g}{'x' if relative else '/s'} (at least {limit:g}{'x' if relative else '/s'})"
+        found.append(Check("throughput", value, limit, max(0.0, limit / value - 1), text))
+    for name, amount, of, unit, scale in (
+        ("memory", target.memory, "memory_bytes", " MiB", 2.0**20),
+        ("engine_size", target.engine_size, "engine_bytes", " MiB", 2.0**20),
+    ):
+        if amount is not None:
+            most = amount.of(original[of])
+            assert most is not None
+            found.append(_most(name.replace("_", " "), row[of] / scale, most / scale, unit))
+    for name, amount, of in (("energy", target.energy, "mj"), ("net energy", target.net_energy, "net_mj")):
+        if amount is not None:
+            mj, limit_mj = row["energy"].get(of), amount.of(original["energy"].get(of))
+            if mj is None or limit_mj is None:
+                found.append(Check(name, None, limit_mj, None, f"{name} not measurable"))  # why stands once beside the table
+            else:
+                found.append(_most(name, mj, limit_mj, " mJ"))
+    if target.accuracy_drop is not None:
+        drop, allowed = row["drop"]["value"], target.accuracy_drop
+        scale = allowed or abs(original["metric"]["value"]) * _SMALL_DROP or 1.0
+        text = f"drop {drop:.3g} (at most {allowed:g})"
+        found.append(Check("accuracy drop", drop, allowed, max(0.0, (drop - allowed) / scale) if drop > allowed + 1e-9 else 0.0, text))
+    return found
+
+
+def _most(name: str, value: float, limit: float, unit: str) -> Check:
+    return Check(name, value, limit, max(0.0, value / limit - 1), f"{name} {value:.3g}{unit} (at most {limit:.4g}{unit})")
+
+
+def met(found: Sequence[Check]) -> bool:
+    """Whether everything that was asked for is met; what cannot be measured is not."""
+    return all(c.met for c in found)
+
+
+def distance(found: Sequence[Check]) -> float:
+    """How far from the target: the misses together; what cannot be measured counts as no miss, the same for all candidates."""
+    return sum(c.miss or 0.0 for c in found)
+
+
+def dominates(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    """Whether (cost, loss) `a` is at least as good in both and better in one."""
+    return a[0] <= b[0] and a[1] <= b[1] and a != b
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indexes of the points (cost, loss; both the smaller the better) that no other dominates, by rising cost; of equal ones the first."""
+    order = sorted(range(len(points)), key=lambda i: (points[i], i))
+    front: list[int] = []
+    for i in order:
+        if not front or points[i][1] < points[front[-1]][1]:
+            front.append(i)
+    return front
+
+
+def choose(candidates: Sequence[tuple[float, float, Sequence[Check]]], prefer: str) -> int:
+    """The candidate to take, of (cost, loss, checks): of those that meet the target the fastest (or the most accurate); else the nearest."""
+    good = [i for i, (_, _, c) in enumerate(candidates) if met(c)]
+    if good:
+        return min(good, key=lambda i: candidates[i][:2] if prefer == "latency" else (candidates[i][1], candidates[i][0]))
+    return min(range(len(candidates)), key=lambda i: (distance(candidates[i][2]), candidates[i][0]))

@@ -1,0 +1,1 @@
+"""The stages of one candidate: prepare, train, build, measure."""

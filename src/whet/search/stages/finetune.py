@@ -1,0 +1,117 @@
+"""Fine-tuning of a survivor with labels, where the recipe gives some and PyTorch is installed; kept only if it scores better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from whet.errors import TrainingError
+from whet.network import Network
+from whet.pruning import count_params
+from whet.search.recipe.data import labelled
+from whet.search.recipe.recipe import AutoRecipe
+from whet.search.recipe.space import Candidate
+from whet.search.stages.prepare import Prepared, Rate, Say, flops_of
+from whet.search.stages.training_options import as_config
+
+if TYPE_CHECKING:
+    from whet.training import Finetuned
+
+T = TypeVar("T")
+CHECKPOINT = "finetune.safetensors"  # what a killed job goes on from
+FINETUNED = "fine-tuned with labels"  # the step's name where its result is used
+
+
+def fine_tuned(made: Prepared, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, rate: Rate) -> None:
+    """Trains `made.network` on data.train, the original as its teacher, or notes why not. Raises TrainingError, UsageError."""
+    why = _why_not(recipe, c)
+    if why is not None:
+        made.notes.append(f"not fine-tuned: {why}")
+        return
+    start = perf_counter()
+    result = trained(made.network, original, recipe, c, folder, say=say, notes=made.notes)
+    before, after = made.metric, rate(result.network)
+    used = not better(before["value"], after["value"], recipe)
+    row = {"params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start, "metric": after}
+    made.steps.append({"step": FINETUNED + ("" if used else " (worse, not used)"), "used": used, **row})
+    if used:
+        made.network = result.network
+
+
+def trained(
+    net: Network, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, notes: list[str]
+) -> Finetuned:
+    """`net` trained as `recipe.finetune` says; goes on from the checkpoint that a killed job left in `folder`. Raises TrainingError, UsageError."""
+    from whet.training import finetune
+
+    assert recipe.finetune is not None
+    path = folder / CHECKPOINT
+    say("tuning")
+    data = training_set(recipe, original)
+    config = as_config(recipe.finetune, checkpoint=str(path), masks="2:4" if c.two_four else "")
+    teacher = original if config.distill > 0 else None
+    return going_on(path, lambda: finetune(net, data, config, teacher=teacher, progress=steps_of(say, "tuning")), notes)
+
+
+def training_set(recipe: AutoRecipe, net: Network) -> Any:
+    """data.train as whet.training takes it; a CSV file of images as whet.search does."""
+    from whet.precision import Preprocessing
+    from whet.training import TrainingData, training_data
+
+    assert recipe.data.train is not None
+    if recipe.data.train.lower().endswith(".csv"):
+        made = labelled(recipe.data.train, net, "data.train", recipe.data.preprocess)
+        return TrainingData(made.inputs, made.labels)
+    prepare = Preprocessing.parse(recipe.data.preprocess) if recipe.data.preprocess else None
+    return training_data(recipe.data.train, net, prepare)
+
+
+def better(a: float, b: float, recipe: AutoRecipe) -> bool:
+    """Whether the metric `a` is better than `b`; equal ones are not."""
+    return a > b if recipe.higher_is_better else a < b
+
+
+def steps_of(say: Say, kind: str) -> Callable[[int, int, str], None]:
+    """A training's progress, told as the stage of the job."""
+    told = [perf_counter()]
+
+    def tell(done: int, total: int, what: str) -> None:
+        if perf_counter() - told[0] > 0.5:
+            told[0] = perf_counter()
+            say(f"{kind} {done}/{total}")
+
+    return tell
+
+
+def going_on(checkpoint: Path, train: Callable[[], T], notes: list[str]) -> T:
+    """What `train` gives, which goes on from a checkpoint that is there; one that does not fit any more is thrown away, and said.
+
+    It stays after the training, so that a job that is killed later does not train again; child.py removes it when the job is done.
+    """
+    there = checkpoint.exists()
+    try:
+        return train()
+    except TrainingError as e:
+        if not there:
+            raise
+        checkpoint.unlink(missing_ok=True)
+        notes.append(f"trained from the beginning again: {e}")
+        return train()
+
+
+def _why_not(recipe: AutoRecipe, c: Candidate) -> str | None:
+    if recipe.finetune is None:
+        return "the recipe says finetune: false"
+    if recipe.data.train is None:
+        return "the recipe gives no data.train"
+    if not (c.pruned or c.two_four):
+        return "nothing was cut"
+    return no_torch()
+
+
+def no_torch() -> str | None:
+    """Why nothing can be trained here, or None."""
+    return None if find_spec("torch") is not None else "PyTorch is not installed (pip install 'whet[train]')"

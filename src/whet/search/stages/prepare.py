@@ -1,0 +1,135 @@
+"""From a candidate to a network: cut, 2:4, recovery without labels, fine-tuning with them; what each step left is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from platformdirs import user_cache_dir
+
+from whet.builder import BuildConfig
+from whet.errors import WhetError
+from whet.network import Network
+from whet.pruning import (
+    PruneConfig,
+    Recipe,
+    RecoveryConfig,
+    Target,
+    count_flops,
+    count_params,
+    cut,
+    groups,
+    importance,
+    prune,
+    recipe_of,
+    recover,
+)
+from whet.pruning.importance import NEED_DATA, Samples
+from whet.pruning.order import check_order, note
+from whet.search.recipe.recipe import AutoRecipe, Effort, Width
+from whet.search.recipe.space import Candidate, stay_whole
+
+Say = Callable[[str], None]
+Rate = Callable[[Network], dict[str, Any]]  # a network -> its metric as plain data
+
+
+@dataclass
+class Prepared:
+    """The network to build, the pruning recipe (None: nothing was cut), and a row for each step."""
+
+    network: Network
+    recipe: Recipe | None = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def metric(self) -> dict[str, Any]:
+        """What `network` scores: the last step's metric that was used."""
+        return next(s["metric"] for s in reversed(self.steps) if s.get("used", True))
+
+
+def prepared(
+    net: Network, candidate: Candidate, kept: Mapping[str, int], data: Mapping[str, np.ndarray], effort: Effort,
+    *, say: Say, rate: Rate | None = None, seed: int = 0, decided: Recipe | None = None,
+) -> Prepared:  # fmt: skip
+    """`net` cut to `kept` channels of each group, the most important ones, and recovered on `data` (inputs by name, no labels).
+
+    `decided` says which channels these are, so that nothing is scored. `rate` scores the network after each step, for the report.
+    Raises PruneError for a cut that is impossible.
+    """
+    made = Prepared(net)
+
+    def step(name: str, start: float) -> None:
+        row = {"step": name, "params": count_params(made.network), "flops": flops_of(made.network), "seconds": perf_counter() - start}
+        made.steps.append(row | ({"metric": rate(made.network)} if rate is not None else {}))
+
+    step("original", perf_counter())
+    if candidate.pruned:
+        start = perf_counter()
+        say("cutting")
+        found = groups(net)
+        check_order(net, "prune")
+        if decided is not None:
+            at = decided.kept()
+        else:
+            chosen = [g for g in found if g.name in kept]
+            samples = Samples(data) if candidate.importance in NEED_DATA else None
+            scores = importance(chosen, candidate.importance, seed, net=net, samples=samples)
+            at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.name]]) for g in chosen}
+        made.network = cut(net, at, found, removed=candidate.removed)
+        note(made.network, "prune", by="whet auto", importance=candidate.importance)
+        about = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
+        made.recipe = recipe_of(net, at, about=about, found=found, removed=candidate.removed)
+        words = ["channels cut"] if at else []
+        words += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
+        step(", ".join(words) or "nothing was left to cut", start)
+        start = perf_counter()
+
+        def tell(done: int, total: int, what: str) -> None:
+            say(f"recovering {done}/{total}")
+
+        made.network = recover(made.network, net, at, data, RecoveryConfig(rows=effort.rows, seed=seed), tell)
+        note(made.network, "recover")
+        step("recovered without labels", start)
+    if candidate.two_four:
+        from whet.sparsity import force_two_four
+
+        start = perf_counter()
+        made.network, done, left = force_two_four(made.network)
+        made.notes.append(f"2:4 was written into {len(done)} layers; {len(left)} cannot be 2:4")
+        step("2:4", start)
+    return made
+
+
+def within_budget(
+    net: Network, candidate: Candidate, config: BuildConfig, recipe: AutoRecipe, data: Mapping[str, np.ndarray], *, say: Say
+) -> tuple[dict[str, int], Candidate]:
+    """Channels to keep by group, and the candidate with the branches that go: the least important for a share of the layers' time.
+
+    Layers are timed where the latency table (one a user and device, shared by all searches) has no row yet. Raises PruneError.
+    """
+    assert candidate.budget is not None
+    width = recipe.space.width or Width()
+    table = Path(user_cache_dir("whet")) / f"latency-table-{recipe.backend}.json"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    pruning = PruneConfig(
+        target=Target("latency", ratio=candidate.budget), importance=candidate.importance, multiple=width.multiple, depth=recipe.space.depth,
+        seed=recipe.search.seed, build=config, table=str(table), engines=False, recovery=None, skip=tuple(sorted(stay_whole(net, recipe.space.skip))),
+    )  # fmt: skip
+    seen = data if candidate.importance in NEED_DATA else None
+    made = prune(net, pruning, seen, progress=lambda done, total, what: say(f"sharing {done}/{total}"))
+    kept = {name: len(e.kept) for name, e in made.recipe.groups.items()}
+    return kept, dataclasses.replace(candidate, removed=tuple(made.recipe.removed))
+
+
+def flops_of(net: Network) -> int | None:
+    """FLOPs at batch 1; None where a symbol stands where 1 makes no sense."""
+    try:
+        return count_flops(net)
+    except WhetError:
+        return None

@@ -1,0 +1,1 @@
+"""The Optuna study: samplers, trials, scouting."""

@@ -1,0 +1,128 @@
+"""Scouting: Optuna draws points, child processes work them out, the study is told. It goes on from whatever a killed process left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whet.search.jobs import job as j
+from whet.search.jobs.run_jobs import Running
+from whet.search.outcome.folder import WorkFolder
+from whet.search.outcome.verdicts import Judging, Trial
+from whet.search.recipe.recipe import AutoRecipe
+from whet.search.recipe.space import Candidate, SearchSpace
+from whet.search.study.study import Study
+
+_SAME_IN_A_ROW = 200  # points drawn without a new one: the space is used up
+
+
+class Scouting:
+    """The trials of one study. `trials` holds those that were told or are running, by number."""
+
+    def __init__(self, recipe: AutoRecipe, folder: WorkFolder, space: SearchSpace, judging: Judging, jobs: Running):
+        self.recipe, self.folder, self.space, self.judging, self.jobs = recipe, folder, space, judging, jobs
+        budget = recipe.search
+        startup = max(4, min(10, budget.trials // 3))  # drawn at random before the sampler learns
+        self.study = Study(folder.study, space, higher_is_better=recipe.higher_is_better, sampler=budget.sampler, seed=budget.seed, startup=startup)
+        self.study.enqueue(space.seeds()[: max(1, budget.trials // 2)])
+        self.trials: dict[int, Trial] = {}
+        self.known: dict[str, Trial] = {}  # by what they come to
+        self.running: dict[Path, Trial] = {}
+        self.drawn_again = 0
+
+    def run(self) -> list[Trial]:
+        """All trials, run until the budget is used."""
+        lost = self._read()
+        timeout = self.recipe.search.timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = [*((n, self.study.params(n)) for n in lost), *self.study.unfinished()]
+        while True:
+            while len(self.running) < self.jobs.slots:
+                if waiting:
+                    self._begin(*waiting.pop(0))
+                elif self._enough(deadline):
+                    break
+                else:
+                    self._begin(*self.study.ask())
+            if not self.running:
+                break
+            for folder, problem in self.jobs.wait():
+                trial = self.running.pop(folder)
+                trial.result = self.jobs.result(folder, problem)
+                self._tell(trial)
+                for twin in [t for t in self.trials.values() if t.same_as == trial.number and t.result is None]:
+                    twin.result = trial.result
+                    self._tell(twin, found=True)
+        if self.drawn_again >= _SAME_IN_A_ROW:
+            self.jobs.note(f"no new point was drawn {_SAME_IN_A_ROW} times in a row: the space of {self.space.size()} points is used up")
+        return [self.trials[n] for n in sorted(self.trials)]
+
+    def _enough(self, deadline: float | None) -> bool:
+        late = deadline is not None and time.monotonic() > deadline
+        of_their_own = sum(t.same_as is None for t in self.trials.values()) + len(self.running)
+        return late or of_their_own >= self.recipe.search.trials or self.drawn_again >= _SAME_IN_A_ROW
+
+    def _begin(self, number: int, params: Mapping[str, Any]) -> None:
+        """Starts a trial, unless its result is there already: its own, left by a killed process, or that of another trial."""
+        trial = Trial(number, self.space.candidate(params))
+        folder, key = self.folder.scout(number), self.space.key(trial.candidate)
+        trial.result = j.result_of(folder)
+        if trial.result is None and key in self.known:
+            trial.same_as, trial.result = self.known[key].number, self.known[key].result
+            self.drawn_again += 1
+        if trial.result is not None:
+            self._tell(trial, found=True)
+            return
+        twin = next((t for t in self.running.values() if self.space.key(t.candidate) == key), None)
+        if twin is not None:  # told when that one's result is there
+            trial.same_as = twin.number
+            self.trials[number] = trial
+            self.drawn_again += 1
+            return
+        self.drawn_again = 0
+        self.jobs.job("scout", trial, self.space, self.recipe.scout).write(folder)
+        self.running[folder] = trial
+        self.jobs.begin(folder, trial.candidate.words())
+
+    def _read(self) -> list[int]:
+        """Trials that were told, with their results from their folders; gives those whose result is damaged or gone, which run again."""
+        lost, others = [], 0
+        for number, state in self.study.numbers().items():
+            if state == "running":
+                continue
+            about = self.study.attributes(number)
+            same = about.get("same_as")
+            result = j.result_of(self.folder.scout(number if same is None else same))
+            if result is None and same is None:
+                lost.append(number)
+                continue
+            trial = Trial(number, Candidate.from_plain(about["candidate"]), result, same)
+            self.trials[number] = trial
+            if result is not None and same is None:
+                self.known.setdefault(self.space.key(trial.candidate), trial)
+                self.jobs.watch.ended(self.folder.scout(number), result, True)
+                others += (j.read_json(self.folder.scout(number) / j.JOB) or {}).get("made_by") != self.jobs.made_by
+        if others:
+            self.jobs.note(f"{others} trials were measured by another whet or on another processor; originals and survivors are built again")
+        return lost
+
+    def _tell(self, trial: Trial, found: bool = False) -> None:
+        r = trial.result
+        assert r is not None
+        about: dict[str, Any] = {"candidate": trial.candidate.to_plain(), "state": r["state"]}
+        if trial.same_as is not None:
+            about["same_as"] = trial.same_as
+        values = None
+        if r["state"] == "done":
+            values = (self.judging.trial_point(trial)[0], r["metric"]["value"])
+            about["misses"] = [c.miss for c in self.judging.trial_checks(trial) if c.miss is not None]
+            about["latency_ms"], about["disturbed"] = r["latency"]["median_ms"], r["load"]["disturbed"]
+        else:
+            about["reason"] = r["reason"]
+        self.study.tell(trial.number, values, about)
+        self.trials[trial.number] = trial
+        if trial.same_as is None:
+            self.known.setdefault(self.space.key(trial.candidate), trial)
+            self.jobs.watch.ended(self.folder.scout(trial.number), r, found)

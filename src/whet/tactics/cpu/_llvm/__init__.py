@@ -1,0 +1,1 @@
+"""Shared parts of the CPU kernels that are generated as LLVM IR."""

@@ -1,0 +1,178 @@
+"""Attention in f32: oneDNN's products, a softmax of our own between them, for so many heads at a time that their scores stay in the cache.
+
+Transposes around it are strides of the products; scale and mask go into the softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cpu import threads
+from whet.network import F32, Layer
+from whet.tactics._attention import Heads, View, taken_apart
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu.attention._softmax_ir import softmax_ir
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import RTOL, OneDnnCall, static
+from whet.tactics.cpu.onednn._nonfinite import Reference
+
+_SCORES = 1 << 20  # bytes of scores that stay in the second caches
+_SMALL = 1 << 12  # scores that one thread has done before the others are there
+
+
+class _Product:
+    """One of the two products for some heads, as OneDnnCall wants a kernel."""
+
+    def __init__(self, descriptor: dnn.Descriptor, places: dict[str, tuple[str, int]]) -> None:
+        self.descriptor, self.places, self.scratch = descriptor, places, descriptor.scratch_bytes
+        self.offsets: dict[str, int] = {}
+
+    def call(self, args: Args, offsets: dict[str, int]) -> OneDnnCall:
+        self.offsets = offsets
+        return OneDnnCall(self, args)
+
+
+class AttentionKernel:
+    """Planned launches: for each image and each group of heads a product, the softmax, a product."""
+
+    deterministic = True
+
+    def __init__(self, layer: Layer, signature: Signature, found: Heads, products: tuple[dnn.Descriptor, dnn.Descriptor], group: int, count: int):
+        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.found, self.group, self.rtol = found, group, RTOL["f32"]
+        self.first = _Product(products[0], {"src": ("input", found.q.place), "weights": ("input", found.k.place), "dst": ("output", 1)})
+        self.last = _Product(products[1], {"src": ("output", 1), "weights": ("input", found.v.place), "dst": ("output", 0)})
+        self.scores = -(-group * found.rows * found.keys * 4 // 64) * 64
+        self.scratch = self.scores + max(self.first.scratch, self.last.scratch)
+        self.threads = count if group * found.rows * found.keys > _SMALL else 1
+        self.implementation = f"own softmax of {group} heads between {products[0].name} and {products[1].name}"
+        scale = np.array([found.scale], np.float32)
+        self.packed = [Packed(f"scale|{scale.tobytes().hex()}", 4, lambda: scale.view(np.uint8))]
+        mask = None if found.mask is None else layer.inputs[found.mask.place]
+        if mask is not None and mask.is_constant:
+            assert mask.weight is not None
+            array = np.ascontiguousarray(mask.array(), np.float32)
+            self.packed.append(Packed(f"{mask.weight.digest}|f32", array.nbytes, lambda: array.reshape(-1).view(np.uint8)))
+        self.packed = tuple(self.packed)  # type: ignore[assignment]
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        found, group = self.found, self.group
+        inner = Args(args.inputs, (args.outputs[0], args.scratch), (), args.scratch + self.scores)
+        ir = softmax_ir(found.mask is not None)
+        run = jit.address(ir, "softmax")
+        rows = group * found.rows
+        for image in range(found.batch):
+            for head in range(0, found.heads, group):
+                at = {n: 4 * _start(v, found, image, head) for n, v in (("q", found.q), ("k", found.k), ("v", found.v), ("out", found.out))}
+                stream.record(self.first.call(inner, {"src": at["q"], "weights": at["k"]}))
+                context = [args.scratch, 0, rows, found.keys, found.rows, 0, 0, -(-rows // self.threads), args.packed[0]]
+                operands: dict[int, tuple[str, int]] = {}
+                shift = 0
+                if found.mask is not None:
+                    shift = 4 * (found.mask.offset + image * found.mask.strides[0] + head * found.mask.strides[1])
+                    if len(args.packed) == 1:
+                        operands[1] = ("input", found.mask.place)
+                    base = args.packed[1] if len(args.packed) > 1 else args.inputs[found.mask.place]
+                    context[1], context[5], context[6] = base + shift, found.mask.strides[1], found.mask.strides[2]
+                stream.record(jit.ParallelCall(run, context, operands, self.threads, self.implementation, {1: shift}))
+                stream.record(self.last.call(inner, {"weights": at["v"], "dst": at["out"]}))
+
+
+@tactic
+class Attention(Tactic):
+    hints = ("Attention",)
+    what = "attention"
+
+    def why_not(self, layer: Layer) -> str | None:
+        if said := super().why_not(layer):
+            return said
+        if said := jit.available():
+            return said
+        if not static(layer):
+            return None
+        found = taken_apart(layer)
+        return found if isinstance(found, str) else _why_not(layer, found)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        found = taken_apart(layer)
+        assert isinstance(found, Heads)
+        read = {v.place for v in (found.q, found.k, found.v, found.mask) if v is not None}
+        inputs = tuple(Operand("linear", F32) if i in read and not t.is_constant else None for i, t in enumerate(layer.inputs))
+        return [Signature(inputs, (Operand("linear", F32),))]
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        found = taken_apart(layer)
+        assert isinstance(found, Heads)
+        threads.set_threads(machine.threads)
+        names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(found, _group(found))]
+        return [(("scores", a), ("values", b)) for a in names[0] for b in names[1]]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> AttentionKernel:
+        found = taken_apart(layer)
+        if isinstance(found, str) or (said := self.why_not(layer)):
+            raise PlanRefused(found if isinstance(found, str) else said or "")
+        threads.set_threads(machine.threads)
+        wanted = dict(config)
+        try:
+            first, last = _products(found, _group(found))
+            chosen = first.select(str(wanted["scores"])), last.select(str(wanted["values"]))
+        except dnn.Unimplemented as error:
+            raise PlanRefused(str(error)) from None
+        return AttentionKernel(layer, signature, found, chosen, _group(found), machine.threads)
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+        """Nothing: rows that are no numbers are what the op says."""
+        return [{}]
+
+    def library_version(self) -> str:
+        return f"{dnn.library_version()} {jit.version()}"
+
+
+def _why_not(layer: Layer, found: Heads) -> str | None:
+    if any(layer.inputs[v.place].dtype != F32 for v in (found.q, found.k, found.v)) or layer.outputs[0].dtype != F32:
+        return "computes in f32"
+    if any(layer.inputs[v.place].is_constant for v in (found.q, found.k, found.v)):
+        return "an operand of its products is constant"
+    if found.keys % WIDE:
+        return f"takes a multiple of {WIDE} keys, not {found.keys}"
+    mask = found.mask
+    if mask is not None and (layer.inputs[mask.place].dtype != F32 or mask.strides[-1] != 1):
+        return "the mask is f32, one number for each key"
+    return None
+
+
+def _group(found: Heads) -> int:
+    """Heads of a launch: all, or as many as keep their scores in the caches."""
+    most = max(1, _SCORES // (found.rows * found.keys * 4))
+    return next(g for g in range(min(found.heads, most), 0, -1) if found.heads % g == 0)
+
+
+def _products(found: Heads, group: int) -> tuple[dnn.Descriptor, dnn.Descriptor]:
+    """q . k and scores . v for so many heads of one image."""
+    rows, keys, size = found.rows, found.keys, found.size
+    scores = dnn.describe((group, rows, keys), "f32")
+    first = dnn.matmul(_described(found.q, found, group, rows, size), _described(found.k, found, group, size, keys), None, scores)
+    last = dnn.matmul(scores, _described(found.v, found, group, keys, size), None, _described(found.out, found, group, rows, size))
+    return first, last
+
+
+def _described(view: View, found: Heads, group: int, rows: int, columns: int) -> dnn.MemoryDesc:
+    lead = view.leading(found.batch, found.heads)
+    assert lead is not None
+    if lead[1] == 0:  # the same for all heads
+        return dnn.describe((1, rows, columns), "f32", strides=(rows * columns, *view.strides[-2:]))
+    return dnn.describe((group, rows, columns), "f32", strides=(lead[1], *view.strides[-2:]))
+
+
+def _start(view: View, found: Heads, image: int, head: int) -> int:
+    """Elements from the tensor's beginning to an image's head."""
+    lead = view.leading(found.batch, found.heads)
+    assert lead is not None
+    return view.offset + image * lead[0] + head * lead[1]

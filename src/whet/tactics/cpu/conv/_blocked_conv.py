@@ -1,0 +1,193 @@
+"""Convolutions by kernels of our own, in f32 and blocks of 16 channels: what those kernels and their tactics share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from whet.network import F32, Layer, static_shape
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
+from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu.onednn._kernel import activations, static
+from whet.tactics.cpu.onednn._nonfinite import Reference
+
+STORED = Operand("nChw16c", F32)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a launch computes: `groups` of `blocks` of 16 output channels, behind `first` others, `pixels` at a time."""
+
+    blocks: int
+    pixels: int
+    groups: int
+    first: int = 0
+
+    @property
+    def channels(self) -> slice:
+        """Output channels of the layer that it computes; the last ones may be fewer."""
+        return slice(self.first * WIDE, (self.first + self.groups * self.blocks) * WIDE)
+
+
+MIXED = (2, 3)  # blocks together where none of 2 to 4 divides theirs: more weights in registers are read from the second cache for fewer pixels
+
+
+def together(blocks: int, most: Sequence[int]) -> list[int]:
+    """How many of so many blocks of output channels to take together, of `most`: what divides them, and where that is nothing between 2 and 4,
+    what leaves some over for a launch of their own."""
+    whole = [b for b in most if blocks % b == 0 and b > 1]
+    mixed = [] if any(b <= 4 for b in whole) else [b for b in MIXED if b in most and b < blocks]
+    return sorted({*whole, *mixed}) or [1]
+
+
+def tiles_of(layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
+    """The launches of a config: groups of "blocks" in tiles of "pixels", and where blocks are left over, these in tiles of "rest" pixels. None where
+    the config is for another number of channels."""
+    blocks, left = divmod(-(-static_shape(layer.outputs[0].shape)[1] // WIDE), sizes["blocks"])
+    if not blocks or (left > 0) != ("rest" in sizes):
+        return None
+    found = [Tile(sizes["blocks"], sizes["pixels"], blocks)]
+    return found if not left else [*found, Tile(left, sizes["rest"], 1, blocks * sizes["blocks"])]
+
+
+@dataclass
+class Part:
+    """A launch: its code, the sizes behind the addresses of its context (they end in items and a share), its threads, and how many bytes into the
+    result (and what is added to it) it begins."""
+
+    ir: str
+    sizes: list[int]
+    threads: int
+    shift: int
+
+
+class ConvKernel:
+    """A planned convolution, with a launch and a packed operand (weights and biases) for each tile. Contexts hold addresses of the image, the packed
+    operand, the result and what is added to it; then sizes."""
+
+    scratch, rtol, deterministic = 0, 1e-5, True
+    name, small = "", 1 << 18  # multiplications that one thread has done before the others are there
+
+    def __init__(self, layer: Layer, signature: Signature, tiles: Sequence[Tile], count: int) -> None:
+        found = steps_of(layer)
+        assert found is not None, "the tactic takes no other layers"
+        self.steps, self.added = found
+        self.x = source_place(layer)
+        self.weights, self.bias = constants_of(layer)
+        self.inputs, self.outputs = stored_bytes(layer, signature)
+        images, channels, *sides = static_shape(layer.outputs[0].shape)
+        taps, plane = prod(static_shape(self.weights.shape)[1:]), prod(sides)
+        made, self.parts = [], []
+        for tile in tiles:
+            ir, sizes, items, packed = self.launch(layer, signature, tile)
+            channels_here = len(range(channels)[tile.channels])
+            threads = min(count, items) if images * channels_here * plane * taps > self.small else 1
+            self.parts.append(Part(ir, [*sizes, items, -(-items // threads)], threads, tile.first * WIDE * plane * 4))
+            made.append(packed)
+        self.packed = tuple(made)
+        self.implementation = "own:" + " + ".join(f"{t.blocks * WIDE} channels x {t.pixels} pixels" for t in tiles)
+
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
+        """A tile's code, its sizes, items, and packed weights and biases."""
+        raise NotImplementedError
+
+    @property
+    def constants(self) -> str:
+        """What weights and biases are known by."""
+        return "|".join("" if t is None else t.constant().digest for t in (self.weights, self.bias))
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        for part, packed in zip(self.parts, args.packed, strict=True):
+            context, operands = [args.inputs[self.x], packed, args.outputs[0] + part.shift], {0: ("input", self.x), 2: ("output", 0)}
+            shifts = {2: part.shift}
+            if self.added is not None:
+                operands[3], shifts[3] = ("input", self.added), part.shift
+                context.append(args.inputs[self.added] + part.shift)
+            run = jit.address(part.ir, self.name)
+            stream.record(jit.ParallelCall(run, context + part.sizes, operands, part.threads, self.implementation, shifts))
+
+
+class ConvTactic(Tactic):
+    """A convolution of constant weights; a tactic says which ones it takes, and with what behind them."""
+
+    ops = ("Conv",)
+    behind = "SiLU, ReLU or nothing behind them"
+
+    def unfit(self, head: Layer) -> str | None:
+        """Why the kernel does not take this convolution."""
+        raise NotImplementedError
+
+    def takes(self, steps: tuple[str, ...]) -> bool:
+        """Whether the kernel computes these steps behind the sums."""
+        return steps in ((), ("Silu",), ("Relu",))
+
+    kernel: type[ConvKernel]
+
+    def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
+        """The launches of a config; None where it is for another layer."""
+        return tiles_of(layer, sizes)
+
+    def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
+        """Whether a tile can compute a layer of these shapes, which may be others than those that it was chosen for; whether its blocks divide the
+        channels is not asked."""
+        raise NotImplementedError
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ConvKernel:
+        sizes = {name: int(value) for name, value in config}
+        tiles = self.tiles(layer, sizes)
+        if tiles is None or not all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
+            raise PlanRefused(f"a tile of {', '.join(f'{v} {n}' for n, v in sizes.items())} does not fit a result of {layer.outputs[0].shape}")
+        return self.kernel(layer, signature, tiles, machine.threads)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer) or jit.available()
+        if said:
+            return said
+        head = anchor(layer)
+        if any(not layer.inputs[i].is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
+            return "the weights are computed at run time"
+        if any(t.dtype != F32 for t in activations(layer)):
+            return "computes in 32-bit floating point"
+        steps = steps_of(layer)
+        if steps is None or not self.takes(steps[0]):
+            return f"is for convolutions with {self.behind}"
+        return self.unfit(head)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        x = source_place(layer)
+        return [Signature(tuple(STORED if i == x else None for i in range(len(layer.inputs))), (STORED,))]
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+        """Nothing: NaN and infinities give what the ops give."""
+        return [{}]
+
+    def library_version(self) -> str:
+        return jit.version()
+
+
+def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
+    """What follows the convolution, as "Silu", "Relu" and "Add" (of one other value as large as the result, computed at run time), and which input is
+    added; None for anything else."""
+    posts = epilogue(layer)
+    if posts is None:
+        return None
+    names: list[str] = []
+    added = None
+    for post in posts:
+        name = "Silu" if post.op == "Swish" and float(post.attrs.get("alpha", 1.0)) == 1.0 else post.op
+        if name == "Add" and post.other is not None and added is None and _as_large(layer, post.other):
+            added = post.other
+        elif name not in ("Silu", "Relu") or post.other is not None:
+            return None
+        names.append(name)
+    return tuple(names), added
+
+
+def _as_large(layer: Layer, i: int) -> bool:
+    return not layer.inputs[i].is_constant and layer.inputs[i].shape == layer.outputs[0].shape

@@ -1,0 +1,96 @@
+"""Depthwise convolutions with SiLU behind them, f32 in blocks of 16 channels, by a kernel of our own: a few pixels of a row in registers.
+
+For the same reason as pointwise.py: the taps are few, and oneDNN's SiLU costs as much as they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape
+from whet.tactics._base import Config, Packed, Signature, tactic
+from whet.tactics._fused import anchor
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile
+from whet.tactics.cpu.conv._depthwise_ir import TILES, depthwise_ir
+from whet.tactics.cpu.onednn._kernel import f32_of
+
+_WINDOWS = (3, 5, 7)
+
+
+class DepthwiseKernel(ConvKernel):
+    """A planned convolution; its packed operand holds for each block of 16 channels the taps, row by row, and the biases."""
+
+    name, small = "depthwise", 1 << 16
+
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
+        head = anchor(layer)
+        images, channels, rows, columns = static_shape(layer.outputs[0].shape)
+        height, width = static_shape(head.inputs[0].shape)[2:]
+        window, stride, pads = _geometry(head)
+        sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_inside(layer)]
+        weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
+        made = Packed(key, channels * (window**2 + 1) * 4, lambda: packed(weights, bias).view(np.uint8))
+        return depthwise_ir(window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, made
+
+
+@tactic
+class Depthwise(ConvTactic):
+    behind = "SiLU behind them, and nothing else"
+    kernel = DepthwiseKernel
+
+    def takes(self, steps: tuple[str, ...]) -> bool:
+        return steps == ("Silu",)
+
+    def unfit(self, head: Layer) -> str | None:
+        w, a = head.inputs[1], head.attrs
+        if head.inputs[0].type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % WIDE:
+            return f"is for depthwise convolutions of images, channels in multiples of {WIDE}"
+        window, stride, pads = _geometry(head)
+        square = len(set(w.shape[2:])) == 1 and len(set(a.get("strides") or (1,))) == 1 and set(a.get("dilations") or (1,)) == {1}
+        if not square or window not in _WINDOWS or stride > 2 or max(pads) >= window:
+            return "takes square windows of 3, 5 or 7, a stride of 1 or 2, pads below the window"
+        return None
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not jit.has("avx512f"):
+            return "its sums need the 32 registers of AVX-512"
+        return None if self.configs(layer, signature, machine) else f"fewer than {TILES[-1]} pixels of a row have all their taps within the image"
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        return [(("pixels", p),) for p in TILES if self.fits(layer, signature, 1, p)]
+
+    def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile]:
+        return [Tile(1, sizes["pixels"], static_shape(layer.outputs[0].shape)[1] // WIDE)]
+
+    def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
+        left, right = _inside(layer)
+        return pixels in TILES and right - left >= pixels
+
+
+def packed(weights: Tensor, bias: Tensor | None) -> np.ndarray:
+    """Per block of 16 channels: the taps, row by row, then the biases. f32, flat."""
+    w = f32_of(weights)
+    channels = w.shape[0]
+    b = np.zeros(channels, np.float32) if bias is None else f32_of(bias).reshape(channels)
+    rows = np.concatenate([w.reshape(channels, -1).T, b[None]])  # [taps + 1, channels]
+    return np.ascontiguousarray(rows.reshape(len(rows), channels // WIDE, WIDE).transpose(1, 0, 2)).reshape(-1)
+
+
+def _geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:
+    """Window, stride, and the pads (above, left, below, right)."""
+    a = head.attrs
+    return int(head.inputs[1].shape[2]), int((a.get("strides") or (1,))[0]), tuple(a.get("pads") or (0,) * 4)
+
+
+def _inside(layer: Layer) -> tuple[int, int]:
+    """The columns of the result from which and up to which every tap lies within the image."""
+    head = anchor(layer)
+    window, stride, pads = _geometry(head)
+    width, columns = static_shape(head.inputs[0].shape)[3], static_shape(layer.outputs[0].shape)[3]
+    left = -(-pads[1] // stride)
+    return left, max(left, min(columns, (width - window + pads[1]) // stride + 1))

@@ -1,0 +1,182 @@
+"""Convolutions of images, f32 in blocks of 16 channels, by a kernel of our own: sums, SiLU or ReLU and a residual in registers.
+
+oneDNN's SiLU costs about thirty instructions for 16 numbers, this one about fifteen; rows' ends have code of their own, tiles divide the row where
+they can, threads share all rows of all channels, each number of a row is read once for all of its taps, and input channels that fill up a block are
+left out. Few channels gain most.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape
+from whet.tactics._base import Config, Operand, Packed, Signature, tactic
+from whet.tactics._fused import anchor, source_place
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu.conv._blocked_conv import STORED, ConvKernel, ConvTactic, Tile, steps_of, tiles_of, together
+from whet.tactics.cpu.conv._direct_ir import MOST, REGISTERS, Form, Taps, direct_ir
+from whet.tactics.cpu.onednn._kernel import f32_of, static
+
+_BLOCKS = range(1, MOST + 1)
+_LEAST = 4  # pixels of a tile
+_TILE = 0.5  # pixels that a tile costs beside its own
+_WINDOW = 11
+_FEW = 4  # channels of an image that may lie plane by plane
+_CACHE = 1 << 18  # bytes of weights that stay in the second cache beside rows of the image
+
+
+class DirectKernel(ConvKernel):
+    """A planned convolution; packed operands hold weights and biases in groups of a tile's blocks of 16 output channels."""
+
+    name = "direct"
+
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
+        head = anchor(layer)
+        planes = signature.needs(self.x).format == "linear"
+        images, channels, rows, columns = static_shape(layer.outputs[0].shape)
+        taken, height, width = static_shape(head.inputs[0].shape)[1:]
+        top, side = _pads(head)
+        ends = _ends(head, columns, tile.pixels)
+        assert ends is not None
+        unroll = 1 if planes or taken % 2 else 2
+        form = Form(_window(head), _strides(head), tile.blocks, tile.pixels, unroll, planes, *ends, self.steps, jit.has("avx512dq"))
+        nbytes = tile.groups * tile.blocks * WIDE * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
+        sizes = [height, width, rows, columns, taken, -(-channels // WIDE), tile.groups, top, side, int(nbytes <= _CACHE)]
+        weights, bias = self.weights, self.bias
+        key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
+        made = Packed(key, nbytes, lambda: packed(weights, bias, tile, form.step).view(np.uint8))
+        return direct_ir(form), sizes, images * tile.groups * rows, made
+
+
+@tactic
+class Direct(ConvTactic):
+    kernel = DirectKernel
+    behind = "SiLU, ReLU or nothing behind them, and a residual at most"
+
+    def takes(self, steps: tuple[str, ...]) -> bool:
+        return super().takes(tuple(s for s in steps if s != "Add")) and steps.count("Add") <= 1
+
+    def unfit(self, head: Layer) -> str | None:
+        a = head.attrs
+        if head.inputs[0].type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
+            return "is for convolutions of images, one group, no dilations"
+        window, pads = _window(head), a.get("pads") or (0,) * 4
+        if prod(window) == 1 or max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(pads)):
+            return f"takes windows of more than a pixel, up to {_WINDOW} a side, and pads below the window"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        x, steps = source_place(layer), steps_of(layer)
+        assert steps is not None
+        few = static_shape(anchor(layer).inputs[0].shape)[1] <= _FEW and x != steps[1]
+        image = Operand("linear", STORED.dtype) if few else STORED
+        inputs = tuple(image if i == x else STORED if i == steps[1] else None for i in range(len(layer.inputs)))
+        inplace = [] if steps[1] in (None, x) else [Signature(inputs, (STORED,), ((steps[1], 0),))]
+        return [*inplace, Signature(inputs, (STORED,))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not jit.has("avx512f"):
+            return "its tile of sums needs the 32 registers of AVX-512"
+        return None if self.configs(layer, signature, machine) else f"no tile of {_LEAST} pixels or more fits the rows"
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        """With SiLU, which gains most, for each number of blocks (one only where no others come into question) the tile that computes few pixels
+        twice, with and without room for the weights of all taps of a row; else the cheapest tile. In place nothing may be computed twice."""
+        steps = steps_of(layer)
+        assert steps is not None
+        (_, channels, _, columns), wide = static_shape(layer.outputs[0].shape), _window(anchor(layer))[1]
+        blocks = -(-channels // WIDE)
+        fit = {b: [p for p in range(_LEAST, REGISTERS) if self.fits(layer, signature, b, p)] for b in _BLOCKS}
+        some = [b for b in _BLOCKS if fit[b]]
+        tiles = [(b, p) for b in together(blocks, some) if not blocks % b or fit.get(blocks % b) for p in fit[b]]
+        tiles = tiles or [(1, p) for p in fit[1]]
+        if "Silu" not in steps[0]:
+            best = min(tiles, key=lambda t: self.cost(layer, signature, *t), default=None)
+            return [] if best is None else [self.config(layer, signature, *best)]
+        found = []
+        for b in sorted({b for b, _ in tiles}):
+            for beside in (wide, 1):
+                few = [p for p in fit[b] if b * (p + beside) < REGISTERS]
+                if few:
+                    found.append(self.config(layer, signature, b, min(few, key=lambda p: -(-columns // p) * (p + _TILE))))
+        return list(dict.fromkeys(found))
+
+    def config(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> Config:
+        """With the cheapest tile for blocks that are left over."""
+        left = -(-static_shape(layer.outputs[0].shape)[1] // WIDE) % blocks
+        rest = [p for p in range(_LEAST, REGISTERS) if left and self.fits(layer, signature, left, p)]
+        own = (("blocks", blocks), ("pixels", pixels))
+        return (*own, ("rest", min(rest, key=lambda p: _cost(layer, left, p)))) if left else own
+
+    def cost(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> float:
+        """Of all channels."""
+        sizes = {name: int(value) for name, value in self.config(layer, signature, blocks, pixels)}
+        return sum(t.groups * t.blocks * _cost(layer, t.blocks, t.pixels) for t in tiles_of(layer, sizes) or ())
+
+    def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
+        columns = static_shape(layer.outputs[0].shape)[3]
+        if blocks not in _BLOCKS or not _LEAST <= pixels <= columns or blocks * (pixels + 1) >= REGISTERS:
+            return False
+        return not (signature.inplace and columns % pixels) and _ends(anchor(layer), columns, pixels) is not None
+
+
+def packed(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) -> np.ndarray:
+    """Per group of the tile's blocks of 16 output channels: for each `step` input channels, row of the window, input channel and tap of the row the
+    group's weights; then its biases. f32, flat; channels that are not there are zeros."""
+    w = f32_of(weights)[tile.channels]
+    channels, taken, high, wide = w.shape
+    group, groups, parts = tile.blocks * WIDE, tile.groups, -(-taken // step)
+    full = np.zeros((groups * group, parts * step, high, wide), np.float32)
+    full[:channels, :taken] = w
+    biases = np.zeros(groups * group, np.float32)
+    if bias is not None:
+        biases[:channels] = f32_of(bias).reshape(-1)[tile.channels]
+    rows = full.reshape(groups, group, parts, step, high, wide).transpose(0, 2, 4, 3, 5, 1).reshape(groups, -1)
+    return np.concatenate([rows, biases.reshape(groups, group)], axis=1).reshape(-1)
+
+
+def _window(head: Layer) -> tuple[int, int]:
+    high, wide = static_shape(head.inputs[1].shape)[2:]
+    return high, wide
+
+
+def _strides(head: Layer) -> tuple[int, int]:
+    down, across = head.attrs.get("strides") or (1, 1)
+    return int(down), int(across)
+
+
+def _pads(head: Layer) -> tuple[int, int]:
+    """Above and to the left."""
+    top, side = (head.attrs.get("pads") or (0, 0))[:2]
+    return int(top), int(side)
+
+
+def _cost(layer: Layer, blocks: int, pixels: int) -> float:
+    """Multiplications and loads of a result's row of 16 channels, for an input channel and a row of taps: ranks tiles as times do (ResNets)."""
+    head = anchor(layer)
+    wide, across, columns = _window(head)[1], _strides(head)[1], static_shape(layer.outputs[0].shape)[3]
+    shared = blocks * (pixels + wide) < REGISTERS
+    spread = (pixels - 1) * across + wide if shared else pixels * wide
+    return -(-columns // pixels) * (blocks * pixels * wide + blocks * wide + spread) / blocks
+
+
+def _ends(head: Layer, columns: int, pixels: int) -> tuple[Taps, Taps | None] | None:
+    """The taps within the image of a row's first and last tile (None: the same one); None where another tile has taps beside it."""
+    wide, across, side = _window(head)[1], _strides(head)[1], _pads(head)[1]
+    width = static_shape(head.inputs[0].shape)[3]
+
+    def taps(start: int) -> Taps:
+        """From which and up to which pixel of the tile at column `start` each tap lies within the image."""
+        firsts = [start * across - side + s for s in range(wide)]
+        bounds = [(max(0, -(f // across)), min(pixels, (width - 1 - f) // across + 1)) for f in firsts]
+        return tuple((low, max(low, high)) for low, high in bounds)
+
+    if any(taps(q) != ((0, pixels),) * wide for q in range(pixels, columns - pixels, pixels)):
+        return None
+    return taps(0), None if columns == pixels else taps(columns - pixels)

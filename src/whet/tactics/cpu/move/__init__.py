@@ -1,0 +1,1 @@
+"""Data movement: views, and generated copies with arithmetic."""

@@ -1,0 +1,100 @@
+"""Moves and the arithmetic between them in one pass over memory: what the pass fuse_moves makes, as detectors' heads have it, by a kernel of our own.
+
+A row of the result is read where its numbers lie together (of images: channels of a pixel), computed 16 columns at a time and written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.network import F32, Layer
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics._moves_indices import Refused
+from whet.tactics._moves_tree import BLOCK, Moves
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu.move._moves_ir import moves_ir
+from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.onednn._nonfinite import Reference
+
+_SMALL = 1 << 13  # numbers that one thread has done before the others are there
+
+
+class MovesKernel:
+    """A planned launch; its packed operand holds the layer's constants."""
+
+    scratch, rtol, deterministic, implementation = 0, 1e-5, True, "own:rows"
+
+    def __init__(self, layer: Layer, signature: Signature, made: Moves, ir: str, count: int) -> None:
+        self.sources, self.rows, self.ir = made.sources, made.rows, ir
+        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
+        self.outputs = (operand_bytes(layer.outputs[0], signature.outputs[0]),)
+        numbers = made.numbers
+        key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
+        self.packed = (Packed(f"{key}|moves", numbers.nbytes, lambda: numbers.view(np.uint8)),)
+        self.threads = min(count, made.rows) if made.rows * made.columns > _SMALL else 1
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        context = [args.outputs[0], args.packed[0], *(args.inputs[i] for i in self.sources), self.rows, -(-self.rows // self.threads)]
+        operands = {0: ("output", 0)} | {2 + k: ("input", i) for k, i in enumerate(self.sources)}
+        stream.record(jit.ParallelCall(jit.address(self.ir, "moves"), context, operands, self.threads, self.implementation))
+
+
+@tactic
+class OwnMoves(Tactic):
+    ops = ("*",)
+    hints = ("Moves",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        if layer.hint not in self.hints:
+            return f"computes moves with arithmetic between them, not {layer.hint or layer.op}"
+        return jit.available()
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer) or len(layer.outputs) != 1:
+            return []
+        places = _sources(layer)
+        if any(t.dtype != F32 for t in (layer.outputs[0], *(layer.needs(i) for i in places))):
+            return []
+        images = [i for i in places if layer.needs(i).type.rank == 4]
+        targets = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
+        found = []
+        blocks = [] if any(layer.needs(i).shape[1] % BLOCK for i in images) else ["nChw16c"]
+        for source in ("nhwc", *blocks, "linear") if images else ("linear",):
+            stored = {i: Operand(source if i in images else "linear", F32) for i in places}
+            inputs = tuple(stored.get(i) for i in range(len(layer.inputs)))
+            found += [Signature(inputs, (Operand(target, F32),)) for target in targets]
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        try:
+            _code(layer, signature)
+        except Refused as e:
+            return str(e)
+        return None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> MovesKernel:
+        try:
+            made, ir = _code(layer, signature)
+        except Refused as e:
+            raise PlanRefused(str(e)) from None
+        return MovesKernel(layer, signature, made, ir, machine.threads)
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+        """Nothing: NaN and infinities give what the ops give."""
+        return [{}]
+
+    def library_version(self) -> str:
+        return jit.version()
+
+
+def _sources(layer: Layer) -> list[int]:
+    """Places of the inputs that are computed at run time."""
+    return [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
+
+
+def _code(layer: Layer, signature: Signature) -> tuple[Moves, str]:
+    """The layer's tree and its code. Raises Refused."""
+    made = Moves(layer, {i: signature.needs(i).format for i in _sources(layer)}, signature.outputs[0].format)
+    return made, moves_ir(made, jit.has("avx512dq"))

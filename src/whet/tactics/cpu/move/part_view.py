@@ -1,0 +1,122 @@
+"""Concat, Split and Slice without a copy: where the parts lie one after the other in the whole, they are views of its bytes.
+
+That is so where every axis before the cut one (in the order the format stores them) is 1 long: row-major and channel blocks along the
+channels of one image, the first axis of anything. Between pixels (nhwc along the channels) parts are interleaved: no view.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.errors import EngineError
+from whet.network import Layer, Tensor, format_fits, static_shape, stored_shape
+from whet.ops.slice import ranges
+from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.tactics.cpu.onednn._kernel import image_formats, static, storage_types
+
+_ALIGNMENT = 64  # bytes: a part begins where any kernel may read and write vectors
+_BLOCKED = {"nChw8c": 8, "nChw16c": 16}
+
+
+class PartKernel:
+    """Records no launch. `shifts` has, for each in-place pair, how many bytes into the larger tensor the smaller one begins."""
+
+    scratch, packed, rtol, deterministic, implementation = 0, (), 0.0, True, "in place, nothing to do"
+
+    def __init__(self, layer: Layer, signature: Signature, shifts: tuple[int, ...]) -> None:
+        self.name, self.pairs, self.shifts = layer.name, signature.inplace, shifts
+        self.inputs, self.outputs = stored_bytes(layer, signature)
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        """Nothing to launch, but the parts must lie where they belong. Raises EngineError where they do not."""
+        for (i, j), shift in zip(self.pairs, self.shifts, strict=True):
+            whole, part = (args.outputs[j], args.inputs[i]) if self.inputs[i] <= self.outputs[j] else (args.inputs[i], args.outputs[j])
+            if part != whole + shift:
+                raise EngineError(f"layer '{self.name}' works in place, but its part {i}->{j} does not begin {shift} bytes into the whole")
+
+
+@tactic
+class PartView(Tactic):
+    ops = ("Concat", "Split", "Slice")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Fused":
+            return "stands alone: what is fused to it stays apart"
+        data = layer.inputs if layer.op == "Concat" else layer.inputs[:1]
+        if any(t is None or t.is_constant for t in data):
+            return "a part or the whole is constant"
+        if len({id(t) for t in data}) < len(data):
+            return "one tensor stands in it twice"
+        if layer.op == "Slice" and any(t is not None and t.shape_value is None for t in layer.inputs[1:]):
+            return "where to cut is computed at run time"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        whole = layer.outputs[0] if layer.op == "Concat" else layer.needs(0)
+        found = []
+        floats = storage_types([whole], machine)
+        others = [whole.dtype] if whole.dtype.bits >= 8 and whole.dtype.name != "string" else []
+        for d in floats or others:
+            for f in image_formats(whole.type.rank) if floats else ("linear",):
+                o = Operand(f, d)
+                if _shifts(layer, o) is not None:
+                    found.append(_signature(layer, o))
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        return None if _shifts(layer, signature.outputs[0]) is not None else "its parts do not lie one after the other"
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> PartKernel:
+        shifts = _shifts(layer, signature.outputs[0])
+        assert shifts is not None, "refuses() said so"
+        return PartKernel(layer, signature, shifts)
+
+
+def _signature(layer: Layer, o: Operand) -> Signature:
+    if layer.op == "Concat":
+        return Signature((o,) * len(layer.inputs), (o,), tuple((i, 0) for i in range(len(layer.inputs))))
+    absent = (None,) * (len(layer.inputs) - 1)
+    return Signature((o, *absent), (o,) * len(layer.outputs), tuple((0, j) for j in range(len(layer.outputs))))
+
+
+def _shifts(layer: Layer, o: Operand) -> tuple[int, ...] | None:
+    """Bytes from the whole's beginning to each part's, or None where parts are no contiguous pieces of it."""
+    whole = layer.outputs[0] if layer.op == "Concat" else layer.needs(0)
+    if not format_fits(o.format, whole.type.rank):
+        return None
+    shape = static_shape(whole.shape)
+    parts: list[Tensor] = [t for t in layer.inputs if t is not None] if layer.op == "Concat" else list(layer.outputs)
+    if layer.op == "Slice":
+        cut = {a: r for a, r in ranges(layer).items() if not (r[0] == 0 and r[1] == shape[a] and r[2] == 1)}
+        if len(cut) != 1:
+            return None
+        ((axis, (first, _, step)),) = cut.items()
+        if step != 1 or not isinstance(first, int):
+            return None
+        starts = [first]
+    else:
+        axis = layer.attrs["axis"] % len(shape)
+        starts = [sum(static_shape(t.shape)[axis] for t in parts[:k]) for k in range(len(parts))]
+    return _bytes(o, shape, axis, starts, [static_shape(t.shape)[axis] for t in parts])
+
+
+def _bytes(o: Operand, shape: tuple[int, ...], axis: int, starts: list[int], lengths: list[int]) -> tuple[int, ...] | None:
+    """Byte offsets of pieces that begin at `starts` along `axis`, if each is contiguous and begins at a multiple of 64 bytes."""
+    block = _BLOCKED.get(o.format, 1) if axis == 1 else 1
+    stored = static_shape(stored_shape(o.format, shape))
+    place = axis if o.format != "nhwc" else (0, len(shape) - 1, *range(1, len(shape) - 1))[axis]
+    if any(d != 1 for d in stored[:place]):
+        return None
+    for at, length in zip(starts, lengths, strict=True):
+        if at % block or (length % block and at + length != shape[axis]):
+            return None  # a block would hold channels of two parts
+    step = o.dtype.bits // 8
+    for d in stored[place + 1 :]:
+        step *= d
+    shifts = tuple(s // block * step for s in starts)
+    return None if any(s % _ALIGNMENT for s in shifts) else shifts

@@ -1,0 +1,112 @@
+"""Layers that change a tensor's name or shape but none of its bytes (Reshape, Flatten, Squeeze, ..., some Reformats): nothing is done
+in place, or the bytes are copied once where the input is still needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import FORMATS, Layer, format_fits, static_shape
+from whet.network.types import DTYPES, DType
+from whet.tactics._base import Args, Config, Operand, Signature, Stream, operand_bytes, stored_bytes, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnKernel, OneDnnTactic, Recipe, image_formats, static, storage_types
+
+
+class NothingToDo:
+    """A kernel in place whose output already stands where its input is: it records no launch."""
+
+    scratch, packed, rtol, deterministic, implementation = 0, (), 0.0, True, "in place, nothing to do"
+
+    def __init__(self, layer: Layer, signature: Signature) -> None:
+        self.inputs, self.outputs = stored_bytes(layer, signature)
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        """Nothing."""
+
+
+@tactic
+class OneDnnView(OneDnnTactic):
+    ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Reformat")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Fused":
+            return "stands alone: what is fused to it stays apart"
+        if len(layer.outputs) != 1:
+            return "has a second output"
+        x, a = layer.inputs[0], layer.attrs
+        if x is None or x.is_constant:
+            return "its input is constant"
+        if layer.op == "Reformat" and not (a["source_dtype"] == a["dtype"] and x.type.static and self._reformats(layer)):
+            return "the bytes differ between these formats"
+        return None
+
+    def _reformats(self, layer: Layer) -> bool:
+        return same_bytes(layer.attrs["source_format"], layer.attrs["format"], static_shape(layer.outputs[0].shape))
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        found = []
+        for source, target in self._operands(layer, machine):
+            inputs = (source, *(None,) * (len(layer.inputs) - 1))
+            found += [Signature(inputs, (target,), ((0, 0),)), Signature(inputs, (target,))]
+        return found
+
+    def _operands(self, layer: Layer, machine: Any) -> list[tuple[Operand, Operand]]:
+        a, x, y = layer.attrs, layer.needs(0), layer.outputs[0]
+        if layer.op == "Reformat":
+            dtype = DTYPES[a["dtype"]]
+            return [(Operand(a["source_format"], dtype), Operand(a["format"], dtype))]
+        types: list[DType] = storage_types([x, y], machine) or [x.dtype]
+        if layer.op in ("Identity", "Dropout"):
+            pairs = [(f, f) for f in image_formats(x.type.rank)]
+        else:  # a tensor of one value a channel lies in several formats at once
+            shape = static_shape(x.shape)
+            pairs = [(f, "linear") for f in image_formats(len(shape)) if same_bytes(f, "linear", shape)]
+        return [(Operand(f, d), Operand(g, d)) for d in types if d.bits >= 8 for f, g in pairs]
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        return [()]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        return "strings have no place in an arena" if signature.outputs[0].dtype.name == "string" else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel | NothingToDo:
+        if signature.inplace:
+            return NothingToDo(layer, signature)
+        return self._plan(lambda: self.recipe(layer, signature, machine), layer, signature, (), machine)
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe:
+        layout = dnn.describe((operand_bytes(layer.outputs[0], signature.outputs[0]),), "u8")
+        return Recipe(dnn.reorder(layout, layout), {"src": ("input", 0), "dst": ("output", 0)}, rtol=0.0)
+
+
+def same_bytes(one: str, other: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of `shape` lies in both formats with the same bytes."""
+    if any(f not in FORMATS or not format_fits(f, len(shape)) for f in (one, other)):
+        return False
+    return one == other or _order(one, shape) == _order(other, shape)
+
+
+def _order(fmt: str, shape: tuple[int, ...]) -> tuple[object, ...]:
+    """The axes longer than 1 in the order they lie, a blocked channel axis as its two parts; padding makes an order of its own."""
+    axes = [(i, d) for i, d in enumerate(shape)]
+    if fmt == "nhwc":
+        axes = [axes[0], *axes[2:], axes[1]]
+    elif fmt.startswith("nChw"):
+        block = int(fmt[4:-1])
+        if shape[1] % block:
+            return ("padded", fmt)
+        parts = [(0, shape[0]), (1, shape[1] // block), *axes[2:], (1, block)]
+        kept = [p for p in parts if p[1] != 1]
+        merged: list[tuple[int, int]] = []
+        for axis, d in kept:  # blocks that follow each other are one axis again
+            if merged and merged[-1][0] == axis:
+                merged[-1] = (axis, merged[-1][1] * d)
+            else:
+                merged.append((axis, d))
+        return tuple(merged)
+    return tuple(a for a in axes if a[1] != 1)

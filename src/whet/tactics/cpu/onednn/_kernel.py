@@ -1,0 +1,237 @@
+"""What all oneDNN tactics share: a kernel made of one oneDNN descriptor, and the formats and types they choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cpu import threads
+from whet.network import FORMATS, Layer, Tensor, format_fits, static_shape
+from whet.network.types import BF16, F32, DType
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._nonfinite import Reference, declared
+
+#: bound on the relative error of one layer by storage type; f32 sums of some thousand products stay below it
+RTOL = {"f32": 1e-5, "bf16": 1e-2}
+#: multiply-adds above which oneDNN's plain loops (ref) are not worth their timing
+REFERENCE_LIMIT = 2e7
+MAX_IMPLEMENTATIONS = 4
+
+Place = tuple[str, int]
+"""Where an operand of a call lies: ("input" | "output" | "packed", index)."""
+
+
+class OneDnnCall:
+    """One recorded launch: oneDNN's call and which of its operands are inputs and outputs of the layer."""
+
+    def __init__(self, kernel: OneDnnKernel, args: Args) -> None:
+        at = {"input": args.inputs, "output": args.outputs, "packed": args.packed}
+        self._offsets = kernel.offsets
+        addresses = {operand: at[kind][index] + self._offsets.get(operand, 0) for operand, (kind, index) in kernel.places.items()}
+        if kernel.scratch:
+            addresses["scratchpad"] = args.scratch
+        self._call = kernel.descriptor.primitive().call(addresses)
+        self._operands: dict[Place, list[str]] = {}
+        for operand, place in kernel.places.items():
+            self._operands.setdefault(place, []).append(operand)
+        self.native: tuple[int, int, int, int, int] | None = self._call.step
+
+    def run(self) -> None:
+        self._call()
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        for operand in self._operands.get((kind, index), ()):
+            self._call.bind(operand, address + self._offsets.get(operand, 0))
+
+
+class OneDnnKernel:
+    """A planned launch of one oneDNN primitive; `places` says where each of its operands lies, `offsets` how many bytes further."""
+
+    deterministic = True
+
+    def __init__(
+        self,
+        layer: Layer,
+        signature: Signature,
+        descriptor: dnn.Descriptor,
+        places: Mapping[str, Place],
+        packed: Sequence[Packed] = (),
+        rtol: float | None = None,
+        offsets: Mapping[str, int] | None = None,
+    ) -> None:
+        self.offsets = dict(offsets or {})
+        self.descriptor, self.places, self.packed = descriptor, dict(places), tuple(packed)
+        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.scratch = descriptor.scratch_bytes
+        self.implementation = descriptor.name
+        self.rtol = RTOL[signature.outputs[0].dtype.name] if rtol is None else rtol
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        stream.record(OneDnnCall(self, args))
+
+
+class Recipe:
+    """A layer as oneDNN's operands: the descriptor that lists implementations, where operands lie, constants and how to pack them.
+
+    `constants` gives for an operand its weight's digest and a function making its array; `given` the layout that array has
+    (None: the array already lies as the primitive wants it).
+    """
+
+    def __init__(self, first: dnn.Descriptor, places: dict[str, Place], rtol: float | None = None, work: float = 0.0) -> None:
+        self.first, self.places, self.rtol, self.work = first, places, rtol, work
+        self.narrow = False  # channels fill no AVX-512 register: kernels of smaller registers are worth timing too
+        self.offsets: dict[str, int] = {}
+        self.constants: dict[str, tuple[str, Callable[[], np.ndarray], dnn.MemoryDesc | None]] = {}
+
+    def constant(self, operand: str, key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None = None) -> None:
+        """Operand `operand` is a constant: packed once, when the engine is built."""
+        self.constants[operand] = (key, make, given)
+
+    def kernel(self, layer: Layer, signature: Signature, descriptor: dnn.Descriptor) -> OneDnnKernel:
+        places = dict(self.places)
+        packed: list[Packed] = []
+        for operand, (key, make, given) in self.constants.items():
+            places[operand] = ("packed", len(packed))
+            packed.append(_packed(key, make, given, descriptor.md(operand)))
+        return OneDnnKernel(layer, signature, descriptor, places, packed, self.rtol, self.offsets)
+
+
+def _packed(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None, wanted: dnn.MemoryDesc) -> Packed:
+    if given is None:
+        return Packed(f"{key}|{wanted.text}", wanted.nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8))
+    return Packed(f"{key}|{given.text}|{wanted.text}", wanted.nbytes, lambda: dnn.pack(np.ascontiguousarray(make()), given, wanted))
+
+
+class OneDnnTactic(Tactic):
+    """A tactic whose layer is one oneDNN primitive. Subclasses give `signatures` and `recipe`; implementations become configs."""
+
+    backend = "cpu"
+    _last: tuple[Any, ...] = (None, None, 0, None)
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+        """Ops of the layer whose NaNs (of some also infinities) the implementation treats otherwise than the op says, and how (`_declared`)."""
+        return declared(layer, implementation)
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        """The layer in oneDNN's words, or why it cannot be. May raise dnn.Unimplemented."""
+        raise NotImplementedError
+
+    def _recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        """`recipe` for this machine's threads; the last answer is kept, since refuses, configs and plan ask one after the other."""
+        threads.set_threads(machine.threads)
+        last = self._last
+        if last[0] is layer and last[1] == signature and last[2] == machine.threads:
+            return last[3]
+        try:
+            got = self.recipe(layer, signature, machine)
+            if isinstance(got, Recipe):
+                self._usable(got)
+        except dnn.Unimplemented as error:
+            got = f"{error} with {signature}"
+        self._last = (layer, signature, machine.threads, got)
+        return got
+
+    def _usable(self, recipe: Recipe) -> list[str]:
+        """Names of the implementations worth timing. Raises Unimplemented when there are none."""
+        names = [d.name for d in recipe.first.implementations()]
+        fast = [n for n in names if not n.startswith(("ref", "simple:any"))]
+        if not fast and recipe.work > REFERENCE_LIMIT:
+            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only plain loops (ref) for this")
+        wide = [n for n in fast if ":avx512" in n]
+        if wide and not recipe.narrow:  # the same kernels on half the register are not worth their timing
+            fast = [n for n in fast if not n.endswith((":avx2", ":avx", ":sse41"))]
+        return (fast or names)[:MAX_IMPLEMENTATIONS]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        got = self._recipe(layer, signature, machine)
+        return got if isinstance(got, str) else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        got = self._recipe(layer, signature, machine)
+        return [] if isinstance(got, str) else [(("impl", name),) for name in self._usable(got)]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
+        return self._plan(lambda: self._recipe(layer, signature, machine), layer, signature, config, machine)
+
+    def _plan(self, ask: Callable[[], Recipe | str], layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
+        """The kernel of a recipe with the configured implementation (default: oneDNN's first)."""
+        threads.set_threads(machine.threads)
+        try:
+            got = ask()
+            if isinstance(got, str):
+                raise PlanRefused(got)
+            name = dict(config).get("impl")
+            descriptor = got.first if name is None else got.first.select(str(name))
+        except dnn.Unimplemented as error:
+            raise PlanRefused(str(error)) from None
+        return got.kernel(layer, signature, descriptor)
+
+    def library_version(self) -> str:
+        return dnn.library_version()
+
+
+class TwoPrimitives(OneDnnTactic):
+    """A tactic whose layer may be either of two primitives: `recipe` of the first, `other` of the second; configs say which by its name."""
+
+    kinds = ("", "")
+
+    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+        """The layer as the second primitive, or why it cannot be. May raise dnn.Unimplemented."""
+        raise NotImplementedError
+
+    def worth(self, names: list[str]) -> list[str]:
+        """Those implementations of the second that are timed."""
+        return names
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        first, second = self.kinds
+        base = [(("kind", first), *c) for c in super().configs(layer, signature, machine)]
+        try:
+            other = self.other(layer, signature)
+            names = [] if isinstance(other, str) else self.worth(self._usable(other))
+        except dnn.Unimplemented:
+            names = []
+        return base + [(("kind", second), ("impl", n)) for n in names]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
+        if dict(config).get("kind") != self.kinds[1]:
+            return super().plan(layer, signature, config, machine)
+        return self._plan(lambda: self.other(layer, signature), layer, signature, config, machine)
+
+
+def image_formats(rank: int) -> tuple[str, ...]:
+    """Formats worth trying for activations of a rank, best guess first."""
+    block = "nChw16c" if dnn.has_isa("avx512_core") else "nChw8c"
+    return tuple(f for f in ("nhwc", block, "linear") if f in FORMATS and format_fits(f, rank))
+
+
+def storage_types(tensors: Sequence[Tensor | None], machine: Any) -> list[DType]:
+    """Storage types for a layer of these activations: f32 and, where the CPU multiplies it, bf16."""
+    names = {t.dtype.name for t in tensors if t is not None}
+    if names == {"f32"}:
+        return [F32, BF16] if "avx512_bf16" in machine.features and dnn.has_isa("avx512_core_bf16") else [F32]
+    return [BF16] if names == {"bf16"} and dnn.has_isa("avx512_core") else []
+
+
+def static(layer: Layer) -> bool:
+    """Whether every shape of the layer is known and none is empty."""
+    tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
+    return all(t.type.static for t in tensors) and all(0 not in static_shape(t.shape) for t in tensors)
+
+
+def activations(layer: Layer) -> list[Tensor]:
+    """Inputs that are computed at run time, and the outputs."""
+    return [t for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant]
+
+
+def f32_of(tensor: Tensor) -> np.ndarray:
+    """A constant's values as f32."""
+    return np.asarray(tensor.array(), np.float32)
+
+
+def describe(tensor: Tensor, operand: Operand, shape: Sequence[int] | None = None) -> dnn.MemoryDesc:
+    """An activation's layout; with `shape`, seen as another (equally stored) shape."""
+    return dnn.describe(static_shape(tensor.shape) if shape is None else shape, operand.dtype.name, operand.format)

@@ -1,0 +1,231 @@
+"""A fused layer's epilogue as oneDNN post-ops, and plain activations as oneDNN's eltwise algorithms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape
+from whet.tactics._base import Operand, Signature
+from whet.tactics._fused import Post
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import Place, Recipe, describe
+
+
+def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
+    """oneDNN's form of a unary op; None when it has none. `attrs` hold constant operands as `input1`, `input2`.
+
+    What these forms make of NaN and infinities: `_declared`.
+    """
+    a = attrs.get
+    simple = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "logistic", "Abs": "abs", "Sqrt": "sqrt", "Round": "round", "Mish": "mish"}
+    if op in simple:
+        return dnn.Eltwise(simple[op])
+    if op == "LeakyRelu":
+        alpha = float(a("alpha", 0.01))
+        return dnn.Eltwise("relu", alpha) if alpha else None  # with 0 it is another algorithm, which loses NaN
+    if op == "Elu":
+        return dnn.Eltwise("elu", float(a("alpha", 1.0)))
+    if op in ("Silu", "Swish"):
+        return dnn.Eltwise("swish", float(a("alpha", 1.0)))
+    if op == "HardSigmoid":
+        return dnn.Eltwise("hardsigmoid", float(a("alpha", 0.2)), float(a("beta", 0.5)))
+    if op == "HardSwish":
+        return dnn.Eltwise("hardswish", 1 / 6, 0.5)
+    if op == "Softplus":
+        return dnn.Eltwise("soft_relu", 1.0)
+    if op == "Gelu":
+        return dnn.Eltwise("gelu_tanh" if a("approximate", "none") == "tanh" else "gelu_erf")
+    if op == "Pow" and a("input1") is not None and np.size(a("input1")) == 1:
+        exponent = _scalar(a("input1"))
+        return dnn.Eltwise("square") if exponent == 2 else dnn.Eltwise("pow", 1.0, exponent)
+    if op == "Reciprocal":
+        return dnn.Eltwise("pow", 1.0, -1.0)
+    if op == "Neg":
+        return dnn.Eltwise("linear", -1.0, 0.0)
+    if op == "Clip":
+        low, high = clip_bounds(attrs)
+        return dnn.Eltwise("clip_v2", low, high) if low <= high else None
+    return None
+
+
+def clip_bounds(attrs: Mapping[str, Any]) -> tuple[float, float]:
+    """A Clip's constant bounds; infinite where it has none."""
+    low, high = (_scalar(attrs[n]) if attrs.get(n) is not None else d for n, d in (("input1", -math.inf), ("input2", math.inf)))
+    return low, high
+
+
+def _scalar(value: Any) -> float:
+    return float(np.asarray(value).reshape(-1)[0])
+
+
+@dataclass
+class Chain:
+    """Post-ops and where their operands come from: an input of the fused layer or a constant."""
+
+    post_ops: list[dnn.Sum | dnn.Eltwise | dnn.Binary | dnn.Prelu] = field(default_factory=list)
+    places: dict[str, Place] = field(default_factory=dict)
+    constants: dict[str, tuple[str, Callable[[], np.ndarray]]] = field(default_factory=dict)
+
+    @property
+    def attributes(self) -> dnn.Attributes:
+        return dnn.Attributes(tuple(self.post_ops))
+
+    def extend(self, other: Chain) -> None:
+        """Append another chain, whose operands are named by their place in it."""
+        shift = len(self.post_ops)
+
+        def moved(name: str) -> str:
+            kind = name.rstrip("0123456789")
+            return f"{kind}{int(name[len(kind) :]) + shift}"
+
+        self.post_ops += other.post_ops
+        self.places |= {moved(n): p for n, p in other.places.items()}
+        self.constants |= {moved(n): c for n, c in other.constants.items()}
+
+    def fill(self, recipe: Recipe) -> None:
+        """Hand the operands over to the recipe."""
+        recipe.places |= self.places
+        for operand, (key, make) in self.constants.items():
+            recipe.constant(operand, key, make)
+
+
+_BINARY = {"Add": "add", "Mul": "mul", "Sub": "sub", "Div": "div", "Max": "max", "Min": "min"}
+_COMMUTES = ("Add", "Mul", "Max", "Min")
+
+Shaper = Callable[[tuple[int, ...]], "tuple[int, ...] | None"]
+
+
+def chain(posts: Sequence[Post], layer: Layer, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
+    """The epilogue in post-ops, or why it cannot be one.
+
+    An operand that `signature` puts in place of the output is summed there. `shaper` maps the shape of an operand (padded to the
+    output's rank) to the one it has in the primitive; None keeps it.
+    """
+    out, made = static_shape(layer.outputs[0].shape), Chain()
+    for post in posts:
+        if post.other is None:
+            unary = activation(post.op, post.attrs)
+            if unary is None:
+                return f"oneDNN has no post-op for {post.op}"
+            made.post_ops.append(unary)
+            continue
+        if post.op == "Pow" and not post.swapped and layer.inputs[post.other].is_constant:
+            power = activation("Pow", {"input1": layer.inputs[post.other].array()})
+            if power is None:
+                return "oneDNN raises to one constant power, not to many"
+            made.post_ops.append(power)
+            continue
+        if post.op == "PRelu" and not post.swapped:
+            why = _slopes(made, post, layer, out, shaper)
+            if why:
+                return why
+            continue
+        if post.op not in _BINARY or (post.swapped and post.op not in _COMMUTES):
+            return f"oneDNN has no post-op for {post.op} with the running value as second operand" if post.swapped else (
+                f"oneDNN has no post-op for {post.op} with two operands"
+            )  # fmt: skip
+        why = _second_operand(made, post, layer.inputs[post.other], signature, out, shaper)
+        if why:
+            return why
+    return made
+
+
+def _slopes(made: Chain, post: Post, layer: Layer, out: tuple[int, ...], shaper: Shaper | None) -> str | None:
+    """Appends a PRelu with constant slopes, one or one a channel. Returns why not."""
+    assert post.other is not None
+    slope = layer.needs(post.other)
+    if not slope.is_constant:
+        return "PRelu's slopes are computed at run time"
+    shape = static_shape(slope.shape)
+    full = (1,) * (len(out) - len(shape)) + shape
+    if all(d == 1 for d in full):
+        unary = activation("LeakyRelu", {"alpha": _scalar(slope.array())})
+        if unary is None:
+            return "oneDNN has no post-op for PRelu with slope 0"
+        made.post_ops.append(unary)
+        return None
+    seen = shaper(full) if shaper else full
+    axes = [i for i, d in enumerate(seen or ()) if d != 1]
+    if len(axes) != 1:
+        return f"PRelu's slopes {list(shape)} are more than one a channel"
+    name = f"prelu{len(made.post_ops)}"
+    made.post_ops.append(dnn.Prelu(1 << axes[0], math.prod(full)))
+    made.constants[name] = constant_f32(slope)
+    return None
+
+
+def _second_operand(
+    made: Chain, post: Post, other: Tensor | None, signature: Signature, out: tuple[int, ...], shaper: Shaper | None
+) -> str | None:
+    """Appends a binary step. Returns why not."""
+    assert other is not None
+    assert post.other is not None
+    shape = static_shape(other.shape)
+    full = (1,) * (len(out) - len(shape)) + shape
+    if len(full) != len(out) or any(f not in (1, o) for f, o in zip(full, out, strict=True)):
+        return f"{post.op} would broadcast the running value {list(out)} to {list(shape)}"
+    name = f"post{len(made.post_ops)}"
+    if other.is_constant:
+        if all(d == 1 for d in full) and post.op in ("Add", "Mul", "Sub", "Div"):
+            made.post_ops.append(_scaled(post.op, _scalar(other.array())))
+            return None
+        wanted = shaper(full) if shaper else full
+        if wanted is None:
+            return f"{post.op} with a constant of shape {list(shape)} does not fit the matrix"
+        made.post_ops.append(dnn.Binary(_BINARY[post.op], dnn.describe(wanted, "f32")))
+        made.constants[name] = constant_f32(other)
+        return None
+    operand = signature.inputs[post.other]
+    if operand is None:
+        return f"{post.op}'s second operand has no place"
+    if (post.other, 0) in signature.inplace:
+        if post.op != "Add" or full != out:
+            return f"only an Add of the full shape can be done in place, this is {post.op} of {list(shape)}"
+        made.post_ops.append(dnn.Sum())
+        return None
+    wanted = shaper(full) if shaper else full
+    if wanted is None or not same_places(operand, shape, full):
+        return f"{post.op} with {list(shape)} stored as {operand} does not fit the output {list(out)}"
+    made.post_ops.append(dnn.Binary(_BINARY[post.op], describe(other, operand, wanted)))
+    made.places[name] = ("input", post.other)
+    return None
+
+
+def _scaled(op: str, value: float) -> dnn.Eltwise:
+    """x <op> value as alpha * x + beta."""
+    return dnn.Eltwise("linear", *{"Add": (1.0, value), "Sub": (1.0, -value), "Mul": (value, 0.0), "Div": (1 / value, 0.0)}[op])
+
+
+def constant_f32(tensor: Tensor) -> tuple[str, Callable[[], np.ndarray]]:
+    """Key and maker of a constant as plain f32."""
+    return f"{tensor.constant().digest}|f32", lambda: np.asarray(tensor.array(), np.float32)
+
+
+def same_places(operand: Operand, shape: Sequence[int], full: Sequence[int]) -> bool:
+    """Whether a tensor stored as `operand` can be read as the rank-padded shape `full` in the same format."""
+    if operand.format == "linear" or len(shape) == len(full):
+        return True
+    return sum(d != 1 for d in shape) <= 1
+
+
+def second_operands(posts: Sequence[Post], layer: Layer, out: Operand) -> dict[int, Operand]:
+    """How the epilogue's run-time operands are stored: as the output, or row-major where their rank is lower."""
+    rank, stored = layer.outputs[0].type.rank, {}
+    for post in posts:
+        tensor = layer.inputs[post.other] if post.other is not None else None
+        if tensor is not None and not tensor.is_constant:
+            assert post.other is not None
+            stored[post.other] = out if tensor.type.rank == rank else Operand("linear", out.dtype)
+    return stored
+
+
+def residuals(posts: Sequence[Post], layer: Layer) -> list[int]:
+    """Inputs that an Add of the full shape brings in: each could be summed in place."""
+    out = layer.outputs[0]
+    found = [p.other for p in posts if p.op == "Add" and p.other is not None]
+    return [i for i in found if not layer.inputs[i].is_constant and layer.inputs[i].shape == out.shape]

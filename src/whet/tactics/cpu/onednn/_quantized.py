@@ -1,0 +1,198 @@
+"""Quantized layers in oneDNN's words: attributes with scales and zero points, signatures, which kernels add exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from whet.network import BF16, F32, DType, Layer, format_fits, static_shape
+from whet.tactics._base import Operand, Signature, Tactic
+from whet.tactics._fused import Post
+from whet.tactics._quantized import Parts, Scale, take_apart, taken_apart
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe
+from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, chain, clip_bounds, same_places
+
+__all__ = [
+    "OneDnnQuantized",
+    "Parts",
+    "QuantizedTactic",
+    "Scale",
+    "add_scales",
+    "attributes",
+    "needed",
+    "quantization",
+    "same_format",
+    "signatures",
+    "taken_apart",
+    "unsafe",
+    "weight_key",
+]
+
+#: Implementations that add 8-bit products in 32 bits; what else oneDNN lists may saturate at 16.
+_EXACT = ("vnni", "amx", "x64:gemm", "gemm:jit", "ref:", "simple:")
+
+
+class QuantizedTactic(Tactic):
+    """A tactic for quantized layers: each is taken apart first, and what the kernel does not take is said of its parts."""
+
+    quantized = True
+
+    def unfit(self, parts: Parts) -> str | None:
+        """Why the kernel does not take a layer of these parts; None when it might."""
+        raise NotImplementedError
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        parts = take_apart(layer)
+        return parts if isinstance(parts, str) else self.unfit(parts)
+
+
+class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
+    """Of oneDNN's implementations those whose sums are exact on this CPU."""
+
+    def _usable(self, recipe: Recipe) -> list[str]:
+        found = super()._usable(recipe)
+        exact = [n for n in found if any(word in n for word in _EXACT)]
+        if not exact:
+            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has for this only kernels whose sums saturate ({', '.join(found)})")
+        return exact
+
+
+def unsafe(x: Scale) -> str | None:
+    """Why 8-bit products are not exact on this CPU; None where they are."""
+    if dnn.has_isa("avx512_core_vnni"):
+        return None
+    if x.dtype.name == "i8":
+        return "without VNNI instructions oneDNN halves the weights of a signed input, which rounds them"
+    return "without VNNI instructions oneDNN adds two products of u8 by i8 in 16 bits, which saturate"
+
+
+def float_types(parts: Parts, machine) -> list[DType]:
+    """Storage types for what the layer reads or stores in floating point, [F32] where that is nothing."""
+    floats = parts.stores is None or any(
+        t is not None and not t.is_constant and i not in parts.reads and t.dtype.is_float for i, t in enumerate(parts.view.inputs)
+    )
+    return [F32, BF16] if floats and "avx512_bf16" in machine.features and dnn.has_isa("avx512_core_bf16") else [F32]
+
+
+def same_format(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list[Signature]:
+    """Signatures with the inputs at these places and the output in one format, any that does it number by number."""
+    found = []
+    for f in ("nhwc", "linear"):
+        if format_fits(f, layer.outputs[0].type.rank):
+            inputs = tuple(Operand(f, reads[i]) if i in reads else None for i in range(len(layer.inputs)))
+            found.append(Signature(inputs, (Operand(f, stores),)))
+    return found
+
+
+def signatures(parts: Parts, fmt: str, machine) -> list[Signature]:
+    """Signatures with all full-size operands in `fmt`: for each float type, and each summand that can be summed in place first."""
+    made, rank = [], parts.view.outputs[0].type.rank
+    for real in float_types(parts, machine):
+        inputs: list[Operand | None] = []
+        for i, t in enumerate(parts.view.inputs):
+            if t is None or t.is_constant:
+                inputs.append(None)
+            else:
+                inputs.append(Operand(fmt if t.type.rank == rank else "linear", parts.reads[i].dtype if i in parts.reads else real))
+        out = Operand(fmt, parts.stores.dtype if parts.stores else real)
+        own = {parts.place(t) for t in parts.head.inputs}
+        for p in parts.posts:
+            z = p.other
+            if p.op != "Add" or z is None or z in own or inputs[z] is None:
+                continue
+            if parts.view.inputs[z].shape == parts.view.outputs[0].shape and inputs[z].dtype.bits == out.dtype.bits:
+                made.append(Signature(tuple(inputs), (out,), ((z, 0),)))
+        made.append(Signature(tuple(inputs), (out,)))
+    return made
+
+
+def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
+    """The epilogue as post-ops on real numbers, summands dequantized on the way."""
+    made = Chain()
+    for post in needed(parts):
+        if post.other not in parts.reads or parts.view.inputs[post.other].is_constant:
+            step = chain([post], parts.view, signature, shaper)
+        else:
+            step = _summand(post, parts, signature, shaper)
+        if isinstance(step, str):
+            return step
+        made.extend(step)
+    return made
+
+
+def needed(parts: Parts) -> list[Post]:
+    """The epilogue without the bounds at its end that storing as integers sets anyway: Relu before u8 with zero point 0, a Clip to the range.
+
+    A bound is one where it rounds to the lowest (highest) integer or beyond: what it cuts off saturates to the same integer.
+    """
+    posts, stores = list(parts.posts), parts.stores
+    if stores is None:
+        return posts
+    lowest, highest = (-128, 127) if stores.dtype.name == "i8" else (0, 255)
+    while posts and posts[-1].other is None and posts[-1].op in ("Relu", "Clip"):
+        low, high = (0.0, math.inf) if posts[-1].op == "Relu" else clip_bounds(posts[-1].attrs)
+        if np.rint(low / stores.number) + stores.zero > lowest or np.rint(high / stores.number) + stores.zero < highest:
+            break
+        posts.pop()
+    return posts
+
+
+def _summand(post: Post, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
+    """+ (z - zero) * scale: a sum in place, or the running value scaled to z's steps and back."""
+    i, made = post.other, Chain()
+    assert i is not None
+    z, t, stored = parts.reads[i], parts.view.needs(i), signature.needs(i)
+    if post.op != "Add":
+        return f"{post.op} with an integer operand: only Add takes one"
+    if (i, 0) in signature.inplace:
+        other = signature.outputs[0].dtype
+        made.post_ops.append(dnn.Sum(z.number, z.zero, None if other == z.dtype else z.dtype.name))
+        return made
+    shape, out = static_shape(t.shape), static_shape(parts.view.outputs[0].shape)
+    full = (1,) * (len(out) - len(shape)) + shape
+    wanted = shaper(full) if shaper else full
+    if wanted is None or not same_places(stored, shape, full):
+        return f"an Add of {list(shape)} stored as {stored} does not fit the output {list(out)}"
+    made.post_ops += [
+        dnn.Eltwise("linear", 1.0 / z.number, 0.0),
+        dnn.Binary("add", describe(t, stored, wanted)),
+        dnn.Eltwise("linear", z.number, -z.zero * z.number),
+    ]
+    made.places["post1"] = ("input", i)
+    return made
+
+
+def quantization(parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dict[str, tuple[tuple[str, int, int], ...]]:
+    """`scales` and `zero_points` of the primitive's attributes. `channels` is (mask, count) of weights with a scale a channel."""
+    by_channel = parts.reads[w].scale.size > 1
+    scales = [("src", 0, 1), ("weights", *channels) if by_channel else ("weights", 0, 1)]
+    zeros = [("src", 0, 1)] if parts.reads[x].zero else []
+    if parts.stores is not None:
+        scales.append(("dst", 0, 1))
+        zeros += [("dst", 0, 1)] if parts.stores.zero else []
+    return {"scales": tuple(scales), "zero_points": tuple(zeros)}
+
+
+def add_scales(recipe: Recipe, parts: Parts, x: int, w: int) -> None:
+    """Hands the values of scales and zero points to the recipe."""
+    for name, s in (("src", parts.reads[x]), ("weights", parts.reads[w]), ("dst", parts.stores)):
+        if s is None:
+            continue
+        recipe.constant(f"scale:{name}", f"scale|{s.scale.tobytes().hex()}", _maker(s.scale))
+        if s.zero:
+            recipe.constant(f"zero:{name}", f"zero|{s.zero}", _maker(np.array([s.zero], np.int32)))
+
+
+def _maker(a: np.ndarray) -> Callable[[], np.ndarray]:
+    return lambda: a
+
+
+def weight_key(parts: Parts, x: int, w: int) -> str:
+    """Key of packed weights: with a signed input, or one with a zero point, they carry sums that undo it."""
+    return f"{parts.view.needs(w).constant().digest}|{parts.reads[x].dtype}|{bool(parts.reads[x].zero)}"

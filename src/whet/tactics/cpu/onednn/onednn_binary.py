@@ -1,0 +1,145 @@
+"""Add, Sub, Mul, Div, Max, Min with broadcasting by oneDNN, with what follows them fused as post-ops; BatchNormalization as Mul and Add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics._fused import anchor, epilogue, outer_input, steps_after
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._post_ops import Chain, chain, constant_f32, same_places, second_operands
+
+_ALGORITHMS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "Sum": "add"}
+
+
+@tactic
+class OneDnnBinary(OneDnnTactic):
+    ops = (*_ALGORITHMS, "BatchNormalization")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        if head.op == "BatchNormalization":
+            if len(layer.outputs) != 1 or any(not layer.inputs[i].is_constant for i in _outer(layer, head)[1:]):
+                return "its statistics are computed at run time"
+        elif len(head.inputs) != 2:
+            return f"takes two operands, not {len(head.inputs)}"
+        elif any(t.dtype.name not in ("f32", "bf16") for t in head.inputs if t is not None):
+            return f"computes floats, not {head.inputs[0].dtype}"
+        return "what is fused to it is not a chain" if epilogue(layer) is None else None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        posts = epilogue(layer)
+        if posts is None or self.why_not(layer) or not static(layer):
+            return []
+        head = anchor(layer)
+        outer, rank = _outer(layer, head), layer.outputs[0].type.rank
+        found = []
+        for dtype in storage_types(activations(layer), machine):
+            for f in image_formats(rank):
+                out = Operand(f, dtype)
+                stored = second_operands(posts, layer, out)
+                for i in outer[:1] if head.op == "BatchNormalization" else outer:
+                    t = layer.needs(i)
+                    if not t.is_constant:
+                        stored[i] = out if t.type.rank == rank else Operand("linear", dtype)
+                found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (out,)))
+        return found
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        posts, head = steps_after(layer), anchor(layer)
+        if head.op == "BatchNormalization":
+            return _batch_norm(layer, head, signature)
+        fused = chain(posts, layer, signature)
+        if isinstance(fused, str):
+            return fused
+        outer = _outer(layer, head)
+        shape, target = static_shape(head.outputs[0].shape), signature.outputs[0]
+        if head.op != "Div" and static_shape(layer.inputs[outer[0]].shape) != shape:
+            outer = outer[::-1]  # only the second operand broadcasts in fast kernels
+            if head.op == "Sub":
+                fused = _negated(fused)
+        sides: list[dnn.MemoryDesc] = []
+        for i in outer:
+            got = _side(layer.inputs[i], signature.inputs[i], shape, target)
+            if isinstance(got, str):
+                return got
+            sides.append(got)
+        left, right = sides
+        first = dnn.binary(_ALGORITHMS[head.op], left, right, describe(layer.outputs[0], target), fused.attributes)
+        recipe = Recipe(first, {"dst": ("output", 0)})
+        for name, i in zip(("src", "src1"), outer, strict=True):
+            tensor = layer.needs(i)
+            if tensor.is_constant:
+                recipe.constant(name, *constant_f32(tensor))
+            else:
+                recipe.places[name] = ("input", i)
+        fused.fill(recipe)
+        return recipe
+
+
+def _negated(fused: Chain) -> Chain:
+    """The chain behind a change of sign: a - b = -(b - a)."""
+    made = Chain([dnn.Eltwise("linear", -1.0, 0.0)])
+    made.extend(fused)
+    return made
+
+
+def _outer(layer: Layer, head: Layer) -> list[int]:
+    found = [outer_input(layer, t) for t in head.inputs]
+    return [i for i in found if i is not None]
+
+
+def _side(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...], target: Operand) -> dnn.MemoryDesc | str:
+    """One operand's layout at the output's rank, or why it cannot be read so."""
+    assert tensor is not None
+    own = static_shape(tensor.shape)
+    full = (1,) * (len(shape) - len(own)) + own
+    if tensor.is_constant:
+        return dnn.describe(full, "f32")
+    assert stored is not None
+    if not same_places(stored, own, full):
+        return f"{list(own)} stored as {stored} does not line up with {list(shape)}"
+    if target.format.startswith("nChw") and full[1] != shape[1]:
+        return f"in {target.format} the channels of {list(own)} are padded, so they do not broadcast to {shape[1]}"
+    return describe(tensor, stored, full)
+
+
+def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str:
+    """x * factor + shift, both a value a channel."""
+    x, scale, bias, mean, variance = _outer(layer, head)
+    posts, shape, target = steps_after(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
+    fused = chain(posts, layer, signature)
+    if isinstance(fused, str):
+        return fused
+    if fused.places or fused.constants:
+        return "only activations are fused to a batch normalization"
+    if target.format == "linear" and len(shape) > 2 and set(shape[2:]) == {1} and shape[0] > 1:
+        return "oneDNN 3.2's kernel takes the shift of the wrong channel where height and width are 1 and the batch is not; nhwc has the same bytes"
+    layout = describe(layer.outputs[0], target)
+    vector = dnn.describe((1, shape[1], *(1,) * (len(shape) - 2)), "f32")
+    first = dnn.binary("mul", layout, vector, layout, dnn.Attributes((dnn.Binary("add", vector), *fused.post_ops)))
+    recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)})
+    tensors = [layer.inputs[i] for i in (scale, bias, mean, variance)]
+    key = "|".join(t.weight.digest for t in tensors) + f"|{head.attrs.get('epsilon', 1e-5)}"
+    recipe.constant("src1", key + "|factor", _folded(head, tensors, 0))
+    recipe.constant("post0", key + "|shift", _folded(head, tensors, 1))
+    return recipe
+
+
+def _folded(head: Layer, tensors: list[Tensor | None], which: int) -> Callable[[], np.ndarray]:
+    """Maker of factor (0) or shift (1), computed in double."""
+
+    def make() -> np.ndarray:
+        scale, bias, mean, variance = (f32_of(t).astype(np.float64) for t in tensors if t is not None)
+        factor = scale / np.sqrt(variance + head.attrs.get("epsilon", 1e-5))
+        return (factor if which == 0 else bias - mean * factor).astype(np.float32)
+
+    return make

@@ -1,0 +1,129 @@
+"""Conv and ConvTranspose by oneDNN, with bias, activations, residual sums and scalings fused as post-ops."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics._fused import Post, anchor, epilogue, outer_input, places, source_place, steps_after
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._post_ops import chain, residuals, second_operands
+
+
+@tactic
+class OneDnnConv(OneDnnTactic):
+    ops = ("Conv", "ConvTranspose")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        if any(i is None or not layer.inputs[i].is_constant for i in _weights(layer, head)):
+            return "the weights are computed at run time; oneDNN's fast kernels want them packed before"
+        if epilogue(layer) is None:
+            return "what is fused to it is not a chain"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        posts = epilogue(layer)
+        if posts is None or self.why_not(layer) or not static(layer):
+            return []
+        head = anchor(layer)
+        x = source_place(layer)
+        formats = [f for f in image_formats(head.inputs[0].type.rank) if f != "linear"]
+        pairs = [(f, f) for f in formats]
+        if head.inputs[0].shape[1] in (1, 2, 3, 4) and head.op == "Conv":
+            pairs = [("linear", f) for f in formats] + pairs  # images as they come: the kernels of first layers read them
+        found = []
+        for dtype in storage_types(activations(layer), machine):
+            for source, target in pairs:
+                found += _signatures(layer, posts, x, Operand(source, dtype), Operand(target, dtype))
+        return found
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        posts = steps_after(layer)
+        head = anchor(layer)
+        x, w, b = places(layer)
+        source, weights = layer.needs(x), layer.needs(w)
+        fused = chain(posts, layer, signature)
+        if isinstance(fused, str):
+            return fused
+        stored, target = signature.needs(x), signature.outputs[0]
+        transposed = head.op == "ConvTranspose"
+        shape = _grouped(static_shape(weights.shape), head.attrs["group"], transposed)
+        strides, dilations, pads = _geometry(head, static_shape(source.shape), static_shape(layer.outputs[0].shape), shape)
+        first = dnn.convolution(
+            describe(source, stored),
+            dnn.describe(shape, stored.dtype.name, "any"),
+            None if b is None else dnn.describe(static_shape(layer.inputs[b].shape), "f32"),
+            describe(layer.outputs[0], target),
+            strides,
+            dilations,
+            pads,
+            fused.attributes,
+            transposed=transposed,
+        )
+        work = prod(static_shape((source if transposed else layer.outputs[0]).shape)) * prod(static_shape(weights.shape)[1:])
+        recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, work=work)
+        recipe.narrow = any(d % 16 for d in (source.shape[1], layer.outputs[0].shape[1]))
+        fused.fill(recipe)
+        key = f"{_digest(weights)}|{head.op} {head.attrs['group']}"
+        recipe.constant("weights", key, lambda: _plain(f32_of(weights), shape, transposed), dnn.describe(shape, "f32"))
+        if b is not None:
+            bias = layer.needs(b)
+            recipe.constant("bias", f"{_digest(bias)}|f32", lambda: f32_of(bias))
+        return recipe
+
+
+def _signatures(layer: Layer, posts: list[Post], x: int, source: Operand, target: Operand) -> list[Signature]:
+    """One signature, and one more for each residual that can be summed in place (first: it moves least memory)."""
+    others = second_operands(posts, layer, target)
+    if x in others and source != target:
+        return []
+    inputs = tuple(source if i == x else others.get(i) for i in range(len(layer.inputs)))
+    inplace = [Signature(inputs, (target,), ((i, 0),)) for i in residuals(posts, layer) if i != x]
+    return [*inplace, Signature(inputs, (target,))]
+
+
+def _weights(layer: Layer, head: Layer) -> list[int | None]:
+    return [outer_input(layer, t) for t in head.inputs[1:3] if t is not None]
+
+
+def _digest(tensor: Tensor) -> str:
+    return tensor.constant().digest
+
+
+def _grouped(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int, ...]:
+    """oneDNN's weight shape: ([G,] out, in, ...) also for the transposed, which ONNX writes (in, out / G, ...)."""
+    if transposed:
+        shape = (shape[1] * group, shape[0] // group, *shape[2:])
+    return shape if group == 1 else (group, shape[0] // group, *shape[1:])
+
+
+def _plain(w: np.ndarray, shape: tuple[int, ...], transposed: bool) -> np.ndarray:
+    """The weights as a row-major array of `_grouped` shape."""
+    if not transposed:
+        return w.reshape(shape)
+    group = shape[0] if len(shape) > w.ndim else 1
+    return w.reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2).reshape(shape)
+
+
+def _geometry(
+    head: Layer, source: tuple[int, ...], target: tuple[int, ...], weights: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Strides, dilations and pads. End pads are those with which the shapes fit; a conv may leave a rest of its input unread."""
+    r, a = len(source) - 2, head.attrs
+    strides, dilations = tuple(a.get("strides") or (1,) * r), tuple(a.get("dilations") or (1,) * r)
+    begins = tuple((a.get("pads") or (0,) * 2 * r)[:r])
+    large, small = (target[2:], source[2:]) if head.op == "ConvTranspose" else (source[2:], target[2:])
+    ends = tuple(
+        (s - 1) * step + (k - 1) * d + 1 - n - before
+        for n, s, step, d, k, before in zip(large, small, strides, dilations, weights[-r:], begins, strict=True)
+    )
+    return strides, dilations, (begins, ends if head.op == "ConvTranspose" else tuple(max(e, 0) for e in ends))

@@ -1,0 +1,124 @@
+"""Activations and other unary ops by oneDNN, with what follows them fused as post-ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics._fused import anchor, epilogue, outer_input, source_place, steps_after
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._nonfinite import Reference, declared
+from whet.tactics.cpu.onednn._post_ops import Chain, activation, chain, clip_bounds, second_operands
+
+
+@tactic
+class OneDnnEltwise(OneDnnTactic):
+    version = 2
+    ops = (
+        "Relu", "LeakyRelu", "Elu", "Tanh", "Sigmoid", "Silu", "HardSigmoid", "HardSwish", "Clip", "Gelu", "Exp", "Sqrt", "Abs", "Neg",
+        "Softplus", "Mish", "Round", "Pow", "Reciprocal", "Swish", "PRelu",
+    )  # fmt: skip
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        for t in head.inputs[1:]:
+            i = outer_input(layer, t)
+            if i is not None and not layer.inputs[i].is_constant:
+                return f"{head.op}'s parameters are computed at run time"
+        return "what is fused to it is not a chain" if epilogue(layer) is None else None
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+        """What is declared of the anchor does not hold where NaN is put back."""
+        head, found = anchor(layer), declared(layer, implementation)
+        again = head.op in {p.op for p in epilogue(layer) or ()}
+        if not again and _restores_nan(head.op, {**head.attrs, **_parameters(layer, head)}):
+            return [{op: f for op, f in table.items() if op != head.op} for table in found]
+        return found
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        posts = epilogue(layer)
+        if posts is None or self.why_not(layer) or not static(layer):
+            return []
+        x = source_place(layer)
+        found = []
+        for dtype in storage_types(activations(layer), machine):
+            for f in image_formats(layer.outputs[0].type.rank):
+                out = Operand(f, dtype)
+                others = second_operands(posts, layer, out)
+                found.append(Signature(tuple(out if i == x else others.get(i) for i in range(len(layer.inputs))), (out,)))
+        return found
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        posts, head = steps_after(layer), anchor(layer)
+        x = source_place(layer)
+        bounds = _parameters(layer, head)
+        if head.op == "PRelu":
+            if bounds["input1"].size != 1:
+                return "one slope for all; slopes a channel are a PRelu of their own"
+            unary = activation("LeakyRelu", {"alpha": float(bounds["input1"].reshape(-1)[0])})
+        else:
+            unary = activation(head.op, {**head.attrs, **bounds})
+        if head.op == "Pow" and layer.outputs[0].shape != layer.inputs[x].shape:
+            return "the exponent broadcasts the base"
+        fused = chain(posts, layer, signature)
+        restore = _restores_nan(head.op, {**head.attrs, **bounds})
+        if head.op == "Exp":
+            unary = dnn.Eltwise("exp")
+        if unary is None or isinstance(fused, str):
+            return fused if isinstance(fused, str) else f"oneDNN has no eltwise for {head.op}"
+        shape = static_shape(layer.outputs[0].shape)
+        out = signature.outputs[0]
+        if len(shape) > 5 and not posts:
+            layout = dnn.describe((_elements(shape),), out.dtype.name)
+        else:
+            layout = describe(layer.outputs[0], out)
+        if not posts and not restore:
+            return Recipe(dnn.eltwise(unary.alg, layout, layout, unary.alpha, unary.beta), {"src": ("input", x), "dst": ("output", 0)})
+        return _as_binary(unary, restore, layout, x, fused)
+
+
+def _parameters(layer: Layer, head: Layer) -> dict[str, np.ndarray]:
+    """The anchor's constant operands as `input1`, `input2`."""
+    places = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
+    return {f"input{i}": layer.inputs[p].array() for i, p in places.items() if p is not None}
+
+
+def _restores_nan(op: str, attrs: Mapping[str, Any]) -> str | None:
+    """The operation with its own input that changes no number of the result and puts NaN back: max(exp(x), x) is exp(x).
+
+    x86's max and min give the second operand, here the input, when either is NaN. A Clip with two bounds has no such operation.
+    """
+    if op in ("Relu", "Exp"):
+        return "max"
+    if op == "Clip":
+        low, high = clip_bounds(attrs)
+        return "max" if high == math.inf else "min" if low == -math.inf else None
+    return None
+
+
+def _as_binary(unary: dnn.Eltwise, restore: str | None, layout: dnn.MemoryDesc, x: int, fused: Chain) -> Recipe:
+    """max(x, x), the activation and its epilogue as post-ops: oneDNN's eltwise takes post-ops in plain loops only."""
+    made, places = Chain([unary]), {"src": ("input", x), "src1": ("input", x), "dst": ("output", 0)}
+    if restore:
+        made.post_ops.append(dnn.Binary(restore, layout))
+        made.places["post1"] = ("input", x)
+    made.extend(fused)
+    recipe = Recipe(dnn.binary("max", layout, layout, layout, made.attributes), places)
+    made.fill(recipe)
+    return recipe
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    n = 1
+    for d in shape:
+        n *= d
+    return n

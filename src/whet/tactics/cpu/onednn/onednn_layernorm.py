@@ -1,0 +1,53 @@
+"""LayerNormalization by oneDNN."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, static, storage_types
+from whet.tactics.cpu.onednn._post_ops import constant_f32
+
+
+@tactic
+class OneDnnLayerNorm(OneDnnTactic):
+    ops = ("LayerNormalization",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Fused":
+            return "normalizes alone: what is fused to it stays apart"
+        if len(layer.outputs) != 1:
+            return "oneDNN's normalization for inference gives no mean and deviation"
+        if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
+            return "scale or bias is computed at run time"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        found = []
+        for dtype in storage_types(activations(layer), machine):
+            operand = Operand("linear", dtype)
+            found.append(Signature((operand, *(None,) * (len(layer.inputs) - 1)), (operand,)))
+        return found
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        shape = static_shape(layer.outputs[0].shape)
+        axis = layer.attrs.get("axis", -1) % len(shape)
+        rows, width = prod(shape[:axis]), prod(shape[axis:])
+        vectors = {n: t for n, t in zip(("scale", "shift"), layer.inputs[1:3], strict=False) if t is not None}
+        if any(prod(static_shape(t.shape)) != width for t in vectors.values()):
+            return f"scale and bias must have the normalized axes' {width} elements"
+        layout = dnn.describe((rows, width), signature.outputs[0].dtype.name)
+        epsilon = float(layer.attrs.get("epsilon", 1e-5))
+        first = dnn.layer_normalization(layout, layout, epsilon, scale="scale" in vectors, shift="shift" in vectors)
+        recipe = Recipe(first, {"src": ("input", 0), "dst": ("output", 0)})
+        for name, tensor in vectors.items():
+            recipe.constant(name, *constant_f32(tensor))
+        return recipe

@@ -1,0 +1,103 @@
+"""Pooling by oneDNN: windows, and whole images (GlobalAveragePool, GlobalMaxPool, ReduceMean over all spatial axes)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics._fused import anchor, epilogue, source_place, steps_after
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._axes import reduced_axes
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._post_ops import chain, second_operands
+
+_WHOLE = {"GlobalAveragePool": "avg_exclude_padding", "GlobalMaxPool": "max", "ReduceMean": "avg_exclude_padding"}
+
+
+@tactic
+class OneDnnPool(OneDnnTactic):
+    ops = ("MaxPool", "AveragePool", *_WHOLE)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        if len(layer.outputs) != 1:
+            return "oneDNN's pooling for inference gives no indices"
+        if epilogue(layer) is None:
+            return "what is fused to it is not a chain"
+        rank = head.inputs[0].type.rank
+        if not 3 <= rank <= 5:
+            return f"pools images of 1 to 3 spatial axes, not rank {rank}"
+        if head.op.startswith("Reduce") and reduced_axes(head) != tuple(range(2, rank)):
+            return "pools whole images: the axes must be all the spatial ones"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        posts = epilogue(layer)
+        if posts is None or self.why_not(layer) or not static(layer):
+            return []
+        head = anchor(layer)
+        x = source_place(layer)
+        shape = static_shape(head.inputs[0].shape)
+        pairs = [(f, f) for f in image_formats(len(shape))]
+        if head.op in _WHOLE:
+            kept = layer.outputs[0].type.rank == len(shape)
+            # One value a channel: nhwc, and full blocks of channels, are row-major at the same time.
+            flat = [(f, "linear") for f, _ in pairs if f == "nhwc" or (f.startswith("nChw") and shape[1] % 16 == 0)]
+            pairs = [*flat, *(pairs if kept else [("linear", "linear")])]
+        found = []
+        own = layer.inputs[x].dtype if x is not None else None
+        integers = [own] if own is not None and own.name in ("i8", "u8") and head.op == "MaxPool" and layer is head else []
+        for dtype in integers or storage_types(activations(layer), machine):
+            for source, target in pairs:
+                out = Operand(target, dtype)
+                others = second_operands(posts, layer, out)
+                found.append(
+                    Signature(tuple(Operand(source, dtype) if i == x else others.get(i) for i in range(len(layer.inputs))), (out,))
+                )
+        return found
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        posts, head = steps_after(layer), anchor(layer)
+        x = source_place(layer)
+        stored = signature.needs(x)
+        source = static_shape(layer.inputs[x].shape)
+        fused = chain(posts, layer, signature)
+        if isinstance(fused, str):
+            return fused
+        dtype = stored.dtype.name
+        if head.op in _WHOLE:
+            target, r = (*source[:2], *(1,) * (len(source) - 2)), len(source) - 2
+            alg, kernel, strides, dilations, pads = _WHOLE[head.op], source[2:], (1,) * r, (1,) * r, ((0,) * r, (0,) * r)
+            fmt = stored.format  # the output lies there like the input, whatever it is called
+        else:
+            target, fmt = static_shape(layer.outputs[0].shape), signature.outputs[0].format
+            kernel, strides, dilations, pads, grown = _window(head, source[2:], target[2:])
+            alg = "max" if head.op == "MaxPool" else "avg_include_padding" if head.attrs.get("count_include_pad") else "avg_exclude_padding"
+            if grown and alg == "avg_include_padding":
+                return "ceil_mode adds padding that the average must not count, which oneDNN would"
+        layout = dnn.describe(source, dtype, stored.format)
+        first = dnn.pooling(alg, layout, dnn.describe(target, dtype, fmt), kernel, strides, dilations, pads, fused.attributes)
+        exact = alg == "max" and not posts
+        recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, rtol=0.0 if exact else None)
+        fused.fill(recipe)
+        return recipe
+
+
+def _window(
+    head: Layer, source: Sequence[int], target: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]], bool]:
+    """Kernel, strides, dilations, pads that fit the shapes, and whether the end pads had to grow (ceil_mode)."""
+    a, r = head.attrs, len(source)
+    kernel = tuple(a["kernel_shape"])
+    strides, dilations = tuple(a.get("strides") or (1,) * r), tuple(a.get("dilations") or (1,) * r)
+    pads = tuple(a.get("pads") or (0,) * 2 * r)
+    fitting = tuple(
+        (t - 1) * s + (k - 1) * d + 1 - n - p for t, s, k, d, n, p in zip(target, strides, kernel, dilations, source, pads, strict=False)
+    )
+    ends = tuple(max(e, 0) for e in fitting)
+    return kernel, strides, dilations, (pads[:r], ends), any(e > p for e, p in zip(ends, pads[r:], strict=True))

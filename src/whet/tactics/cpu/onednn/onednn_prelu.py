@@ -1,0 +1,41 @@
+"""PRelu with constant slopes by oneDNN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._post_ops import constant_f32
+
+
+@tactic
+class OneDnnPRelu(OneDnnTactic):
+    ops = ("PRelu",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Fused":
+            return "stands alone: what is fused to it stays apart"
+        return None if layer.inputs[1] is not None and layer.inputs[1].is_constant else "the slopes are computed at run time"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        types, formats = storage_types(activations(layer), machine), image_formats(layer.outputs[0].type.rank)
+        return [Signature((Operand(f, d), None), (Operand(f, d),)) for d in types for f in formats]
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        slope, layout = layer.needs(1), describe(layer.outputs[0], signature.outputs[0])
+        shape = static_shape(slope.shape)
+        full = (1,) * (layer.outputs[0].type.rank - len(shape)) + shape
+        if sum(d != 1 for d in full) > 1:
+            return f"the slopes {list(shape)} differ along several axes"
+        first = dnn.prelu(layout, dnn.describe(full, "f32"), layout)
+        recipe = Recipe(first, {"src": ("input", 0), "dst": ("output", 0)})
+        recipe.constant("weights", *constant_f32(slope))
+        return recipe

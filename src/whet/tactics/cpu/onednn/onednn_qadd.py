@@ -1,0 +1,52 @@
+"""Quantized Add by oneDNN: two integers of different scales, what follows in floats, integers out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer
+from whet.tactics._base import Signature, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
+from whet.tactics.cpu.onednn._post_ops import Chain, chain
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, same_format, taken_apart
+
+
+@tactic
+class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
+    ops = ("Add",)
+    version = 2
+
+    def unfit(self, parts: Parts) -> str | None:
+        if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
+            return "adds integers and stores integers"
+        if any(parts.view.inputs[i].is_constant for i in parts.reads):
+            return "one of its summands is constant"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        parts = taken_apart(layer)
+        return same_format(layer, {i: s.dtype for i, s in parts.reads.items()}, parts.result.dtype)
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        parts = taken_apart(layer)
+        places = [i for i in (parts.place(t) for t in parts.head.inputs) if i is not None]
+        shift = -sum(parts.reads[i].zero * parts.reads[i].number for i in places)
+        steps = Chain([dnn.Eltwise("linear", 1.0, shift)] if shift else [])
+        fused = chain(needed(parts), parts.view, signature)
+        if isinstance(fused, str):
+            return fused
+        steps.extend(fused)
+        steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.result.number, float(parts.result.zero)))
+        sides = [describe(parts.view.inputs[i], signature.inputs[i]) for i in places]
+        made = dnn.Attributes(tuple(steps.post_ops), scales=(("src", 0, 1), ("src1", 0, 1)))
+        first = dnn.binary("add", sides[0], sides[1], describe(parts.view.outputs[0], signature.outputs[0]), made)
+        recipe = Recipe(first, {"dst": ("output", 0)}, 0.0)
+        for name, i in zip(("src", "src1"), places, strict=True):
+            recipe.places[name] = ("input", i)
+            scale = parts.reads[i].scale
+            recipe.constant(f"scale:{name}", f"scale|{scale.tobytes().hex()}", lambda s=scale: s)  # type: ignore[misc]
+        steps.fill(recipe)
+        return recipe

@@ -1,0 +1,82 @@
+"""Quantized Conv by oneDNN: u8 or i8 in, i8 weights by channel, bias, residual sum and activation in floats, u8, i8 or floats out."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, format_fits, static_shape
+from whet.tactics._base import Signature, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import Recipe, describe, f32_of, static
+from whet.tactics.cpu.onednn._quantized import (
+    OneDnnQuantized,
+    Parts,
+    add_scales,
+    attributes,
+    quantization,
+    signatures,
+    taken_apart,
+    unsafe,
+    weight_key,
+)
+from whet.tactics.cpu.onednn.onednn_conv import _geometry, _grouped
+
+
+@tactic
+class OneDnnQConv(OneDnnQuantized):
+    ops = ("Conv",)
+    version = 2
+
+    def unfit(self, parts: Parts) -> str | None:
+        x, w, b = parts.places()
+        if x not in parts.reads or w not in parts.reads:
+            return "its input or its weights are not quantized"
+        weights = parts.view.needs(w)
+        if not weights.is_constant or (b is not None and not parts.view.inputs[b].is_constant):
+            return "the weights are computed at run time"
+        if parts.reads[w].zero or parts.reads[w].dtype.name != "i8":
+            return "oneDNN takes symmetric i8 weights"
+        return unsafe(parts.reads[x])
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
+            return []
+        parts = taken_apart(layer)
+        return signatures(parts, "nhwc", machine)
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        parts = taken_apart(layer)
+        head, view = parts.head, parts.view
+        x, w, b = parts.places()
+        source, weights, stored = view.needs(x), view.needs(w), signature.needs(x)
+        group, count = head.attrs["group"], int(weights.shape[0])
+        channels = (1 if group == 1 else 3, count)
+        fused = attributes(parts, signature)
+        if isinstance(fused, str):
+            return fused
+        shape = _grouped(static_shape(weights.shape), group, False)
+        strides, dilations, pads = _geometry(head, static_shape(source.shape), static_shape(view.outputs[0].shape), shape)
+        first = dnn.convolution(
+            describe(source, stored),
+            dnn.describe(shape, "i8", "any"),
+            None if b is None else dnn.describe((count,), "f32"),
+            describe(view.outputs[0], signature.outputs[0]),
+            strides,
+            dilations,
+            pads,
+            dnn.Attributes(tuple(fused.post_ops), **quantization(parts, x, w, channels)),
+        )
+        work = prod(static_shape(view.outputs[0].shape)) * prod(static_shape(weights.shape)[1:])
+        recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0 if parts.stores else None, work)
+        recipe.narrow = any(d % 16 for d in (source.shape[1], view.outputs[0].shape[1]))
+        fused.fill(recipe)
+        add_scales(recipe, parts, x, w)
+        key = f"{weight_key(parts, x, w)}|Conv {group}"
+        recipe.constant("weights", key, lambda: np.reshape(weights.array(), shape), dnn.describe(shape, "i8"))
+        if b is not None:
+            bias = view.needs(b)
+            recipe.constant("bias", f"{bias.constant().digest}|f32", lambda: f32_of(bias).reshape(-1))
+        return recipe

@@ -1,0 +1,131 @@
+"""Quantized Gemm and MatMul by oneDNN: u8 or i8 by i8, constant or computed, bias and what follows in floats; integers or floats out."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Signature, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, static
+from whet.tactics.cpu.onednn._post_ops import constant_f32
+from whet.tactics.cpu.onednn._quantized import (
+    OneDnnQuantized,
+    Parts,
+    add_scales,
+    attributes,
+    quantization,
+    signatures,
+    taken_apart,
+    unsafe,
+    weight_key,
+)
+
+
+@tactic
+class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
+    ops = ("Gemm", "MatMul")
+    kinds = ("matmul", "inner_product")
+    version = 2
+
+    def unfit(self, parts: Parts) -> str | None:
+        a, b = (parts.place(t) for t in parts.head.inputs[:2])
+        if a not in parts.reads or b not in parts.reads:
+            return "one of its operands is not quantized"
+        right = parts.view.needs(b)
+        if parts.reads[b].zero or parts.reads[b].dtype.name != "i8":
+            return "oneDNN takes a symmetric i8 matrix on the right"
+        if parts.view.inputs[a].is_constant:
+            return "the first operand is constant; oneDNN packs the second"
+        if any(t is not None and t.type.rank < 2 for t in parts.head.inputs[:2]):
+            return "takes matrices, not vectors"
+        gemm = parts.head.op == "Gemm"
+        if gemm and (parts.head.attrs["transA"] or parts.head.attrs["alpha"] != 1 or parts.head.attrs["beta"] != 1):
+            return "transA, alpha and beta are for float products"
+        c = parts.place(parts.head.input(2))
+        if c is not None and not parts.view.inputs[c].is_constant:
+            return "its C is computed at run time"
+        if not right.is_constant and gemm and parts.head.attrs["transB"]:
+            return "transB of a computed matrix is for float products"
+        return unsafe(parts.reads[a])
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        parts = taken_apart(layer)
+        return signatures(parts, "linear", machine)
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        return _product(layer, signature, "matmul")
+
+    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+        return _product(layer, signature, "inner_product")
+
+
+def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
+    """The product in oneDNN's words. With a constant matrix on the right, all axes but the last of the left one are rows."""
+    parts = taken_apart(layer)
+    head, view = parts.head, parts.view
+    a, b, c = (parts.place(t) for t in (*head.inputs, None)[:3])
+    assert a is not None  # `unfit` said so
+    assert b is not None
+    left, right, target = view.needs(a), view.needs(b), signature.outputs[0].dtype.name
+    out, source = static_shape(head.outputs[0].shape), static_shape(left.shape)
+    k, n = source[-1], out[-1]
+    rows = right.is_constant and right.type.rank == 2
+    if kind == "inner_product" and not rows:
+        return "an inner product has a constant matrix on its right"
+
+    def flat(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        if not rows:
+            return shape
+        if shape == out:
+            return (prod(shape[:-1]), shape[-1])
+        return (1, shape[-1]) if prod(shape[:-1]) == 1 else None
+
+    seen = flat(out)
+    assert seen is not None
+    rank = len(seen)
+    channels = (1 if kind == "inner_product" else 1 << (rank - 1), n)
+    fused = attributes(parts, signature, flat)
+    if isinstance(fused, str):
+        return fused
+    if not right.is_constant and parts.reads[b].scale.size > 1:
+        return "a computed matrix has one scale"
+    src = dnn.describe((prod(source[:-1]), k) if rows else (1,) * (rank - len(source)) + source, parts.reads[a].dtype.name)
+    stored = static_shape(right.shape)
+    trans = bool(head.op == "Gemm" and head.attrs["transB"])
+    plain = (*stored[:-2], *(stored[:-3:-1] if trans else stored[-2:]))  # (..., K, N)
+    made = dnn.Attributes(tuple(fused.post_ops), **quantization(parts, a, b, channels))
+    bias = view.inputs[c] if c is not None else None
+    vector = bias is not None and bias.type.elements == n
+    if bias is not None and not vector:
+        return f"a C of shape {list(map(str, bias.shape))} is no row"
+    shape = (n, k) if kind == "inner_product" else (1,) * (rank - len(plain)) + plain
+    weights = dnn.describe(shape, "i8", "any" if right.is_constant else "linear")
+    row = dnn.describe((n,) if kind == "inner_product" else (*(1,) * (rank - 1), n), "f32") if vector else None
+    first = (dnn.inner_product if kind == "inner_product" else dnn.matmul)(src, weights, row, dnn.describe(seen, target), made)
+    recipe = Recipe(first, {"src": ("input", a), "dst": ("output", 0)}, 0.0 if parts.stores else None, prod(out) * k)
+    fused.fill(recipe)
+    add_scales(recipe, parts, a, b)
+    if bias is not None:
+        key, make = constant_f32(bias)
+        recipe.constant("bias", key, lambda: make().reshape(-1))
+    if not right.is_constant:
+        recipe.places["weights"] = ("input", b)
+        return recipe
+
+    def matrix() -> np.ndarray:
+        w = right.array()
+        if kind == "inner_product":
+            return w if trans else w.T
+        return w.T if trans else w
+
+    key = f"{weight_key(parts, a, b)}|{kind} {trans}"
+    recipe.constant("weights", key, lambda: np.ascontiguousarray(matrix()).reshape(shape), dnn.describe(shape, "i8"))
+    return recipe
+
+

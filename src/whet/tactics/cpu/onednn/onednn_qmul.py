@@ -1,0 +1,79 @@
+"""Quantized Mul by oneDNN: an integer times a factor in floating point that broadcasts (a gate), integers out, in one pass."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.errors import BuildError
+from whet.network import F32, Layer, static_shape
+from whet.tactics._base import Signature, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
+from whet.tactics.cpu.onednn._post_ops import Chain, chain
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed, same_format, taken_apart
+
+_COST_OF_PLAIN_LOOPS = 100  # multiply-adds in whose time they do one number (50 ns): what several images get
+
+
+@tactic
+class OneDnnQMul(QuantizedTactic, OneDnnTactic):
+    ops = ("Mul",)
+
+    def unfit(self, parts: Parts) -> str | None:
+        places = places_of(parts)
+        if parts.stores is None or places is None:
+            return "multiplies one integer by one floating-point factor and stores integers"
+        x, factor = (parts.view.needs(i) for i in places)
+        if x.is_constant or factor.is_constant or x.shape != parts.view.outputs[0].shape or x.type.rank != factor.type.rank:
+            return "the integer has the output's shape, the factor its rank, and both are computed"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        parts = taken_apart(layer)
+        x, factor = integer_and_factor(parts)
+        return same_format(layer, {x: parts.reads[x].dtype, factor: F32}, parts.result.dtype)
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        parts = taken_apart(layer)
+        x, factor = integer_and_factor(parts)
+        fused = chain(needed(parts), parts.view, signature)
+        if isinstance(fused, str):
+            return fused
+        whole, gate = (describe(parts.view.needs(i), signature.needs(i)) for i in (x, factor))
+        if any(a not in (1, b) for a, b in zip(static_shape(parts.view.inputs[factor].shape), static_shape(layer.outputs[0].shape), strict=True)):
+            return "the factor broadcasts the integer"
+        reads, steps, names = parts.reads[x], Chain(), {"src": x, "src1": factor}
+        if reads.zero:  # (q - zero) * scale first: max(q, q) is q, and the factor a step of its own
+            steps = Chain([dnn.Eltwise("linear", 1.0, -reads.zero * reads.number), dnn.Binary("mul", gate)], {"post1": ("input", factor)})
+            names["src1"] = x
+        steps.extend(fused)
+        steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.result.number, float(parts.result.zero)))
+        scaled = ("src", "src1") if reads.zero else ("src",)
+        made = dnn.Attributes(tuple(steps.post_ops), scales=tuple((name, 0, 1) for name in scaled))
+        target = describe(parts.view.outputs[0], signature.outputs[0])
+        first = dnn.binary("max" if reads.zero else "mul", whole, whole if reads.zero else gate, target, made)
+        work = _COST_OF_PLAIN_LOOPS * prod(static_shape(layer.outputs[0].shape))
+        recipe = Recipe(first, {name: ("input", i) for name, i in names.items()} | {"dst": ("output", 0)}, 0.0, work)
+        for name in scaled:
+            recipe.constant(f"scale:{name}", f"scale|{reads.scale.tobytes().hex()}", lambda: reads.scale)
+        steps.fill(recipe)
+        return recipe
+
+
+def places_of(parts: Parts) -> tuple[int, int] | None:
+    """Input places of the integer and of the factor; None where it is not one of each."""
+    a, b = (parts.place(t) for t in parts.head.inputs)
+    if a is None or b is None or (a in parts.reads) == (b in parts.reads):
+        return None
+    return (a, b) if a in parts.reads else (b, a)
+
+
+def integer_and_factor(parts: Parts) -> tuple[int, int]:
+    """`places_of` a layer that a tactic has taken. Raises BuildError for one that has not one of each."""
+    places = places_of(parts)
+    if places is None:
+        raise BuildError(f"{parts.view.name} has not one integer and one factor")
+    return places

@@ -1,0 +1,64 @@
+"""Quantized average pooling by oneDNN: windows and whole images, the new scale applied before rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, format_fits, static_shape
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, static
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, taken_apart
+from whet.tactics.cpu.onednn.onednn_pool import _window
+
+
+@tactic
+class OneDnnQPool(QuantizedTactic, OneDnnTactic):
+    ops = ("AveragePool", "GlobalAveragePool")
+
+    def unfit(self, parts: Parts) -> str | None:
+        x = parts.source_place()
+        if x not in parts.reads or parts.stores is None or parts.posts:
+            return "pools integers and stores integers"
+        if parts.reads[x].dtype != parts.stores.dtype:
+            return f"oneDNN's pooling keeps the type; this reads {parts.reads[x].dtype} and stores {parts.stores.dtype}"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.inputs[0].type.rank):
+            return []
+        parts = taken_apart(layer)
+        x = parts.source_place()
+        own = Operand("nhwc", parts.result.dtype)
+        inputs = tuple(own if i == x else None for i in range(len(layer.inputs)))
+        # One value a channel lies row-major too.
+        whole = [Operand("linear", own.dtype)] if parts.head.op == "GlobalAveragePool" else []
+        return [Signature(inputs, (o,)) for o in (own, *whole)]
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        parts = taken_apart(layer)
+        x, head = parts.source_place(), parts.head
+        source, target = static_shape(parts.view.inputs[x].shape), static_shape(parts.view.outputs[0].shape)
+        reads, stores, dtype = parts.reads[x], parts.result, parts.result.dtype.name
+        alg, r = "avg_exclude_padding", len(source) - 2
+        if head.op == "GlobalAveragePool":
+            kernel, strides, dilations, pads = source[2:], (1,) * r, (1,) * r, ((0,) * r, (0,) * r)
+        else:
+            kernel, strides, dilations, pads, grown = _window(head, source[2:], target[2:])
+            if head.attrs.get("count_include_pad"):
+                alg = "avg_include_padding"
+                if grown or (reads.zero and any(map(any, pads))):
+                    return "its padding is not the integer 0, or is not counted"
+        factor = reads.number / stores.number
+        posts = () if factor == 1.0 and reads.zero == stores.zero else (dnn.Eltwise("linear", factor, stores.zero - reads.zero * factor),)
+        first = dnn.pooling(
+            alg,
+            dnn.describe(source, dtype, "nhwc"),
+            dnn.describe(target, dtype, "nhwc"),
+            kernel,
+            strides,
+            dilations,
+            pads,
+            dnn.Attributes(posts),
+        )
+        return Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0)

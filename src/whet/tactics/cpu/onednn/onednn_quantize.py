@@ -1,0 +1,94 @@
+"""QuantizeLinear and DequantizeLinear by oneDNN: a reorder, into another format on the way, or an elementwise kernel where it stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.network import BF16, F32, Layer, format_fits
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, describe, static
+
+_STORED = ("i8", "u8")
+MAX_RANK = 5  # of oneDNN's fast elementwise kernels
+
+
+@tactic
+class OneDnnQuantize(TwoPrimitives):
+    ops = ("QuantizeLinear", "DequantizeLinear")
+    kinds = ("reorder", "binary")
+    version = 2
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        integer, real = layer.outputs[0], layer.needs(0)
+        if layer.op == "DequantizeLinear":
+            integer, real = real, integer
+        if layer.op == "Fused" or layer.inputs[0].is_constant:
+            return "its input is constant, or it is fused to something"
+        if integer.dtype.name not in _STORED or real.dtype != F32:
+            return f"converts between f32 and {', '.join(_STORED)}, not {real.dtype} and {integer.dtype}"
+        if layer.attrs["block_size"]:
+            return "has a scale for each block"
+        if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
+            return "its scale is computed at run time"
+        zeros = layer.input(2)
+        if zeros is not None and np.any(zeros.array() != zeros.array().reshape(-1)[:1]):
+            return "zero points differ within the tensor"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        rank = layer.outputs[0].type.rank
+        reals = [F32, BF16] if "avx512_bf16" in machine.features and dnn.has_isa("avx512_core_bf16") else [F32]
+        formats = [f for f in ("nhwc", "linear") if format_fits(f, rank)]
+        found = []
+        for real in reals:
+            for f in formats:
+                for g in formats:
+                    source, target = (real, layer.outputs[0].dtype) if layer.op == "QuantizeLinear" else (layer.inputs[0].dtype, real)
+                    found.append(Signature((Operand(f, source), *(None,) * (len(layer.inputs) - 1)), (Operand(g, target),)))
+        return found
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        side, values, shift = scales_of_layer(layer)
+        x, stored = layer.needs(0), signature.needs(0)
+        mask = 0 if values.size == 1 else 1 << (layer.attrs["axis"] % x.type.rank)
+        made = dnn.Attributes(scales=((side, mask, values.size),), zero_points=((side, 0, 1),) if shift else ())
+        first = dnn.reorder(describe(x, stored), describe(layer.outputs[0], signature.outputs[0]), made)
+        recipe = Recipe(first, {"src": ("input", 0), "dst": ("output", 0)}, 0.0 if side == "dst" else None)
+        recipe.constant(f"scale:{side}", f"scale|{values.tobytes().hex()}", lambda: values)
+        if shift:
+            recipe.constant(f"zero:{side}", f"zero|{shift}", lambda: np.array([shift], np.int32))
+        return recipe
+
+    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+        return _as_binary(layer, signature)
+
+    def worth(self, names: list[str]) -> list[str]:
+        return [n for n in names if n != "ref:any"]
+
+
+def scales_of_layer(layer: Layer) -> tuple[str, np.ndarray, int]:
+    """Which side of the conversion is scaled, by what, and the zero point."""
+    scale, zero = layer.needs(1), layer.input(2)
+    shift = 0 if zero is None or not zero.array().size else int(zero.array().reshape(-1)[0])
+    return "dst" if layer.op == "QuantizeLinear" else "src", np.asarray(scale.array(), np.float32).reshape(-1), shift
+
+
+def _as_binary(layer: Layer, signature: Signature) -> Recipe | str:
+    """max(x, x), scaled and shifted: two and a half times as fast as the reorder from f32 to integers, where the format stays."""
+    side, values, shift = scales_of_layer(layer)
+    x, stored, out = layer.needs(0), signature.needs(0), signature.outputs[0]
+    if values.size != 1 or stored.format != out.format or x.type.rank > MAX_RANK:
+        return "one scale, and the same format before and behind"
+    factor = float(values[0])
+    line = (1.0 / factor, float(shift)) if side == "dst" else (factor, -shift * factor)
+    source = describe(x, stored)
+    first = dnn.binary("max", source, source, describe(layer.outputs[0], out), dnn.Attributes((dnn.Eltwise("linear", *line),)))
+    return Recipe(first, {"src": ("input", 0), "src1": ("input", 0), "dst": ("output", 0)}, 0.0 if side == "dst" else None)

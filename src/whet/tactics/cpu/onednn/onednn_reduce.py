@@ -1,0 +1,65 @@
+"""Reductions over any axes by oneDNN. Not ReduceMax and ReduceMin: they begin with the largest finite numbers, which a row of infinities (a
+mask over everything) then gives, and in plain loops they forget what came before a NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics._fused import anchor, epilogue, source_place
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._axes import reduced_axes
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, image_formats, static, storage_types
+
+_ALGORITHMS = {
+    "ReduceMean": "mean",
+    "ReduceSum": "sum",
+    "ReduceProd": "mul",
+    "ReduceL2": "norm_sum",
+}
+
+
+@tactic
+class OneDnnReduce(OneDnnTactic):
+    version = 2
+    ops = tuple(_ALGORITHMS)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if epilogue(layer):
+            return "reduces alone: what is fused to it stays apart"
+        if not reduced_axes(anchor(layer)):
+            return "the axes are none, or known only at run time"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not static(layer):
+            return []
+        head = anchor(layer)
+        x = source_place(layer)
+        rank = head.inputs[0].type.rank
+        same = layer.outputs[0].type.rank == rank
+        formats = image_formats(rank) if same else ("linear",)
+        return [
+            Signature(tuple(Operand(f, d) if i == x else None for i in range(len(layer.inputs))), (Operand(f, d),))
+            for d in storage_types([t for t in activations(layer) if t.dtype.is_float], machine)
+            for f in formats
+        ]
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        head = anchor(layer)
+        x, axes = source_place(layer), reduced_axes(head)
+        assert x is not None
+        assert axes
+        stored = signature.needs(x)
+        source = static_shape(layer.inputs[x].shape)
+        target = tuple(1 if i in axes else d for i, d in enumerate(source))
+        if source == target:
+            return "every reduced axis has one element"
+        dtype, fmt = stored.dtype.name, stored.format
+        layouts = dnn.describe(source, dtype, fmt), dnn.describe(target, dtype, fmt)
+        first = dnn.reduction(_ALGORITHMS[head.op], *layouts, p=2.0)
+        return Recipe(first, {"src": ("input", x), "dst": ("output", 0)})

@@ -1,0 +1,66 @@
+"""Resize of images by oneDNN: half-pixel linear, and nearest where its rounding gives the same pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.ops.resize import targets
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, static, storage_types
+
+_MOVABLE = ("i8", "u8")  # that nearest picks without computing
+
+
+@tactic
+class OneDnnResize(OneDnnTactic):
+    ops = ("Resize",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Fused":
+            return "resizes alone: what is fused to it stays apart"
+        if any(t is not None and not t.is_constant and t.shape_value is None for t in layer.inputs[1:]):
+            return "sizes or scales are computed at run time"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        x, y = layer.inputs[0], layer.outputs[0]
+        if self.why_not(layer) or not static(layer) or not 3 <= y.type.rank <= 5:
+            return []
+        return [
+            Signature((Operand(f, d), *(None,) * (len(layer.inputs) - 1)), (Operand(f, d),))
+            for d in storage_types([x, y], machine) or ([y.dtype] if y.dtype.name in _MOVABLE and layer.attrs["mode"] == "nearest" else [])
+            for f in image_formats(y.type.rank)
+        ]
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        a = layer.attrs
+        source, target = (static_shape(t.shape) for t in (layer.inputs[0], layer.outputs[0]))
+        if source[:2] != target[:2]:
+            return "batch or channels are resized"
+        mode = a.get("mode", "nearest")
+        centres = a.get("coordinate_transformation_mode", "half_pixel")
+        whole = all(t % s == 0 for s, t in zip(source[2:], target[2:], strict=True))
+        if mode == "nearest":
+            floors = centres == "asymmetric" and a.get("nearest_mode") == "floor"
+            rounds = centres in ("half_pixel", "pytorch_half_pixel") and a.get("nearest_mode", "round_prefer_floor").startswith("round")
+            if not whole or not (floors or rounds) or not _plain_scales(layer, source, target):
+                return f"nearest with {centres} and these sizes picks other pixels than oneDNN"
+        elif mode != "linear" or centres not in ("half_pixel", "pytorch_half_pixel") or a.get("antialias"):
+            return f"oneDNN has no {mode} resize with {centres}" + (" and antialiasing" if a.get("antialias") else "")
+        elif centres == "pytorch_half_pixel" and 1 in target[2:]:
+            return "pytorch_half_pixel treats a length of 1 in its own way"
+        elif not _plain_scales(layer, source, target):
+            return "the scales are not output size / input size, as oneDNN takes them"
+        first = dnn.resampling(mode, describe(layer.inputs[0], signature.outputs[0]), describe(layer.outputs[0], signature.outputs[0]))
+        return Recipe(first, {"src": ("input", 0), "dst": ("output", 0)}, rtol=0.0 if mode == "nearest" else None)
+
+
+def _plain_scales(layer: Layer, source: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether the scales are exactly the ratio of the sizes (ONNX uses the scale, oneDNN the ratio)."""
+    scales = [scale for _, scale in targets(layer)]
+    return all(s is None or abs(float(s) * n - m) < 1e-4 for s, n, m in zip(scales, source, target, strict=True))

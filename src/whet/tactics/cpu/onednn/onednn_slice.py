@@ -1,0 +1,75 @@
+"""Slice, and Gather of one entry, by oneDNN's reorder from a strided part of the input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, static_shape, strides
+from whet.ops.slice import ranges
+from whet.tactics._base import Operand, Signature, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, static, storage_types
+
+_MOVABLE = ("i32", "i8", "u8")
+
+
+@tactic
+class OneDnnSlice(OneDnnTactic):
+    ops = ("Slice", "Gather")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Fused":
+            return "moves alone: what is fused to it stays apart"
+        x = layer.inputs[0]
+        if x is None or x.is_constant:
+            return "the data are constant"
+        if any(t is not None and t.shape_value is None for t in layer.inputs[1:]):
+            return "where to cut is computed at run time"
+        if layer.op == "Gather" and (layer.inputs[1] is None or layer.inputs[1].type.elements != 1):
+            return "gathers one entry, not a list of them"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        x, y = layer.needs(0), layer.outputs[0]
+        if self.why_not(layer) or not static(layer):
+            return []
+        types = storage_types([x], machine) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
+        formats = [f for f in image_formats(y.type.rank) if not f.startswith("nChw") and (layer.op == "Slice" or f == "linear")]
+        absent = (None,) * (len(layer.inputs) - 1)
+        return [Signature((Operand(f, d), *absent), (Operand(f, d),)) for d in types for f in formats]
+
+    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+        x, y, stored = layer.needs(0), layer.outputs[0], signature.outputs[0]
+        own = static_shape(x.shape)
+        steps = list(strides(stored.format, own))
+        shape, start = list(own), 0
+        for axis, (first, length, step) in _cuts(layer, own).items():
+            if step < 0 or not isinstance(first, int) or not isinstance(length, int):
+                return "cuts backward, which no positive stride describes"
+            start += first * steps[axis]
+            shape[axis], steps[axis] = length, steps[axis] * step
+        target = static_shape(y.shape)
+        if layer.op == "Slice":
+            goal = dnn.describe(shape, stored.dtype.name, stored.format)
+        else:
+            goal = dnn.describe(shape, stored.dtype.name)  # the one entry's axis is dropped, or becomes axes of 1: the same bytes
+            assert [d for d in target if d != 1] == [d for d in shape if d != 1]
+        recipe = Recipe(
+            dnn.reorder(dnn.describe(shape, stored.dtype.name, strides=steps), goal), {"src": ("input", 0), "dst": ("output", 0)}, 0.0
+        )
+        recipe.offsets["src"] = start * stored.dtype.bits // 8
+        return recipe
+
+
+def _cuts(layer: Layer, shape: tuple[int, ...]) -> dict[int, tuple[Any, Any, int]]:
+    """{axis: (first, length, step)}."""
+    if layer.op == "Slice":
+        return ranges(layer)
+    axis = layer.attrs["axis"] % len(shape)
+    chosen = layer.needs(1)
+    assert chosen.shape_value is not None  # `why_not` said so
+    index = int(chosen.shape_value[0])
+    return {axis: (index % shape[axis], 1, 1)}

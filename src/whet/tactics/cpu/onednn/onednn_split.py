@@ -1,0 +1,76 @@
+"""Split by oneDNN's reorder, one launch a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, static_shape, strides
+from whet.ops.split import sizes
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
+from whet.tactics.cpu.onednn import _api as dnn
+from whet.tactics.cpu.onednn._kernel import OneDnnKernel, OneDnnTactic, Recipe, image_formats, static, storage_types
+
+_MOVABLE = ("i32", "i8", "u8")
+
+
+class SplitKernel:
+    """One reorder for each output."""
+
+    scratch, rtol, deterministic = 0, 0.0, True
+    packed: tuple[Packed, ...] = ()
+
+    def __init__(self, layer: Layer, signature: Signature, parts: list[OneDnnKernel]) -> None:
+        self.parts, self.implementation = parts, parts[0].implementation
+        self.inputs, self.outputs = stored_bytes(layer, signature)
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        for part in self.parts:
+            part.enqueue(args, stream)
+
+
+@tactic
+class OneDnnSplit(OneDnnTactic):
+    ops = ("Split",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        x = layer.inputs[0]
+        if layer.op == "Fused" or x is None or x.is_constant:
+            return "splits one tensor that is computed at run time, and nothing else"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        x = layer.needs(0)
+        if self.why_not(layer) or not static(layer):
+            return []
+        types = storage_types([x], machine) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
+        absent = (None,) * (len(layer.inputs) - 1)
+        formats = [f for f in image_formats(x.type.rank) if not f.startswith("nChw")]
+        return [Signature((Operand(f, d), *absent), (Operand(f, d),) * len(layer.outputs)) for d in types for f in formats]
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        return [()]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        return None if all(isinstance(n, int) for n in sizes(layer)) else "the parts' sizes are known only at run time"
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> SplitKernel:
+        x, stored = layer.needs(0), signature.outputs[0]
+        own = static_shape(x.shape)
+        axis, at, parts = layer.attrs["axis"] % len(own), 0, []
+        steps = strides(stored.format, own)
+        for i, y in enumerate(layer.outputs):
+            shape = static_shape(y.shape)
+            try:
+                move = dnn.reorder(
+                    dnn.describe(shape, stored.dtype.name, strides=steps), dnn.describe(shape, stored.dtype.name, stored.format)
+                )
+            except dnn.Unimplemented as error:
+                raise PlanRefused(str(error)) from None
+            recipe = Recipe(move, {"src": ("input", 0), "dst": ("output", i)}, rtol=0.0)
+            recipe.offsets["src"] = at * steps[axis] * stored.dtype.bits // 8
+            parts.append(recipe.kernel(layer, signature, move))
+            at += shape[axis]
+        return SplitKernel(layer, signature, parts)

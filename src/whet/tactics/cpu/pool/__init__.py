@@ -1,0 +1,1 @@
+"""Pooling in LLVM IR."""

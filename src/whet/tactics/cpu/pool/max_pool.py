@@ -1,0 +1,83 @@
+"""Max pooling, f32 in blocks of 16 channels, by a kernel of our own: rows first, then columns.
+
+oneDNN reads every number of every window. 5x5, 104 channels of 20x20: 0.021 to 0.013 ms, 256 channels: 0.043 to 0.021 (Cascade Lake, two threads).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.network import F32, Layer, static_shape
+from whet.tactics._base import Args, Config, Signature, Stream, tactic
+from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu._llvm.kernel import OwnKernel, OwnTactic
+from whet.tactics.cpu.conv._blocked_conv import STORED
+from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.onednn._nonfinite import KERNELS, Reference
+from whet.tactics.cpu.pool._max_pool_ir import Axis, pool_ir
+
+_SMALL = 1 << 13  # numbers that one thread has done before the others are there
+_WINDOW = 16  # places of a window's side: beyond, the code is long
+
+
+class PoolKernel(OwnKernel):
+    """A planned pooling; its scratch holds what the rows' windows give."""
+
+    implementation = "own:rows, columns"
+
+    def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
+        images, channels, height, width = static_shape(layer.needs(0).shape)
+        rows, columns = static_shape(layer.outputs[0].shape)[2:]
+        super().__init__(layer, signature, prod((images, channels, rows, columns)), _SMALL, count)
+        self.planes = images * -(-channels // WIDE)
+        self.threads = min(self.threads, self.planes)
+        self.sizes = [height, width, rows, columns]
+        self.scratch = self.planes * height * columns * WIDE * 4
+        self.ir = pool_ir(*axes(layer))
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        context = [args.inputs[0], args.outputs[0], args.scratch, *self.sizes, self.planes, -(-self.planes // self.threads)]
+        operands = {0: ("input", 0), 1: ("output", 0)}
+        stream.record(jit.ParallelCall(jit.address(self.ir, "pool"), context, operands, self.threads, self.implementation))
+
+
+@tactic
+class Pool(OwnTactic):
+    ops = ("MaxPool",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        x, a = layer.inputs[0], layer.attrs
+        if layer.op == "Fused" or len(layer.outputs) != 1 or x is None or x.dtype != F32 or x.type.rank != 4:
+            return "is for images of 32-bit floats, alone, without indices"
+        if set(a.get("dilations") or (1,)) != {1} or a.get("ceil_mode") or a.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
+            return "takes neither dilations nor ceil_mode, and pads that are written out"
+        window = tuple(a["kernel_shape"])
+        if max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(a.get("pads") or (0,) * 4)):
+            return f"takes windows of up to {_WINDOW} a side, and pads below the window"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        return [] if self.why_not(layer) or not static(layer) else [Signature((STORED,), (STORED,))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        return None if jit.has("avx512f") else "is written for registers of 16 floats"
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> PoolKernel:
+        return PoolKernel(layer, signature, machine.threads)
+
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+        """What oneDNN's kernels do: a NaN loses against a number."""
+        return [{"MaxPool": KERNELS["MaxPool"]}]
+
+
+def axes(layer: Layer) -> tuple[Axis, Axis]:
+    """The windows along columns and along rows."""
+    a = layer.attrs
+    window, strides, pads = a["kernel_shape"], a.get("strides") or (1, 1), a.get("pads") or (0,) * 4
+    down, across = (Axis(int(window[i]), int(strides[i]), int(pads[i])) for i in range(2))
+    return down, across

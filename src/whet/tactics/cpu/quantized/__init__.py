@@ -1,0 +1,1 @@
+"""8-bit kernels in LLVM IR."""

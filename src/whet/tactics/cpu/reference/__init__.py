@@ -1,0 +1,1 @@
+"""NumPy fallbacks: every op, every reformat."""

@@ -1,0 +1,1 @@
+"""Shared parts of the CUDA tactics: kernel sources, launches, device headers."""

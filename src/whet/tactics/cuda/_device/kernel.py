@@ -1,0 +1,204 @@
+"""What all CUDA tactics share: a planned kernel, storage types, the epilogue in the kernels' words, simple launches."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.driver import current, per_device
+from whet.backends.cuda.executor import GpuCall
+from whet.backends.cuda.launch import Kernel, Launch, Module
+from whet.network import Layer, Tensor, static_shape
+from whet.network.types import BF16, F16, F32, DType
+from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_bytes
+from whet.tactics._fused import Post
+from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda.conv._conv import NONE, Activation, Finish
+
+#: relative error of one layer: rounding of weights and results to the storage type, f32 sums in between
+RTOL = {"f32": 1e-5, "f16": 2e-3, "bf16": 1.5e-2}
+TYPE = {"f32": 0, "f16": 1, "bf16": 2}  # numbers as in vector.cuh
+HALF = (F16, BF16)
+
+
+class GpuKernel:
+    """A planned layer. `make(args)` gives its launches; nothing is compiled before it is called."""
+
+    deterministic = True
+
+    def __init__(
+        self,
+        layer: Layer,
+        signature: Signature,
+        make: Callable[[Args], Sequence[Launch]],
+        *,
+        implementation: str,
+        packed: Sequence[Packed] = (),
+        scratch: int = 0,
+        rtol: float | None = None,
+    ) -> None:
+        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.packed, self.scratch, self.implementation = tuple(packed), scratch, implementation
+        stored = [o.dtype.name for o in (*signature.inputs, *signature.outputs) if o is not None]
+        self.rtol = max((RTOL[name] for name in stored if name in RTOL), default=0.0) if rtol is None else rtol
+        self._make = make
+
+    def launches(self, args: Args) -> Sequence[Launch]:
+        """The launches for these addresses."""
+        return self._make(args)
+
+    def enqueue(self, args: Args, stream: Stream) -> None:
+        """Record the launches for these addresses."""
+        stream.record(GpuCall(lambda ins, outs: self._make(Args(ins, outs, args.packed, args.scratch)), args.inputs, args.outputs))
+
+
+def machine_has(machine: Any, feature: str) -> bool:
+    """Whether the GPU has "wgmma", "tma", "sm_90", ..."""
+    return feature in getattr(machine, "features", ())
+
+
+def shared_limit(machine: Any) -> int:
+    """Bytes of shared memory that a block can have: what the GPU says, else what such GPUs have (CUDA C++ Programming Guide, 16.2)."""
+    told = getattr(machine, "shared_memory", 0)
+    return told or {"sm_90": 227, "sm_80": 163}.get(next(iter(f for f in getattr(machine, "features", ()) if f.startswith("sm_")), ""), 99) * 1024
+
+
+def ahead(machine: Any, sources: Sequence[str]) -> None:
+    """Lets a real GPU's backend compile candidates in the background while the list is still being made."""
+    start = getattr(machine, "compile_ahead", None)
+    if start is not None:
+        start(sources)
+
+
+@per_device
+def loaded(name: str, entry: str, constants: tuple[tuple[str, Any], ...], shared: int = 0) -> Kernel:
+    """Function `entry` of `<name>` with these constants and dynamic shared memory, compiled and loaded once a process."""
+    here = current()
+    arch = "sm_90a" if here is None else here.arch
+    return Module(compile_cubin(source(name, dict(constants)), name=name, arch=arch)).kernel(entry, shared)
+
+
+def launch(name: str, entry: str, constants: dict[str, Any], grid: tuple[int, int, int], block: int, fields: str, *values: Any) -> Launch:
+    """A launch whose arguments are the structure of `fields` (struct letters, C alignment as written) filled with `values`."""
+    return Launch(loaded(name, entry, tuple(sorted(constants.items()))), grid, block, struct.pack(fields, *values))
+
+
+def blocks_of(count: int, each: int) -> int:
+    """Blocks that cover `count` things, `each` a block."""
+    return max(1, -(-count // each))
+
+
+def activation_of(post: Post) -> Activation | None:
+    """A unary op in the kernels' words; None when they have no word for it. Constant operands stand in attrs as `input1`, `input2`."""
+    a = post.attrs.get
+
+    def number(name: str, otherwise: float) -> float:
+        value = a(name)
+        return otherwise if value is None else float(np.asarray(value).reshape(-1)[0])
+
+    match post.op:
+        case "Relu":
+            return ("clip", 0.0, np.inf)
+        case "Clip":
+            low, high = number("input1", number("min", -np.inf)), number("input2", number("max", np.inf))
+            return ("clip", low, high) if low <= high else None
+        case "Silu":
+            return ("silu", 0.0, 0.0)
+        case "Swish":
+            return ("silu", 0.0, 0.0) if number("alpha", 1.0) == 1.0 else None
+        case "HardSwish":
+            return ("hardswish", 0.0, 0.0)
+        case "Gelu":
+            return ("gelu_tanh" if a("approximate", "none") == "tanh" else "gelu", 0.0, 0.0)
+        case "Sigmoid" | "Tanh" | "Mish":
+            return (post.op.lower(), 0.0, 0.0)
+        case "LeakyRelu":
+            return ("leaky_relu", number("alpha", 0.01), 0.0)
+        case "HardSigmoid":
+            return ("hardsigmoid", number("alpha", 0.2), number("beta", 0.5))
+        case "Elu":
+            return ("elu", number("alpha", 1.0), 0.0)
+    return None
+
+
+__all__ = ["ACTIVATIONS", "HALF", "RTOL", "TYPE", "Ending", "GpuKernel"]
+
+
+class Ending:
+    """A fused layer's epilogue: constant biases to add, one residual input, one activation."""
+
+    def __init__(self) -> None:
+        self.biases: list[Tensor] = []
+        self.residual: int | None = None
+        self.finish = Finish(NONE)
+
+    @property
+    def key(self) -> str:
+        """The digests of the biases, for the key of the packed bias."""
+        return "+".join(t.weight.digest for t in self.biases if t.weight is not None)
+
+    def bias(self, own: Tensor | None, channels: int) -> np.ndarray:
+        """The sum of the anchor's own bias and those of the epilogue, [channels] f32."""
+        total = np.zeros(channels, np.float32)
+        for t in (own, *self.biases):
+            if t is not None:
+                total += np.asarray(t.array(), np.float32).reshape(-1)
+        return total
+
+
+def ending(layer: Layer, posts: Sequence[Post] | None, channel_axis: int = 1) -> Ending | str:
+    """The epilogue as an Ending, or why it cannot be one."""
+    if posts is None:
+        return "what is fused to it is not a chain"
+    out, made, activated = static_shape(layer.outputs[0].shape), Ending(), False
+    for post in posts:
+        if post.other is None:
+            kind = activation_of(post)
+            if kind is None:
+                return f"the kernel has no {post.op}"
+            if activated:
+                return "two activations in one epilogue"
+            made.finish, activated = Finish(kind, made.finish.residual), True
+            continue
+        other = post.other_tensor
+        if post.op != "Add" or other is None:
+            return f"the kernel has no {post.op} with two operands"
+        shape = static_shape(other.shape)
+        full = (1,) * (len(out) - len(shape)) + shape
+        if other.is_constant:
+            if activated or len(full) != len(out) or any(d != (out[i] if i == channel_axis else 1) for i, d in enumerate(full)):
+                return f"an Add of a constant of shape {list(shape)} is no bias"
+            made.biases.append(other)
+        elif shape != out or made.residual is not None:
+            return f"an Add of {list(shape)} is no single residual of {list(out)}"
+        else:
+            made.residual = post.other
+            made.finish = Finish(made.finish.activation, 2 if activated else 1)
+    return made
+
+
+def packed_array(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packed:
+    """A packed weight from a function that makes its array."""
+    return Packed(key, nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8))
+
+
+def float_types(tensors: Sequence[Tensor | None], kinds: Sequence[DType] = (*HALF, F32)) -> list[DType]:
+    """Storage types to offer for float tensors: those of `kinds` for f32 ones, else their own."""
+    own = {t.dtype for t in tensors if t is not None}
+    if own <= {F32}:
+        return list(kinds)
+    return [t for t in own if t in kinds] if len(own) == 1 else []
+
+
+def all_static(layer: Layer) -> bool:
+    """Whether every shape of the layer is known."""
+    return all(t is None or t.type.static for t in (*layer.inputs, *layer.outputs))
+
+
+def same(layer: Layer, stored: dict[int, Operand], out: Operand) -> Signature:
+    """A signature with the run-time inputs in `stored` and one output."""
+    return Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (out,))

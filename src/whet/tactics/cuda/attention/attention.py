@@ -1,0 +1,176 @@
+"""Attention of 16-bit tensors in one launch, on tensor cores (mma.sync): products, softmax, and the transposes around them, which become strides."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, static_shape
+from whet.network.types import F32
+from whet.tactics._attention import Heads, View, taken_apart
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import (
+    HALF,
+    TYPE,
+    GpuKernel,
+    ahead,
+    all_static,
+    blocks_of,
+    float_types,
+    loaded,
+    machine_has,
+    packed_array,
+    same,
+    shared_limit,
+)
+from whet.tactics.cuda._device.source import source
+
+SHAPES = ((1, 4), (1, 8), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))  # warps along rows, warps along keys
+MOST = 14  # tiles that are tried
+SHARED = 200 * 1024  # bytes that a block takes at most; less where the GPU has less
+
+
+@tactic
+class OwnAttention(Tactic):
+    """What recognize_attention and fuse_attention_transposes make: 32 to 128 elements a head, an added mask of any shape that repeats."""
+
+    ops = ("*",)
+    hints = ("Attention",)
+    what = "attention"
+
+    def why_not(self, layer: Layer) -> str | None:
+        if said := super().why_not(layer):
+            return said
+        if not all_static(layer):
+            return None
+        found = taken_apart(layer)
+        return found if isinstance(found, str) else None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer):
+            return []
+        found = taken_apart(layer)
+        if isinstance(found, str):
+            return []
+        read = {v.place for v in (found.q, found.k, found.v)}
+        mask = found.mask.place if found.mask is not None and not layer.inputs[found.mask.place].is_constant else None
+        signatures = []
+        for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], HALF):
+            stored = {i: Operand("linear", t) for i in read}
+            kinds = (t, F32) if mask is not None and layer.inputs[mask].dtype == F32 else (t,)
+            for kind in kinds if mask is not None else (None,):
+                operands = stored if kind is None or mask is None else {**stored, mask: Operand("linear", kind)}
+                signatures.append(same(layer, operands, Operand("linear", t)))
+        return signatures
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        found = taken_apart(layer)
+        return found if isinstance(found, str) else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        found = taken_apart(layer)
+        if isinstance(found, str):
+            return []
+        configs = candidates(found, machine.multiprocessors, machine_has(machine, "sm_90"), shared_limit(machine))
+        ahead(machine, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
+        return configs
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        found = taken_apart(layer)
+        if isinstance(found, str):
+            raise PlanRefused(found)
+        said = {k: int(v) for k, v in config}
+        known = set(said) == {"wr", "wk", "mi", "kc", "stages"} and (said["wr"], said["wk"]) in SHAPES
+        if not known or said["kc"] not in (16, 32, 64) or said["stages"] not in (1, 2) or said["mi"] not in (1, 2):
+            raise PlanRefused(f"no such tile: {config}")
+        shared = shared_bytes(found, config)
+        if shared > min(SHARED, shared_limit(machine)) or not _registers(found, said["wr"], said["mi"], said["kc"]):
+            raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {found.size}")
+        constants = tuple(sorted(_constants(found, config, layer, signature).items()))
+        grid = (blocks_of(found.rows, 16 * said["wr"] * said["mi"]), found.batch * found.heads, 1)
+        packed: list[Packed] = []
+        constant = found.mask is not None and layer.inputs[found.mask.place].is_constant
+        if constant:
+            t = layer.inputs[found.mask.place]
+            packed.append(packed_array(f"{t.weight.digest}|mask f32", prod(static_shape(t.shape)) * 4, lambda: np.asarray(t.array(), np.float32)))
+
+        def make(args: Args) -> list:
+            at = [args.inputs[v.place] + v.offset * 2 for v in (found.q, found.k, found.v)]
+            mask, steps, key = 0, (0, 0, 0), 0
+            if found.mask is not None:
+                size = signature.inputs[found.mask.place]
+                mask = args.packed[0] if constant else args.inputs[found.mask.place]
+                mask += found.mask.offset * (4 if size is None or size.dtype == F32 else 2)
+                steps, key = steps_of(found.mask, found, -2), found.mask.strides[-1]
+            k = steps_of(found.k, found, -2 if found.turned else -1)
+            strides = (*steps_of(found.q, found, -2), *k, *steps_of(found.v, found, -2), *steps_of(found.out, found, -2), *steps, key)
+            numbers = (args.outputs[0] + found.out.offset * 2, mask, *strides, found.heads, found.rows, found.keys, found.scale)
+            kernel = loaded("attention.cu", "attention", constants, shared)
+            return [Launch(kernel, grid, 32 * said["wr"] * said["wk"], struct.pack("<5Q15q4if", *at, *numbers), label=layer.name)]
+
+        name = f"own attention {said['wr'] * said['mi'] * 16}x{said['kc'] * said['wk']}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed)
+
+
+def steps_of(view: View, found: Heads, axis: int) -> tuple[int, int, int]:
+    """Elements from batch to batch, head to head, row to row."""
+    lead = view.leading(found.batch, found.heads)
+    assert lead is not None
+    return (*lead, view.strides[axis])
+
+
+def candidates(found: Heads, multiprocessors: int = 132, hopper: bool = True, shared: int = SHARED) -> list[Config]:
+    """Tiles, the most promising first: keys shared by warps where there are few rows, twice sixteen rows a warp where there are many (whose
+    registers were only counted on Hopper). `shared`: bytes that a block of this GPU can have (99 KiB on compute capability 8.6 and 8.9)."""
+    made: list[tuple[float, Config]] = []
+    for (wr, wk), mi, kc in product(SHAPES, (1, 2) if hopper else (1,), (16, 32, 64)):
+        rows = 16 * wr * mi
+        blocks = blocks_of(found.rows, rows) * found.batch * found.heads
+        chunks = blocks_of(found.keys, kc * wk)
+        if (kc * wk >= 2 * max(found.keys, 32) and (wk > 1 or kc > 32)) or rows >= found.rows + 48 or (wk > 2 and blocks > 8 * multiprocessors):
+            continue
+        for stages in (1, 2) if chunks > 1 else (1,):
+            config: Config = (("wr", wr), ("wk", wk), ("mi", mi), ("kc", kc), ("stages", stages))
+            if shared_bytes(found, config) <= min(SHARED, shared) and _registers(found, wr, mi, kc):
+                turns = blocks_of(blocks * wr * wk, multiprocessors * (12 if mi == 1 else 8))
+                step = 0.4 + kc / 32 * (0.5 + 0.5 * mi)
+                made.append((turns * chunks * step * (1.4 if stages == 1 and chunks > 1 else 1) * (1 + 0.05 * wk), config))
+    return [c for _, c in sorted(made)][:MOST]
+
+
+def _registers(found: Heads, wr: int, mi: int, kc: int) -> bool:
+    """Whether sums, scores and q of a warp stay in registers, by what the compiler reports."""
+    masked, each_row = found.mask is not None, found.mask is not None and found.mask.strides[-2] != 0
+    if wr == 8 and each_row:
+        return False
+    if mi == 1:
+        return found.size // 2 + kc // 2 + found.size // 4 + 100 <= 250
+    return found.size <= 96 and kc <= (32 if found.size > 64 or masked else 64) and not (found.size > 64 and masked)
+
+
+def shared_bytes(found: Heads, config: Config) -> int:
+    """Bytes of dynamic shared memory; mirrors attention.cu."""
+    said = {k: int(v) for k, v in config}
+    chunk = said["kc"] * said["wk"]
+    keys = found.size * (chunk + 8) if found.turned else chunk * (found.size + 8)
+    parts = said["wr"] * said["wk"] * said["mi"] * 16 * (found.size + 4 + 2) * 4 if said["wk"] > 1 else 0
+    return max(said["stages"] * (keys + chunk * (found.size + 8)) * 2, parts)
+
+
+def _constants(found: Heads, config: Config, layer: Layer, signature: Signature) -> dict[str, int]:
+    said = {k: int(v) for k, v in config}
+    kind = signature.outputs[0].dtype
+    mask, same_rows = -1, 1
+    if found.mask is not None:
+        stored = signature.inputs[found.mask.place]
+        mask = 0 if stored is None else TYPE[stored.dtype.name]
+        same_rows = int(found.mask.strides[-2] == 0)
+    names = {name.upper(): said[name] for name in ("kc", "wr", "wk", "mi", "stages")}
+    names |= {"TYPE": TYPE[kind.name], "BF16": int(kind.name == "bf16"), "D": found.size}
+    return {**names, "TURNED": int(found.turned), "MASK": mask, "SAME": same_rows}

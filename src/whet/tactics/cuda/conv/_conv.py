@@ -1,0 +1,215 @@
+"""The tensor-core convolution on the host: sizes, types and ends of what it computes, what it can take, how weights are packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.tactics.cuda.conv._conv_config import ConvConfig
+
+INFINITY = float("inf")
+Activation = tuple[str, float, float]
+"""Kind (a key of ACTIVATIONS) and its two parameters: bounds of a clip, slope, ..."""
+RELU: Activation = ("clip", 0.0, INFINITY)
+NONE: Activation = ("clip", -INFINITY, INFINITY)
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """A convolution's sizes: n images of h x w x c, k filters of r x s; pad is (top, left, bottom, right)."""
+
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    r: int = 1
+    s: int = 1
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        return (self.h + self.pad[0] + self.pad[2] - (self.r - 1) * self.dilation[0] - 1) // self.stride[0] + 1
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        return (self.w + self.pad[1] + self.pad[3] - (self.s - 1) * self.dilation[1] - 1) // self.stride[1] + 1
+
+    @property
+    def m(self) -> int:
+        """Output pixels of all images: the rows of the matrix product."""
+        return self.n * self.p * self.q
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.k * self.r * self.s * self.c
+
+    @property
+    def plain(self) -> bool:
+        """Whether the input, as it lies, is already the matrix: 1x1, stride 1, no padding."""
+        return (self.r, self.s, *self.stride, *self.pad) == (1, 1, 1, 1, 0, 0, 0, 0)
+
+    def steps(self, bk: int) -> int:
+        """K steps of `bk` channels; each filter tap is filled up to whole steps."""
+        return self.r * self.s * -(-self.c // bk)
+
+
+@dataclass(frozen=True)
+class View:
+    """An NHWC tensor in device memory: the address of its first channel and the elements from one pixel to the next."""
+
+    address: int
+    pitch: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What happens to a sum before it is stored: a residual (0 none, 1 before, 2 after the activation), then the activation."""
+
+    activation: Activation = NONE
+    residual: int = 0
+
+
+AS_SUMMED = Finish()
+
+
+@dataclass(frozen=True)
+class Eight:
+    """Types of a product of 8-bit numbers: input and weights, result, residual ("" none), and whether the bias depends on the pixel."""
+
+    source: str  # "i8" or "u8" by i8, or "f8e4m3" by itself
+    result: str
+    residual: str = ""
+    border: bool = False
+    fold: bool = False  # 8 bits out, the activation is a clip: results are computed in steps (_quantized.folded, folded_float8)
+
+    def constants(self) -> dict[str, int]:
+        """Macros of the kernel."""
+        to = TYPES[self.result]
+        return {"IN8": TYPES[self.source], "TO": to, "ADD": TYPES[self.residual or self.result], "BORDER": int(self.border), "FOLD": int(self.fold)}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Scales of a product of 8-bit numbers; `factor` and `classes` are addresses (_quantized.py packs what they point to)."""
+
+    factor: int
+    per_step: float = 1.0
+    zero: float = 0.0
+    add_step: float = 1.0
+    add_shift: float = 0.0
+    classes: int = 0
+    class_pitch: int = 0
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A convolution of several groups: output and input channels of each, input channels of all.
+
+    Its ConvShape has as input channels the window that one tile reads; conv.cu begins it at the tile's first group, at a multiple of eight.
+    """
+
+    k: int
+    c: int
+    channels: int
+
+    def first(self, n0: int) -> int:
+        """The first input channel of the tile whose output channels begin at n0."""
+        return n0 // self.k * self.c & ~7
+
+    def window(self, filters: int, bn: int) -> int:
+        """Input channels that tiles of `bn` of `filters` output channels read at most."""
+        return max((min(n0 + bn, filters) - 1) // self.k * self.c + self.c - self.first(n0) for n0 in range(0, filters, bn))
+
+
+@dataclass(frozen=True)
+class Between:
+    """How the first of two sums becomes integers before the second adds it: addresses of biases and factors, steps and lowest integer."""
+
+    bias: int
+    factor: int
+    span: float
+    base: float
+
+
+@dataclass(frozen=True)
+class Second:
+    """A second convolution whose result is added before the activation: 1x1, no padding, to the same output."""
+
+    shape: ConvShape
+    x: View
+    between: Between | None = None
+
+    @staticmethod
+    def kind(shape: ConvShape) -> int:
+        """PAIR of conv.cu for such a shape."""
+        return 1 if shape.plain else 2
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A second result: output channels from `at` on go to `out`."""
+
+    at: int
+    out: View
+
+    @staticmethod
+    def panel(at: int, config: ConvConfig) -> int:
+        """FORK of conv.cu: channels of a panel that belongs to one result, or 0 where none divides a tile."""
+        return next((w for w in (64, 32, 16) if at % w == 0 and config.bn % w == 0), 0)
+
+
+TYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3, "u8": 4, "f8e4m3": 5}  # numbers as in vector.cuh
+
+
+def refuses(shape: ConvShape, odd: bool = False, size: int = 2) -> str | None:
+    """Why the kernel cannot take the shape, or None. `odd`: output channels need not come in eights (then no residual and no split)."""
+    if shape.c * size % 16 or (shape.k % 8 and not odd):
+        return f"{shape.c} input and {shape.k} output channels of {size} bytes: inputs come in 16 bytes, outputs in eights"
+    if max(*shape.pad, (shape.r - 1) * shape.dilation[0], (shape.s - 1) * shape.dilation[1]) > 127:
+        return "padding or filter extent above 127 pixels, which the copy engine cannot express"
+    if max(shape.stride) > 8:
+        return "stride above 8, which the copy engine cannot express"
+    return None
+
+
+def pack_weights8(weights: np.ndarray, bk: int) -> np.ndarray:
+    """As pack_weights for elements of one byte; rows dealt out (`dealt_rows`)."""
+    k = weights.shape[0]
+    plain = pack_weights(weights, bk, weights.dtype)
+    out = np.zeros((-(-k // 32) * 32, *plain.shape[1:]), weights.dtype)
+    out[:k] = plain
+    return dealt_rows(out)
+
+
+def dealt_rows(weights: np.ndarray) -> np.ndarray:
+    """Rows (a multiple of 32) in another order, so that lane q of a quad, which sums columns 8j + 2q + e, has channels 8q + 2j + e of every 32."""
+    parts = weights.reshape(-1, 4, 4, 2, *weights.shape[1:])
+    return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(weights.shape)
+
+
+def pack_weights(weights: np.ndarray, bk: int, dtype: np.dtype) -> np.ndarray:
+    """Filters [k, c, r, s] as rows [k][r][s][c], channels filled with zeros to a multiple of `bk`."""
+    k, c, r, s = weights.shape
+    out = np.zeros((k, r, s, -(-c // bk) * bk), dtype)
+    out[..., :c] = weights.transpose(0, 2, 3, 1)
+    return out
+
+
+def bias_count(k: int) -> int:
+    """Floats of a packed bias: whole tiles of any width."""
+    return -(-k // 256) * 256 + 256
+
+
+def pack_bias(bias: np.ndarray | None, k: int) -> np.ndarray:
+    """The bias as float32, filled with zeros."""
+    out = np.zeros(bias_count(k), np.float32)
+    if bias is not None:
+        out[:k] = bias
+    return out

@@ -1,0 +1,239 @@
+"""A convolution of several taps and the 1x1 convolution behind it as one launch of conv_then_pointwise.cu: candidates, shared memory, the launch."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from itertools import product
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.driver import per_device
+from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
+from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda.conv._conv import TYPES, Activation, ConvShape, Finish
+from whet.tactics.cuda.conv._conv_tiles import Halo
+
+MOST_BLOCKS = 16  # of a cluster
+_FEW = 112 * 1024  # bytes of shared memory that leave room for the next layer's weights
+_REGISTERS = 232  # what sums and residual of a thread may take together with _NEEDED
+_NEEDED = 60
+
+
+@dataclass(frozen=True, order=True)
+class Tile:
+    """One instance of conv_then_pointwise.cu, less activations, type and filter."""
+
+    pixels: int  # of a cluster, row ends included
+    sk: int  # blocks that share the input channels of the first convolution
+    groups: int  # 64s of its output channels, each made by one block (and those that share its input channels)
+    mi: int  # 64s of the second convolution's output channels that a block makes
+    bk: int = 64  # channels of a K step of the first
+    stages: int = 4  # slots of the weight ring
+    size: int = 2  # bytes of an element
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share pixels: all channels of both."""
+        return self.sk * self.groups
+
+    def chunks(self, shape: ConvShape) -> int:
+        """K steps of one filter tap in a block."""
+        return shape.c // (self.bk * self.sk)
+
+    @property
+    def row(self) -> int:
+        """Bytes of a pixel in a K step of the first."""
+        return self.bk * self.size
+
+    @property
+    def panel(self) -> int:
+        """Bytes of a pixel in a K step of the second, as WIDE in conv_then_pointwise.cu."""
+        return 64 if self.groups * self.size % 2 else 128
+
+    @property
+    def late(self) -> int:
+        """Weight slots of the second product that a block reads."""
+        return self.groups * 64 * self.size // self.panel * self.mi
+
+    def steps(self, shape: ConvShape) -> int:
+        """Weight slots that a block reads in all."""
+        return self.chunks(shape) * shape.r * shape.s + self.late
+
+    def __str__(self) -> str:
+        return f"{self.pixels}x64x{self.bk}_c{self.cluster}_k{self.sk}_m{self.mi}_s{self.stages}" + "_8bit" * (self.size == 1)
+
+
+def halo_of(shape: ConvShape, tile: Tile) -> Halo | str:
+    """Where the pixels of a tile lie, or why none fit."""
+    if shape.stride != (1, 1) or shape.dilation != (1, 1) or shape.r * shape.s == 1:
+        return "input tiles with all taps are for filters of several taps, stride 1, no dilation"
+    wide, row = shape.q + shape.s - 1, tile.row
+    rows = min(shape.p, (tile.pixels - shape.q) // wide + 1) if tile.pixels >= shape.q else 0
+    if rows < 1 or wide > 256 or rows + shape.r - 1 > 256:
+        return f"a row of {shape.q} pixels does not fit a tile of {tile.pixels}"
+    read = max((rows + shape.r - 1) * wide, tile.pixels + (shape.r - 1) * wide + shape.s - 1)
+    return Halo(wide, rows, -(-read * row // 1024) * 1024, (rows + shape.r - 1) * wide * row)
+
+
+def shared_bytes(shape: ConvShape, tile: Tile, halo: Halo) -> int:
+    """Bytes of dynamic shared memory, alignment slack included; mirrors conv_then_pointwise.cu."""
+    parts = tile.sk * 32 * (tile.pixels // tile.sk * 2 + 4) * 4
+    between = tile.groups * tile.pixels * 64 * tile.size
+    return 1024 + tile.stages * 8192 + between + tile.chunks(shape) * (halo.slot + 8) + parts + tile.stages * 16 + 16
+
+
+def unfit(tile: Tile, shape: ConvShape, k2: int) -> str | None:
+    """Why a tile cannot run `shape` with a product to k2 channels behind it, or None."""
+    halo = halo_of(shape, tile)
+    if isinstance(halo, str):
+        return halo
+    if not 1 < tile.cluster <= MOST_BLOCKS or 64 * tile.groups != shape.k or 64 * tile.mi * tile.cluster != k2:
+        return f"{tile} does not share out {shape.k} and {k2} channels"
+    if tile.mi not in (1, 2, 4) or tile.row not in (32, 64, 128):
+        return f"{tile}: threads share out 64, 128 or 256 channels of a result, a K step has 32, 64 or 128 bytes"
+    if tile.size == 1 and tile.cluster % 2:
+        return f"{tile}: two lanes share out the blocks that sixteen channels of 8 bits go to"
+    if shape.c % (tile.bk * tile.sk) or tile.pixels % (8 * tile.sk) or tile.pixels % 16 or tile.pixels > 256:
+        return f"{tile} does not share out {shape.c} input channels and {tile.pixels} pixels"
+    if tile.pixels * (64 * tile.mi + 4) * 4 > tile.stages * 8192 or tile.stages < 2:
+        return f"{tile} has no room to turn its results"
+    held = 5 if tile.size == 2 else 3  # registers of a place in the result: its pixel and what is added to it
+    if tile.mi * tile.pixels // 2 + tile.pixels * tile.mi // 16 * held + _NEEDED * 3 // (1 + tile.size) > _REGISTERS:
+        return f"{tile} needs too many registers"
+    need = shared_bytes(shape, tile, halo)
+    return f"needs {need} bytes of shared memory" if need > MAX_SHARED else None
+
+
+def tiles_of(shape: ConvShape, k2: int, multiprocessors: int, size: int = 2) -> list[Tile]:
+    """Candidates for elements of `size` bytes, the most promising first; none where there are more pixels than the clusters of one turn take."""
+    found: dict[Tile, float] = {}
+    if shape.k % 64 or k2 % 64:
+        return []
+    for pixels, row, sk in product((16, 32, 48, 64, 96, 128), (128, 64, 32), (1, 2, 4, 8)):
+        groups, bk = shape.k // 64, row // size
+        if k2 % (64 * sk * groups) or (row < 128 and shape.c % (2 * bk * sk) == 0):
+            continue
+        base = Tile(pixels, sk, groups, k2 // (64 * sk * groups), bk, size=size)
+        halo = halo_of(shape, base)
+        if isinstance(halo, str) or halo.rows * halo.wide + 24 <= pixels - (8 * sk if sk > 1 else 16):
+            continue
+        blocks = shape.n * -(-shape.p // halo.rows) * base.cluster
+        if blocks > 2 * multiprocessors:
+            continue
+        for stages in sorted({min(s, base.steps(shape)) for s in (4, 6, 9, 11, 13, 18, 22)}):
+            tile = replace(base, stages=stages)
+            if unfit(tile, shape, k2) is None:
+                found[tile] = _estimate(tile, shape, halo, blocks, multiprocessors)
+    return sorted(found, key=lambda t: (found[t], t))
+
+
+def _estimate(tile: Tile, shape: ConvShape, halo: Halo, blocks: int, multiprocessors: int) -> float:
+    """A rough time in us: what orders candidates, never what chooses them.
+
+    A 16-channel product of 64 by up to 64 takes about 34 cycles, shared memory of other blocks takes in 17 bytes a cycle.
+    """
+    first = tile.steps(shape) - tile.late
+    late = max(0, first - tile.stages) * 64 * tile.row / 83
+    cycles = (first * tile.row // 32 + tile.late * tile.panel // 32) * max(22.0, 16 + tile.pixels / 3.6)
+    exchange = (tile.pixels // tile.sk * 64 * 4 * (tile.sk - 1) + tile.pixels * shape.k * tile.size) / 17
+    crowded = 0 if shared_bytes(shape, tile, halo) <= _FEW else 500
+    turns = -(-blocks // (2 * multiprocessors if crowded == 0 else multiprocessors))
+    each = max(late, cycles / 1.9) + exchange / 1.9 + tile.chunks(shape) * halo.box / 83 + tile.pixels * tile.mi * 5
+    return (1700 + turns * each + crowded) / 1000
+
+
+@dataclass(frozen=True)
+class Integers:
+    """What a launch on integers has beside the rest: input and middle as `source`, the residual as `residual`; addresses of the factors, and
+    the numbers that end both products (Output in _quantized.py)."""
+
+    source: str
+    residual: str
+    factor: int = 0
+    factor2: int = 0
+    per_step: float = 1.0
+    zero: float = 0.0
+    per_step2: float = 1.0
+    zero2: float = 0.0
+    add_step: float = 1.0
+
+
+def product_source(tile: Tile, shape: ConvShape, inner: str, activation: str, bf16: bool, integers: Integers | None = None) -> str:
+    """The kernel's complete text; `inner` is the activation between the two."""
+    eight = {"IN8": 0} if integers is None else {"IN8": TYPES[integers.source], "ADD": TYPES[integers.residual], "TALL_WEIGHTS": 1}
+    return source(
+        "conv_then_pointwise.cu",
+        {
+            "BN": tile.pixels,
+            "BK": tile.bk,
+            "SK": tile.sk,
+            "GROUPS": tile.groups,
+            "MI": tile.mi,
+            "STAGES": tile.stages,
+            "CHUNKS": tile.chunks(shape),
+            "TAPS_H": shape.r,
+            "TAPS_W": shape.s,
+            "ACT": ACTIVATIONS[inner],
+            "ACT2": ACTIVATIONS[activation],
+            "BF16": int(bf16),
+            **eight,
+        },
+    )
+
+
+@per_device
+def _kernel(text: str) -> Kernel:
+    return Module(compile_cubin(text, name="conv_then_pointwise.cu")).kernel("conv_product", MAX_SHARED)
+
+
+def product_launch(
+    tile: Tile,
+    shape: ConvShape,
+    k2: int,
+    addresses: tuple[int, int, int, int, int, int],
+    residual: int,
+    inner: Activation,
+    finish: Finish,
+    bf16: bool,
+    label: str,
+    integers: Integers | None = None,
+) -> Launch:
+    """The launch of `shape` and the product to k2 channels. Addresses: input, weights and bias of both, result; residual or 0."""
+    x, weights, bias, weights2, bias2, out = addresses
+    dtype, halo = "u8" if integers else "bf16" if bf16 else "f16", halo_of(shape, tile)
+    assert isinstance(halo, Halo), halo
+    pixel, taps, inside = shape.c * tile.size, shape.r * shape.s, shape.k * tile.size
+    box = (tile.bk, halo.wide, halo.rows + shape.r - 1, 1)
+    a = tensormap.tiled(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box)
+    b = tensormap.tiled(weights, dtype, (taps * shape.c, shape.k), (taps * pixel,), (tile.bk, 64))
+    b2 = tensormap.tiled(weights2, dtype, (shape.k, k2), (inside,), (tile.panel // tile.size, 64))
+    numbers = struct.pack(
+        "<4Q12i4f",  # as Args in conv_then_pointwise.cu, after its three maps
+        bias,
+        bias2,
+        residual,
+        out,
+        k2 if residual else 0,
+        k2,
+        shape.c // tile.bk,
+        shape.q,
+        halo.wide,
+        halo.rows,
+        shape.p,
+        shape.pad[0],
+        shape.pad[1],
+        halo.slot,
+        halo.box,
+        (finish.residual or 1) if residual else 0,
+        *inner[1:],
+        *finish.activation[1:],
+    )
+    if integers is not None:
+        n = integers
+        numbers += struct.pack("<2Q5f", n.factor, n.factor2, n.per_step, n.zero, n.per_step2, n.zero2, n.add_step)
+    args = a + b + b2 + numbers
+    kernel = _kernel(product_source(tile, shape, inner[0], finish.activation[0], bf16, integers))
+    grid = shape.n * -(-shape.p // halo.rows) * tile.cluster
+    shared = shared_bytes(shape, tile, halo)
+    return Launch(kernel, (grid, 1, 1), 160, args + bytes(-len(args) % 64), cluster=tile.cluster, label=label, shared=shared)

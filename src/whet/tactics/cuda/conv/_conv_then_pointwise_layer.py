@@ -1,0 +1,116 @@
+"""Layers of two convolutions, the second 1x1 on the first's result, for kernels that compute both in one launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from whet.network import Layer
+from whet.tactics._base import Operand, Signature, Tactic
+from whet.tactics._fused import anchor, epilogue, is_quantized, source_place
+from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.kernel import HALF, Ending, all_static, ending, float_types, machine_has, same
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.conv.conv import constant_weights, conv_shape
+
+
+@dataclass(frozen=True)
+class Both:
+    """The two convolutions as layers of their own, their sizes, what ends them, and where the whole's operands are."""
+
+    first: Layer
+    product: Layer
+    shape: ConvShape
+    k: int
+    inner: Ending
+    made: Ending
+    x: int
+    residual: int | None
+
+
+class ConvAndProduct(Tactic):
+    """What is the same for all of them: 16-bit numbers, channels last, Hopper's tensor cores. A tactic says which first convolution it takes."""
+
+    ops = ("*",)
+
+    def unfit_pair(self, both: Both) -> str | None:
+        """Why the kernel does not take such convolutions, whatever their sizes."""
+        raise NotImplementedError
+
+    def unfit_sizes(self, both: Both, machine: Any) -> str | None:
+        """Why it does not take these sizes."""
+        raise NotImplementedError
+
+    def pair(self, layer: Layer) -> Both | str:
+        """The two convolutions, or why they are none that the kernel takes."""
+        both = _both(layer)
+        return both if isinstance(both, str) else self.unfit_pair(both) or both
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer):
+            return []
+        both = self.pair(layer)
+        if isinstance(both, str):
+            return []
+        places = [i for i in (both.x, both.residual) if i is not None]
+        types = float_types([layer.inputs[both.x], layer.outputs[0]], HALF)
+        return [same(layer, {i: Operand("nhwc", t) for i in places}, Operand("nhwc", t)) for t in types]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        both = self.pair(layer)
+        return both if isinstance(both, str) else self.unfit_sizes(both, machine)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two convolutions of which the second reads the first alone, as layers of their own, what ends them, and where the whole's operands are."""
+
+    first: Layer
+    second: Layer
+    inner: Ending
+    made: Ending
+    x: int
+    residual: int | None
+
+
+def pair_of(layer: Layer) -> Pair | str:
+    """The two convolutions of a fused layer, or why there are none that a kernel of floats with packed weights takes."""
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]]:
+        return "the body is no pair of convolutions"
+    if any(is_quantized(x) for x in body.layers):
+        return "computes in floating point, the layer is quantized"
+    first, second = (seen(x, outer) for x in body.layers)
+    for view in (first, second):
+        head = anchor(view)
+        if head.op != "Conv" or head.inputs[0].type.rank != 4:
+            return "the kernel takes convolutions of two spatial axes"
+        if reason := constant_weights(view, head):
+            return reason
+    inner, made = ending(first, epilogue(first)), ending(second, epilogue(second))
+    if isinstance(inner, str):
+        return inner
+    if isinstance(made, str):
+        return made
+    if inner.residual is not None or anchor(second).attrs["group"] != 1:
+        return "the first adds something, or the second has groups"
+    fed = {t: i for i, t in enumerate(layer.inputs)}
+    x = first.inputs[source_place(first)]
+    added = None if made.residual is None else second.inputs[made.residual]
+    read = second.inputs[source_place(second)]
+    if read is not first.outputs[0] or x not in fed or (added and added not in fed):
+        return "the second convolution does not read the first alone"
+    return Pair(first, second, inner, made, fed[x], None if added is None else fed[added])
+
+
+def _both(layer: Layer) -> Both | str:
+    pair = pair_of(layer)
+    if isinstance(pair, str):
+        return pair
+    behind = conv_shape(pair.second)
+    if not behind.plain:
+        return "the second is not 1x1 without stride and padding"
+    return Both(pair.first, pair.second, conv_shape(pair.first), behind.k, pair.inner, pair.made, pair.x, pair.residual)

@@ -1,0 +1,231 @@
+"""Convolutions of few channels by tiles of the image on the host: which tiles fit, how weights are packed, and the launch of few_channel.cu."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Tensor
+from whet.network.types import DType
+from whet.tactics._base import Config, Packed
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, loaded, packed_array
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import Activation, ConvShape, Finish, dealt_rows
+from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
+
+# Output rows and columns of a block; larger ones (16x16, 8x32, 4x32) came within a hundredth of the fastest at no layer of YOLOv5s, whole or cut.
+_TILES = ((8, 16), (4, 16), (8, 8), (16, 8))
+# Further tiles behind a 1x1: rows and columns of a group's tile, rows of 16 pixels that a warp takes, groups of a block. Each is some layer's best,
+# alone or in the network: 8x32 by four rows, 0.8 % behind alone, took 17.0 us of a YOLOv5s with 40 % cut where the fastest without it took 18.8.
+_DEALT = ((8, 16, 2, 1), (16, 16, 4, 1), (8, 32, 4, 1), (8, 16, 2, 4), (8, 16, 2, 3), (16, 16, 4, 4), (4, 16, 1, 5))
+_CHANNELS = (16, 32, 64)
+_MOST = 24  # configurations
+
+
+@dataclass(frozen=True, order=True)
+class NarrowTile:
+    """One instance of few_channel.cu for a shape: rows and columns of a block's output pixels, output channels, input tiles at a time, blocks.
+
+    A warp takes `run` rows of 16 pixels below each other; a block's `groups` have tiles of their own.
+    With `front` the input comes through a 1x1 convolution of as many channels.
+    """
+
+    th: int
+    tw: int
+    bn: int
+    slots: int = 2
+    blocks: int = 1
+    run: int = 1
+    groups: int = 1
+    front: bool = field(default=False, kw_only=True)
+
+    @property
+    def config(self) -> Config:
+        """What an engine stores of it."""
+        more = tuple((name, value) for name, value in (("run", self.run), ("groups", self.groups)) if value > 1)
+        return (("th", self.th), ("tw", self.tw), ("bn", self.bn), ("slots", self.slots), ("blocks", self.blocks), *more)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.th * self.tw * 2 // self.run * self.groups
+
+    @property
+    def dealt(self) -> bool:
+        """Whether rows of the weights are dealt out to threads in 32s."""
+        return self.bn % 32 == 0
+
+    def box(self, s: ConvShape) -> tuple[int, int]:
+        """Rows of 128 bytes and image rows of an input tile."""
+        packed = 64 // s.c
+        return -(-(lead(s) + (self.tw - 1) * s.stride[1] + s.s) // packed), (self.th - 1) * s.stride[0] + s.r
+
+    def shared(self, s: ConvShape) -> int:
+        """Bytes of shared memory; mirrors few_channel.cu."""
+        wide, tall = self.box(s)
+        slot = -(-wide * tall // 8) * 1024
+        weights = chunks(s) * self.bn * 128 + self.bn * 4 + (s.c * 128 + s.c * 4 if self.front else 0)
+        return 1024 + weights + self.groups * (self.slots + self.front) * slot + 8 + self.groups * self.slots * 8
+
+    def unfit(self, s: ConvShape) -> str | None:
+        """Why a multiprocessor cannot hold it, or None."""
+        if self.tw * s.stride[1] % (64 // s.c) or max(self.box(s)) > 256:
+            return f"tiles of {self.th} x {self.tw} do not begin at whole rows of 128 bytes, or are too large"
+        if self.run > 1 and (s.stride[0] != 1 or self.th % self.run or self.tw % 16 or self.threads // self.groups % 128 or not self.dealt):
+            return f"tiles of {self.th} x {self.tw} are not dealt out to warps by {self.run} rows of 16 pixels"
+        registers = self.bn * 3 // 4 + 40 if self.run == 1 else self.bn // 2 * self.run + 56  # sums, a residual, fragments, addresses
+        if self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024 or self.blocks * self.threads * registers > REGISTERS or self.threads > 1024:
+            return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
+        return None
+
+    def source(self, s: ConvShape, finish: Finish, bf16: bool, front: Activation | None = None, own: bool = False) -> str:
+        """The kernel's complete text."""
+        return source("few_channel.cu", self.constants(s, finish, bf16, front, own))
+
+    def constants(self, s: ConvShape, finish: Finish, bf16: bool, front: Activation | None = None, own: bool = False) -> dict[str, int]:
+        """The macros of the instance; `front` is the activation of the 1x1 convolution, `own` whether what is added is its input."""
+        tile = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
+        shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
+        more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(halved(Finish(front))), "BN2": s.c}
+        ends = {"ACT": ACTIVATIONS[finish.activation[0]], "HALVED": int(halved(finish)), "RESIDUAL": finish.residual}
+        if self.run > 1:
+            more |= {"RUN": self.run, "OWN": int(own and self.dealt)}
+        if self.groups > 1:
+            more |= {"GROUPS": self.groups}
+        return {**tile, **shape, **more, **ends, "BF16": int(bf16)}
+
+    def __str__(self) -> str:
+        more = f" r{self.run}" * (self.run > 1) + f" g{self.groups}" * (self.groups > 1)
+        return f"{self.th}x{self.tw}x{self.bn} s{self.slots} b{self.blocks}{more}"
+
+
+@dataclass(frozen=True)
+class Front:
+    """The 1x1 convolution in front: addresses of its packed weights and bias, its activation, and whether its input is added in the end."""
+
+    weights: int
+    bias: int
+    activation: Activation
+    added: bool = False
+
+
+def narrow_launch(
+    tile: NarrowTile,
+    s: ConvShape,
+    addresses: tuple[int, int, int, int, int],
+    finish: Finish,
+    dtype: str,
+    multiprocessors: int,
+    label: str,
+    front: Front | None = None,
+) -> Launch:
+    """The launch of `s`; `addresses` are those of input, packed weights, packed bias, residual (0: none) and result."""
+    x, weights, bias, residual, out = addresses
+    constants = tile.constants(s, finish, dtype == "bf16", None if front is None else front.activation, front is not None and front.added)
+    kernel = loaded("few_channel.cu", "narrow", tuple(sorted(constants.items())), tile.shared(s))
+    row, line, (wide, tall) = chunks(s) * 64, s.w * s.c * 2, tile.box(s)
+    blob = tensormap.tiled(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
+    blob += tensormap.tiled(weights, dtype, (row, rows(s.k, tile.dealt)), (row * 2,), (64, tile.bn))
+    tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
+    tiles = s.n * tiles_h * tiles_w
+    blob += struct.pack("<3Q9i2f", bias, residual, out, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles, tiles_n, *finish.activation[1:])
+    if front is not None:
+        blob += bytes(-len(blob) % 64) + tensormap.tiled(front.weights, dtype, (64, s.c), (128,), (64, s.c))
+        blob += struct.pack("<Q2i2f", front.bias, s.h, s.w, *front.activation[1:])
+    grid = max(1, min(-(-tiles // tile.groups), multiprocessors * tile.blocks // tiles_n)) * tiles_n  # a block's tiles have the same output channels
+    return Launch(kernel, (grid, 1, 1), tile.threads, blob + bytes(-len(blob) % 64), label=label)
+
+
+def narrow_reason(s: ConvShape, front: bool = False) -> str | None:
+    """Why the kernel cannot compute a convolution, or None."""
+    if s.c not in _CHANNELS or s.w * s.c % 64:
+        return f"{s.c} channels, {s.w} pixels a row: 16, 32 or 64 channels, whole rows of 128 bytes"
+    if s.k % 8 or s.k > 256:
+        return f"{s.k} output channels: at most 256, in eights"
+    if s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
+        return f"filter {s.r} x {s.s}, strides {s.stride}: several taps, at most 49, strides up to 2, no dilation"
+    return None if any(t.unfit(s) is None for t in _every(s, front)) else "the weights do not fit beside two input tiles"
+
+
+def narrow_tiles(s: ConvShape, multiprocessors: int = 132, front: bool = False) -> list[NarrowTile]:
+    """Candidates, the most promising first: of each tile as many blocks as fit."""
+    found: dict[NarrowTile, NarrowTile] = {}
+    for t in _every(s, front):
+        if t.unfit(s) is None:
+            found.setdefault(replace(t, blocks=1), t)
+    return sorted(found.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[:_MOST]
+
+
+def _every(s: ConvShape, front: bool) -> list[NarrowTile]:
+    widest = min(64, -(-s.k // 16) * 16)
+    fewer = [32] if widest == 64 and not front and 0 < s.k % 64 <= 32 else []  # where 64s compute half of one for nothing
+    widths = [widest, *fewer, *([80] if s.k > 64 and s.k % 80 == 0 else [])]
+    tiles = [(th, tw) for th, tw in _TILES if (th < 2 * s.p and tw < 2 * s.q) or th == tw == 8]
+    ways = [(*tile, 1, 1) for tile in tiles]
+    if front and s.stride == (1, 1):
+        ways += [way for way in _DEALT if way[0] < 2 * s.p and way[1] < 2 * s.q]
+    return [
+        NarrowTile(th, tw, bn, slots, blocks, run, groups, front=front)
+        for bn in widths
+        for th, tw, run, groups in ways
+        for slots in (2, 1)
+        for blocks in ((6, 5, 4, 3, 2, 1) if groups == 1 else (1,))
+    ]
+
+
+def _estimate_us(t: NarrowTile, s: ConvShape, multiprocessors: int) -> float:
+    """A rough time on an H200: what orders candidates, never what chooses them.
+
+    The blocks of a multiprocessor share its way to the L2 cache (60 bytes/ns), its tensor cores and its special functions; what a block does
+    between a tile's arrival and its end takes about 700 ns.
+    """
+    wide, tall = t.box(s)
+    tiles = s.n * -(-s.p // t.th) * -(-s.q // t.tw) * -(-s.k // t.bn)
+    at_once = t.blocks * t.groups
+    turns = -(-tiles // (multiprocessors * at_once))
+    pixels, touched = t.th * t.tw, wide * tall * 64 // s.c
+    products = pixels / 64 * s.r * s.s * s.c / 16 * max(20 - 4 * (t.run > 1), t.bn // 2) / 1.8 + pixels * t.bn * 0.07
+    if t.front:
+        products += touched / 64 * s.c / 16 * max(20, s.c // 2) / 1.8 + touched * s.c * 0.07
+    work = max((wide * tall * 128 + pixels * t.bn * 2) / 60, products)
+    return (chunks(s) * t.bn * 128 / 80 + turns * (at_once * work + (700 if t.slots == 2 else 1300))) / 1000
+
+
+def lead(s: ConvShape) -> int:
+    """Pixels that an input tile has in front of its windows, so that it begins with a whole row of 128 bytes."""
+    return -s.pad[1] % (64 // s.c)
+
+
+def chunks(s: ConvShape) -> int:
+    """Rows of 64 elements of K."""
+    return -(-s.r * s.s * s.c // 64)
+
+
+def rows(k: int, dealt: bool) -> int:
+    """Rows of packed filters: whole 32s where they are dealt out."""
+    return -(-k // 32) * 32 if dealt else k
+
+
+def halved(finish: Finish) -> bool:
+    """Whether weights and biases are half of what they are: SiLU is x/2 (1 + tanh(x/2)), where nothing is added in front of it."""
+    return finish.activation[0] == "silu" and finish.residual != 1
+
+
+def narrow_filters(weights: Tensor, dtype: DType, finish: Finish, dealt: bool = False) -> Packed:
+    """Filters [k, c, r, s] as rows [k][r][s][c], filled with zeros to whole rows of 64.
+
+    `dealt`: rows are dealt out (`dealt_rows`).
+    """
+    k, c, r, s = (int(d) for d in weights.shape)
+    row, scale = -(-r * s * c // 64) * 64, np.float32(0.5 if halved(finish) else 1)
+
+    def filters() -> np.ndarray:
+        out = np.zeros((rows(k, dealt), row), dtype.numpy)
+        out[:k, : r * s * c] = (np.asarray(weights.array(), np.float32) * scale).transpose(0, 2, 3, 1).reshape(k, -1)
+        return dealt_rows(out) if dealt else out
+
+    return packed_array(f"{weights.weight.digest}|narrow {row} {dtype} {scale} {dealt}", rows(k, dealt) * row * 2, filters)

@@ -1,0 +1,276 @@
+"""f32 tensors on Hopper's tensor cores: the tuning space of `conv_tf32.cu`, how its weights are packed, and the launch."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.driver import per_device
+from whet.backends.cuda.launch import Kernel, Launch, Module
+from whet.tactics._base import Config, PlanRefused
+from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda.conv._conv import ConvShape, Finish, Fork, Groups, Second, View
+from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT
+from whet.tactics.cuda.conv._conv_launch import layer_numbers
+
+PLAIN = Finish()
+PROMOTE = 4  # K steps after which the sums of three products go into f32 registers
+
+
+@dataclass(frozen=True, order=True)
+class Tf32Config:
+    """One instance of the kernel, less activation and how the input is read. `terms`: 1 TF32, 3 f32 by three products."""
+
+    wgs: int  # warpgroups that multiply, 64 pixels each
+    bn: int  # output channels of a tile
+    bk: int = 32  # channels of a K step
+    stages: int = 4
+    sk: int = 1  # blocks that share K
+    blocks: int = 1  # resident blocks a multiprocessor
+    terms: int = 1
+
+    @property
+    def bm(self) -> int:
+        """Pixels of a tile."""
+        return 64 * self.wgs
+
+    @property
+    def parts(self) -> int:
+        """Numbers that stand for one weight."""
+        return 2 if self.terms == 3 else 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.wgs * 128 + 32
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a slot of the ring."""
+        return self.bm * self.bk * 4 + self.parts * (-(-self.bn * self.bk * 4 // 1024) * 1024)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory, alignment slack included; mirrors the layout in conv_tf32.cu."""
+        return 1024 + self.stages * (self.step_bytes + 16) + (self.bm * (self.bn + 8) * 4 if self.sk > 1 else 0) + 16
+
+    @property
+    def limit(self) -> int:
+        """Registers a thread can have. Warps are dealt out to four register files of 512 a lane, in eights."""
+        warps = -(-self.threads // 32 * self.blocks // 4)
+        return min(255, 512 // warps // 8 * 8)
+
+    @property
+    def single(self) -> bool:
+        """Whether registers hold the inputs of one K step only, not of two in turns."""
+        return self.terms == 1 and self.limit < 80 + self.bn // 2 + self.bn // 128 * 2
+
+    @property
+    def registers(self) -> int:
+        """An estimate of the registers a thread needs: what the compiler was seen to do with where blocks leave no more."""
+        return (46 if self.single else 80) + self.bn // 2 if self.terms == 1 else 132 + self.bn
+
+    def valid(self) -> bool:
+        """Whether a Hopper multiprocessor can hold `blocks` of these."""
+        known = self.wgs in (1, 2, 3) and self.terms in (1, 3) and self.bk in (8, 16, 32) and 1 <= self.sk <= 16 and 2 <= self.stages <= 12
+        fits = self.blocks * (self.shared + 1024) <= SHARED_LIMIT + 1024
+        return known and fits and self.registers <= self.limit and self.bn % 16 == 0 and self.bn <= 256 and self.bm % self.sk == 0
+
+    def constants(self, *, im2col: bool, act: int, odd: bool, grouped: bool, joined: bool = False, fork: bool = False) -> dict[str, int]:
+        """The macros that make the instance."""
+        names = {key.upper(): value for key, value in asdict(self).items()}
+        more = {key: 1 for key, on in (("JOINED", joined), ("FORK", fork), ("SINGLE", self.single)) if on}
+        promote = PROMOTE * 32 // self.bk if self.terms == 3 else 0
+        return {**names, "PROMOTE": promote, "IM2COL": int(im2col), "ACT": act, "ODD": int(odd), "GROUPED": int(grouped), **more}
+
+    def __str__(self) -> str:
+        return f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}_k{self.sk}_b{self.blocks}" + "_three" * (self.terms == 3)
+
+
+def step_channels(c: int) -> int:
+    """Channels of a K step: 128 bytes of a pixel, fewer where it has fewer."""
+    return 32 if c > 16 else 16 if c > 8 else 8
+
+
+def refuses(shape: ConvShape) -> str | None:
+    """Why the kernel cannot take the shape, or None."""
+    if shape.c % 4:
+        return f"{shape.c} input channels: the copy engine takes pixels of whole 16 bytes, four channels"
+    if max(*shape.pad, (shape.r - 1) * shape.dilation[0], (shape.s - 1) * shape.dilation[1]) > 127:
+        return "padding or filter extent above 127 pixels, which the copy engine cannot express"
+    if max(shape.stride) > 8:
+        return "stride above 8, which the copy engine cannot express"
+    return None
+
+
+def estimate_us(c: Tf32Config, m: int, k: int, steps: int, multiprocessors: int = 132) -> float:
+    """A rough time on an H200: what orders candidates, never what chooses them. See _conv_config.estimate_us."""
+    tiles = -(-m // c.bm) * -(-k // c.bn)
+    each = -(-steps // c.sk)
+    taken = (c.bm + c.parts * c.bn) * c.bk * 4
+    resident = min(c.blocks, -(-tiles * c.sk // multiprocessors))
+    turns = -(-tiles * c.sk // multiprocessors)
+    share = max(taken / 83, taken * min(tiles * c.sk, multiprocessors) / 8000)
+    mma = 2 * c.bm * c.bn * c.bk * c.terms / 2800 * max(1.0, 128 / c.bn / 1.5)
+    step_ns = max(share, mma, 700 / c.stages / resident, 250 / c.wgs / resident)
+    store_ns = c.bm * c.bn * 4 / (30 * resident)
+    ending = 300 if c.sk == 1 else 900 + c.bm * c.bn * 4 / 25
+    return (900 + turns * (each * step_ns + store_ns) + ending) / 1000
+
+
+def configs_for(m: int, k: int, c: int, taps: int, terms: int, multiprocessors: int = 132) -> list[Tf32Config]:
+    """Candidates for m pixels, k output and c input channels of `taps` filter taps, the most promising first."""
+    bk = step_channels(c)
+    return configs_of_steps(m, k, taps * -(-c // bk), bk, terms, multiprocessors)
+
+
+def configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multiprocessors: int = 132) -> list[Tf32Config]:
+    """Candidates for m pixels and k output channels, `steps` K steps of `bk` channels."""
+    found: set[Tf32Config] = set()
+    for wgs, bn, sk in product((1, 2, 3), (16, 32, 64, 96, 128, 192, 256), (1, 2, 4, 8, 16)):
+        grid = -(-m // (64 * wgs)) * -(-k // bn) * sk
+        if (bn >= 2 * k and bn > 16) or sk > steps or (sk > 1 and (grid > 2 * multiprocessors or wgs * bn > 128)):
+            continue
+        if grid * 6 < multiprocessors and 2 * sk <= min(steps, 16) and bn > 16:
+            continue  # a larger split exists and keeps more multiprocessors busy
+        if grid > 40 * multiprocessors and wgs * bn < 64:
+            continue
+        small = grid <= 2 * multiprocessors
+        able: list[Tf32Config] = []  # of each number of resident blocks that there are tiles for, with the deepest ring
+        for blocks in range(1, 2 if sk > 1 else min(5, -(-grid // multiprocessors)) + 1):
+            every = (Tf32Config(wgs, bn, bk, stages, sk, blocks, terms) for stages in (8, 6, 4, 3, 2))
+            fit = (c for c in every if c.valid() and not (small and c.stages > 2 and (c.shared > 112 * 1024 or c.stages > max(2, -(-steps // sk)))))
+            able += [c for c in (next(fit, None),) if c is not None]
+        found.update(able[-3:])
+    return sorted(found, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))
+
+
+def sizes_of(config: Config) -> dict[str, int]:
+    """What an engine says of a tile that computes in TF32. Raises PlanRefused for another's."""
+    said = dict(config)
+    if said.pop("math", None) != "tf32":
+        raise PlanRefused("this tactic computes in tf32")
+    return {k: int(v) for k, v in said.items()}
+
+
+def cut_to_tf32(a: np.ndarray) -> np.ndarray:
+    """f32 numbers with 10 bits of mantissa, to nearest; the largest are cut off, so that they stay finite."""
+    bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
+    near = np.abs(a) < np.float32(3.4026186e38)
+    return ((bits + np.where(near, np.uint32(0x1000), np.uint32(0))) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def places(bk: int) -> np.ndarray:
+    """Which of bk channels stands at each place of a K step: what conv_tf32.cu reads as eight neighbours a thread."""
+    p = np.arange(bk)
+    step, place = p // 8, p % 8
+    return bk // 4 * (place % 4) + step + place // 4 * (bk // 8)
+
+
+def filters(k: int) -> int:
+    """Rows of packed weights for k output channels."""
+    return -(-k // 16) * 16
+
+
+def dealt_by_16(rows: np.ndarray) -> np.ndarray:
+    """Rows (a multiple of 16) in another order, so that lane q of a quad, which sums columns 8j + 2q + e, has channels 4q + 2j + e of every 16."""
+    parts = rows.reshape(-1, 4, 2, 2, *rows.shape[1:])
+    return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def pack(rows: np.ndarray, bk: int, terms: int) -> np.ndarray:
+    """Filters as rows [k, ...] of whole K steps, f32: permuted, rounded to TF32, dealt out in 16s, which zeros fill up.
+
+    For three products the small parts follow below, from row `filters(k)` on. The large part is cut off there, and the small one has its sign and is
+    nothing only where the weight is: an infinite input times both is then the infinity that it is times the weight.
+    """
+    given, k = rows.shape[0], filters(rows.shape[0])
+    rows = np.pad(rows.reshape(given, -1), ((0, k - given), (0, 0)))
+    turned = dealt_by_16(rows.reshape(k, -1, bk)[:, :, places(bk)].astype(np.float32).reshape(k, -1))
+    if terms == 1:
+        return cut_to_tf32(turned)
+    whole = np.isfinite(turned)
+    high = np.where(whole, (turned.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32), turned)
+    low = cut_to_tf32(np.where(whole, turned - np.where(whole, high, 0), 0).astype(np.float32))
+    return np.concatenate([high, np.where((low == 0) & (high != 0) & whole, np.copysign(np.finfo(np.float32).tiny, high), low)])
+
+
+def kernel_source(
+    config: Tf32Config, im2col: bool, activation: str, odd: bool, grouped: bool = False, joined: bool = False, fork: bool = False
+) -> str:
+    """The kernel's complete text."""
+    how = {"im2col": im2col, "odd": odd, "grouped": grouped, "joined": joined, "fork": fork}
+    return source("conv_tf32.cu", config.constants(act=ACTIVATIONS[activation], **how))
+
+
+@per_device
+def kernel(config: Tf32Config, *how: Any) -> Kernel:
+    """The loaded kernel of `kernel_source(config, *how)`; compiled on first use, then kept."""
+    code = compile_cubin(kernel_source(config, *how), name=f"tf32_{config}.cu")
+    return Module(code).kernel("conv", config.shared)
+
+
+def launch(
+    config: Tf32Config,
+    shape: ConvShape,
+    x: View,
+    weights: int,
+    bias: int,
+    out: View,
+    *,
+    residual: View | None = None,
+    finish: Finish = PLAIN,
+    groups: Groups | None = None,
+    input_map: bytes | None = None,
+    second: Second | None = None,
+    fork: Fork | None = None,
+    multiprocessors: int = 132,
+    label: str = "",
+) -> Launch:
+    """The launch of `shape` with addresses filled in; weights are packed by `pack`. With `groups` the shape's input channels are a tile's window.
+
+    With `second` (1x1) the weights of both images lie side by side in each row; with `fork` the last output channels are a result of their own.
+    """
+    first_steps = shape.steps(config.bk)
+    steps = first_steps + (0 if second is None else second.shape.steps(config.bk))
+    whole = shape if groups is None else replace(shape, c=groups.channels)
+    row = steps * config.bk
+    a = window_map(whole, x, config) if input_map is None else input_map
+    b = tensormap.tiled(weights, "f32", (row, config.parts * filters(shape.k)), (row * 4,), (config.bk, config.bn))
+    tiles_n = -(-shape.k // config.bn)
+    tiles = tiles_n * -(-shape.m // config.bm)
+    numbers = layer_numbers(shape, bias, out, residual, finish, (steps, first_steps), (tiles, tiles_n))
+    numbers += struct.pack("<3i", filters(shape.k), *((0, 0) if groups is None else (groups.k, groups.c)))
+    args = a + b + numbers
+    if second is not None:
+        args += bytes(-len(args) % 64) + window_map(second.shape, second.x, config)
+    if fork is not None:
+        args += bytes(-len(args) % 8) + struct.pack("<Q2i", fork.out.address, fork.at, fork.out.pitch)
+    grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
+    im2col, odd = input_map is not None or not shape.plain, shape.k % 4 != 0
+    made = kernel(config, im2col, finish.activation[0], odd, groups is not None, second is not None, fork is not None)
+    return Launch(made, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label)
+
+
+def window_map(shape: ConvShape, x: View, config: Tf32Config) -> bytes:
+    """The tensor map through which the kernel reads its input."""
+    pixel = x.pitch * 4
+    if shape.plain:
+        return tensormap.tiled(x.address, "f32", (shape.c, shape.m), (pixel,), (config.bk, config.bm))
+    return tensormap.im2col(
+        x.address,
+        "f32",
+        (shape.c, shape.w, shape.h, shape.n),
+        (pixel, pixel * shape.w, pixel * shape.w * shape.h),
+        lower=(-shape.pad[1], -shape.pad[0]),
+        upper=(shape.pad[3] - (shape.s - 1) * shape.dilation[1], shape.pad[2] - (shape.r - 1) * shape.dilation[0]),
+        step=(shape.stride[1], shape.stride[0]),
+        channels=config.bk,
+        pixels=config.bm,
+    )

@@ -1,0 +1,241 @@
+"""What the tactics of f32 products on tensor cores share: convolutions of any groups, first layers, products with a constant matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.network import Layer
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.kernel import (
+    TYPE,
+    Ending,
+    GpuKernel,
+    ahead,
+    all_static,
+    blocks_of,
+    ending,
+    float_types,
+    launch,
+    machine_has,
+    packed_array,
+    same,
+)
+from whet.tactics.cuda.conv import _tf32
+from whet.tactics.cuda.conv._conv import ConvShape, Groups, View
+from whet.tactics.cuda.conv._tf32 import Tf32Config
+from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
+from whet.tactics.cuda.conv.group_conv import groups_of, pack_groups, tile_shape
+from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
+
+MAX_CONFIGS = 24
+_FEW = 4  # input channels of a first layer: the taps of a filter row lie side by side and count as channels
+
+
+@dataclass(frozen=True)
+class Work:
+    """A layer as the kernel sees it: its sizes, groups where there are several, and pixels of a row of the widened image (0: none is made)."""
+
+    shape: ConvShape
+    groups: Groups | None
+    given: ConvShape  # of the layer itself
+    row: int = 0
+
+    @staticmethod
+    def of(layer: Layer) -> Work:
+        """For a Conv, Gemm or MatMul."""
+        if anchor(layer).op != "Conv":
+            s = gemm_shape(layer)
+            return Work(s, None, s)
+        s = conv_shape(layer)
+        if anchor(layer).attrs["group"] != 1:
+            return Work(s, groups_of(layer), s)
+        if s.c > _FEW or s.c % 4 == 0 or s.dilation[1] != 1:
+            return Work(s, None, s)
+        row = max(s.pad[1] + s.w, (s.q - 1) * s.stride[1] + s.s)
+        seen = ConvShape(s.n, s.h, s.q, s.s * _FEW, s.k, s.r, 1, (s.stride[0], 1), (s.pad[0], 0, s.pad[2], 0), (s.dilation[0], 1))
+        return Work(seen, None, s, row)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of the widened image."""
+        return self.given.n * self.given.h * self.row * _FEW * 4
+
+    def tile(self, bn: int) -> ConvShape:
+        """The shape that tiles of `bn` output channels see."""
+        return self.shape if self.groups is None else tile_shape(self.shape, self.groups, bn)
+
+
+class F32Product(Tactic):
+    """Base of the tactics; `terms` as in _tf32.Tf32Config, `math` is said in the config, `rtol` bounds the error of a layer."""
+
+    ops: tuple[str, ...] = ("Conv", "Gemm", "MatMul")
+    terms = 1
+    math = "tf32"
+    rtol = 0.0
+
+    def why_not(self, layer: Layer) -> str | None:
+        return super().why_not(layer) or product_reason(layer)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        head, posts = anchor(layer), epilogue(layer)
+        x = source_place(layer)
+        if F32 not in float_types([head.inputs[0], layer.outputs[0]], (F32,)):
+            return []
+        conv, rank = head.op == "Conv", layer.outputs[0].type.rank
+        form = Operand("nhwc" if conv else "linear", F32)
+        others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
+        if any(layer.inputs[i].type.rank != rank for i in others):
+            return []
+        sources = [form] if not conv or not Work.of(layer).row else [Operand("linear", F32), form]
+        return [same(layer, {**dict.fromkeys(others, form), x: source}, form) for source in sources]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made, work = _ending(layer), Work.of(layer)
+        if isinstance(made, str):
+            return made
+        if work.groups is not None and work.groups.c == work.groups.k == 1:
+            return "one channel a group: products of single numbers, which the depthwise kernel does"
+        return _tf32.refuses(work.shape)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        made, found = _ending(layer), candidates(Work.of(layer), self.terms, machine.multiprocessors)[:MAX_CONFIGS]
+        if not isinstance(made, str):
+            work, kind = Work.of(layer), made.finish.activation[0]
+            wide = work.row > 0 or not work.shape.plain
+            ahead(machine, [_tf32.kernel_source(c, wide, kind, work.shape.k % 4 != 0, work.groups is not None) for c in found])
+        return [as_config(c, self.math) for c in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made, work, tile = _ending(layer), Work.of(layer), self._tile(config)
+        shape = work.tile(tile.bn)
+        reason = made if isinstance(made, str) else _tf32.refuses(work.shape)
+        if reason or isinstance(made, str):
+            raise PlanRefused(str(reason))
+        if tile.bk != _tf32.step_channels(shape.c):
+            raise PlanRefused(f"{shape.c} channels come in steps of {_tf32.step_channels(shape.c)}, not {tile.bk}")
+        head = anchor(layer)
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        rows = shape.steps(tile.bk) * tile.bk
+        said = f"{self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}"
+        packed = (
+            packed_array(
+                f"{weights.weight.digest}|tf32 dealt {said}",
+                tile.parts * _tf32.filters(shape.k) * rows * 4,
+                lambda: _tf32.pack(_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
+            ),
+            packed_bias(made, own, shape.k),
+        )
+        source = signature.needs(x)
+        finish, residual_at = made.finish, made.residual
+
+        def make(args: Args) -> list:
+            at, launches = View(args.inputs[x], work.given.c), []
+            windows = None
+            if work.row:
+                start = -(-args.scratch // 16) * 16
+                launches.append(_widen(work, args.inputs[x], start, source.format == "nhwc", machine))
+                windows = _row_windows(work, start, tile)
+            launches.append(
+                _tf32.launch(
+                    tile,
+                    shape,
+                    at,
+                    args.packed[0],
+                    args.packed[1],
+                    View(args.outputs[0], shape.k),
+                    residual=None if residual_at is None else View(args.inputs[residual_at], shape.k),
+                    finish=finish,
+                    groups=work.groups,
+                    input_map=windows,
+                    multiprocessors=machine.multiprocessors,
+                    label=layer.name,
+                )
+            )
+            return launches
+
+        scratch = work.scratch + 16 if work.row else 0
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma {self.math} {tile}", packed=packed, scratch=scratch, rtol=self.rtol)
+
+    def _tile(self, config: Config) -> Tf32Config:
+        said = dict(config)
+        if said.pop("math", None) != self.math:
+            raise PlanRefused(f"this tactic computes in {self.math}")
+        tile = Tf32Config(**{k: int(v) for k, v in said.items()}, terms=self.terms)
+        if not tile.valid():
+            raise PlanRefused(f"a multiprocessor cannot hold {tile}")
+        return tile
+
+
+def candidates(work: Work, terms: int, multiprocessors: int = 132) -> list[Tf32Config]:
+    """Tiles for a layer, the most promising first; with groups those of each width, by turns."""
+    s = work.shape
+    if work.groups is None:
+        return _tf32.configs_for(s.m, s.k, s.c, s.r * s.s, terms, multiprocessors)
+    widths = (16, 32, 64, 128)
+    products = {bn: work.tile(bn).c * -(-s.k // bn) * bn for bn in widths}
+    turns: list[list[Tf32Config]] = []
+    for bn in widths:
+        if products[bn] <= 4 * min(products.values()):
+            turns.append([c for c in _tf32.configs_for(s.m, s.k, work.tile(bn).c, s.r * s.s, terms, multiprocessors) if c.bn == bn])
+    return [found[i] for i in range(max(map(len, turns), default=0)) for found in turns if i < len(found)]
+
+
+def as_config(c: Tf32Config, math: str) -> Config:
+    """A tile as a tactic's config."""
+    return (("wgs", c.wgs), ("bn", c.bn), ("bk", c.bk), ("stages", c.stages), ("sk", c.sk), ("blocks", c.blocks), ("math", math))
+
+
+def _ending(layer: Layer) -> Ending | str:
+    return ending(layer, epilogue(layer), 1 if anchor(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
+
+
+def _rows(head: Layer, work: Work, given: np.ndarray, tile: Tf32Config) -> np.ndarray:
+    """Filters as rows [k][tap][channel], channels in whole K steps."""
+    if head.op != "Conv":
+        given = (given if head.op == "Gemm" and head.attrs.get("transB") else given.T)[:, :, None, None]
+    if work.groups is not None:
+        return pack_groups(given, work.groups, tile.bn, tile.bk, np.dtype(np.float32))
+    if work.row:  # [k, c, r, s] -> taps of a row side by side, each of _FEW channels
+        side = np.zeros((given.shape[0], given.shape[3], _FEW, given.shape[2]), np.float32)
+        side[:, :, : given.shape[1]] = given.transpose(0, 3, 1, 2)
+        given = side.reshape(given.shape[0], -1, given.shape[2], 1)
+    k, c, r, s = given.shape
+    out = np.zeros((k, r, s, -(-c // tile.bk) * tile.bk), np.float32)
+    out[..., :c] = given.transpose(0, 2, 3, 1)
+    return out
+
+
+def _widen(work: Work, image: int, to: int, channels_last: bool, machine: Any) -> Any:
+    """The launch that widens an image of few channels; see stem_as_channels.cu."""
+    s = work.given
+    grid = (min(blocks_of(s.n * s.h * work.row, 256), 16 * machine.multiprocessors), 1, 1)
+    constants = {"FROM": TYPE["f32"], "TO": TYPE["f32"], "CP": _FEW, "NHWC": int(channels_last)}
+    return launch("stem_as_channels.cu", "widen", constants, grid, 256, "<QQ6i", image, to, s.n, s.c, s.h, s.w, work.row, s.pad[1])
+
+
+def _row_windows(work: Work, address: int, tile: Tf32Config) -> bytes:
+    """The windows of a filter row as a tensor of overlapping strides."""
+    line, seen = work.row * _FEW * 4, work.shape
+    return tensormap.im2col(
+        address,
+        "f32",
+        (seen.c, seen.w, seen.h, seen.n),
+        (work.given.stride[1] * _FEW * 4, line, line * seen.h),
+        lower=(0, -seen.pad[0]),
+        upper=(0, seen.pad[2] - (seen.r - 1) * seen.dilation[0]),
+        step=(1, seen.stride[0]),
+        channels=tile.bk,
+        pixels=tile.bm,
+    )

@@ -1,0 +1,130 @@
+"""Convolutions of 64 channels for many pixels with weights as the tall operand (weights_as_a.cu): candidates, packing, the launch."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import MAX_SHARED, Launch
+from whet.tactics._base import Config
+from whet.tactics.cuda._device.kernel import loaded
+from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda.conv._conv import ConvShape, Finish
+
+CHANNELS = 64
+_WITH_RESIDUAL = 208  # pixels of a product whose residual is asked for meanwhile: registers
+_FEWEST = 32  # tiles: with less work most multiprocessors have none
+
+
+@dataclass(frozen=True, order=True)
+class Upright:
+    """One instance: rows of results of a tile, tiles of input on their way."""
+
+    rows: int
+    slots: int
+
+    def wide(self, s: ConvShape) -> int:
+        """Pixels from row to row of a tile."""
+        return s.q + s.s - 1
+
+    def bn(self, s: ConvShape) -> int:
+        """Pixels of a product."""
+        return -(-self.rows * self.wide(s) // 8) * 8
+
+    def slot(self, s: ConvShape) -> int:
+        """Bytes of a tile's input; mirrors weights_as_a.cu."""
+        wide = self.wide(s)
+        read = max((self.rows + s.r - 1) * wide, self.bn(s) + (s.r - 1) * wide + s.s - 1)
+        return -(-read * CHANNELS * 2 // 1024) * 1024
+
+    def stage(self, s: ConvShape) -> int:
+        """Bytes of a tile's results where they pass through shared memory: lines of all 64 channels."""
+        return 0 if s.k != CHANNELS else -(-self.rows * s.q * CHANNELS * 2 // 1024) * 1024
+
+    def shared(self, s: ConvShape) -> int:
+        """Bytes of shared memory."""
+        return 1024 + s.r * s.s * CHANNELS * CHANNELS * 2 + self.slots * (self.slot(s) + 8) + 2 * self.stage(s) + 24
+
+    def fits(self, s: ConvShape, residual: bool) -> bool:
+        """Whether there is room, and work for many multiprocessors; what is staged has no pixels beyond the tile."""
+        widest = _WITH_RESIDUAL if residual and not self.stage(s) else 256
+        whole = not self.stage(s) or self.bn(s) == self.rows * self.wide(s)
+        return whole and max(self.bn(s), self.wide(s)) <= widest and self.shared(s) <= MAX_SHARED and self.tiles(s) >= _FEWEST
+
+    def tiles(self, s: ConvShape) -> int:
+        """Tiles of all images."""
+        return s.n * -(-s.p // self.rows)
+
+    @property
+    def config(self) -> Config:
+        """What an engine stores."""
+        return (("rows", self.rows), ("slots", self.slots))
+
+
+def unfit_shape(s: ConvShape) -> str | None:
+    """Why the kernel does not take a convolution, or None."""
+    if s.c != CHANNELS or s.k > CHANNELS or s.k % 8 or s.r * s.s == 1 or s.stride != (1, 1) or s.dilation != (1, 1):
+        return f"{s.c} to {s.k} channels, {s.r} x {s.s}: the kernel takes 64 to up to 64 channels by several taps, stride 1, no dilation"
+    if s.q % 2 or s.s % 2 == 0 or s.n * s.p * s.q * s.k >= 2**31:
+        return f"rows of {s.q} results by {s.s} taps: the kernel stores pairs"
+    return None if uprights(s, True) else f"{s.n} images of {s.p} x {s.q}: too few tiles, or none of the right size"
+
+
+def uprights(s: ConvShape, residual: bool) -> list[Upright]:
+    """Candidates, those with the least products that nobody needs first."""
+    kept: dict[int, Upright] = {}
+    for t in (Upright(rows, slots) for rows in range(1, min(s.p, 8) + 1) for slots in (4, 3, 2)):
+        if t.fits(s, residual):
+            kept.setdefault(t.rows, t)  # as many slots as there is room for
+    return sorted(kept.values(), key=lambda t: (t.tiles(s) * (t.bn(s) + 24), t))
+
+
+def pack_upright(weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Filters [k, 64, r, s] as rows [64s of k][r][s][64]: those of a lane, g and g + 8 of sixteen, are neighbouring channels."""
+    k, c, r, s = weights.shape
+    rows = np.zeros((-(-k // CHANNELS) * CHANNELS, r, s, c), dtype)
+    rows[:k] = weights.transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(rows.reshape(-1, 8, 2, r * s * c).transpose(0, 2, 1, 3)).reshape(rows.shape)
+
+
+def upright_source(constants: dict[str, int]) -> str:
+    """The kernel's complete text."""
+    return source("weights_as_a.cu", constants)
+
+
+def upright_constants(t: Upright, s: ConvShape, finish: Finish, bf16: bool) -> dict[str, int]:
+    """The macros of an instance."""
+    return {
+        "TAPS_H": s.r,
+        "TAPS_W": s.s,
+        "WIDE": t.wide(s),
+        "ROWS": t.rows,
+        "BN": t.bn(s),
+        "SLOTS": t.slots,
+        "ACT": ACTIVATIONS[finish.activation[0]],
+        "RES": finish.residual,
+        "STAGE": t.stage(s),
+        "BF16": int(bf16),
+    }
+
+
+def upright_launch(t: Upright, s: ConvShape, addresses: tuple[int, ...], finish: Finish, bf16: bool, multiprocessors: int, label: str) -> Launch:
+    """The launch; `addresses`: image, filters, bias, residual (0 without), result."""
+    image, filters, bias, residual, out = addresses
+    dtype, c, row, pixels = "bf16" if bf16 else "f16", CHANNELS, s.r * s.s * CHANNELS, s.p * s.q
+    maps = [
+        tensormap.tiled(filters, dtype, (row, c), (row * 2,), (c, c)),
+        tensormap.tiled(image, dtype, (c, s.w, s.h, s.n), tuple(c * 2 * n for n in (1, s.w, s.w * s.h)), (c, t.wide(s), t.rows + s.r - 1, 1)),
+    ]
+    if t.stage(s):
+        size, each, box = (c, pixels, s.n, 1), (c * 2, pixels * c * 2, s.n * pixels * c * 2), (c, t.rows * s.q, 1, 1)
+        maps += [tensormap.tiled(at, dtype, size, each, box) for at in (residual or out, out)]
+    else:
+        maps += [bytes(128), bytes(128)]  # not used: plain addresses
+    sizes = (s.k, s.p, s.q, -(-s.p // t.rows), t.tiles(s), s.pad[0], s.pad[1])
+    args = b"".join(maps) + struct.pack("<3Q7i2f", bias, residual, out, *sizes, *finish.activation[1:])
+    kernel = loaded("weights_as_a.cu", "upright", tuple(sorted(upright_constants(t, s, finish, bf16).items())), t.shared(s))
+    return Launch(kernel, (min(t.tiles(s), multiprocessors), 1, 1), 256, args + bytes(-len(args) % 64), label=label)

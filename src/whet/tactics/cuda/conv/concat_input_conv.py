@@ -1,0 +1,232 @@
+"""A 1x1 convolution of two images' joined channels on Hopper's tensor cores: both are read where they lie, their channels behind each other in K.
+
+In 16-bit floats, or in 8 bits as qconv: joined integers have one scale, so their products add up in one sum.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, is_quantized, places
+from whet.tactics._quantized import Parts, take_apart
+from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.kernel import HALF, RTOL, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, Eight, Finish, Second, View, pack_weights, pack_weights8
+from whet.tactics.cuda.conv._conv_config import configs_of_steps, step_channels, varied
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv.conv import as_config, constant_weights, conv_shape, from_config, packed_bias
+from whet.tactics.cuda.quantized._quantized import (
+    EIGHT,
+    Factors,
+    Output,
+    conv_shape_of,
+    ending_of,
+    factors,
+    folded,
+    folds,
+    key_of,
+    packed_factors,
+    steps_of,
+    weight_bytes,
+    why_not_weighted,
+)
+
+MAX_CONFIGS = 24
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The convolution as it would stand alone, its epilogue and sizes, and which of the whole's inputs are the two images and the residual."""
+
+    conv: Layer
+    made: Ending
+    shape: ConvShape
+    images: tuple[int, int]
+    channels: tuple[int, int]
+    residual: int | None
+    weights: Tensor
+    bias: Tensor | None
+    parts: Parts | None  # of a quantized one
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number that is read."""
+        return 2 if self.parts is None else 1
+
+    @property
+    def bk(self) -> int:
+        return step_channels(max(self.channels), self.size)
+
+    def shapes(self) -> tuple[ConvShape, ConvShape]:
+        """The two images' convolutions."""
+        a, b = self.channels
+        return replace(self.shape, c=a), replace(self.shape, c=b)
+
+    def steps(self) -> int:
+        """K steps over both."""
+        return sum(-(-c // self.bk) for c in self.channels)
+
+    def matrix(self, values: np.ndarray) -> np.ndarray:
+        """Weights [k, c] with each image's channels filled with zeros to whole steps, [k, steps * bk, 1, 1]."""
+        values, (a, b) = values.reshape(self.shape.k, -1), self.channels
+        first, last = (np.pad(part, ((0, 0), (0, -part.shape[1] % self.bk))) for part in (values[:, :a], values[:, a : a + b]))
+        return np.concatenate([first, last], axis=1)[:, :, None, None]
+
+
+@tactic
+class OwnJoinedConv(Tactic):
+    """What the pass fuse_concat_conv makes, in 16-bit floats or 8 bits; each image's channels come in 16 bytes, results in sixteens."""
+
+    ops = ("*",)
+    hints = ("JoinedConv",)
+    what = "a convolution of joined images"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        found = joined_conv(layer) if all_static(layer) else "static"
+        if isinstance(found, str):
+            return []
+        if found.parts is None:
+            kinds = float_types([layer.inputs[found.images[0]], layer.outputs[0]], HALF)
+            return [_signature(layer, found, Operand("nhwc", t), Operand("nhwc", t)) for t in kinds]
+        stores = found.parts.stores
+        image = layer.inputs[found.images[0]].dtype
+        results = [stores.dtype] if stores is not None else []
+        return [_signature(layer, found, Operand("nhwc", image), Operand("nhwc", t)) for t in results]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        found = joined_conv(layer)
+        if isinstance(found, str):
+            return found
+        if any(c * found.size % 16 for c in found.channels) or found.shape.k % 16:
+            return f"{found.channels} channels of {found.size} bytes, {found.shape.k} results: images come in 16 bytes, results in sixteens"
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        found = joined_conv(layer)
+        if isinstance(found, str):
+            return []
+        m, k, steps, processors = found.shape.m, found.shape.k, found.steps(), machine.multiprocessors
+        good = configs_of_steps(m, k, steps, found.bk, processors, found.size)
+        able = [c for c in good if (c.outs < 3 or found.residual is not None) and (found.parts is None or c.bn % 32 == 0)]
+        order = varied(able, MAX_CONFIGS)
+        eight, _, finish = _ends(found, signature)[:3]
+        bf16 = signature.outputs[0].dtype.name == "bf16"
+        ahead(machine, [conv_source(c, False, finish.activation[0], bf16, eight=eight, pair=1) for c in order])
+        return [as_config(c) for c in order]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        found, tile = joined_conv(layer), from_config(config)
+        if isinstance(found, str):
+            raise PlanRefused(found)
+        steps, dtype = found.steps(), signature.outputs[0].dtype
+        if tile.halo or tile.bk != found.bk or tile.hold not in (0, steps):
+            raise PlanRefused(f"{tile} is no tile of {steps} steps over two images")
+        (a, b), (first, last) = found.shapes(), found.images
+        eight, out, finish, numbers = _ends(found, signature)
+        digest, k = found.weights.weight.digest, found.shape.k
+        packed: tuple[Packed, ...]
+        if numbers is None:
+            values = lambda: pack_weights(found.matrix(np.asarray(found.weights.array(), np.float32)), tile.bk, dtype.numpy)  # noqa: E731
+            weights = packed_array(f"{digest}|joined {found.channels} {tile.bk} {dtype}", k * steps * tile.bk * 2, values)
+            packed = (weights, packed_bias(found.made, found.bias, k))
+        else:
+            rows = -(-k // 32) * 32
+            values = lambda: pack_weights8(found.matrix(weight_bytes(found.weights)), tile.bk)  # noqa: E731
+            weights = packed_array(f"{digest}|joined 8 bits {found.channels} {tile.bk}", rows * steps * tile.bk, values)
+            packed = (weights, *packed_factors(f"{numbers[0]}|joined {found.shape}", found.shape, 1, False, numbers[1]))
+
+        def make(args: Args) -> list:
+            residual = None if found.residual is None else View(args.inputs[found.residual], k)
+            biases, steps8 = steps_of(out, args.packed[1], args.packed[2], 1, k) if eight else (args.packed[1], None)
+            return [
+                conv_launch(
+                    tile, a, View(args.inputs[first], a.c), args.packed[0], biases, View(args.outputs[0], k), residual=residual, finish=finish,
+                    bf16=dtype.name == "bf16", multiprocessors=machine.multiprocessors, label=layer.name, eight=eight, numbers8=steps8,
+                    second=Second(b, View(args.inputs[last], b.c)),
+                )
+            ]  # fmt: skip
+
+        name = f"own wgmma {eight.source + ' ' if eight else ''}joined {tile}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if eight else RTOL[dtype.name])
+
+
+def _signature(layer: Layer, found: Joined, image: Operand, result: Operand) -> Signature:
+    """The images as `image`; a residual in its own integers, or as the result."""
+    stored: dict[int, Operand] = dict.fromkeys(found.images, image)
+    if found.residual is not None:
+        own = layer.inputs[found.residual].dtype
+        stored[found.residual] = Operand("nhwc", own if own.name in EIGHT else result.dtype)
+    return Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (result,))
+
+
+def _ends(found: Joined, signature: Signature) -> tuple[Eight | None, Output, Finish, tuple[str, Callable[[], Factors]] | None]:
+    """How 8-bit sums end: types, numbers of the output, the activation, and key and values of factors and biases; of floats the activation."""
+    parts, made = found.parts, found.made
+    if parts is None:
+        return None, Output(), made.finish, None
+    stored = signature.outputs[0].dtype.name
+    x = parts.source_place()
+    other = "" if found.residual is None else signature.inputs[found.residual].dtype.name
+    fold, out, per, shift, finish = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.finish
+    if fold:
+        per, shift, out, finish = folded(out, made, stored)
+    eight = Eight(parts.reads[x].dtype.name, stored, other, False, fold)
+
+    def numbers() -> Factors:
+        weights = weight_bytes(found.weights).reshape(found.shape.k, -1, 1, 1)
+        return factors(parts, made, weights, found.shape, found.bias).times(per, shift)
+
+    return eight, out, finish, (f"{key_of(parts, made)} {per} {shift}", numbers)
+
+
+@functools.lru_cache(maxsize=8)
+def joined_conv(layer: Layer) -> Joined | str:
+    """The layer taken apart, or why the kernel is not for it."""
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    if len(body.layers) != 2 or body.layers[0].op != "Concat" or len(body.layers[0].inputs) != 2:
+        return "the body is no Concat of two images with a convolution behind it"
+    joined, conv = body.layers[0], seen(body.layers[1], outer)
+    parts: Parts | None = None
+    if is_quantized(conv):
+        apart = take_apart(conv)
+        if isinstance(apart, str):
+            return apart
+        made, head, parts = ending_of(apart), apart.head, apart
+        view = apart.view
+        reason = why_not_weighted(apart)
+        if apart.stores is None or apart.stores.dtype.name not in EIGHT or apart.float8:
+            reason = reason or "stores integers"
+    else:
+        made, head, view = ending(conv, epilogue(conv)), anchor(conv), conv
+        reason = constant_weights(conv, head)
+    if isinstance(made, str) or reason:
+        return reason or str(made)
+    if head.op != "Conv" or head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:
+        return "the kernel convolves images of two spatial axes, one group"
+    shape = conv_shape_of(parts) if parts is not None else conv_shape(conv)
+    if not shape.plain:
+        return "the convolution is not 1x1 with stride 1"
+    x, w, b = parts.places() if parts is not None else places(view)
+    if conv.inputs[x] is not joined.outputs[0]:
+        return "the convolution reads something else"
+    images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.inputs]
+    residual = None
+    if made.residual is not None:
+        residual = next((i for i, t in enumerate(layer.inputs) if t is conv.inputs[made.residual]), None)
+        if residual is None:
+            return "what is added is made within the layer"
+    if None in images:
+        return "an image is made within the layer"
+    channels = tuple(int(part.shape[1]) for part in joined.inputs)
+    bias = None if b is None else view.inputs[b]
+    return Joined(conv, made, shape, tuple(images), channels, residual, view.inputs[w], bias, parts)

@@ -1,0 +1,196 @@
+"""Convolution on Hopper's tensor cores (wgmma, TMA), channels last, f16 or bf16, with bias, residual and activation fused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, static_shape
+from whet.network.types import DType
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
+from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
+from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, bias_count, pack_bias, pack_weights, refuses
+from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
+
+MAX_CONFIGS = 30
+
+
+@tactic
+class OwnConv(Tactic):
+    """Group 1, two spatial axes, channels in eights; any kernel, stride, padding and dilation."""
+
+    ops = ("Conv",)
+    version = 1
+    line = 16
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        if head.attrs["group"] != 1:
+            return "the kernel has no groups"
+        return conv_reason(layer, head)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        return conv_signatures(layer, "nhwc")
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made = ending(layer, epilogue(layer))
+        return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        shape = conv_shape(layer)
+        odd = shape.k % 8 != 0
+        found = conv_configs(shape, machine.multiprocessors)
+        if odd:  # only results that go straight from registers to memory may lie anywhere
+            plain = [c for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128] or [replace(c, sk=1, halo=0, once=0) for c in found]
+            direct = (replace(c, direct=1, outs=1) for c in plain)
+            found = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))
+        found = varied(found, MAX_CONFIGS)
+        made = ending(layer, epilogue(layer))
+        if not isinstance(made, str):
+            bf16 = signature.outputs[0].dtype.name == "bf16"
+            ahead(machine, [conv_source(c, not shape.plain and not c.halo, made.finish.activation[0], bf16, False, odd) for c in found])
+        return [as_config(c) for c in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = ending(layer, epilogue(layer))
+        shape, tile = conv_shape(layer), from_config(config)
+        reason = made if isinstance(made, str) else refuses(shape, made.residual is None and tile.direct == 1) or fits(tile, shape)
+        if reason or isinstance(made, str):
+            raise PlanRefused(str(reason))
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        dtype = signature.outputs[0].dtype
+        rows = shape.steps(tile.bk) * tile.bk
+        packed = (
+            packed_array(
+                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",
+                shape.k * rows * 2,
+                lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
+            ),
+            packed_bias(made, own, shape.k),
+        )
+
+        def make(args: Args) -> list:
+            return [ended_launch(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, machine, layer.name)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
+
+
+def ended_launch(
+    tile: ConvConfig,
+    shape: ConvShape,
+    x: View,
+    args: Args,
+    made: Ending,
+    dtype: DType,
+    machine: Any,
+    label: str,
+    *,
+    out_f32: bool = False,
+    input_map: bytes | None = None,
+    groups: Groups | None = None,
+) -> Launch:
+    """`conv_launch` of 16-bit floats that ends as `made`, with weights and biases in front of the packed operands, to the first output."""
+    return conv_launch(
+        tile,
+        shape,
+        x,
+        args.packed[0],
+        args.packed[1],
+        View(args.outputs[0], shape.k),
+        residual=None if made.residual is None else View(args.inputs[made.residual], shape.k),
+        finish=made.finish,
+        bf16=dtype.name == "bf16",
+        out_f32=out_f32,
+        input_map=input_map,
+        multiprocessors=machine.multiprocessors,
+        label=label,
+        groups=groups,
+    )
+
+
+def constant_weights(layer: Layer, head: Layer) -> str | None:
+    """Why weights or bias cannot be packed at build time, or None."""
+    places = [outer_input(layer, t) for t in head.inputs[1:3] if t is not None]
+    if any(i is None or not layer.inputs[i].is_constant for i in places):
+        return "the weights are computed at run time; the kernel wants them packed before"
+    return None
+
+
+def conv_reason(layer: Layer, head: Layer) -> str | None:
+    """Why a convolution is none of images with packed weights and a chain behind it, or None: what all these kernels ask of it."""
+    if head.inputs[0].type.rank != 4:
+        return "the kernel takes images of two spatial axes"
+    return constant_weights(layer, head) or (None if epilogue(layer) is not None else "what is fused to it is not a chain")
+
+
+def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = HALF) -> list[Signature]:
+    """Channels last in `types` for the result and the residual; the input in format `source`."""
+    posts, head = epilogue(layer), anchor(layer)
+    x = source_place(layer)
+    found = []
+    for dtype in float_types([head.inputs[0], layer.outputs[0]], types):
+        stored = {p.other: Operand("nhwc", dtype) for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant}
+        if any(layer.inputs[i].type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):
+            continue
+        found.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))
+    return found
+
+
+def conv_shape(layer: Layer) -> ConvShape:
+    """The sizes of a Conv of two spatial axes."""
+    head = anchor(layer)
+    n, c, h, w = static_shape(head.inputs[0].shape)
+    k, _, r, s = static_shape(head.inputs[1].shape)
+    a = head.attrs
+    return ConvShape(
+        n, h, w, c, k, r, s, tuple(a.get("strides") or (1, 1)), tuple(a.get("pads") or (0, 0, 0, 0)), tuple(a.get("dilations") or (1, 1))
+    )
+
+
+def packed_bias(made: Ending, own: Any, channels: int, halved: bool = False) -> Any:
+    """The packed bias of a layer: zeros when it has none; with `halved` half of it."""
+    digest, scale = own.weight.digest if own is not None else "", np.float32(0.5 if halved else 1)
+    key = f"bias {digest} {made.key} {channels}" + " halved" * halved
+    return packed_array(key, bias_count(channels) * 4, lambda: pack_bias(made.bias(own, channels) * scale, channels))
+
+
+def as_config(c: ConvConfig) -> Config:
+    """A tile as a tactic's config."""
+    return (
+        ("wgs", c.wgs),
+        ("mi", c.mi),
+        ("bn", c.bn),
+        ("bk", c.bk),
+        ("stages", c.stages),
+        ("sk", c.sk),
+        ("blocks", c.blocks),
+        ("direct", c.direct),
+        ("halo", c.halo),
+        *((("size", 1),) if c.size == 1 else ()),
+        *((("outs", c.outs),) if c.outs > 1 else ()),
+        *((("hold", c.hold),) if c.hold else ()),
+        *((("once", c.once),) if c.once else ()),
+    )
+
+
+def from_config(config: Config) -> ConvConfig:
+    """The tile of a config. Raises PlanRefused for one that the hardware cannot hold."""
+    tile = ConvConfig(**{k: int(v) for k, v in config})
+    if not tile.valid():
+        raise PlanRefused(f"a multiprocessor cannot hold {tile}")
+    return tile

@@ -1,0 +1,158 @@
+"""The sum of two convolutions as one product on Hopper's tensor cores: a block's last convolution and its projection shortcut in one launch.
+
+Both inputs' channels lie behind each other in K, so the sum is made in the accumulators: the shortcut is neither stored nor read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, places
+from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
+from whet.tactics.cuda.conv._conv import ConvShape, Finish, Second, View, pack_bias, pack_weights, refuses
+from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, large_batch_configs, small_batch_configs, step_channels, varied
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv.conv import as_config, bias_count, constant_weights, conv_shape, from_config
+
+MAX_CONFIGS = 24
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the two convolutions: its layer with the outer inputs, sizes, weights, own bias and what follows it."""
+
+    layer: Layer
+    shape: ConvShape
+    x: int  # among the inputs of the whole
+    weights: Tensor
+    bias: Tensor | None
+    made: Ending
+
+
+@tactic
+class OwnConvPair(Tactic):
+    """What the pass fuse_conv_sum makes: two convolutions of one group, at least one of them 1x1 without padding, an Add, an activation."""
+
+    ops = ("*",)
+    hints = ("ConvSum",)
+    what = "the sum of two convolutions"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        parts = _parts(layer)
+        if not all_static(layer) or isinstance(parts, str):
+            return []
+        return [
+            same(layer, {p.x: Operand("nhwc", dtype) for p in parts}, Operand("nhwc", dtype))
+            for dtype in float_types([layer.inputs[parts[0].x], layer.outputs[0]], HALF)
+        ]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        parts = _parts(layer)
+        return parts if isinstance(parts, str) else refuses(parts[0].shape) or refuses(parts[1].shape)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        parts = _parts(layer)
+        if isinstance(parts, str):
+            return []
+        a, b = parts
+        bk = step_channels(max(a.shape.c, b.shape.c), 2)
+        m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), machine.multiprocessors
+        found: set[ConvConfig] = set()
+        if m <= 30000:
+            found.update(small_batch_configs(m, k, steps, bk, processors))
+        if m >= 3000:
+            found.update(large_batch_configs(m, k, steps, bk, processors))
+        order = varied(sorted(found, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
+        bf16, kind = signature.outputs[0].dtype.name == "bf16", Second.kind(b.shape)
+        ahead(machine, [conv_source(c, not a.shape.plain, _finish(parts).activation[0], bf16, pair=kind) for c in order])
+        return [as_config(c) for c in order]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts, tile = _parts(layer), from_config(config)
+        if isinstance(parts, str):
+            raise PlanRefused(parts)
+        a, b = parts
+        steps, dtype = a.shape.steps(tile.bk) + b.shape.steps(tile.bk), signature.outputs[0].dtype
+        if tile.halo or tile.hold not in (0, steps):
+            raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs")
+
+        def weights() -> np.ndarray:
+            rows = [pack_weights(np.asarray(p.weights.array(), np.float32), tile.bk, dtype.numpy).reshape(a.shape.k, -1) for p in parts]
+            return np.concatenate(rows, axis=1)
+
+        def bias() -> np.ndarray:
+            return pack_bias(a.made.bias(a.bias, a.shape.k) + b.made.bias(b.bias, a.shape.k), a.shape.k)
+
+        key = "+".join(p.weights.weight.digest for p in parts)
+        biases = "+".join(t.weight.digest for p in parts for t in (p.bias, *p.made.biases) if t is not None)
+        packed = (
+            packed_array(f"{key}|pair krsc {tile.bk} {dtype}", a.shape.k * steps * tile.bk * 2, weights),
+            packed_array(f"bias {biases} {a.shape.k}", bias_count(a.shape.k) * 4, bias),
+        )
+
+        def make(args: Args) -> list:
+            return [
+                conv_launch(
+                    tile,
+                    a.shape,
+                    View(args.inputs[a.x], a.shape.c),
+                    args.packed[0],
+                    args.packed[1],
+                    View(args.outputs[0], a.shape.k),
+                    finish=_finish(parts),
+                    bf16=dtype.name == "bf16",
+                    multiprocessors=machine.multiprocessors,
+                    label=layer.name,
+                    second=Second(b.shape, View(args.inputs[b.x], b.shape.c)),
+                )
+            ]
+
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma pair {tile}", packed=packed)
+
+
+def _finish(parts: tuple[_Part, _Part]) -> Finish:
+    """The activation behind the sum: that of the part which adds."""
+    return Finish(next((p.made.finish.activation for p in parts if p.made.residual is not None), parts[0].made.finish.activation))
+
+
+def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
+    """The two convolutions, the one that must be 1x1 without padding last; or why they are none that the kernel takes."""
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]]:
+        return "the body is no pair of convolutions"
+    views = [seen(x, outer) for x in body.layers]
+    parts = []
+    for view in views:
+        head = anchor(view)
+        if head.op != "Conv" or head.attrs["group"] != 1 or head.inputs[0].type.rank != 4:
+            return "the kernel adds convolutions of one group over two spatial axes"
+        if reason := constant_weights(view, head):
+            return reason
+        made = ending(view, epilogue(view))
+        if isinstance(made, str):
+            return made
+        x, w, b = places(view)
+        fed = next((i for i, t in enumerate(layer.inputs) if t is view.inputs[x]), None)
+        if fed is None:
+            return "one convolution reads the other"
+        parts.append(_Part(view, conv_shape(view), fed, view.inputs[w], None if b is None else view.inputs[b], made))
+    first, last = parts
+    added = last.made.residual
+    if first.made.residual is not None or first.made.finish != Finish() or added is None or last.layer.inputs[added] is not views[0].outputs[0]:
+        return "the first convolution's sum is not what the second adds"
+    if last.made.finish.residual != 1:
+        return "it is added behind the activation"
+    for order in ((first, last), (last, first)):
+        if (order[1].shape.r, order[1].shape.s, *order[1].shape.pad) == (1, 1, 0, 0, 0, 0):
+            return order
+    return "neither convolution is 1x1 without padding"

@@ -1,0 +1,13 @@
+"""Convolutions and products of f32 tensors on tensor cores in TF32, both operands rounded to nearest; `--noTF32` forbids it."""
+
+from whet.tactics._base import tactic
+from whet.tactics.cuda.conv._tf32_tactic import F32Product
+
+
+@tactic
+class OwnTf32(F32Product):
+    """Operands of 10 bits of mantissa: 2**-11 each at most, in sums of the tensor cores' f32."""
+
+    terms = 1
+    math = "tf32"
+    rtol = 2e-3

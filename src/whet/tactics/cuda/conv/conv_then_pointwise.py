@@ -1,0 +1,79 @@
+"""A convolution of several taps and the 1x1 one behind it in one launch, for few pixels: what lies between stays in a cluster's shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import anchor, constants_of
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, packed_array
+from whet.tactics.cuda.conv._conv import pack_weights, refuses
+from whet.tactics.cuda.conv._conv_then_pointwise import Tile, product_launch, product_source, tiles_of, unfit
+from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
+from whet.tactics.cuda.conv.conv import packed_bias
+
+MAX_CONFIGS = 24
+
+
+@tactic
+class OwnConvProduct(ConvAndProduct):
+    """What the pass fuse_conv_product makes: stride 1, no dilation, one group; channels of both in multiples of 64; 16-bit numbers."""
+
+    hints = ("ConvProduct",)
+    what = "a convolution and the product behind it"
+
+    def unfit_pair(self, both: Both) -> str | None:
+        return None if anchor(both.first).attrs["group"] == 1 else "takes convolutions of one group"
+
+    def unfit_sizes(self, both: Both, machine: Any) -> str | None:
+        if reason := refuses(both.shape):
+            return reason
+        if not tiles_of(both.shape, both.k, machine.multiprocessors):
+            return f"no cluster of blocks shares out {both.shape.m} pixels, {both.shape.c}, {both.shape.k} and {both.k} channels"
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        both = self.pair(layer)
+        if isinstance(both, str):
+            return []
+        found = tiles_of(both.shape, both.k, machine.multiprocessors)[:MAX_CONFIGS]
+        kinds, bf16 = (both.inner.finish.activation[0], both.made.finish.activation[0]), signature.outputs[0].dtype.name == "bf16"
+        ahead(machine, [product_source(t, both.shape, *kinds, bf16) for t in found])
+        return [as_config(t) for t in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        both, tile = self.pair(layer), Tile(**{k: int(v) for k, v in config})
+        if isinstance(both, str):
+            raise PlanRefused(both)
+        s, k, dtype = both.shape, both.k, signature.outputs[0].dtype
+        if reason := unfit(tile, s, k):
+            raise PlanRefused(reason)
+        (filters, own_inner), (weights, own) = constants_of(both.first), constants_of(both.product)
+
+        def packed_weights(t: Tensor, nbytes: int) -> Any:
+            digest = t.weight.digest
+            key = f"{digest}|conv krsc 16 {dtype}"
+            return packed_array(key, nbytes, lambda: pack_weights(np.asarray(t.array(), np.float32), 16, dtype.numpy))
+
+        packed = (
+            packed_weights(filters, s.k * s.r * s.s * s.c * 2),
+            packed_bias(both.inner, own_inner, s.k),
+            packed_weights(weights, k * s.k * 2),
+            packed_bias(both.made, own, k),
+        )
+
+        def make(args: Args) -> list:
+            addresses = (args.inputs[both.x], *args.packed, args.outputs[0])
+            residual = 0 if both.residual is None else args.inputs[both.residual]
+            return [product_launch(tile, s, k, addresses, residual, both.inner.finish.activation, both.made.finish, dtype.name == "bf16", layer.name)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma then wgmma {tile}", packed=packed)
+
+
+def as_config(t: Tile) -> Config:
+    """What an engine stores of a tile."""
+    return (("pixels", t.pixels), ("sk", t.sk), ("groups", t.groups), ("mi", t.mi), ("bk", t.bk), ("stages", t.stages))

@@ -1,0 +1,87 @@
+"""ConvTranspose on Hopper's tensor cores: one product makes every pixel's part of every tap, a second kernel adds what reaches each output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import constants_of, source_place
+from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, View, pack_bias, pack_weights, refuses
+from whet.tactics.cuda.conv._conv_config import configs_for, varied
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, end_of, transposed_launch
+from whet.tactics.cuda.conv.conv import as_config, from_config, packed_bias
+
+MAX_CONFIGS = 12
+
+
+@tactic
+class OwnConvTranspose(TransposedTactic):
+    """Group 1, two spatial axes, input channels in eights; any kernel, stride, padding and dilation."""
+
+    kinds = HALF
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made, t = end_of(layer), Transposed.of(layer)
+        if isinstance(made, str):
+            return made
+        return "the kernel has no groups" if t.group != 1 else refuses(product_of(t))
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        s = product_of(Transposed.of(layer))
+        found = varied(configs_for(s.m, s.k, s.c, 1, machine.multiprocessors), MAX_CONFIGS, each=5)
+        ahead(machine, [conv_source(c, False, "clip", signature.outputs[0].dtype.name == "bf16") for c in found])
+        return [as_config(c) for c in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made, t, tile = end_of(layer), Transposed.of(layer), from_config(config)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        shape, dtype = product_of(t), signature.outputs[0].dtype
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        packed = (
+            packed_array(
+                f"{weights.weight.digest}|transposed {tile.bk} {dtype}",
+                shape.k * shape.steps(tile.bk) * tile.bk * 2,
+                lambda: pack_weights(tap_rows(np.asarray(weights.array(), np.float32))[:, :, None, None], tile.bk, dtype.numpy),
+            ),
+            packed_array(f"no bias {shape.k}", pack_bias(None, shape.k).nbytes, lambda: pack_bias(None, shape.k)),
+            packed_bias(made, own, t.k),
+        )
+
+        def make(args: Args) -> list:
+            columns = -(-args.scratch // 128) * 128
+            product = conv_launch(
+                tile,
+                shape,
+                View(args.inputs[x], t.c),
+                args.packed[0],
+                args.packed[1],
+                View(columns, shape.k),
+                bf16=dtype.name == "bf16",
+                multiprocessors=machine.multiprocessors,
+                label=layer.name,
+            )
+            residual = 0 if made.residual is None else args.inputs[made.residual]
+            return [product, transposed_launch("gather", t, columns, 0, args.packed[2], residual, args.outputs[0], made, dtype, layer.name)]
+
+        scratch = shape.m * shape.k * 2 + 128
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma taps {tile}", packed=packed, scratch=scratch)
+
+
+def product_of(t: Transposed) -> ConvShape:
+    """The product: all input pixels by all taps of all output channels."""
+    return ConvShape(1, 1, t.n * t.h * t.w, t.c, t.r * t.s * t.k)
+
+
+def tap_rows(weights: np.ndarray) -> np.ndarray:
+    """Weights [c, k, r, s] as rows [(r, s, k)][c]."""
+    return weights.transpose(2, 3, 1, 0).reshape(-1, weights.shape[0])

@@ -1,0 +1,79 @@
+"""ConvTranspose of f32 tensors on tensor cores, each number as two of TF32: a product makes every pixel's part of every tap, a kernel adds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import constants_of, source_place
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda.conv import _tf32
+from whet.tactics.cuda.conv._conv import View, pack_bias
+from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, end_of, transposed_launch
+from whet.tactics.cuda.conv._tf32 import Tf32Config
+from whet.tactics.cuda.conv._tf32_tactic import as_config
+from whet.tactics.cuda.conv.conv import packed_bias
+from whet.tactics.cuda.conv.conv_transpose import product_of, tap_rows
+
+MAX_CONFIGS = 8
+_MATH = "f32 by three"
+
+
+@tactic
+class OwnConvTransposeF32(TransposedTactic):
+    """Group 1, two spatial axes, input channels in fours; any kernel, stride, padding and dilation."""
+
+    kinds = (F32,)
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made, t = end_of(layer), Transposed.of(layer)
+        if isinstance(made, str):
+            return made
+        return "the kernel has no groups" if t.group != 1 else _tf32.refuses(product_of(t))
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        s = product_of(Transposed.of(layer))
+        found = _tf32.configs_for(s.m, s.k, s.c, 1, 3, machine.multiprocessors)[:MAX_CONFIGS]
+        ahead(machine, [_tf32.kernel_source(c, False, "clip", s.k % 4 != 0) for c in found])
+        return [as_config(c, _MATH) for c in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made, t, said = end_of(layer), Transposed.of(layer), dict(config)
+        if isinstance(made, str) or said.pop("math", None) != _MATH:
+            raise PlanRefused(made if isinstance(made, str) else f"this tactic computes in {_MATH}")
+        shape, tile = product_of(t), Tf32Config(**{k: int(v) for k, v in said.items()}, terms=3)
+        if not tile.valid() or tile.bk != _tf32.step_channels(shape.c):
+            raise PlanRefused(f"{tile} does not fit a multiprocessor, or {shape.c} channels")
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        inner = shape.steps(tile.bk) * tile.bk
+
+        def rows() -> np.ndarray:
+            given = tap_rows(np.asarray(weights.array(), np.float32))
+            return _tf32.pack(np.pad(given, ((0, 0), (0, inner - shape.c))), tile.bk, tile.terms)
+
+        packed = (
+            packed_array(f"{weights.weight.digest}|transposed f32 dealt {tile.bk}", 2 * _tf32.filters(shape.k) * inner * 4, rows),
+            packed_array(f"no bias {shape.k}", pack_bias(None, shape.k).nbytes, lambda: pack_bias(None, shape.k)),
+            packed_bias(made, own, t.k),
+        )
+
+        def make(args: Args) -> list:
+            columns = -(-args.scratch // 128) * 128
+            source = View(args.inputs[x], t.c)
+            target = View(columns, shape.k)
+            product = _tf32.launch(
+                tile, shape, source, args.packed[0], args.packed[1], target, multiprocessors=machine.multiprocessors, label=layer.name
+            )
+            residual = 0 if made.residual is None else args.inputs[made.residual]
+            return [product, transposed_launch("gather", t, columns, 0, args.packed[2], residual, args.outputs[0], made, F32, layer.name)]
+
+        scratch = shape.m * shape.k * 4 + 128
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma taps {tile}", packed=packed, scratch=scratch)

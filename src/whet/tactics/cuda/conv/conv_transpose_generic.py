@@ -1,0 +1,57 @@
+"""ConvTranspose that no tensor-core kernel takes (f32, groups, odd channel counts): one thread a value. Slow, always there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.network.types import BF16, F16, F32
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import constants_of, source_place
+from whet.tactics.cuda._device.kernel import GpuKernel, packed_array
+from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, end_of, transposed_launch
+from whet.tactics.cuda.conv.conv import packed_bias
+
+
+@tactic
+class OwnConvTransposeDirect(TransposedTactic):
+    """Two spatial axes, any groups."""
+
+    kinds = (F16, BF16, F32)
+    fallback = True
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        made = end_of(layer)
+        return made if isinstance(made, str) else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made, t = end_of(layer), Transposed.of(layer)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        kind = signature.outputs[0].dtype
+        packed = (
+            packed_array(
+                f"{weights.weight.digest}|transposed direct {t.group}",
+                int(np.prod(weights.shape)) * 4,
+                lambda: by_taps(np.asarray(weights.array(), np.float32), t.group),
+            ),
+            packed_bias(made, own, t.k),
+        )
+
+        def make(args: Args) -> list:
+            residual = 0 if made.residual is None else args.inputs[made.residual]
+            weights_at, bias_at = args.packed
+            source: int = args.inputs[x]
+            return [transposed_launch("direct", t, source, weights_at, bias_at, residual, args.outputs[0], made, kind, layer.name)]
+
+        return GpuKernel(layer, signature, make, implementation="own direct transposed", packed=packed)
+
+
+def by_taps(weights: np.ndarray, group: int) -> np.ndarray:
+    """Weights [c, k of a group, r, s] as [r][s][channel of a group][k of all groups]."""
+    c, k, r, s = weights.shape
+    return weights.reshape(group, c // group, k, r, s).transpose(3, 4, 1, 0, 2).reshape(r, s, c // group, group * k)

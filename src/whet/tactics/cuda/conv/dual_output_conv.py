@@ -1,0 +1,204 @@
+"""Two 1x1 convolutions of the same image, or of the same two joined ones, on Hopper's tensor cores: one product with two results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, is_quantized, source_place
+from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, Finish, Fork, Second, View, bias_count, pack_bias, pack_weights
+from whet.tactics.cuda.conv._conv_config import ConvConfig, configs_of_steps, step_channels, varied
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv.concat_input_conv import joined_conv
+from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, from_config
+
+MAX_CONFIGS = 24
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of the two convolutions: its filters, bias and epilogue, its sizes, and which tensors it reads."""
+
+    weights: Tensor
+    bias: Tensor | None
+    made: Ending
+    shape: ConvShape
+    images: tuple[Tensor, ...]
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """Of each image."""
+        return tuple(int(t.shape[1]) for t in self.images)
+
+    def matrix(self, bk: int) -> np.ndarray:
+        """Weights [k, steps * bk, 1, 1]: each image's channels filled with zeros to whole steps."""
+        values = np.asarray(self.weights.array(), np.float32).reshape(self.shape.k, -1)
+        ends = np.cumsum(self.channels)
+        parts = [values[:, end - c : end] for c, end in zip(self.channels, ends, strict=True)]
+        return np.concatenate([np.pad(p, ((0, 0), (0, -p.shape[1] % bk))) for p in parts], axis=1)[:, :, None, None]
+
+
+@dataclass(frozen=True)
+class Forked:
+    """Both ways, and the sizes of the product of both."""
+
+    ways: tuple[Way, Way]
+    images: tuple[int, ...]  # places among the layer's inputs
+
+    @property
+    def shapes(self) -> list[ConvShape]:
+        """Of the product, by image."""
+        first, k = self.ways[0], sum(w.shape.k for w in self.ways)
+        return [replace(first.shape, c=c, k=k) for c in first.channels]
+
+    @property
+    def at(self) -> int:
+        """The first channel of the second result."""
+        return self.ways[0].shape.k
+
+    @property
+    def finish(self) -> Finish:
+        return self.ways[0].made.finish
+
+    @property
+    def bk(self) -> int:
+        """Channels of a K step."""
+        return step_channels(max(self.ways[0].channels), 2)
+
+    @property
+    def steps(self) -> int:
+        """K steps over all images."""
+        return sum(s.steps(self.bk) for s in self.shapes)
+
+    def source(self, tile: ConvConfig, bf16: bool) -> str:
+        """The kernel's complete text."""
+        return conv_source(tile, False, self.finish.activation[0], bf16, pair=int(len(self.images) == 2), fork=Fork.panel(self.at, tile))
+
+    def packed(self, dtype: Any) -> tuple[Packed, Packed]:
+        """Weights of both below each other, and their biases."""
+        first, k = self.ways[0], self.shapes[0].k
+        row = self.steps * self.bk
+        digest = " ".join(w.weights.weight.digest for w in self.ways)
+        biases = " ".join(f"{'' if w.bias is None else w.bias.weight.digest} {w.made.key} {w.shape.k}" for w in self.ways)
+        return (
+            packed_array(
+                f"{digest}|forked {first.channels} {self.bk} {dtype}",
+                k * row * 2,
+                lambda: pack_weights(np.concatenate([w.matrix(self.bk) for w in self.ways]), self.bk, dtype.numpy),
+            ),
+            packed_array(
+                f"bias {biases}", bias_count(k) * 4, lambda: pack_bias(np.concatenate([w.made.bias(w.bias, w.shape.k) for w in self.ways]), k)
+            ),
+        )
+
+
+@tactic
+class OwnForkedConv(Tactic):
+    """What the pass fuse_forked_conv makes, in 16-bit floats; images' channels come in eights, those of results in sixteens."""
+
+    ops = ("*",)
+    hints = ("ForkedConv",)
+    what = "two convolutions of one image"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        found = forked_conv(layer) if all_static(layer) else "static"
+        if isinstance(found, str):
+            return []
+        signatures = []
+        for dtype in float_types([layer.inputs[found.images[0]], *layer.outputs], HALF):
+            image = Operand("nhwc", dtype)
+            signatures.append(Signature(tuple(image if i in found.images else None for i in range(len(layer.inputs))), (image, image)))
+        return signatures
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        found = forked_conv(layer)
+        if isinstance(found, str):
+            return found
+        sizes, results = found.ways[0].channels, [w.shape.k for w in found.ways]
+        if any(c % 8 for c in sizes) or any(k % 16 for k in results):
+            return f"{sizes} channels in and {results} out: those of images come in eights, those of results in sixteens"
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        found = forked_conv(layer)
+        if isinstance(found, str):
+            return []
+        shape, bf16 = found.shapes[0], signature.outputs[0].dtype.name == "bf16"
+        able = configs_of_steps(shape.m, shape.k, found.steps, found.bk, machine.multiprocessors)
+        tiles = varied([c for c in able if c.outs < 3 and Fork.panel(found.at, c)], MAX_CONFIGS)
+        ahead(machine, [found.source(c, bf16) for c in tiles])
+        return [as_config(c) for c in tiles]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        found, tile = forked_conv(layer), from_config(config)
+        if isinstance(found, str):
+            raise PlanRefused(found)
+        shapes, dtype = found.shapes, signature.outputs[0].dtype
+        if tile.halo or tile.bk != found.bk or tile.hold not in (0, found.steps) or not Fork.panel(found.at, tile):
+            raise PlanRefused(f"{tile} is no tile of {found.steps} steps whose channels part at {found.at}")
+
+        def make(args: Args) -> list:
+            views = [View(args.inputs[i], s.c) for i, s in zip(found.images, shapes, strict=True)]
+            return [
+                conv_launch(
+                    tile, shapes[0], views[0], args.packed[0], args.packed[1], View(args.outputs[0], found.at), finish=found.finish,
+                    bf16=dtype.name == "bf16", multiprocessors=machine.multiprocessors, label=layer.name,
+                    second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
+                    fork=Fork(found.at, View(args.outputs[1], shapes[0].k - found.at)),
+                )
+            ]  # fmt: skip
+
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma forked {tile}", packed=found.packed(dtype))
+
+
+@functools.lru_cache(maxsize=8)
+def forked_conv(layer: Layer) -> Forked | str:
+    """The layer taken apart, or why the kernel is not for it."""
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    if len(body.layers) != 2 or len(layer.outputs) != 2:
+        return "the body is no two convolutions"
+    ways = [_way(seen(part, outer)) for part in body.layers]
+    for way in ways:
+        if isinstance(way, str):
+            return way
+    first, second = ways
+    assert isinstance(first, Way)
+    assert isinstance(second, Way)
+    if first.images != second.images or first.made.finish != second.made.finish:
+        return "the two convolutions read different images, or end in different ways"
+    images = [next((i for i, t in enumerate(layer.inputs) if t is x), None) for x in first.images]
+    if None in images:
+        return "an image is made within the layer"
+    return Forked((first, second), tuple(i for i in images if i is not None))
+
+
+def _way(part: Layer) -> Way | str:
+    if part.hint == "JoinedConv":
+        found = joined_conv(part)
+        if isinstance(found, str):
+            return found
+        if found.parts is not None or found.residual is not None:
+            return "a convolution computes on integers or adds something"
+        return Way(found.weights, found.bias, found.made, found.shape, tuple(part.needs(i) for i in found.images))
+    head = anchor(part)
+    if head.op != "Conv" or head.attrs["group"] != 1 or is_quantized(part):
+        return "the kernel takes convolutions of floats, one group"
+    made, reason = ending(part, epilogue(part)), conv_reason(part, head)
+    if isinstance(made, str) or reason:
+        return reason or str(made)
+    shape = conv_shape(part)
+    if not shape.plain or made.residual is not None:
+        return "the convolution is not 1x1 with stride 1, or adds something"
+    weights, bias = constants_of(part)
+    return Way(weights, bias, made, shape, (part.needs(source_place(part)),))

@@ -1,0 +1,160 @@
+"""Convolutions of 32 or 64 channels of f32 tensors in TF32 by tiles of the image (few_channel_tf32.cu); `--noTF32` forbids it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, ahead, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
+from whet.tactics.cuda.conv._tf32 import cut_to_tf32, dealt_by_16, filters, sizes_of
+from whet.tactics.cuda.conv._tf32_tactic import F32Product
+from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
+from whet.tactics.cuda.conv.conv_tf32 import OwnTf32
+
+_TILES = ((8, 8), (8, 16), (16, 8), (16, 16), (8, 32), (16, 32))  # rows and columns of a warpgroup's results
+_MOST = 12  # configurations
+
+
+@dataclass(frozen=True, order=True)
+class NarrowTile:
+    """One instance of few_channel_tf32.cu: rows and columns of a warpgroup's tile, output channels, warpgroups of a block, resident blocks."""
+
+    th: int
+    tw: int
+    bn: int
+    groups: int
+    blocks: int
+
+    @property
+    def config(self) -> Config:
+        """What an engine stores of it."""
+        return (("th", self.th), ("tw", self.tw), ("bn", self.bn), ("groups", self.groups), ("blocks", self.blocks), ("math", "tf32"))
+
+    @staticmethod
+    def of(config: Config) -> NarrowTile:
+        """The instance that an engine names."""
+        return NarrowTile(**sizes_of(config))
+
+    def constants(self, s: ConvShape, finish: Finish) -> dict[str, int]:
+        """The macros of the instance."""
+        own = {"TH": self.th, "TW": self.tw, "BN": self.bn, "GROUPS": self.groups, "BLOCKS": self.blocks, "TERMS": 1}
+        shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "PAD_W": s.pad[1]}
+        return {**own, **shape, "ACT": ACTIVATIONS[finish.activation[0]], "RESIDUAL": finish.residual}
+
+    def box(self, s: ConvShape) -> tuple[int, int]:
+        """Columns and rows of a piece of the image, of one phase; mirrors few_channel_tf32.cu."""
+        step = s.stride[1]
+        return self.tw + -(-s.pad[1] // step) + max(s.s - 1 - s.pad[1], 0) // step, (self.th - 1) * s.stride[0] + s.r
+
+    def shared(self, s: ConvShape) -> int:
+        """Bytes of shared memory; mirrors few_channel_tf32.cu."""
+        wide, tall = self.box(s)
+        piece = s.c // 32 * s.stride[1] * (-(-wide * tall // 8) * 1024)
+        return 1024 + s.r * s.s * s.c * self.bn * 4 + self.groups * piece + self.bn * 4 + 8 + self.groups * 8
+
+    def unfit(self, s: ConvShape) -> str | None:
+        """Why a multiprocessor cannot hold it, or None."""
+        registers = self.bn + 40  # sums, a residual, addresses
+        large = max(self.box(s)) > 256 or self.blocks * self.groups * 128 * registers > REGISTERS or self.groups > 8
+        if large or self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024:
+            return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
+        return None
+
+    def estimate_us(self, s: ConvShape, multiprocessors: int) -> float:
+        """A rough time on an H200: what orders candidates, never what chooses them."""
+        wide, tall = self.box(s)
+        tiles = s.n * -(-s.p // self.th) * -(-s.q // self.tw) * -(-s.k // self.bn)
+        at_once = self.blocks * self.groups
+        turns = -(-tiles // (multiprocessors * at_once))
+        piece = wide * tall * s.stride[1] * s.c * 4
+        results = self.th * self.tw * self.bn
+        work = max((piece + results * 4) / 40e3, results / 64 / self.bn * s.r * s.s * s.c / 8 * max(24, self.bn / 2 + 16) / 1.75e3)
+        return s.r * s.s * s.c * self.bn * 4 / 80e3 + turns * (at_once * work + 2.0)
+
+    def __str__(self) -> str:
+        return f"{self.th}x{self.tw}x{self.bn} g{self.groups} b{self.blocks}"
+
+
+@tactic
+class OwnNarrowTf32(F32Product):
+    """Group 1, filters of several taps, strides up to 2, no dilation; output channels in fours."""
+
+    ops = ("Conv",)
+    rtol = OwnTf32.rtol
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        if isinstance(made, str):
+            return made
+        if anchor(layer).attrs["group"] != 1 or s.c not in (32, 64) or s.w % s.stride[1]:
+            return f"{s.c} channels, {s.w} pixels a row: one group of 32 or 64 channels, a multiple of the stride"
+        if s.k % 4 or s.k > 256 or s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
+            sizes = f"{s.k} output channels, filter {s.r} x {s.s}, strides {s.stride}"
+            return f"{sizes}: fours up to 256, several taps, at most 49, strides up to 2, no dilation"
+        return None if any(t.unfit(s) is None for t in _every(s)) else "the weights do not fit beside pieces of the image"
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        s, made = conv_shape(layer), ending(layer, epilogue(layer))
+        if isinstance(made, str):
+            return []
+        able = [t for t in _every(s) if t.unfit(s) is None]
+        found = sorted(able, key=lambda t: (t.estimate_us(s, machine.multiprocessors), t))[:_MOST]
+        ahead(machine, [source("few_channel_tf32.cu", t.constants(s, made.finish)) for t in found])
+        return [t.config for t in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), NarrowTile.of(config)
+        if isinstance(made, str) or tile.unfit(s):
+            raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        constants, row = tile.constants(s, made.finish), s.r * s.s * s.c
+        tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
+        tiles = s.n * tiles_h * tiles_w
+
+        def make(args: Args) -> list:
+            kernel = loaded("few_channel_tf32.cu", "narrow_tf32", tuple(sorted(constants.items())), tile.shared(s))
+            step, line = s.stride[1], s.w * s.c * 4
+            blob = tensormap.tiled(
+                args.inputs[x], "f32", (step * s.c, s.w // step, s.h, s.n), (step * s.c * 4, line, line * s.h), (32, *tile.box(s), 1)
+            )
+            blob += tensormap.tiled(args.packed[0], "f32", (row, filters(s.k)), (row * 4,), (32, tile.bn))
+            residual = 0 if made.residual is None else args.inputs[made.residual]
+            numbers = (s.p, s.q, s.k, s.pad[0], tiles_h, tiles_w, tiles, tiles_n)
+            blob += struct.pack("<3Q8i2f", args.packed[1], residual, args.outputs[0], *numbers, *made.finish.activation[1:])
+            grid = max(1, min(-(-tiles // tile.groups), machine.multiprocessors * tile.blocks // tiles_n)) * tiles_n
+            return [Launch(kernel, (grid, 1, 1), tile.groups * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
+
+        def rows() -> np.ndarray:
+            out = np.zeros((filters(s.k), row), np.float32)
+            out[: s.k] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)
+            return dealt_by_16(cut_to_tf32(out))
+
+        packed = (packed_array(f"{weights.weight.digest}|narrow tf32", filters(s.k) * row * 4, rows), packed_bias(made, own, s.k))
+        return GpuKernel(layer, signature, make, implementation=f"own narrow wgmma tf32 {tile}", packed=packed, rtol=self.rtol)
+
+
+def _every(s: ConvShape) -> list[NarrowTile]:
+    """Of each tile, and width of output channels, as many warpgroups as fit, and one fewer."""
+    widths = dict.fromkeys((min(64, filters(s.k)), min(32, filters(s.k))))
+    found: list[NarrowTile] = []
+    for th, tw in _TILES:
+        for bn in widths:
+            for blocks in (1, 2, 3):
+                fit = [t for t in (NarrowTile(th, tw, bn, groups, blocks) for groups in (8, 6, 5, 4, 3, 2, 1)) if t.unfit(s) is None]
+                found += fit[:2]
+    return found

@@ -1,0 +1,136 @@
+"""Convolutions of several groups on Hopper's tensor cores: a tile of output channels reads the window of input channels that its groups have.
+
+Narrow groups share a tile, whose weights are a block-diagonal matrix; a wide group has tiles of its own. The kernel is conv.cu, as for one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, ending, machine_has, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, refuses
+from whet.tactics.cuda.conv._conv_config import ConvConfig, step_channels, varied
+from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
+from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, conv_signatures, ended_launch, from_config, packed_bias
+
+MAX_CONFIGS = 30
+WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)  # output channels of a tile, as in _conv_config
+
+
+@tactic
+class OwnGroupConv(Tactic):
+    """Two spatial axes, several groups of several channels; input channels of all groups in eights.
+
+    A number that is not finite reaches the other groups of its tile, as a zero weight times infinity is no number; the reference keeps it
+    in its group.
+    """
+
+    ops = ("Conv",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        if head.attrs["group"] == 1:
+            return "it has one group"
+        return conv_reason(layer, head)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        return conv_signatures(layer, "nhwc")
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        groups = groups_of(layer)
+        if groups.c == groups.k == 1:
+            return "one channel a group: products of single numbers, which the depthwise kernel does"
+        made = ending(layer, epilogue(layer))
+        return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        shape, groups = conv_shape(layer), groups_of(layer)
+        found = varied(group_configs(shape, groups, machine.multiprocessors), MAX_CONFIGS)
+        made = ending(layer, epilogue(layer))
+        if not isinstance(made, str):
+            bf16, odd = signature.outputs[0].dtype.name == "bf16", shape.k % 8 != 0
+            kind = made.finish.activation[0]
+            ahead(machine, [conv_source(c, not shape.plain and not c.halo, kind, bf16, False, odd, grouped=True) for c in found])
+        return [as_config(c) for c in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = ending(layer, epilogue(layer))
+        tile, groups = from_config(config), groups_of(layer)
+        shape = tile_shape(conv_shape(layer), groups, tile.bn)
+        reason = made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None and tile.direct == 1) or fits(tile, shape)
+        if reason or isinstance(made, str):
+            raise PlanRefused(str(reason))
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        dtype = signature.outputs[0].dtype
+        packed = (
+            packed_array(
+                f"{weights.weight.digest}|groups {groups} {tile.bn} {tile.bk} {dtype}",
+                shape.k * shape.steps(tile.bk) * tile.bk * 2,
+                lambda: pack_groups(np.asarray(weights.array(), np.float32), groups, tile.bn, tile.bk, dtype.numpy),
+            ),
+            packed_bias(made, own, shape.k),
+        )
+
+        def make(args: Args) -> list:
+            return [ended_launch(tile, shape, View(args.inputs[x], groups.channels), args, made, dtype, machine, layer.name, groups=groups)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma groups {tile}", packed=packed)
+
+
+def groups_of(layer: Layer) -> Groups:
+    """The groups of a Conv."""
+    head = anchor(layer)
+    group, channels = head.attrs["group"], static_shape(head.inputs[0].shape)[1]
+    return Groups(static_shape(head.inputs[1].shape)[0] // group, channels // group, channels)
+
+
+def tile_shape(shape: ConvShape, groups: Groups, bn: int) -> ConvShape:
+    """The convolution as tiles of `bn` output channels see it: their window of input channels."""
+    return replace(shape, c=groups.window(shape.k, bn))
+
+
+def group_configs(shape: ConvShape, groups: Groups, multiprocessors: int = 132) -> list[ConvConfig]:
+    """Candidates: those of a convolution over the window that tiles of each width read, by turns from the least work to the most."""
+    by_width = []
+    for bn in WIDTHS:
+        seen = tile_shape(shape, groups, bn)
+        if -(-seen.c // step_channels(seen.c, 2)) * step_channels(seen.c, 2) * -(-shape.k // bn) * bn > 4 * least_work(shape, groups):
+            continue  # more than four times the products of the best width
+        found = [c for c in conv_configs(seen, multiprocessors) if c.bn == bn]
+        if shape.k % 8:  # only results that go straight from registers to memory may lie anywhere
+            plain = (replace(c, direct=1, outs=1) for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128)
+            found = list(dict.fromkeys(c for c in plain if c.valid() and fits(c, seen) is None))
+        if found:
+            by_width.append(found)
+    return [found[i] for i in range(max(map(len, by_width), default=0)) for found in by_width if i < len(found)]
+
+
+def least_work(shape: ConvShape, groups: Groups) -> int:
+    """Products of a pixel and filter tap at the width where they are fewest."""
+    return min(groups.window(shape.k, bn) * -(-shape.k // bn) * bn for bn in WIDTHS)
+
+
+def pack_groups(weights: np.ndarray, groups: Groups, bn: int, bk: int, dtype: np.dtype) -> np.ndarray:
+    """Filters [k, channels of a group, r, s] as rows [k][r][s][window], each at its group's place in the window of its tile; zeros elsewhere."""
+    k, c, r, s = weights.shape
+    out = np.zeros((k, r, s, -(-groups.window(k, bn) // bk) * bk), dtype)
+    for row in range(k):
+        at = row // groups.k * groups.c - groups.first(row // bn * bn)
+        out[row, ..., at : at + c] = weights[row].transpose(1, 2, 0)
+    return out

@@ -1,0 +1,156 @@
+"""1x1 convolutions of two images' joined channels, or with two results of one image, on f32 tensors in TF32 (conv_tf32.cu); `--noTF32` forbids it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, float_types, machine_has, packed_array
+from whet.tactics.cuda.conv import _tf32
+from whet.tactics.cuda.conv._conv import ConvShape, Finish, Fork, Second, View, bias_count, pack_bias
+from whet.tactics.cuda.conv._tf32 import Tf32Config
+from whet.tactics.cuda.conv._tf32_tactic import as_config
+from whet.tactics.cuda.conv.concat_input_conv import joined_conv
+from whet.tactics.cuda.conv.conv_tf32 import OwnTf32
+from whet.tactics.cuda.conv.dual_output_conv import Way, forked_conv
+
+MAX_CONFIGS = 24
+
+
+@dataclass(frozen=True)
+class Several:
+    """One product of one or two images and of one convolution's filters or of two's, and which of the layer's inputs are read."""
+
+    ways: tuple[Way, ...]
+    images: tuple[int, ...]
+    residual: int | None = None
+
+    @property
+    def shapes(self) -> list[ConvShape]:
+        """Of the product, by image."""
+        first, k = self.ways[0], sum(w.shape.k for w in self.ways)
+        return [replace(first.shape, c=c, k=k) for c in first.channels]
+
+    @property
+    def finish(self) -> Finish:
+        return self.ways[0].made.finish
+
+    @property
+    def bk(self) -> int:
+        """Channels of a K step."""
+        return _tf32.step_channels(max(self.ways[0].channels))
+
+    @property
+    def steps(self) -> int:
+        """K steps over all images."""
+        return sum(s.steps(self.bk) for s in self.shapes)
+
+    def source(self, tile: Tf32Config) -> str:
+        """The kernel's complete text."""
+        how = (self.shapes[0].k % 4 != 0, False, len(self.images) == 2, len(self.ways) == 2)
+        return _tf32.kernel_source(tile, False, self.finish.activation[0], *how)
+
+    def packed(self) -> tuple[Packed, Packed]:
+        """Weights of all filters below each other, and their biases."""
+        first, k, row = self.ways[0], self.shapes[0].k, self.steps * self.bk
+        digest = " ".join(w.weights.weight.digest for w in self.ways)
+        biases = " ".join(f"{'' if w.bias is None else w.bias.weight.digest} {w.made.key} {w.shape.k}" for w in self.ways)
+        return (
+            packed_array(
+                f"{digest}|several tf32 {first.channels} {self.bk}",
+                _tf32.filters(k) * row * 4,
+                lambda: _tf32.pack(np.concatenate([w.matrix(self.bk) for w in self.ways]).reshape(k, row), self.bk, 1),
+            ),
+            packed_array(
+                f"bias {biases}", bias_count(k) * 4, lambda: pack_bias(np.concatenate([w.made.bias(w.bias, w.shape.k) for w in self.ways]), k)
+            ),
+        )
+
+
+@tactic
+class OwnSeveralTf32(Tactic):
+    """What fuse_concat_conv and fuse_forked_conv make, of f32 tensors; images' channels come in fours, those of two results in sixteens."""
+
+    ops = ("*",)
+    hints = ("JoinedConv", "ForkedConv")
+    what = "a convolution of joined images, or two of one image"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        found = several(layer) if all_static(layer) else "static"
+        if isinstance(found, str) or F32 not in float_types([layer.inputs[found.images[0]], *layer.outputs], (F32,)):
+            return []
+        image, read = Operand("nhwc", F32), {*found.images, found.residual}
+        return [Signature(tuple(image if i in read else None for i in range(len(layer.inputs))), (image,) * len(layer.outputs))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        found = several(layer)
+        if isinstance(found, str):
+            return found
+        sizes, results = found.ways[0].channels, [w.shape.k for w in found.ways]
+        if any(c % 4 for c in sizes) or (len(results) == 2 and any(k % 16 for k in results)):
+            return f"{sizes} channels in and {results} out: those of images come in fours, those of two results in sixteens"
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        found = several(layer)
+        if isinstance(found, str):
+            return []
+        shape = found.shapes[0]
+        tiles = _tf32.configs_of_steps(shape.m, shape.k, found.steps, found.bk, 1, machine.multiprocessors)[:MAX_CONFIGS]
+        ahead(machine, [found.source(t) for t in tiles])
+        return [as_config(t, "tf32") for t in tiles]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        found, said = several(layer), dict(config)
+        if isinstance(found, str) or said.pop("math", None) != "tf32":
+            raise PlanRefused(found if isinstance(found, str) else "this tactic computes in tf32")
+        tile, shapes = Tf32Config(**{k: int(v) for k, v in said.items()}), found.shapes
+        if not tile.valid() or tile.bk != found.bk:
+            raise PlanRefused(f"{tile} is no tile of steps of {found.bk} channels that a multiprocessor can hold")
+        at, k = found.ways[0].shape.k, shapes[0].k
+
+        def make(args: Args) -> list:
+            views = [View(args.inputs[i], s.c) for i, s in zip(found.images, shapes, strict=True)]
+            return [
+                _tf32.launch(
+                    tile,
+                    shapes[0],
+                    views[0],
+                    args.packed[0],
+                    args.packed[1],
+                    View(args.outputs[0], at),
+                    residual=None if found.residual is None else View(args.inputs[found.residual], k),
+                    finish=found.finish,
+                    second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
+                    fork=Fork(at, View(args.outputs[1], k - at)) if len(found.ways) == 2 else None,
+                    multiprocessors=machine.multiprocessors,
+                    label=layer.name,
+                )
+            ]
+
+        name = f"own wgmma tf32 {layer.hint} {tile}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=found.packed(), rtol=OwnTf32.rtol)
+
+
+@functools.lru_cache(maxsize=8)
+def several(layer: Layer) -> Several | str:
+    """The layer taken apart, or why the kernel is not for it."""
+    if layer.hint == "ForkedConv":
+        forked = forked_conv(layer)
+        return forked if isinstance(forked, str) else Several(forked.ways, forked.images)
+    found = joined_conv(layer)
+    if isinstance(found, str):
+        return found
+    if found.parts is not None:
+        return "the kernel takes convolutions of floats"
+    way = Way(found.weights, found.bias, found.made, found.shape, tuple(layer.needs(i) for i in found.images))
+    return Several((way,), found.images, found.residual)

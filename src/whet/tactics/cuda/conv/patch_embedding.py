@@ -1,0 +1,81 @@
+"""Convolutions with large windows over few channels (a vision transformer's patches): windows laid out as rows, then a product on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, blocks_of, ending, launch, machine_has, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
+from whet.tactics.cuda.conv._conv_config import configs_for, varied
+from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv.conv import OwnConv, as_config, conv_shape, ended_launch, from_config, packed_bias
+
+MAX_CONFIGS = 12
+_MOST_BYTES = 256 << 20  # of windows laid out
+
+
+@tactic
+class OwnPatches(OwnConv):
+    """What no other tensor-core kernel takes: windows above 7 x 7 over channels that are no multiple of eight."""
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        if isinstance(made, str):
+            return made
+        if s.c % 8 == 0 or s.r * s.s <= 49:
+            return "other kernels read such windows where they lie"
+        product = product_of(s)
+        if product.m * product.c * 2 > _MOST_BYTES:
+            return "the windows are more than 256 MiB"
+        return refuses(product)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        s = product_of(conv_shape(layer))
+        found = varied(configs_for(s.m, s.k, s.c, 1, machine.multiprocessors), MAX_CONFIGS, each=5)
+        made = ending(layer, epilogue(layer))
+        if not isinstance(made, str):
+            ahead(machine, [conv_source(c, False, made.finish.activation[0], signature.outputs[0].dtype.name == "bf16") for c in found])
+        return [as_config(c) for c in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), from_config(config)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        shape, dtype = product_of(s), signature.outputs[0].dtype
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+
+        def rows() -> np.ndarray:
+            flat = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)
+            return pack_weights(np.pad(flat, ((0, 0), (0, shape.c - flat.shape[1])))[:, :, None, None], tile.bk, dtype.numpy)
+
+        packed = (
+            packed_array(f"{weights.weight.digest}|patches {tile.bk} {dtype}", shape.k * shape.steps(tile.bk) * tile.bk * 2, rows),
+            packed_bias(made, own, shape.k),
+        )
+        unit = next(u for u in (16, 8, 4, 2) if s.c * 2 % u == 0)
+        width = shape.c * 2 // unit
+        count = shape.m * width
+
+        def make(args: Args) -> list:
+            at = -(-args.scratch // 128) * 128
+            source: int = args.inputs[x]
+            sizes = (s.h, s.w, s.c * 2 // unit, s.p, s.q, s.s, s.r * s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, width)
+            product = ended_launch(tile, shape, View(at, shape.c), args, made, dtype, machine, layer.name)
+            return [launch("im2col.cu", "im2col", {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256, "<2Qq14i", source, at, count, *sizes), product]
+
+        scratch = shape.m * shape.c * 2 + 128
+        return GpuKernel(layer, signature, make, implementation=f"own windows, wgmma {tile}", packed=packed, scratch=scratch)
+
+
+def product_of(s: ConvShape) -> ConvShape:
+    """Windows as rows, filled up to whole 16 bytes."""
+    return ConvShape(1, 1, s.m, -(-s.r * s.s * s.c // 8) * 8, s.k)

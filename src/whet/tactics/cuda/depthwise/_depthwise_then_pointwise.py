@@ -1,0 +1,225 @@
+"""A depthwise convolution and the 1x1 product behind it as one launch of conv.cu (DW): sizes, candidates, packed filters, the launch."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.driver import per_device
+from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
+from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda.conv._conv import Activation, ConvShape, Finish
+from whet.tactics.cuda.conv._conv_config import ConvConfig
+
+_MOST_CHANNELS = 192  # of a tile: their sums and the depthwise ones share the registers
+_TURN = 132  # blocks that run at once
+_SHARED_OF_FEW = 112 * 1024  # bytes of a block where there are few: leaves room for the next layer's weights, and clusters of 16 fit anywhere
+_NEEDED = 100  # registers of the depthwise part and of addresses
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Input tiles of a depthwise convolution: `rows` output rows of one image, `wide` results and `pitch` input pixels from row to row."""
+
+    rows: int
+    wide: int
+    pitch: int
+    tall: int  # input rows
+    slot: int  # bytes of a tile in shared memory, with what the last results of a matrix read beyond it
+    box: int  # bytes that a copy fills
+
+    @staticmethod
+    def of(shape: ConvShape, config: ConvConfig, k: int) -> Pieces | str:
+        """For a depthwise shape, a configuration and k output channels, or why not. Where there are few blocks, tiles have as few rows as keep
+        them within one turn of the multiprocessors: the depthwise part is what takes long."""
+        step = shape.stride[0]
+        pitch = (shape.q - 1) * step + shape.s
+        wide = pitch if step == 1 else shape.q  # stride 1: a tap is the same matrix further on, ends of rows included
+        rows = min(shape.p, (config.bm - shape.q) // wide + 1) if config.bm >= shape.q else 0
+        if rows > 1 and config.wgs * config.mi == 1:
+            others = shape.n * -(-k // config.bn) * config.sk
+            rows = next((r for r in range(1, rows) if others * -(-shape.p // r) <= _TURN), rows)
+        tall = (rows - 1) * step + shape.r
+        if rows < 1 or pitch > 256 or tall > 256:
+            return f"a row of {shape.q} pixels does not fit a tile of {config.bm}"
+        read = max(tall * pitch, config.bm + (shape.r - 1) * pitch + shape.s - 1) if step == 1 else tall * pitch
+        return Pieces(rows, wide, pitch, tall, -(-read * config.row // 1024) * 1024, tall * pitch * config.row)
+
+
+def thread_rows(config: ConvConfig, pieces: Pieces) -> int:
+    """Rows of the operand that a thread makes: a power of two; fewer than all where a tile has fewer."""
+    full = config.mi * 64 * config.bk // 8 // 128
+    if config.wgs * config.mi > 1:
+        return full
+    return next((r for r in (1, 2, 4) if r < full and r * 1024 // config.bk >= pieces.rows * pieces.wide), full)
+
+
+def depthwise_bytes(shape: ConvShape, bk: int) -> int:
+    """Bytes of the taps and biases of a K step."""
+    return (shape.r * shape.s + 1) * bk * 4
+
+
+def shared_bytes(config: ConvConfig, shape: ConvShape, pieces: Pieces) -> int:
+    """Bytes of dynamic shared memory; mirrors conv.cu."""
+    return config.shared_with(pieces.slot) + 2 * config.bm * config.row + config.halo * depthwise_bytes(shape, config.bk) + 32
+
+
+def unfit(config: ConvConfig, shape: ConvShape, k: int) -> str | None:
+    """Why a configuration cannot run a depthwise `shape` with k output channels behind it, or None."""
+    pieces, steps = Pieces.of(shape, config, k), -(-shape.c // config.bk)
+    if isinstance(pieces, str):
+        return pieces
+    if config.sk > steps or config.hold not in (0, steps) or (config.hold and config.sk > 1) or not config.halo or config.bm % config.sk:
+        return f"{config} is no tile of {steps} steps"
+    sums = config.mi * config.bn // 2 + (config.bn // 4 + config.mi * config.bn // 4 if config.direct else 0)
+    if config.bm > 256 or sums + _NEEDED > config.register_limit or config.bn > _MOST_CHANNELS:
+        return f"{config} needs too many registers"
+    need = (shared_bytes(config, shape, pieces) + 1024) * config.blocks
+    return f"needs {need} bytes of shared memory" if need > MAX_SHARED + 1024 else None
+
+
+def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfig]:
+    """Candidates, the most promising first: small tiles whose channels a cluster shares where there are few pixels, larger ones where many."""
+    found: dict[ConvConfig, float] = {}
+    widths = [bn for bn in (16, 32, 64, 96, 128, 160) if bn >= min(k, 64) and (bn < 2 * k or bn == 16)]
+    for (wgs, mi), bn, bk, sk in product(((1, 1), (2, 1), (1, 2), (2, 2)), widths, (64, 32, 16), (1, 2, 3, 4, 5, 6, 8, 12, 16)):
+        if shape.c < bk or 64 * wgs * mi % sk or (bk < 64 and sk < 8 and shape.c % (2 * bk) == 0 and shape.c // bk > 6):
+            continue
+        steps = -(-shape.c // bk)
+        base = ConvConfig(wgs, mi, bn, bk, min(4, -(-steps // sk)), sk, 1, int(sk == 1), 1)
+        pieces = Pieces.of(shape, base, k)
+        if isinstance(pieces, str) or sk > steps or (sk > 1 and wgs * bn > 160):
+            continue
+        blocks = shape.n * -(-shape.p // pieces.rows) * -(-k // bn) * sk
+        if (sk > 1 and blocks > 2 * multiprocessors) or (blocks * 5 < multiprocessors and 2 * sk <= min(steps, 16)):
+            continue
+        each = -(-steps // sk)
+        many = blocks > 2 * multiprocessors
+        for slots, resident, hold in product({1, min(2, each)} if not many else {1, 2, 3}, (1, 2, 3) if many else (1,), (0, steps) if many else (0,)):
+            config = replace(base, halo=slots, blocks=resident, hold=hold, stages=2 if many else max(2, base.stages))
+            more = replace(config, blocks=resident + 1)
+            if not many and shared_bytes(config, shape, pieces) > _SHARED_OF_FEW:
+                continue
+            if unfit(config, shape, k) is None and (not many or resident == 3 or unfit(more, shape, k)):
+                found[config] = _estimate(config, shape, k, pieces, blocks, multiprocessors)
+    order = sorted(found, key=lambda c: (found[c], c))
+    counts: dict[tuple, int] = {}
+    first: list[ConvConfig] = []
+    for c in order:  # two of each shape of tile before any has more
+        kind = (c.bm, c.bn, c.bk, c.hold > 0)
+        counts[kind] = counts.get(kind, 0) + 1
+        if counts[kind] <= 2:
+            first.append(c)
+    return [*first, *(c for c in order if c not in first)]
+
+
+def _estimate(config: ConvConfig, shape: ConvShape, k: int, pieces: Pieces, blocks: int, multiprocessors: int) -> float:
+    """A rough time in us: what orders candidates. A multiprocessor makes about 4 depthwise sums of nine taps a ns, and takes in 40 bytes."""
+    steps = -(-shape.c // config.bk)
+    each = -(-steps // config.sk)
+    made = thread_rows(config, pieces) * 1024 // config.bk * config.wgs
+    compute = made * config.bk * shape.r * shape.s / 9 / (4 if config.wgs * config.blocks > 1 else 2.5)
+    read = pieces.box / min(40, 4200 / min(blocks, multiprocessors))
+    turns = -(-blocks // multiprocessors)
+    ending = 300 if config.sk == 1 else 900 + config.bm * config.bn * 4 / 25
+    return (1200 + turns * (each * max(compute, read) + config.bm * config.bn / 15) + ending) / 1000
+
+
+def depthwise_source(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> str:
+    """The kernel's complete text; `rows` are a thread's (thread_rows), `inner` is the activation of the depthwise part."""
+    made = config.constants(im2col=False, act=ACTIVATIONS[activation], bf16=bf16)
+    return source("conv.cu", {**made, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner], "DW_ROWS": rows})
+
+
+@per_device
+def _kernel(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> Kernel:
+    code = compile_cubin(depthwise_source(config, shape, rows, inner, activation, bf16), name=f"conv_depthwise_{config}.cu")
+    return Module(code).kernel("conv", MAX_SHARED)
+
+
+def pack_depthwise(weights: np.ndarray, bias: np.ndarray, bk: int) -> np.ndarray:
+    """Filters [c, 1, r, s] and biases [c] as [K step][taps, then the bias][bk channels], float32, filled with zeros."""
+    c, _, r, s = weights.shape
+    steps = -(-c // bk)
+    out = np.zeros((r * s + 1, steps * bk), np.float32)
+    out[:-1, :c] = np.asarray(weights, np.float32).reshape(c, r * s).T
+    out[-1, :c] = bias
+    return out.reshape(r * s + 1, steps, bk).transpose(1, 0, 2)
+
+
+def depthwise_launch(
+    config: ConvConfig,
+    shape: ConvShape,
+    k: int,
+    addresses: tuple[int, int, int, int, int],
+    residual: int,
+    inner: Activation,
+    finish: Finish,
+    bf16: bool,
+    multiprocessors: int,
+    label: str,
+) -> Launch:
+    """The launch of a depthwise `shape` and the product to k channels. Addresses: input, depthwise filters, weights, bias, result; residual or 0."""
+    x, filters, weights, bias, out = addresses
+    dtype, steps = "bf16" if bf16 else "f16", -(-shape.c // config.bk)
+    pieces = Pieces.of(shape, config, k)
+    assert isinstance(pieces, Pieces), pieces
+    pixel = shape.c * 2
+    box = (config.bk, pieces.pitch, pieces.tall, 1)
+    a = tensormap.tiled(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box, plain=True)
+    b = tensormap.tiled(weights, dtype, (steps * config.bk, k), (steps * config.bk * 2,), (config.bk, config.bn))
+    tiles_n = -(-k // config.bn)
+    tiles = tiles_n * shape.n * -(-shape.p // pieces.rows)
+    numbers = struct.pack(
+        "<3Q18i2f5i4xQ2fi",  # as Args in conv.cu, after its four maps
+        bias,
+        residual,
+        out,
+        k if residual else 0,
+        k,
+        shape.n * shape.p * shape.q,
+        k,
+        steps,
+        steps,
+        1,
+        shape.p * shape.q,
+        shape.q,
+        *shape.stride,
+        shape.pad[0],
+        shape.pad[1],
+        1,
+        1,
+        tiles,
+        tiles_n,
+        (finish.residual or 1) if residual else 0,
+        *finish.activation[1:],
+        pieces.wide,
+        pieces.rows,
+        shape.p,
+        pieces.slot,
+        pieces.box,
+        filters,
+        *inner[1:],
+        pieces.pitch,
+    )
+    args = a + b + bytes(256) + numbers
+    grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
+    if config.hold:  # a block's tiles have the same output channels
+        grid = max(1, grid // tiles_n) * tiles_n
+    kernel = _kernel(
+        config, replace(shape, n=1, h=0, w=0, c=0, k=0, pad=(0, 0, 0, 0)), thread_rows(config, pieces), inner[0], finish.activation[0], bf16
+    )
+    shared = shared_bytes(config, shape, pieces)
+    return Launch(kernel, (grid, 1, 1), config.threads, args + bytes(-len(args) % 64), cluster=config.sk, label=label, shared=shared)
+
+
+def source_of(config: ConvConfig, shape: ConvShape, k: int, inner: str, activation: str, bf16: bool) -> str:
+    """As depthwise_source, with the rows that the launch will have."""
+    pieces = Pieces.of(shape, config, k)
+    assert isinstance(pieces, Pieces), pieces
+    return depthwise_source(config, shape, thread_rows(config, pieces), inner, activation, bf16)

@@ -1,0 +1,140 @@
+"""Tiles of the depthwise kernel that works in shared memory (`depthwise_tile.cu`): which make sense, and their launch."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, loaded
+from whet.tactics.cuda.conv._conv import ConvShape
+
+MOST = 6  # candidates of a layer for each width of strip
+_BYTES = {0: 4, 1: 2, 2: 2, 3: 1, 4: 1}  # of the types of vector.cuh
+
+
+@dataclass(frozen=True, order=True)
+class Tile:
+    """rg * th output rows, tw columns and cg channels; a thread makes th rows of `wide` pixels of four channels."""
+
+    th: int
+    rg: int
+    tw: int
+    wide: int
+    cg: int
+    stages: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block, whole warps."""
+        return -(-self.used // 32) * 32
+
+    @property
+    def used(self) -> int:
+        """Threads that have something to do."""
+        return self.cg // 4 * (self.tw // self.wide) * self.rg
+
+    def input(self, s: ConvShape) -> tuple[int, int]:
+        """Rows and columns of the input under a tile."""
+        return (self.rg * self.th - 1) * s.stride[0] + s.r, (self.tw - 1) * s.stride[1] + s.s
+
+    def shared(self, s: ConvShape, size: int) -> int:
+        """Bytes of shared memory; mirrors the kernel."""
+        rows, columns = self.input(s)
+        return 128 + self.stages * (-(-rows * columns * self.cg * size // 128) * 128) + 8 * self.stages
+
+    def registers(self, s: ConvShape) -> int:
+        """An estimate of what a thread needs."""
+        sums = -(-s.r // s.stride[0])
+        return 4 * (s.r * s.s + sums * self.wide + (self.wide - 1) * s.stride[1] + s.s) + 24
+
+
+def refuses(s: ConvShape) -> str | None:
+    """Why the kernel cannot take the shape at all, or None."""
+    return "tiles know no dilation" if s.dilation != (1, 1) else "filters above 5 x 5" if max(s.r, s.s) > 5 else None
+
+
+def tiles_for(s: ConvShape, size: int, multiprocessors: int) -> list[Tile]:
+    """Candidates, the most promising first; `size` is the bytes of an input element."""
+    found: dict[Tile, float] = {}
+    for cg in (32, 48, 64, 72, 80, 96, 120, 128, 144, 192, 240):
+        if s.c % cg or cg * size % 16:
+            continue
+        for wide in (2, 4, 7):
+            for parts in (1, 2, 4, 8):
+                tw = -(-s.q // parts // wide) * wide
+                for th in (2, 4, 7):
+                    for rg in (1, 2, 4):
+                        for stages in (1, 2):
+                            best = _fit(s, Tile(th, rg, tw, wide, cg, stages, 1), size)
+                            if best is not None:
+                                found[best] = _cost(s, best, multiprocessors)
+    ranked = sorted(found, key=lambda t: (found[t], t))
+    return [t for wide in (4, 2, 7) for t in [t for t in ranked if t.wide == wide][:MOST]]
+
+
+def _fit(s: ConvShape, tile: Tile, size: int) -> Tile | None:
+    """The tile with as many resident blocks as fit, or None for one that makes no sense."""
+    rows, columns = tile.input(s)
+    if not 32 <= tile.used <= 512 or tile.rg * tile.th >= s.p + tile.th or rows > 256 or columns > 256 or tile.tw >= s.q + tile.wide:
+        return None
+    registers = -(-tile.registers(s) // 8) * 8
+    if registers > 232:
+        return None
+    blocks = min(227 * 1024 // (tile.shared(s, size) + 1024), 65536 // (registers * tile.threads), 16)
+    if blocks < 1 or blocks * tile.threads < 128:
+        return None
+    return Tile(tile.th, tile.rg, tile.tw, tile.wide, tile.cg, tile.stages, blocks)
+
+
+def _cost(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
+    """A rough order: input read twice at seams, idle threads, too few threads to hide latency, uneven turns."""
+    rows, columns = tile.input(s)
+    seams = rows * columns / (tile.rg * tile.th * tile.tw * s.stride[0] * s.stride[1])
+    tiles_h, tiles_w = -(-s.p // (tile.rg * tile.th)), -(-s.q // tile.tw)
+    idle = tile.threads / tile.used * tiles_h * tile.rg * tile.th * tiles_w * tile.tw / (s.p * s.q)
+    tiles = s.n * tiles_h * tiles_w * (s.c // tile.cg)
+    turns = tiles / (multiprocessors * tile.blocks)
+    uneven = -(-tiles // (multiprocessors * tile.blocks)) / max(turns, 0.25)
+    resident = tile.blocks * tile.threads
+    again = (tile.th * s.stride[0] + s.r - s.stride[0]) / (tile.th * s.stride[0])  # rows that two threads read
+    reads = ((tile.wide - 1) * s.stride[1] + s.s) / (tile.wide * s.stride[1])
+    alone = {1: 1.3, 2: 1.05}.get(tile.blocks * tile.stages, 1.0)  # nothing is loaded while it computes
+    return alone * (0.6 + 0.4 * seams) * (0.5 + 0.5 * idle) * (0.7 + 0.3 * uneven) * (1 + 120 / resident) * (0.8 + 0.1 * again * reads)
+
+
+def constants(s: ConvShape, tile: Tile, source: int, target: int, activation: str, fold: bool = False) -> dict[str, int]:
+    """The macros of an instance."""
+    names = {key.upper(): value for key, value in asdict(tile).items()}
+    fixed = {"R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "FROM": source, "TO": target}
+    return {**names, **fixed, "ACT": ACTIVATIONS[activation], "FOLD": int(fold)}
+
+
+def tile_launch(
+    s: ConvShape,
+    tile: Tile,
+    made: dict[str, int],
+    addresses: tuple[int, int, int, int],
+    bounds: tuple[float, float],
+    numbers8: tuple[float, float],
+    multiprocessors: int,
+    label: str,
+) -> Launch:
+    """The launch; `addresses` are input, weights, bias, output; `made` are its constants; `numbers8`: steps of a real number
+    and the zero point of integer results."""
+    size = _BYTES[made["FROM"]]
+    kind = {0: "f32", 1: "f16", 2: "bf16"}.get(made["FROM"], "u8")
+    x, weights, bias, out = addresses
+    rows, columns = tile.input(s)
+    pixel = s.c * size
+    box = tensormap.tiled(x, kind, (s.c, s.w, s.h, s.n), (pixel, pixel * s.w, pixel * s.w * s.h), (tile.cg, columns, rows, 1), plain=True)
+    groups, tiles_h, tiles_w = s.c // tile.cg, -(-s.p // (tile.rg * tile.th)), -(-s.q // tile.tw)
+    tiles = s.n * tiles_h * tiles_w
+    each = -(-tiles // max(1, min(tiles, multiprocessors * tile.blocks // groups)))
+    grid = groups * -(-tiles // each)
+    numbers = struct.pack("<3Q9i4f", weights, bias, out, s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles, *bounds, *numbers8)
+    blob = box + numbers
+    kernel = loaded("depthwise_tile.cu", "depthwise_tile", tuple(sorted(made.items())), tile.shared(s, size))
+    return Launch(kernel, (grid, 1, 1), tile.threads, blob + bytes(-len(blob) % 64), label=label)

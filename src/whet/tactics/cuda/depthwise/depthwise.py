@@ -1,0 +1,131 @@
+"""Depthwise convolution, channels last: by tiles in shared memory, or straight from memory; bias, residual and activation fused."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda.launch import MAX_SHARED
+from whet.network import Layer
+from whet.network.types import BF16, F16, F32
+from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, ahead, all_static, blocks_of, ending, launch, machine_has, packed_array
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.conv.conv import conv_reason, conv_shape, conv_signatures, packed_bias
+from whet.tactics.cuda.depthwise._depthwise_tile import Tile, tile_launch, tiles_for
+from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
+from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
+
+
+@tactic
+class OwnDepthwise(Tactic):
+    """As many groups as channels, one filter each; kernels up to 7 x 7."""
+
+    ops = ("Conv",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        head = anchor(layer)
+        said = super().why_not(layer) or conv_reason(layer, head)
+        if said:
+            return said
+        w = head.inputs[1]
+        return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "is for depthwise convolutions"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        return conv_signatures(layer, "nhwc", (F16, BF16, F32))
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        if isinstance(made, str):
+            return made
+        if s.c % 8:
+            return f"{s.c} channels are no multiple of 8"
+        if s.m * s.c // 8 >= 2**31:
+            return "more than 2**31 groups of eight values"
+        return "kernels above 7 x 7" if max(s.r, s.s) > 7 else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        s = conv_shape(layer)
+        found: list[Config] = _tiles(layer, signature, s, machine)
+        for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (2, 8)):
+            threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
+            large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
+            if not large and (tall == 1 or threads >= 256 * machine.multiprocessors):
+                found.append((("wide", wide), ("tall", tall)))
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = ending(layer, epilogue(layer))
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        s, wide, tall = conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        kind, low, high = made.finish.activation
+        constants = {
+            "FROM": TYPE[signature.outputs[0].dtype.name],
+            "TO": TYPE[signature.outputs[0].dtype.name],
+            "R": s.r,
+            "S": s.s,
+            "STRIDE": s.stride[1],
+            "WIDE": wide,
+            "TALL": tall,
+            "ACT": ACTIVATIONS[kind],
+        }
+        packed = (
+            packed_array(
+                f"{weights.weight.digest}|depthwise rsc f32",
+                s.r * s.s * s.c * 4,
+                lambda: np.asarray(weights.array(), np.float32).reshape(s.c, s.r * s.s).T,
+            ),
+            packed_bias(made, own, s.c),
+        )
+        if not tall:
+            tile = tile_from(config, s, 2)
+            text = tile_constants(s, tile, constants["FROM"], constants["TO"], kind)
+
+            def through(args: Args) -> list:
+                addresses = (args.inputs[x], *args.packed, args.outputs[0])
+                return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), machine.multiprocessors, layer.name)]
+
+            return GpuKernel(layer, signature, through, implementation=f"own depthwise tile {tile}", packed=packed)
+        grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
+
+        def make(args: Args) -> list:
+            residual = 0 if made.residual is None else args.inputs[made.residual]
+            addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
+            sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, made.finish.residual)
+            return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2fI2f4x", *addresses, *sizes, low, high, 0, 1.0, 0.0)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own depthwise {tall}x{wide}", packed=packed)
+
+
+def _tiles(layer: Layer, signature: Signature, s: ConvShape, machine: Any) -> list[Config]:
+    """Configs of the kernel with tiles: 16-bit types, no residual, where there is enough to fill them."""
+    made, dtype = ending(layer, epilogue(layer)), signature.outputs[0].dtype
+    if isinstance(made, str) or made.residual is not None or dtype == F32 or no_tile(s) or not machine_has(machine, "tma"):
+        return []
+    if s.m * s.c < 8192 * machine.multiprocessors:  # a few values a thread: latency counts, not bytes
+        return []
+    tiles, kind = tiles_for(s, 2, machine.multiprocessors), TYPE[dtype.name]
+    ahead(machine, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.finish.activation[0])) for t in tiles])
+    return [tile_config(t) for t in tiles]
+
+
+def tile_config(t: Tile) -> Config:
+    """A tile as a tactic's config."""
+    return tuple(asdict(t).items())
+
+
+def tile_from(config: Config, s: ConvShape, size: int) -> Tile:
+    """The tile of a config for inputs of `size` bytes. Raises PlanRefused for one that the kernel or the hardware cannot take."""
+    tile, reason = Tile(**{k: int(v) for k, v in config}), no_tile(s)
+    if reason or tile.shared(s, size) > MAX_SHARED or s.c % tile.cg or tile.tw % tile.wide:
+        raise PlanRefused(reason or f"a multiprocessor cannot hold {tile}")
+    return tile

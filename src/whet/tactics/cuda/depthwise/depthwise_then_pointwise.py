@@ -1,0 +1,83 @@
+"""A depthwise convolution and the 1x1 convolution behind it in one launch: what lies between them never leaves the multiprocessor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._fused import anchor, constants_of
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, packed_array
+from whet.tactics.cuda.conv._conv import pack_weights
+from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
+from whet.tactics.cuda.conv.conv import as_config, from_config, packed_bias
+from whet.tactics.cuda.depthwise._depthwise_then_pointwise import configs_of, depthwise_launch, pack_depthwise, source_of, unfit
+
+MAX_CONFIGS = 24
+_MOST_TAPS = 25
+
+
+@tactic
+class OwnDepthwiseProduct(ConvAndProduct):
+    """What the pass fuse_depthwise_product makes: as many groups as channels, stride 1 or 2, no dilation; 16-bit numbers."""
+
+    hints = ("DepthwiseProduct",)
+    what = "a depthwise convolution and the product behind it"
+
+    def unfit_pair(self, both: Both) -> str | None:
+        s = both.shape
+        depthwise = anchor(both.first).attrs["group"] == s.c == s.k
+        return None if depthwise else "no depthwise convolution with a 1x1 one behind it"
+
+    def unfit_sizes(self, both: Both, machine: Any) -> str | None:
+        s = both.shape
+        if s.c % 8 or both.k % 8:
+            return f"{s.c} channels inside and {both.k} out: they come in eights"
+        if s.stride not in ((1, 1), (2, 2)) or s.dilation != (1, 1) or s.r * s.s > _MOST_TAPS:
+            return f"stride {s.stride}, dilation {s.dilation}, filter {s.r} x {s.s}: 1 or 2, none, at most {_MOST_TAPS} taps"
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        both = self.pair(layer)
+        if isinstance(both, str):
+            return []
+        found = configs_of(both.shape, both.k, machine.multiprocessors)[:MAX_CONFIGS]
+        kinds, bf16 = (both.inner.finish.activation[0], both.made.finish.activation[0]), signature.outputs[0].dtype.name == "bf16"
+        ahead(machine, [source_of(c, both.shape, both.k, *kinds, bf16) for c in found])
+        return [as_config(c) for c in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        both, tile = self.pair(layer), from_config(config)
+        if isinstance(both, str):
+            raise PlanRefused(both)
+        if reason := unfit(tile, both.shape, both.k):
+            raise PlanRefused(reason)
+        s, k, dtype = both.shape, both.k, signature.outputs[0].dtype
+        taps, own_inner = constants_of(both.first)
+        weights, own = constants_of(both.product)
+        steps = -(-s.c // tile.bk)
+        inner_key = f"{taps.weight.digest} {own_inner.weight.digest if own_inner else ''} {both.inner.key}"
+        packed = (
+            packed_array(
+                f"{inner_key}|depthwise steps {tile.bk}",
+                steps * (s.r * s.s + 1) * tile.bk * 4,
+                lambda: pack_depthwise(np.asarray(taps.array(), np.float32), both.inner.bias(own_inner, s.c), tile.bk),
+            ),
+            packed_array(
+                f"{weights.weight.digest}|conv krsc {tile.bk} {dtype}",
+                k * steps * tile.bk * 2,
+                lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
+            ),
+            packed_bias(both.made, own, k),
+        )
+
+        def make(args: Args) -> list:
+            addresses = (args.inputs[both.x], *args.packed, args.outputs[0])
+            residual = 0 if both.residual is None else args.inputs[both.residual]
+            endings = (both.inner.finish.activation, both.made.finish)
+            return [depthwise_launch(tile, s, k, addresses, residual, *endings, dtype.name == "bf16", machine.multiprocessors, layer.name)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own depthwise and wgmma {tile}", packed=packed)

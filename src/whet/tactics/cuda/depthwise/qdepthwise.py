@@ -1,0 +1,153 @@
+"""Quantized depthwise convolution, channels last: the depthwise kernels with integers in and out, scales in the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Ending, GpuKernel, ahead, blocks_of, launch, machine_has, packed_array
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
+from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
+from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
+from whet.tactics.cuda.depthwise._depthwise_tile import tile_launch, tiles_for
+from whet.tactics.cuda.depthwise.depthwise import tile_config, tile_from
+from whet.tactics.cuda.quantized._quantized import (
+    EIGHT,
+    Output,
+    conv_shape_of,
+    ending_of,
+    folded,
+    folds,
+    key_of,
+    parts_of,
+    signatures_of,
+    why_not_weighted,
+)
+from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+
+
+@tactic
+class OwnQDepthwise(QuantizedTactic):
+    """As many groups as channels, one filter each; kernels up to 7 x 7, no dilation, no residual."""
+
+    ops = ("Conv",)
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        x, w = parts.head.inputs[:2]
+        if x.type.rank != 4 or w.shape[1] != 1 or parts.head.attrs["group"] != w.shape[0] or w.shape[0] != x.shape[1]:
+            return "is for depthwise convolutions of two spatial axes"
+        return why_not_weighted(parts)
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return signatures_of(parts, "nhwc")
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
+        if isinstance(parts, str) or isinstance(made, str):
+            return str(made)
+        s = conv_shape_of(parts)
+        if made.residual is not None or s.dilation != (1, 1):
+            return "the kernel has no residual of integers, and no dilation"
+        if s.c % 8 or s.m * s.c // 8 >= 2**31:
+            return f"{s.c} channels are no multiple of 8, or there are more than 2**31 groups of eight values"
+        return "kernels above 7 x 7" if max(s.r, s.s) > 7 else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts)
+        s, made = conv_shape_of(parts), ending_of(parts)
+        found: list[Config] = []
+        if _can_tile(parts, s, signature) and machine_has(machine, "tma") and s.m * s.c >= 8192 * machine.multiprocessors:
+            tiles, (reads, stores) = tiles_for(s, 1, machine.multiprocessors), _types(parts, signature)
+            fold = folds(made, signature.outputs[0].dtype.name)
+            ahead(machine, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.finish.activation[0], fold)) for t in tiles])
+            found = [tile_config(t) for t in tiles]
+        for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
+            threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
+            large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
+            if not large and (tall == 1 or threads >= 256 * machine.multiprocessors):
+                found.append((("wide", wide), ("tall", tall)))
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
+        if isinstance(parts, str) or isinstance(made, str):
+            raise PlanRefused(str(made))
+        s, (reads, stores), given = conv_shape_of(parts), _types(parts, signature), dict(config)
+        x = parts.source_place()
+        zero = parts.reads[x].zero
+        out, per, shift, stored = Output.of(parts, made), 1.0, 0.0, signature.outputs[0].dtype.name
+        fold = not int(given.get("tall", 0)) and folds(made, stored)
+        finish = made.finish
+        if fold:
+            per, shift, out, finish = folded(out, made, stored)
+        key = f"{key_of(parts, made)}|depthwise 8 bits {per} {shift}"
+        packed = (
+            packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: (_scaled(parts, s) * per).astype(np.float32).T),
+            packed_array(f"{key} bias", bias_count(s.c) * 4, lambda: (_bias(parts, made, s).astype(np.float64) * per + shift).astype(np.float32)),
+        )
+        kind, low, high = finish.activation
+        if not int(given.get("tall", 0)):
+            if not _can_tile(parts, s, signature):
+                raise PlanRefused("tiles fill padding with the integer 0, which is not this input's zero point, and store integers or 16 bits")
+            tile = tile_from(config, s, 1)
+            text = tile_constants(s, tile, reads, stores, kind, fold)
+
+            def through(args: Args) -> list:
+                addresses = (args.inputs[x], *args.packed, args.outputs[0])
+                return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), machine.multiprocessors, layer.name)]
+
+            return _kernel(layer, signature, through, f"own depthwise tile {tile}", packed)
+        wide, tall = int(given["wide"]), int(given["tall"])
+        constants = {"FROM": reads, "TO": stores, "R": s.r, "S": s.s, "STRIDE": s.stride[1], "WIDE": wide, "TALL": tall, "ACT": ACTIVATIONS[kind]}
+        grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
+        fill = (zero & 0xFF) * 0x01010101
+
+        def make(args: Args) -> list:
+            addresses = (args.inputs[x], *args.packed, 0, args.outputs[0])
+            sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, 0)
+            values = (*addresses, *sizes, low, high, fill, out.per_step, out.zero)
+            return [launch("depthwise.cu", "depthwise", constants, grid, 128, "<5Q12i2fI2f4x", *values)]
+
+        return _kernel(layer, signature, make, f"own depthwise {tall}x{wide}", packed)
+
+
+def _kernel(layer: Layer, signature: Signature, make: Any, name: str, packed: Any) -> GpuKernel:
+    stored = signature.outputs[0].dtype.name
+    return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if stored in EIGHT else RTOL[stored])
+
+
+def _types(parts: Parts, signature: Signature) -> tuple[int, int]:
+    x = parts.source_place()
+    return TYPES[parts.reads[x].dtype.name], TYPES[signature.outputs[0].dtype.name]
+
+
+def _can_tile(parts: Parts, s: ConvShape, signature: Signature) -> bool:
+    """Copies fill what lies outside of the image with the integer 0."""
+    x = parts.source_place()
+    whole = not any(s.pad)
+    return (parts.reads[x].zero == 0 or whole) and not no_tile(s) and signature.outputs[0].dtype.name != "f32"
+
+
+def _scaled(parts: Parts, s: ConvShape) -> np.ndarray:
+    """Weights [k, taps] as real numbers a step of the input."""
+    x, w, _ = parts.places()
+    integers = np.asarray(parts.view.inputs[w].array(), np.float64).reshape(s.c, s.r * s.s)
+    factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.c,))
+    return integers * factor[:, None]
+
+
+def _bias(parts: Parts, made: Ending, s: ConvShape) -> np.ndarray:
+    """Biases that take the zero point back: pixels outside of the image are read as the zero point."""
+    x, _, b = parts.places()
+    out = np.zeros(bias_count(s.c), np.float32)
+    own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
+    out[: s.c] = own - parts.reads[x].zero * _scaled(parts, s).sum(axis=1)
+    return out

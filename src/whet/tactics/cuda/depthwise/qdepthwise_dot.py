@@ -1,0 +1,135 @@
+"""Quantized depthwise convolution of large images by dot products of four bytes: integer sums, a factor a channel, integers out."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import Ending, GpuKernel, ahead, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
+from whet.tactics.cuda.depthwise._depthwise_tile import Tile, tiles_for
+from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
+from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
+from whet.tactics.cuda.depthwise.depthwise import tile_config, tile_from
+from whet.tactics.cuda.depthwise.qdepthwise import OwnQDepthwise
+from whet.tactics.cuda.quantized._quantized import EIGHT, Output, conv_shape_of, ending_of, folded, folds, key_of, parts_of, weight_bytes
+
+_MANY = 8192  # results a multiprocessor: of fewer, latency counts rather than instructions, and few tiles are tried
+_REGISTERS = 224
+
+
+@tactic
+class OwnQDepthwiseDot(OwnQDepthwise):
+    """As qdepthwise, filters up to 5 x 5, inputs without zero point where there is padding, channels in sixteens."""
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        said = super().unfit(layer, parts)
+        if said or parts.stores is None or parts.stores.dtype.name not in EIGHT:
+            return said or "stores integers"
+        x = parts.source_place()
+        padded = any(parts.head.attrs.get("pads") or ())
+        return "copies fill padding with the integer 0, which is not this input's zero point" if parts.reads[x].zero and padded else None
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        said = super().refuses(layer, signature, machine)
+        if said or not machine_has(machine, "tma"):
+            return said or "needs Hopper's copy engine (sm_90a)"
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts)
+        s = conv_shape_of(parts)
+        if s.c % 16:
+            return f"{s.c} channels are no multiple of 16"
+        return no_tile(s)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts)
+        s, made = conv_shape_of(parts), ending_of(parts)
+        tiles = [t for t in tiles_for(s, 1, machine.multiprocessors) if _registers(s, t) <= _REGISTERS]
+        tiles = tiles if s.m * s.c >= _MANY * machine.multiprocessors else tiles[:3]
+        if not isinstance(made, str):
+            ahead(machine, [source("depthwise_dot.cu", _constants(parts, made, s, t, signature)) for t in tiles])
+        return [tile_config(t) for t in tiles]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
+        if isinstance(parts, str) or isinstance(made, str) or self.refuses(layer, signature, machine):
+            raise PlanRefused(str(made if isinstance(made, str) else self.refuses(layer, signature, machine)))
+        s, stored = conv_shape_of(parts), signature.outputs[0].dtype.name
+        tile, x = tile_from(config, s, 1), parts.source_place()
+        out, per, shift, finish = Output.of(parts, made), 1.0, 0.0, made.finish
+        if folds(made, stored):
+            per, shift, out, finish = folded(out, made, stored)
+        constants, pitch = _constants(parts, made, s, tile, signature), bias_count(s.c)
+        kinds, taken = words_of(s, tile)
+        w = parts.view.inputs[parts.places()[1]]
+        key = f"{key_of(parts, made)}|depthwise dot"
+        packed = (
+            packed_array(f"{key} {kinds} {taken}", s.r * kinds * taken * s.c * 4, lambda: pack_taps(weight_bytes(w), kinds, taken)),
+            packed_array(f"{key} {per} {shift}", 2 * pitch * 4, lambda: _factors(parts, made, s, per, shift)),
+        )
+        rows, columns = tile.input(s)
+        groups, tiles_h, tiles_w = s.c // tile.cg, -(-s.p // (tile.rg * tile.th)), -(-s.q // tile.tw)
+        tiles = s.n * tiles_h * tiles_w
+        each = -(-tiles // max(1, min(tiles, machine.multiprocessors * tile.blocks // groups)))
+
+        def make(args: Args) -> list:
+            image, lines = args.inputs[x], (s.c, s.c * s.w, s.c * s.w * s.h)
+            box = tensormap.tiled(image, "u8", (s.c, s.w, s.h, s.n), lines, (tile.cg, columns, rows, 1), plain=True)
+            sizes = (s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles)
+            ends = (*finish.activation[1:], out.per_step, out.zero, pitch)
+            blob = box + struct.pack("<3Q9i4fi", args.packed[0], args.packed[1], args.outputs[0], *sizes, *ends)
+            kernel = loaded("depthwise_dot.cu", "depthwise_dot", tuple(sorted(constants.items())), tile.shared(s, 1))
+            return [Launch(kernel, (groups * -(-tiles // each), 1, 1), tile.threads, blob + bytes(-len(blob) % 64), label=layer.name)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own depthwise dot {tile}", packed=packed, rtol=0.0)
+
+
+def words_of(s: ConvShape, tile: Tile) -> tuple[int, int]:
+    """Kinds of outputs (at even pixels, at odd ones), and words of four taps in a filter row; mirrors depthwise_dot.cu."""
+    kinds = 2 if s.stride[1] % 2 and tile.wide > 1 else 1
+    return kinds, (s.s + kinds - 1 + 3) // 4
+
+
+def pack_taps(weights: np.ndarray, kinds: int, taken: int) -> np.ndarray:
+    """Filters [c, 1, r, s] of i8 as words [r][kinds][taken][c] of four taps, those of the second kind moved by one."""
+    c, _, r, s = weights.shape
+    out = np.zeros((r, kinds, taken * 4, c), np.int8)
+    for k in range(kinds):
+        out[:, k, k : k + s] = weights[:, 0].transpose(1, 2, 0)
+    return np.ascontiguousarray(out.reshape(r, kinds, taken, 4, c).transpose(0, 1, 2, 4, 3))
+
+
+def _factors(parts: Parts, made: Ending, s: ConvShape, per: float, shift: float) -> np.ndarray:
+    """[2][pitch]: biases that take the zero point back, and the real value of a step, both in parts of the range where that is folded."""
+    x, w, b = parts.places()
+    reads, weights = parts.reads[x], weight_bytes(parts.view.inputs[w]).astype(np.float64)
+    factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (s.c,))
+    own = made.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
+    out = np.zeros((2, bias_count(s.c)), np.float32)
+    out[0, : s.c] = (own - reads.zero * factor * weights.sum(axis=(1, 2, 3))) * per + shift
+    out[1, : s.c] = factor * per
+    return out
+
+
+def _constants(parts: Parts, made: Ending, s: ConvShape, tile: Tile, signature: Signature) -> dict[str, int]:
+    """The macros of an instance."""
+    x, stored = parts.source_place(), signature.outputs[0].dtype.name
+    reads = TYPES[parts.reads[x].dtype.name]
+    return tile_constants(s, tile, reads, TYPES[stored], made.finish.activation[0], folds(made, stored))
+
+
+def _registers(s: ConvShape, tile: Tile) -> int:
+    """An estimate of what a thread needs: taps, sums, words of a row."""
+    kinds, taken = words_of(s, tile)
+    words = (tile.wide - 1) * s.stride[1] // 2 + 2 * taken - 1
+    return 4 * (s.r * kinds * taken + -(-s.r // s.stride[0]) * tile.wide + words) + 40

@@ -1,0 +1,1 @@
+"""Elementwise layers and chains of them."""

@@ -1,0 +1,104 @@
+"""Elementwise layers whose operands broadcast along any axes, choices (Where), and casts of integers to floats: row-major, a value a thread."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16, F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda._device.plain_layer import PlainTactic
+from whet.tactics.cuda.elementwise.elementwise import chain_of
+
+_TEXT = {
+    "Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)",
+    "Where": "a != 0.f ? b : c", "Cast": "a",
+}  # fmt: skip
+_KINDS = {**TYPE, "i64": 3, "i32": 4, "u8": 5, "bool": 5, "i8": 6}
+_RANK = 5
+
+
+@tactic
+class OwnBroadcast(PlainTactic):
+    """What elementwise does not take: operands that repeat along axes other than all but the channels'."""
+
+    ops = tuple(_TEXT)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Cast" and layer.inputs[0].dtype.is_float:
+            return "casts integers to floats"
+        wanted = {"Where": 3, "Cast": 1}.get(layer.op, 2)
+        if len(layer.inputs) != wanted or any(t.dtype.name not in _KINDS for t in layer.inputs):
+            return f"takes {wanted} operands of floats, truths or integers up to 64 bits"
+        floats = layer.inputs[1:] if layer.op == "Where" else () if layer.op == "Cast" else layer.inputs
+        if layer.outputs[0].dtype.name not in TYPE or any(t.dtype != layer.outputs[0].dtype for t in floats):
+            return "gives a float of its operands' type"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        kinds = (F16, BF16, F32) if layer.outputs[0].dtype == F32 else (layer.outputs[0].dtype,)
+        found = []
+        for kind in kinds:
+            ins = tuple(Operand("linear", kind if t.dtype.is_float else t.dtype) for t in layer.inputs)
+            found.append(Signature(ins, (Operand("linear", kind),)))
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
+            return "more than 2**31 elements"
+        if layer.op not in ("Where", "Cast") and not isinstance(chain_of(layer), str):
+            return "elementwise takes this, eight values a thread"
+        return f"more than {_RANK} axes that differ" if len(_axes(layer)[0]) > _RANK else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        reason = self.refuses(layer, signature, machine)
+        if reason:
+            raise PlanRefused(reason)
+        sizes, strides = _axes(layer)
+        fill, count = _RANK - len(sizes), prod(sizes)
+        kinds = [_KINDS[o.dtype.name] for o in signature.inputs if o is not None]
+        kinds += [0] * (3 - len(kinds))
+        constants = dict(zip(("A_KIND", "B_KIND", "C_KIND"), kinds, strict=True)) | {
+            "TO": TYPE[signature.outputs[0].dtype.name],
+            "EXPRESSION": _TEXT[layer.op],
+        }
+        steps = [s for row in strides for s in (*(0,) * fill, *row)]
+        steps += [0] * (3 * _RANK - len(steps))
+
+        def make(args: Args) -> list:
+            if not count:
+                return []
+            values = (*(*args.inputs, 0, 0)[:3], args.outputs[0], *(1,) * fill, *sizes, count, *steps)
+            return [launch("broadcast.cu", "broadcast", constants, (blocks_of(count, 256), 1, 1), 256, "<4Q5II15i4x", *values)]
+
+        return GpuKernel(layer, signature, make, implementation="own broadcast")
+
+
+def _axes(layer: Layer) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Sizes of the result with neighbouring axes joined where every operand steps on, and each operand's strides."""
+    out = static_shape(layer.outputs[0].shape)
+    rows: list[list[int]] = []
+    for t in layer.inputs:
+        shape = (*(1,) * (len(out) - t.type.rank), *static_shape(t.shape))
+        rows.append([0 if shape[i] == 1 else prod(shape[i + 1 :]) for i in range(len(out))])
+    sizes: list[int] = []
+    joined: list[list[int]] = [[] for _ in rows]
+    for i, d in enumerate(out):
+        if d == 1:
+            continue
+        if sizes and all(j[-1] == r[i] * d for j, r in zip(joined, rows, strict=True)):
+            sizes[-1] *= d
+            for j, r in zip(joined, rows, strict=True):
+                j[-1] = r[i]
+        else:
+            sizes.append(d)
+            for j, r in zip(joined, rows, strict=True):
+                j.append(r[i])
+    return tuple(sizes), [tuple(j) for j in joined]

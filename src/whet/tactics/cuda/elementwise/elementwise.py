@@ -1,0 +1,188 @@
+"""Elementwise layers and chains of them: one pass over memory, eight elements a thread, the steps generated as CUDA C++."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape, to_stored
+from whet.network.types import BF16, F16, F32
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import Post, anchor, epilogue, outer_input
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, activation_of, all_static, blocks_of, launch, packed_array
+
+BINARY = {"Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)"}
+UNARY = {
+    "Exp": "__expf(a)", "Log": "logf(a)", "Sqrt": "sqrtf(a)", "Abs": "fabsf(a)", "Neg": "-a", "Softplus": "a > 20.f ? a : log1pf(__expf(a))",
+    "Erf": "erff(a)", "Reciprocal": "1.f / a", "Floor": "floorf(a)", "Ceil": "ceilf(a)", "Round": "rintf(a)",
+}  # fmt: skip
+_OPERANDS = 4
+
+
+@tactic
+class OwnPointwise(Tactic):
+    """Operands of the result's shape, one value a channel (of all images or each), or one value."""
+
+    ops = (
+        *BINARY, *UNARY, "Relu", "Clip", "Silu", "Swish", "HardSwish", "Gelu", "Sigmoid", "Tanh", "Mish", "LeakyRelu", "HardSigmoid", "Elu",
+    )  # fmt: skip
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        chain = chain_of(layer)
+        if isinstance(chain, str):
+            return []
+        tensors = [layer.inputs[i] for i in chain.inputs]
+        if any(t.dtype != layer.outputs[0].dtype for t in tensors) or layer.outputs[0].dtype.name not in TYPE:
+            return []
+        kinds = (F16, BF16, F32) if layer.outputs[0].dtype == F32 else (layer.outputs[0].dtype,)
+        rank = layer.outputs[0].type.rank
+        found = []
+        for kind in kinds:
+            for form in ("nhwc", "linear") if rank == 4 else ("linear",):
+                ins = [None if t is None or t.is_constant else Operand(form, kind) for t in layer.inputs]
+                if any(o is not None and t.type.rank != rank for o, t in zip(ins, layer.inputs, strict=True) if t is not None):
+                    continue
+                found.append(Signature(tuple(ins), (Operand(form, kind),)))
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        chain = chain_of(layer)
+        if isinstance(chain, str):
+            return chain
+        return f"more than {_OPERANDS} operands" if len(chain.operands) > _OPERANDS else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        chain = chain_of(layer)
+        if isinstance(chain, str):
+            raise PlanRefused(chain)
+        out = signature.outputs[0]
+        shape = static_shape(layer.outputs[0].shape)
+        last = out.format == "nhwc"
+        channels = shape[1] if len(shape) > 1 else 1
+        inner = int(np.prod(shape[2:])) if len(shape) > 2 else 1
+        count = int(np.prod(shape))
+        packed: list[Packed] = []
+        places: list[tuple[str, int, int]] = []  # (input | packed, index, kind)
+        for where, kind in chain.operands:
+            t = layer.inputs[where]
+            assert t is not None
+            if t.is_constant:
+                places.append(("packed", len(packed), kind))
+                packed.append(_constant(t, kind, shape, out))
+            else:
+                places.append(("input", where, kind))
+        constants = {"TYPE": TYPE[out.dtype.name], "LAST": int(last), "STEPS": chain.text}
+        grid = (blocks_of(count, 2048), 1, 1)
+
+        def make(args: Args) -> list:
+            rows = b""
+            for source, index, kind in places:
+                address = args.packed[index] if source == "packed" else args.inputs[index]
+                rows += struct.pack("<Qii", address, kind, 0 if source == "packed" and kind else TYPE[out.dtype.name])
+            rows += bytes(16 * (_OPERANDS - len(places)))
+            values = (args.outputs[0], rows, count, channels, inner)
+            return [launch("elementwise.cu", "pointwise", constants, grid, 256, "<Q64sq2i", *values)]
+
+        return GpuKernel(layer, signature, make, implementation="own pointwise", packed=packed)
+
+
+class _Chain:
+    """Operands (input index, kind as in elementwise.cu) and the generated statements."""
+
+    def __init__(self) -> None:
+        self.operands: list[tuple[int, int]] = []
+        self.text = ""
+
+    @property
+    def inputs(self) -> list[int]:
+        return [i for i, _ in self.operands]
+
+    def unary(self, expression: str) -> None:
+        self.text += f"for (int e = 0; e < 8; ++e) {{ const float a = x.v[e]; x.v[e] = {expression}; }} "
+
+    def binary(self, op: str, swapped: bool) -> None:
+        names = ("y.v[e]", "x.v[e]") if swapped else ("x.v[e]", "y.v[e]")
+        number = len(self.operands) - 1
+        self.text += (
+            f"{{ const Vec8 y = operand(p, {number}, at, length); "
+            f"for (int e = 0; e < 8; ++e) {{ const float a = {names[0]}, b = {names[1]}; x.v[e] = {BINARY[op]}; }} }} "
+        )
+
+
+def chain_of(layer: Layer) -> _Chain | str:
+    """The layer as a chain over its first full operand, or why it is none."""
+    posts, head = epilogue(layer), anchor(layer)
+    if posts is None:
+        return "what is fused to it is not a chain"
+    out, made = static_shape(layer.outputs[0].shape), _Chain()
+
+    def kind(i: int) -> int | None:
+        shape = static_shape(layer.inputs[i].shape)
+        full = (1,) * (len(out) - len(shape)) + shape
+        if full == out:
+            return 0
+        if all(d == 1 for d in full):
+            return 2
+        if len(out) >= 2 and len(full) == len(out) and full[1] == out[1] and all(d == 1 for d in full[2:]):
+            return 1 if full[0] == 1 else 3 if full[0] == out[0] else None
+        spread = len(full) == len(out) and all(f in (1, o) for f, o in zip(full, out, strict=True))
+        return 0 if spread and layer.inputs[i].is_constant else None
+
+    def step(op: str, attrs: Any, other: int | None, swapped: bool) -> str | None:
+        if other is None:
+            act = activation_of(Post(op, attrs))
+            if op in UNARY:
+                made.unary(UNARY[op])
+            elif act is not None:
+                made.unary(f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})")
+            else:
+                return f"the kernel has no {op}"
+            return None
+        how = kind(other)
+        if op not in BINARY or how is None:
+            return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.inputs[other].shape))}"
+        made.operands.append((other, how))
+        made.binary(op, swapped)
+        return None
+
+    where = [outer_input(layer, t) for t in head.inputs if t is not None]
+    computed = [i is not None and (t := layer.inputs[i]) is not None and not t.is_constant for i in where]
+    if head.op in BINARY:
+        if len(where) != 2:
+            return f"the kernel's {head.op} takes two operands"
+        first = next((i for i in (0, 1) if kind(where[i]) == 0 and computed[i]), None)
+        if first is None:
+            return "no operand has the result's shape"
+        made.operands.append((where[first], 0))
+        said = step(head.op, head.attrs, where[1 - first], first == 1)
+    else:
+        if any(i is not None and not layer.inputs[i].is_constant for i in where[1:]):
+            return f"{head.op}'s bounds are computed at run time"
+        made.operands.append((where[0], 0))
+        at = {i: outer_input(layer, t) for i, t in enumerate(head.inputs) if i and t is not None}
+        bounds = {f"input{i}": layer.inputs[p].array() for i, p in at.items() if p is not None}
+        said = step(head.op, {**head.attrs, **bounds}, None, False)
+    for post in posts:
+        said = said or step(post.op, post.attrs, post.other, post.swapped)
+    return said or made
+
+
+def number_text(value: float) -> str:
+    """A float as its bits, infinities included."""
+    return f"__int_as_float(0x{int(np.float32(value).view(np.uint32)):08x})"
+
+
+def _constant(t: Tensor, kind: int, shape: tuple[int, ...], out: Operand) -> Packed:
+    """A constant operand: f32, as many values as its kind wants; a full one is spread out and lies as the result does."""
+    assert t.weight is not None
+    if kind == 0:
+        size = int(np.prod(shape)) * out.dtype.numpy.itemsize
+        key = f"{t.weight.digest}|pointwise {shape} {out}"
+        return packed_array(key, size, lambda: to_stored(np.broadcast_to(np.asarray(t.array()), shape).astype(out.dtype.numpy), out.format))
+    channels = shape[1] if len(shape) > 1 else 1
+    count = {1: channels, 2: 1, 3: shape[0] * channels if shape else 1}[kind]
+    return packed_array(f"{t.weight.digest}|pointwise f32 {kind}", count * 4, lambda: np.asarray(t.array(), np.float32).reshape(-1))

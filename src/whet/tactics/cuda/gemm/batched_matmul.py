@@ -1,0 +1,122 @@
+"""MatMul of two matrices, or stacks of them, that are both computed at run time (attention), with a scale and an activation."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16, F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, outer_input
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, HALF, TYPE, GpuKernel, activation_of, all_static, blocks_of, float_types, launch, same
+
+
+@tactic
+class OwnBmm(Tactic):
+    """16-bit operands on tensor cores (sm_80 or newer); f32 one value a thread."""
+
+    ops = ("MatMul",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        a, b = head.inputs[0], head.inputs[1]
+        where = [outer_input(layer, t) for t in (a, b)]
+        if any(i is None or layer.inputs[i].is_constant for i in where):
+            return "is for matrices that are both computed at run time"
+        if a.type.rank < 2 or b.type.rank < 2:
+            return "one of them is a vector"
+        made = _ending(layer)
+        return made if isinstance(made, str) else None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        head = anchor(layer)
+        a, b = _places(layer)
+        found = []
+        for t in float_types([*head.inputs[:2], layer.outputs[0]], (F16, BF16, F32)):
+            results = [t, F32] if t in HALF and layer.outputs[0].dtype == F32 else [t]
+            found += [same(layer, {a: Operand("linear", t), b: Operand("linear", t)}, Operand("linear", r)) for r in results]
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        made = _sizes(layer)
+        return made if isinstance(made, str) else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        found, made = _sizes(layer), _ending(layer)
+        if isinstance(found, str) or isinstance(made, str):
+            raise PlanRefused(str(found) if isinstance(found, str) else str(made))
+        stack, m, n, k, a_step, b_step = found
+        scale, (kind, low, high) = made
+        a, b = _places(layer)
+        dtype = signature.inputs[a].dtype
+        half = dtype in HALF
+        constants = {
+            "TYPE": TYPE[dtype.name] if half else 0,
+            "BF16": int(dtype == BF16),
+            "OUT": TYPE[signature.outputs[0].dtype.name],
+            "WIDE_A": int(k % 8 == 0),
+            "WIDE_B": int(n % 8 == 0),
+            "ACT": ACTIVATIONS[kind],
+        }
+        grid = (blocks_of(n, 64), blocks_of(m, 64), stack) if half else (blocks_of(n, 32), blocks_of(m, 8), stack)
+
+        def make(args: Args) -> list:
+            values = (args.inputs[a], args.inputs[b], args.outputs[0], a_step, b_step, m, n, k, scale, low, high)
+            return [launch("batched_matmul.cu", "bmm" if half else "plain", constants, grid, 128 if half else 256, "<3Q2q3i3f", *values)]
+
+        return GpuKernel(layer, signature, make, implementation="own mma 64x64" if half else "own plain product")
+
+
+def _places(layer: Layer) -> tuple[int, int]:
+    """Which inputs of the layer are multiplied."""
+    a, b = (outer_input(layer, t) for t in anchor(layer).inputs[:2])
+    assert a is not None
+    assert b is not None
+    return a, b
+
+
+def _sizes(layer: Layer) -> tuple[int, int, int, int, int, int] | str:
+    """(matrices, m, n, k, elements from one left matrix to the next, from one right matrix), or why not."""
+    head = anchor(layer)
+    left, right, out = (static_shape(t.shape) for t in (head.inputs[0], head.inputs[1], head.outputs[0]))
+    m, k, n, stack = left[-2], left[-1], right[-1], prod(out[:-2])
+    steps = []
+    for shape, size in ((left, m * k), (right, k * n)):
+        count = prod(shape[:-2])
+        if count not in (1, stack):
+            return "a stack that repeats along some of its axes only"
+        steps.append(size if count == stack and stack > 1 else 0)
+    if not m * n * k or stack > 65535 or blocks_of(m, 8) > 65535:
+        return "no matrices, or more than 65535 of them"
+    return stack, m, n, k, steps[0], steps[1]
+
+
+def _ending(layer: Layer) -> tuple[float, tuple[str, float, float]] | str:
+    """The factor and the activation behind the product, or why the kernel has none such."""
+    posts = epilogue(layer)
+    if posts is None:
+        return "what is fused to it is not a chain"
+    scale, act = 1.0, ("clip", -float("inf"), float("inf"))
+    activated = False
+    for post in posts:
+        if post.other is not None:
+            t = post.other_tensor
+            one = t is not None and t.is_constant and t.array().size == 1
+            if post.op not in ("Mul", "Div") or not one or activated or (post.op == "Div" and post.swapped):
+                return f"the kernel has no {post.op} with this operand"
+            value = float(np.asarray(t.array(), np.float64).reshape(-1)[0])
+            scale = scale * value if post.op == "Mul" else scale / value
+            continue
+        found = activation_of(post)
+        if found is None or activated:
+            return f"the kernel has no {post.op} here"
+        act, activated = found, True
+    return scale, act

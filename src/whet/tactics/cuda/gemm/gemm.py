@@ -1,0 +1,131 @@
+"""Gemm and MatMul with constant weights on Hopper's tensor cores: the convolution kernel with one pixel a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
+from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, all_static, ending, float_types, machine_has, packed_array, same
+from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
+from whet.tactics.cuda.conv._conv_config import configs_for, varied
+from whet.tactics.cuda.conv._conv_launch import conv_source
+from whet.tactics.cuda.conv.conv import as_config, conv_reason, ended_launch, from_config, packed_bias
+
+MAX_CONFIGS = 16
+
+
+@tactic
+class OwnGemm(Tactic):
+    """Row-major 16-bit operands; the result in the same type, or in f32 where the network's is."""
+
+    ops = ("Gemm", "MatMul")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        return gemm_reason(layer)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer) or self.why_not(layer):
+            return []
+        head, posts = anchor(layer), epilogue(layer)
+        x = source_place(layer)
+        found = []
+        for dtype in float_types([head.inputs[0], layer.outputs[0]], HALF):
+            others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
+            stored = {i: Operand("linear", dtype) for i in (*others, x)}
+            results = [dtype] if others or layer.outputs[0].dtype != F32 else [dtype, F32]
+            found += [same(layer, stored, Operand("linear", t)) for t in results]
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        return made if isinstance(made, str) else refuses(gemm_shape(layer))
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        s = gemm_shape(layer)
+        found = configs_for(s.m, s.k, s.c, 1, machine.multiprocessors)
+        if signature.outputs[0].dtype == F32:
+            found = [c for c in found if c.sk > 1 or c.direct]
+        found = varied(found, MAX_CONFIGS, each=5)
+        made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        kind = signature.inputs[source_place(layer)].dtype.name
+        if not isinstance(made, str):
+            f32 = signature.outputs[0].dtype == F32
+            ahead(machine, [conv_source(c, False, made.finish.activation[0], kind == "bf16", f32) for c in found])
+        return [as_config(c) for c in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        head, shape, tile = anchor(layer), gemm_shape(layer), from_config(config)
+        out_f32 = signature.outputs[0].dtype == F32
+        if out_f32 and tile.sk == 1 and not tile.direct:
+            raise PlanRefused("f32 results need a split or direct configuration")
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        dtype = signature.inputs[x].dtype
+        turned = head.op == "MatMul" or not head.attrs.get("transB")
+        rows = shape.steps(tile.bk) * tile.bk
+
+        def filters() -> np.ndarray:
+            given = np.asarray(weights.array(), np.float32)
+            return pack_weights((given.T if turned else given)[:, :, None, None], tile.bk, dtype.numpy)
+
+        packed = (
+            packed_array(f"{weights.weight.digest}|gemm {turned} {tile.bk} {dtype}", shape.k * rows * 2, filters),
+            packed_bias(made, own, shape.k),
+        )
+
+        def make(args: Args) -> list:
+            return [ended_launch(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, machine, layer.name, out_f32=out_f32)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
+
+
+def product_reason(layer: Layer) -> str | None:
+    """Why a Conv, Gemm or MatMul is none with constant weights and a chain behind it, or None: what kernels for all three ask."""
+    head = anchor(layer)
+    return gemm_reason(layer) if head.op != "Conv" else conv_reason(layer, head)
+
+
+def gemm_reason(layer: Layer) -> str | None:
+    """Why a Gemm or MatMul is no product with a constant matrix on the right, or None."""
+    head = anchor(layer)
+    x, w = head.inputs[0], head.inputs[1]
+    i = outer_input(layer, w)
+    if i is None or not layer.inputs[i].is_constant or w.type.rank != 2:
+        return "the second matrix is computed at run time, or is a stack of matrices"
+    if head.attrs.get("transA") or x.type.rank < 2:
+        return "the first matrix is transposed, or is a vector"
+    if head.op == "Gemm" and head.attrs.get("alpha", 1.0) != 1.0:
+        return "alpha is not 1"
+    b = head.input(2)
+    if b is not None:
+        j = outer_input(layer, b)
+        if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.inputs[j].is_constant or prod(static_shape(b.shape)) != _columns(head):
+            return "C is no constant row, or beta is not 1"
+    return None if epilogue(layer) is not None else "what is fused to it is not a chain"
+
+
+def _columns(head: Layer) -> int:
+    """Columns of the result."""
+    return static_shape(head.outputs[0].shape)[-1]
+
+
+def gemm_shape(layer: Layer) -> ConvShape:
+    """The product as a 1x1 convolution over a row of pixels."""
+    head = anchor(layer)
+    *rows, inner = static_shape(head.inputs[0].shape)
+    return ConvShape(1, 1, prod(rows), inner, _columns(head))

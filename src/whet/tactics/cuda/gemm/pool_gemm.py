@@ -1,0 +1,128 @@
+"""The end of a classifier for few images: global average pooling and the product with a constant matrix behind it in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, all_static, float_types, launch, machine_has, packed_array, same
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import TYPES
+
+_TILE = 64  # outputs of a cluster
+_CLUSTER = 8  # blocks of a cluster at most
+_MOST_IMAGES, _MOST_PIXELS = 8, 256
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Images, channels, pixels of the input, columns of the product; its weights [columns, channels] or, turned, [channels, columns]."""
+
+    n: int
+    c: int
+    pixels: int
+    columns: int
+    weights: Tensor
+    turned: bool
+    bias: Tensor | None
+
+
+@tactic
+class OwnPoolGemm(Tactic):
+    """What the pass fuse_pool_gemm makes, for at most eight images."""
+
+    ops = ("*",)
+    hints = ("PoolGemm",)
+    what = "global pooling with the product behind it"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer) or layer.outputs[0].type.rank != 2:
+            return []
+        found = []
+        for dtype in float_types([layer.inputs[0], layer.outputs[0]], HALF):
+            for to in (F32, dtype) if layer.outputs[0].dtype == F32 else (dtype,):
+                found.append(same(layer, {0: Operand("nhwc", dtype)}, Operand("linear", to)))
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's clusters (sm_90)"
+        s = _sizes(layer)
+        if s.n > _MOST_IMAGES or s.pixels > _MOST_PIXELS:
+            return f"{s.n} images of {s.pixels} pixels: the kernel is for at most {_MOST_IMAGES} of {_MOST_PIXELS}"
+        return None if s.c % 8 == 0 and _ways(s) else f"{s.n} images of {s.c} channels: they come in eights, at most {_CLUSTER * 256}"
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        s, ways = _sizes(layer), _ways(_sizes(layer))
+        ahead(machine, [source("pool_gemm.cu", _constants(s, signature, i)) for i in ways])
+        return [(("i", i),) for i in ways]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        s, i = _sizes(layer), int(dict(config)["i"])
+        if i not in _ways(s):
+            raise PlanRefused(f"{s.c} channels are not split into parts of {32 * i}")
+        ranks, tiles, dtype = -(-s.c // (32 * i)), -(-s.columns // _TILE), signature.inputs[0].dtype
+        constants = _constants(s, signature, i)
+
+        def weights() -> np.ndarray:
+            given = np.asarray(s.weights.array(), np.float32)
+            out = np.zeros((tiles * _TILE, ranks * 32 * i), dtype.numpy)
+            out[: s.columns, : s.c] = given.T if s.turned else given
+            # [tile, output, rank, i, lane of four, eight channels] -> the order in which threads read
+            return out.reshape(tiles, _TILE, ranks, i, 4, 8).transpose(0, 2, 3, 1, 4, 5)
+
+        def bias() -> np.ndarray:
+            out = np.zeros(tiles * _TILE, np.float32)
+            if s.bias is not None:
+                out[: s.columns] = np.asarray(s.bias.array(), np.float32).reshape(-1)
+            return out
+
+        digest = s.weights.weight.digest
+        own = "" if s.bias is None else s.bias.weight.digest
+        packed = (
+            packed_array(f"{digest}|pool gemm {s.turned} {i} {dtype}", tiles * _TILE * ranks * 64 * i, weights),
+            packed_array(f"bias {own} of {tiles * _TILE}", tiles * _TILE * 4, bias),
+        )
+
+        def make(args: Args) -> list:
+            numbers = (args.inputs[0], args.outputs[0], args.packed[0], args.packed[1], s.c, s.columns)
+            made = launch("pool_gemm.cu", "pool_gemm", constants, (tiles * ranks, 1, 1), 256, "<4Q2i", *numbers)
+            made.cluster, made.label = ranks, layer.name
+            return [made]
+
+        return GpuKernel(layer, signature, make, implementation=f"own pool gemm {32 * i} x {ranks}", packed=packed)
+
+
+def _constants(s: _Sizes, signature: Signature, i: int) -> dict[str, int]:
+    """The macros of an instance."""
+    reads, stores = signature.inputs[0].dtype.name, signature.outputs[0].dtype.name
+    return {"TYPE": TYPES[reads], "TO": TYPES[stores], "I": i, "RANKS": -(-s.c // (32 * i)), "IMAGES": s.n, "PIXELS": s.pixels}
+
+
+def _ways(s: _Sizes) -> list[int]:
+    """Of how many channels, in 32s, a block may make the means, so that a cluster holds all; the most blocks first."""
+    found = []
+    for i in (2, 4, 8):
+        ranks = -(-s.c // (32 * i))
+        share = -(-_TILE // 2 // ranks) * 2  # outputs that a block finishes, a thread each
+        if ranks <= _CLUSTER and (i == 2 or s.c > 16 * i) and s.n * share <= 256:
+            found.append(i)
+    return found
+
+
+def _sizes(layer: Layer) -> _Sizes:
+    """Of a layer that fuse_pool_gemm made: pooling first, the product last."""
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    pool, product = body.layers[0], body.layers[-1]
+    n, c, h, w = static_shape(pool.inputs[0].shape)
+    weights, b = outer[product.inputs[1]], product.input(2)  # type: ignore[index]
+    assert weights is not None
+    turned = product.op == "MatMul" or not product.attrs.get("transB")
+    return _Sizes(n, c, h * w, static_shape(product.outputs[0].shape)[-1], weights, turned, None if b is None else outer[b])

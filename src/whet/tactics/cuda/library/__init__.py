@@ -1,0 +1,1 @@
+"""Optional packs: cuBLASLt, cuDNN; and the reference on the host."""

@@ -1,0 +1,265 @@
+"""What the cuDNN tactics share: convolutions and transposed ones by an engine of the library, their epilogue in its graph or by a kernel of ours."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda.cudnn import library
+from whet.backends.cuda.cudnn.convolution import B, Convolution, Knobs, Plan, Proposal, W, X, Y, Z, fusible, graph_of, plan_of
+from whet.backends.cuda.cudnn.launch import CudnnLaunch
+from whet.errors import BackendError
+from whet.network import Layer, static_shape
+from whet.network.types import DType
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, places, source_place
+from whet.tactics.cuda._device.kernel import (
+    ACTIVATIONS,
+    RTOL,
+    TYPE,
+    Ending,
+    GpuKernel,
+    all_static,
+    blocks_of,
+    ending,
+    float_types,
+    launch,
+    packed_array,
+    same,
+)
+from whet.tactics.cuda.conv.conv import conv_reason
+from whet.tactics.cuda.elementwise.elementwise import number_text
+from whet.tactics.cuda.library._library_gemm import TF32_RTOL
+
+MOST_FUSED, MOST_APART, MOST_COMPILED = 16, 8, 1  # engines that are timed: epilogue in the graph, epilogue apart, of those compiled at run time
+MOST_WORKSPACE = 512 << 20  # bytes; FFT engines ask for more than a gigabyte where filters have many channels
+_COMPILED = "compiled at run time"  # these cost a build a second and more each
+_NEVER = ("down-convert", "reduced-precision sums")  # operands or sums in fewer bits than the storage type: no bound of ours holds
+_SPECIAL_FILTERS = ("int8x32 filters", "int8x32 bias")
+#: transforms lose digits: bounds by the library's note, for operands in f32; 16-bit operands keep at most 2**3 of their roundings
+_WINOGRAD = {"Winograd": 5e-5, "Winograd 4x4": 1e-4, "Winograd 6x6": 5e-4, "Winograd 13x13": 5e-3, "FFT": 5e-5}
+
+
+class LibraryConvolution(Tactic):
+    """Base of the tactics: `kinds` are the storage types, `math` says whether f32 operands may be rounded to TF32.
+
+    Asked for by name only (`--tacticSources=+CUDNN`): listing, compiling and timing a library's engines costs a build time, and an engine
+    made so needs the library where it runs.
+    """
+
+    ops: tuple[str, ...] = ("Conv", "ConvTranspose")
+    kinds: tuple[DType, ...] = ()
+    formats: tuple[str, ...] = ("nhwc",)
+    math = "f32"
+    opt_in = True
+
+    def library_version(self) -> str:
+        return library.version()
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        head = anchor(layer)
+        return conv_reason(layer, head)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        posts = epilogue(layer) or ()
+        x = places(layer)[0]
+        others = [p.other for p in posts if p.other is not None and not layer.inputs[p.other].is_constant]
+        if any(layer.inputs[i].type.rank != 4 for i in others):
+            return []
+        types = float_types([anchor(layer).inputs[0], layer.outputs[0]], self.kinds)
+        return [same(layer, {i: Operand(f, t) for i in (*others, x)}, Operand(f, t)) for t in types for f in self.formats]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not getattr(machine, "runs", True):
+            return "the library plans on the GPU that it runs on"
+        if library.library() is None:
+            return "libcudnn 9 with the cuBLASLt that it needs is not installed: pip install whet[cudnn]"
+        made = _ending(layer)
+        return made if isinstance(made, str) else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        made = _ending(layer)
+        if isinstance(made, str):
+            return []
+        found: list[Config] = []
+        out = signature.outputs[0]
+        for form, most in (("fused", MOST_FUSED), ("apart", MOST_APART)):
+            work = work_of(layer, out, made, form)
+            if work is None or (form == "apart" and not _follows(layer, made)):
+                continue
+            try:
+                proposals = graph_of(work).proposals()
+            except BackendError:
+                continue  # no graph of this form: what plan() says of it would be said of every engine
+            found += [self._config(form, p) for p in self.chosen(proposals, most, work.last)]
+        return found
+
+    def chosen(self, proposals: Sequence[Proposal], most: int, last: bool = True) -> list[Proposal]:
+        """Those that may compute this, at most so many: half from the heuristics' order, then each engine once, then the rest of that order.
+
+        Engines that are compiled at run time only where there is no other: for graphs with steps that no precompiled engine has.
+        """
+        allowed = [p for p in proposals if self.allowed(p.notes, last) is None]
+        ready = [p for p in allowed if _COMPILED not in p.notes]
+        allowed = ready or allowed[:MOST_COMPILED]
+        first = [p for p in allowed if p.source != "all"][: most // 2]
+        seen, once = {p.engine for p in first}, []
+        for p in allowed:
+            if p.engine not in seen:
+                seen.add(p.engine)
+                once.append(p)
+        return list(dict.fromkeys((*first, *once, *(p for p in allowed if p.source != "all"))))[:most]
+
+    def allowed(self, notes: frozenset[str], last: bool = True) -> str | None:
+        """Why an engine with these notes may not compute here (`last`: channels last), or None."""
+        for note in (*_NEVER, *_SPECIAL_FILTERS):
+            if note in notes:
+                return f"its engine is marked '{note}'"
+        if self.math == "f32" and "tensor core" in notes:
+            return "tensor cores would round f32 operands to TF32"
+        if self.math == "tf32" and "tensor core" not in notes:
+            return "this engine computes in full f32: cudnn_f32 has it"
+        if _COMPILED in notes and not last:
+            return "channels first, an engine compiled at run time gave wrong results (cuDNN 9.19, engine 72)"
+        return None
+
+    def _config(self, form: str, p: Proposal) -> Config:
+        return (("math", self.math), ("form", form), ("engine", p.engine), *((f"k{k}", v) for k, v in p.knobs))
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = _ending(layer)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        form, engine, knobs = self._read(config)
+        out = signature.outputs[0]
+        work = work_of(layer, out, made, form)
+        if work is None:
+            raise PlanRefused("the library's graph has no such epilogue")
+        plan = plan_of(work, engine, knobs)
+        said = self.allowed(plan.notes, work.last)
+        if said:
+            raise PlanRefused(said)
+        if plan.workspace > MOST_WORKSPACE:
+            raise PlanRefused(f"engine {engine} asks for {plan.workspace >> 20} MiB of workspace")
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        dtype, channels = out.dtype, work.y[1]
+        bias_type = dtype.numpy if form == "fused" else np.dtype(np.float32)
+        follows = form == "apart"
+
+        def filters() -> np.ndarray:
+            given = np.asarray(weights.array(), np.float32)
+            return (given.transpose(0, 2, 3, 1) if work.last else given).astype(dtype.numpy)
+
+        packed = (
+            packed_array(f"{weights.weight.digest}|cudnn {'krsc' if work.last else 'kcrs'} {dtype}", _count(work.w) * dtype.bits // 8, filters),
+            packed_array(
+                f"bias {own.weight.digest if own is not None else ''} {made.key} {channels} {bias_type}",
+                channels * bias_type.itemsize,
+                lambda: made.bias(own, channels).astype(bias_type),
+            ),
+        )
+
+        def make(args: Args) -> list:
+            addresses = {X: args.inputs[x], W: args.packed[0], Y: args.outputs[0]}
+            if work.residual:
+                addresses[Z] = args.inputs[made.residual]  # type: ignore[index]
+            if work.bias:
+                addresses[B] = args.packed[1]
+            launches: list[Any] = [CudnnLaunch(plan, addresses, -(-args.scratch // 256) * 256)]
+            if follows:
+                residual = 0 if made.residual is None else args.inputs[made.residual]
+                launches.append(_finish(work, made, args.outputs[0], args.packed[1], residual))
+            return launches
+
+        kernel = GpuKernel(
+            layer,
+            signature,
+            make,
+            implementation=f"cuDNN {self.math} engine {engine}{_told(plan)}{', epilogue apart' if follows else ''}",
+            packed=packed,
+            scratch=256 + plan.workspace,
+            rtol=self.bound(plan.notes, dtype),
+        )
+        kernel.deterministic = "nondeterministic" not in plan.notes
+        return kernel
+
+    def bound(self, notes: frozenset[str], dtype: DType) -> float:
+        """The error bound: of the type or TF32, wider where the engine transforms its operands."""
+        base = TF32_RTOL if self.math == "tf32" else RTOL[dtype.name]
+        wide = max((limit for note, limit in _WINOGRAD.items() if note in notes), default=0.0)
+        return max(base, wide) if dtype.bits == 32 and self.math == "f32" else base * (4 if wide else 1)
+
+    def _read(self, config: Config) -> tuple[str, int, Knobs]:
+        """(form, engine, knobs) of a config. PlanRefused for what no tactic of this pack writes."""
+        said = dict(config)
+        math, form, engine = said.pop("math", None), said.pop("form", None), said.pop("engine", None)
+        knobs = [(int(k[1:]), v) for k, v in said.items() if k[:1] == "k" and k[1:].isdigit() and isinstance(v, int)]
+        if math != self.math or form not in ("fused", "apart") or not isinstance(engine, int) or engine < 0 or len(knobs) != len(said):
+            raise PlanRefused(f"this tactic computes in {self.math} by an engine of the library with its knobs, not {dict(config)}")
+        return str(form), engine, tuple(sorted(knobs))
+
+
+def work_of(layer: Layer, stored: Operand, made: Ending, form: str) -> Convolution | None:
+    """The layer as the library's graph: with its epilogue ("fused"; None where it has no such step) or without ("apart")."""
+    head = anchor(layer)
+    a, transposed = head.attrs, head.op == "ConvTranspose"
+    x, w, y = (static_shape(t.shape) for t in (head.inputs[0], head.inputs[1], layer.outputs[0]))
+    stride, dilation = tuple(a.get("strides") or (1, 1)), tuple(a.get("dilations") or (1, 1))
+    pad = tuple(a.get("pads") or (0, 0, 0, 0))
+    kind, low, high = activation = made.finish.activation
+    nothing = (kind, low, high) == ("clip", -np.inf, np.inf)
+    plain = Convolution(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed)
+    if form == "apart" or not _follows(layer, made):
+        return plain
+    if not nothing and not fusible(activation):
+        return None
+    return Convolution(
+        *(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed),
+        bias=True,  # zeros where there is none: the precompiled engines want one
+        residual=made.finish.residual,
+        activation=None if nothing else activation,
+    )
+
+
+def _ending(layer: Layer) -> Ending | str:
+    return ending(layer, epilogue(layer))
+
+
+def _follows(layer: Layer, made: Ending) -> bool:
+    """Whether anything follows the convolution itself: a bias, a residual or an activation."""
+    own = (*anchor(layer).inputs, None)[:3][2]
+    return own is not None or bool(made.biases) or made.residual is not None or made.finish.activation != ("clip", -np.inf, np.inf)
+
+
+def _count(shape: Sequence[int]) -> int:
+    return int(np.prod(shape))
+
+
+def _told(plan: Plan) -> str:
+    """What is worth telling of an engine beside its number."""
+    told = sorted(n for n in plan.notes if n.startswith(("Winograd", "FFT", "compiled", "nondet")))
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _finish(work: Convolution, made: Ending, address: int, bias: int, residual: int) -> Any:
+    """Bias, residual and activation over a stored result, in place."""
+    kind, low, high = made.finish.activation
+    add = "{{ const Vec8 y = operand(p, {}, at, length); for (int e = 0; e < 8; ++e) x.v[e] += y.v[e]; }} "
+    act = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{number_text(low)}, {number_text(high)}}}); "
+    steps = [add.format(1), *([add.format(2)] if made.finish.residual == 1 else []), act, *([add.format(2)] if made.finish.residual == 2 else [])]
+    kind_of = TYPE[work.dtype]
+    rows = struct.pack("<QiiQii", address, 0, kind_of, bias, 1, 0)
+    rows += struct.pack("<Qii", residual, 0, kind_of) if residual else bytes(16)
+    count, inner = _count(work.y), work.y[2] * work.y[3]
+    constants = {"TYPE": kind_of, "LAST": int(work.last), "STEPS": "".join(steps)}
+    values = (address, rows + bytes(16), count, work.y[1], inner)
+    return launch("elementwise.cu", "pointwise", constants, (blocks_of(count, 2048), 1, 1), 256, "<Q64sq2i", *values)

@@ -1,0 +1,194 @@
+"""What the cuBLASLt tactics share: convolutions (windows laid out as rows, a few images at a time) and products with constant weights."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer
+from whet.network.types import DType
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, places, source_place
+from whet.tactics.cuda._device.kernel import (
+    ACTIVATIONS,
+    RTOL,
+    TYPE,
+    Ending,
+    GpuKernel,
+    all_static,
+    blocks_of,
+    ending,
+    float_types,
+    launch,
+    packed_array,
+    same,
+)
+from whet.tactics.cuda.conv.conv import conv_shape, conv_signatures
+from whet.tactics.cuda.elementwise.elementwise import number_text
+from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
+from whet.tactics.cuda.library import _cublaslt
+from whet.tactics.cuda.library._cublaslt import WORKSPACE, LtLaunch, Product
+
+ROWS_BYTES = 32 << 20  # of windows laid out at once: what the L2 cache holds beside weights and results
+TF32_RTOL = 2e-3  # operands are rounded to 10 bits of mantissa, sums are f32: as for f16
+ALGORITHMS = 3  # of the library's proposals that are timed
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A layer as products: images of `each` rows of `k` numbers, `chunk` images a product."""
+
+    images: int
+    each: int
+    k: int
+    padded: int  # k, filled up so that rows begin at 16 bytes
+    n: int
+    chunk: int
+    plain: bool  # the input as it lies is already the matrix
+
+
+class LibraryProduct(Tactic):
+    """Base of the tactics: `kinds` are the storage types, `math` what the library computes in."""
+
+    ops: tuple[str, ...] = ("Conv", "Gemm", "MatMul")
+    kinds: tuple[DType, ...] = ()
+    math = "f32"
+    windows = True  # lays windows out; else 1x1 convolutions only
+
+    def library_version(self) -> str:
+        return _cublaslt.version()
+
+    def why_not(self, layer: Layer) -> str | None:
+        groups = "the kernel has no groups" if anchor(layer).attrs.get("group", 1) != 1 else None
+        return super().why_not(layer) or product_reason(layer) or groups
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        if anchor(layer).op == "Conv":
+            return conv_signatures(layer, "nhwc", self.kinds)
+        head, posts = anchor(layer), epilogue(layer)
+        x = places(layer)[0]
+        others = [p.other for p in posts or () if p.other is not None and not layer.inputs[p.other].is_constant]
+        found = []
+        for t in float_types([head.inputs[0], layer.outputs[0]], self.kinds):
+            found.append(same(layer, {i: Operand("linear", t) for i in (*others, x)}, Operand("linear", t)))
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if getattr(machine, "runs", True) and _cublaslt.library() is None:
+            return "libcublasLt is not installed: pip install nvidia-cublas"
+        made = _ending(layer)
+        if isinstance(made, str):
+            return made
+        if made.finish.residual == 2:
+            return "the library adds before the activation, not after it"
+        if anchor(layer).op == "Conv" and not self.windows and not conv_shape(layer).plain:
+            return "lays no windows out in this type: own kernels read them where they lie"
+        work = _work(layer, signature.outputs[0].dtype)
+        size = signature.outputs[0].dtype.bits // 8
+        return "an image's windows alone are more than 256 MiB" if work.each * work.padded * size > 256 << 20 else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        return [(("algo", i), ("math", self.math)) for i in range(ALGORITHMS)]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = _ending(layer)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        said = dict(config)
+        algo = said.get("algo")
+        if said.get("math") != self.math or not isinstance(algo, int) or not 0 <= algo < 16:
+            raise PlanRefused(f"this tactic computes in {self.math} by one of the library's first 16 proposals, not {said}")
+        head, dtype = anchor(layer), signature.outputs[0].dtype
+        size, work = dtype.bits // 8, _work(layer, dtype)
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        turned = head.op == "MatMul" or (head.op == "Gemm" and not head.attrs.get("transB"))
+
+        def rows() -> np.ndarray:
+            given = np.asarray(weights.array(), np.float32)
+            flat = given.transpose(0, 2, 3, 1).reshape(work.n, -1) if head.op == "Conv" else given.T if turned else given
+            return np.pad(flat, ((0, 0), (0, work.padded - work.k))).astype(dtype.numpy)
+
+        packed = (
+            packed_array(f"{weights.weight.digest}|library rows {head.op} {turned} {work.padded} {dtype}", work.n * work.padded * size, rows),
+            packed_array(
+                f"bias {own.weight.digest if own is not None else ''} {made.key} {work.n} {dtype}",
+                work.n * size,
+                lambda: made.bias(own, work.n).astype(dtype.numpy),
+            ),
+        )
+        kind, low, high = made.finish.activation
+        relu = (kind, low, high) == ("clip", 0.0, float("inf"))
+        nothing = (kind, low, high) == ("clip", -float("inf"), float("inf"))
+        laid_out = 0 if work.plain else -(-work.chunk * work.each * work.padded * size // 256) * 256  # the workspace behind it begins there
+        step = work.chunk * work.each * work.n * size if work.images > work.chunk else 16
+
+        def make(args: Args) -> list:
+            start = -(-args.scratch // 256) * 256
+            launches: list[Any] = []
+            for first in range(0, work.images, work.chunk):
+                count = min(work.chunk, work.images - first)
+                source = args.inputs[x] + first * (work.each * work.k * size if work.plain else _image_bytes(layer, size))
+                if not work.plain:
+                    launches.append(_windows(layer, work, size, source, start, count))
+                    source = start
+                product = Product(
+                    count * work.each, work.n, work.padded, dtype.name, self.math, relu, made.residual is not None, algo, gcd(16, step)
+                )
+                at = first * work.each * work.n * size
+                residual = 0 if made.residual is None else args.inputs[made.residual] + at
+                launches.append(LtLaunch(product, source, args.packed[0], args.packed[1], residual, args.outputs[0] + at, start + laid_out))
+            if not relu and not nothing:
+                launches.append(_activation(args.outputs[0], work.images * work.each * work.n, dtype.name, kind, low, high))
+            return launches
+
+        rtol = TF32_RTOL if self.math == "tf32" else RTOL[dtype.name]
+        name = f"cuBLASLt {self.math} algo {algo}" + ("" if work.plain else f", windows of {work.chunk} images")
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed, scratch=256 + laid_out + WORKSPACE, rtol=rtol)
+
+
+def _ending(layer: Layer) -> Ending | str:
+    return ending(layer, epilogue(layer), 1 if anchor(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
+
+
+def _work(layer: Layer, dtype: DType) -> _Work:
+    conv = anchor(layer).op == "Conv"
+    s = conv_shape(layer) if conv else gemm_shape(layer)
+    size = dtype.bits // 8
+    k, fill = s.r * s.s * s.c, 16 // size
+    plain = s.plain
+    padded = k if plain else -(-k // fill) * fill
+    images, each = (s.n, s.p * s.q) if conv and not plain else (1, s.m)
+    chunk = 1 if plain else max(1, min(images, ROWS_BYTES // max(each * padded * size, 1)))
+    return _Work(images, each, k, padded, s.k, chunk, plain)
+
+
+def _image_bytes(layer: Layer, size: int) -> int:
+    s = conv_shape(layer)
+    return s.h * s.w * s.c * size
+
+
+def _windows(layer: Layer, work: _Work, size: int, source: int, target: int, images: int) -> Launch:
+    """Lays the windows of some images out."""
+    s = conv_shape(layer)
+    unit = next(u for u in (16, 8, 4, 2) if (s.c * size) % u == 0)
+    c, width = s.c * size // unit, work.padded * size // unit
+    count = images * work.each * width
+    values = (source, target, count, s.h, s.w, c, s.p, s.q, s.s, s.r * s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, width)
+    return launch("im2col.cu", "im2col", {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256, "<2Qq14i", *values)
+
+
+def _activation(address: int, count: int, dtype: str, kind: str, low: float, high: float) -> Launch:
+    """An activation that the library has not, in place."""
+    steps = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{number_text(low)}, {number_text(high)}}});"
+    constants = {"TYPE": TYPE[dtype], "LAST": 1, "STEPS": steps}
+    rows = struct.pack("<Qii", address, 0, TYPE[dtype]) + bytes(48)
+    return launch("elementwise.cu", "pointwise", constants, (blocks_of(count, 2048), 1, 1), 256, "<Q64sq2i", address, rows, count, 1, 1)

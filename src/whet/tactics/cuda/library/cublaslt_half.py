@@ -1,0 +1,14 @@
+"""Products and 1x1 convolutions in f16 and bf16 by cuBLASLt: the referee of whet's own, on by --tacticSources=+cublaslt_half."""
+
+from whet.network.types import BF16, F16
+from whet.tactics._base import tactic
+from whet.tactics.cuda.library._library_gemm import LibraryProduct
+
+
+@tactic
+class CublasltHalf(LibraryProduct):
+    """Sums in f32. Asked for by name only: its launches overlap with no neighbours, which timing it alone does not show."""
+
+    kinds = (F16, BF16)
+    windows = False
+    opt_in = True

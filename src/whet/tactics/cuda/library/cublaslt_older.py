@@ -1,0 +1,21 @@
+"""Convolutions and products in f16 and bf16 by cuBLASLt on GPUs before Hopper, where whet has no tensor-core kernel for them."""
+
+from typing import Any
+
+from whet.network import Layer
+from whet.network.types import BF16, F16
+from whet.tactics._base import Signature, tactic
+from whet.tactics.cuda._device.kernel import machine_has
+from whet.tactics.cuda.library._library_gemm import LibraryProduct
+
+
+@tactic
+class CublasltOlder(LibraryProduct):
+    """Windows of convolutions laid out by a kernel of ours; sums in f32."""
+
+    kinds = (F16, BF16)
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if machine_has(machine, "wgmma"):
+            return "whet's own kernels use this GPU's tensor cores"
+        return super().refuses(layer, signature, machine)

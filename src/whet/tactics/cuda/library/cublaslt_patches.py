@@ -1,0 +1,24 @@
+"""Convolutions in f16 and bf16 with large windows over few channels (a vision transformer's patches) by cuBLASLt."""
+
+from typing import Any
+
+from whet.network import Layer
+from whet.network.types import BF16, F16
+from whet.tactics._base import Signature, tactic
+from whet.tactics._fused import anchor
+from whet.tactics.cuda.conv.conv import conv_shape
+from whet.tactics.cuda.library._library_gemm import LibraryProduct
+
+
+@tactic
+class CublasltPatches(LibraryProduct):
+    """What no tensor-core kernel of whet takes: windows above 7 x 7 over channels that are no multiple of eight."""
+
+    ops = ("Conv",)
+    kinds = (F16, BF16)
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        s = conv_shape(layer) if anchor(layer).op == "Conv" else None
+        if s is None or s.c % 8 == 0 or s.r * s.s <= 49:
+            return "whet's own kernels take this"
+        return super().refuses(layer, signature, machine)

@@ -1,0 +1,209 @@
+"""C text for the tree of a layer that moves numbers and computes with them: statements for elements of the result, as moves.cu has them in STEPS.
+
+Where parts are joined the tree has a choice; what all its branches need stands in front of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from whet.network import Layer
+from whet.tactics._fused import Post
+from whet.tactics._moves_indices import ROW, Place
+from whet.tactics._moves_tree import Moves, Node, Refused, always, below, height
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, activation_of
+from whet.tactics.cuda.elementwise.elementwise import BINARY, UNARY, number_text
+
+_LONGEST = 60_000  # characters of generated code: beyond, compiling takes longer than it can gain
+
+
+class MovesCode:
+    """The code of a fused layer, its constants, and the sources by their places among the inputs. Raises Refused.
+
+    `formats` gives the format of each run-time input by its place, `out` that of the result: row-major, or channels last ("nhwc").
+    Elements are at `at`, or with `rows` at `column` of `row`, so that what depends on the row alone is asked and reckoned once. With `together`
+    that many rows at a time, the first one's number a multiple of it, are asked once for all; Refused where their answers can differ.
+    """
+
+    def __init__(self, layer: Layer, formats: dict[int, str], out: str, rows: bool = False, together: int = 1) -> None:
+        tree = Moves(layer, formats, out, as_one=not rows)
+        self.sources, self.numbers, self.row = tree.sources, tree.numbers, tree.columns if rows else 0
+        writer = _Writer(rows, together > 1)
+        self.text = writer.all(tree.root, {})
+        if together > 1 and (tree.rows % together or not all(_alike(*c, together) for c in writer.asked)):
+            raise Refused(f"{together} rows behind each other are not all made alike")
+        if len(self.text) > _LONGEST:
+            raise Refused(f"{len(self.text)} characters of code for an element")
+
+
+def described(made: Callable[[], MovesCode]) -> MovesCode | str:
+    """The code, or why there is none."""
+    try:
+        return made()
+    except Refused as e:
+        return str(e)
+
+
+def _alike(place: Place, limits: Sequence[int], together: int) -> bool:
+    """Whether the rows of each group of `together` are on the same side of all limits: all changes are at multiples of it."""
+    inner, period = 1, 0
+    for how in ("mod", "div"):
+        atom = place.terms[0][0] if place.terms else ROW
+        if place == Place.of(atom) and atom[0] == how:
+            place = atom[1]
+            inner, period = (atom[2], period) if how == "div" else (inner, atom[2])
+    return place == Place.of(ROW) and not any(inner * change % together for change in (*limits[:-1], period))
+
+
+class _Writer:
+    """Nodes as statements for EACH elements i at once: each node is a variable of its own in the innermost block that holds all who read it.
+
+    A choice that all elements of a row make alike stands around them all, so that loads of several are on their way together; from another
+    one on, elements go one by one. EVERY(code) of moves.cu runs code for each. With `early`, what single elements' branches load is asked
+    for in front of all arithmetic: else each element waits for its own.
+    """
+
+    def __init__(self, rows: bool, early: bool = False) -> None:
+        self.rows, self.early, self.count = rows, early, 0
+        self.asked: list[tuple[Place, tuple[int, ...]]] = []  # choices that all elements make alike
+
+    def all(self, root: Node, known: dict[Node, str]) -> str:
+        """Statements that set all `values[i]` to `root`; `known` are the variables of the blocks around."""
+        if root[0] != "choice":
+            text, name = self.value(root, known, many=True)
+            return f"{text}EVERY(values[i] = {name};) "
+        alike = self.rows and not root[1].by_column
+        first, known = self._loads(root, known) if self.early and not alike else ("", known)
+        text, known = self._shared(root, known, many=True)
+        text = first + text
+        if alike:
+            self.asked.append((root[1], root[2]))
+            return text + self._branches(root, lambda part: self.all(part, dict(known)))
+        return f"{text}EVERY(float value; {self.block(root, known)}values[i] = value;) "
+
+    def block(self, root: Node, known: dict[Node, str]) -> str:
+        """Statements that set `value` to `root`, of one element."""
+        if root[0] != "choice":
+            text, name = self.value(root, known)
+            return f"{text}value = {name}; "
+        text, known = self._shared(root, known)
+        return text + self._branches(root, lambda part: self.block(part, dict(known)))
+
+    def _loads(self, root: Node, known: dict[Node, str]) -> tuple[str, dict[Node, str]]:
+        """What branches load that not all need, each where its branch is taken: of constants, one load serves one of each branch."""
+        _, where, limits, parts = root
+        everywhere = set.intersection(*(always(p) for p in parts))
+        taken: dict[Node, list[int]] = {}
+        for k, part in enumerate(parts):
+            for node in sorted((n for n in always(part) - everywhere - set(known) if n[0] in ("constant", "source")), key=_loaded):
+                taken.setdefault(node, []).append(k)
+        together: list[list[Node]] = []
+        for node, ks in taken.items():
+            free = (g for g in together if all(n[0] == "constant" == node[0] and not set(ks) & set(taken[n]) for n in g))
+            group = next(free, None)
+            if group is None:
+                together.append([node])
+            else:
+                group.append(node)
+        text, known, at = "", dict(known), place_text(where)
+
+        def test(node: Node) -> str:
+            found = []
+            for k in taken[node]:
+                both = [f"{at} >= {limits[k - 1]}u"] * (k > 0) + [f"{at} < {limits[k]}u"] * (k + 1 < len(parts))
+                found.append(f"({' && '.join(both) or 'true'})")
+            return " || ".join(found)
+
+        for group in together:
+            self.count += 1
+            name = f"v{self.count}[i]"
+            known |= dict.fromkeys(group, name)
+            code = _loaded(group[0])
+            if len(group) > 1:
+                chosen = "".join(f"{test(n)} ? {place_text(n[2].plus(n[1]))} : " for n in group[:-1])
+                code = f"p.constants[{chosen}{place_text(group[-1][2].plus(group[-1][1]))}]"
+            text += f"float v{self.count}[EACH]; EVERY({name} = 0.f; if ({' || '.join(map(test, group))}) {name} = {code};) "
+        return text, known
+
+    def _shared(self, root: Node, known: dict[Node, str], many: bool = False) -> tuple[str, dict[Node, str]]:
+        """What all branches of a choice need, and the variables with it."""
+        shared = set.intersection(*(always(p) for p in root[3]))
+        text, known = "", dict(known)
+        for node in sorted((n for n in shared if n[0] != "choice"), key=lambda n: (height(n), _text(n))):
+            text += self.value(node, known, many)[0]
+        return text, known
+
+    def _branches(self, root: Node, made: Callable[[Node], str]) -> str:
+        _, where, limits, parts = root
+        text = ""
+        for k, (limit, part) in enumerate(zip(limits, parts, strict=True)):
+            head = "" if k == 0 else "else "
+            test = f"if ({place_text(where)} < {limit}u) " if k + 1 < len(parts) else ""
+            text += f"{head}{test}{{ {made(part)}}} "
+        return text
+
+    def value(self, node: Node, known: dict[Node, str], many: bool = False) -> tuple[str, str]:
+        """(statements, the variable) of one element, or of `many`; adds to `known`."""
+        if node[0] == "number":
+            return "", number_text(node[1])
+        if node in known:
+            return "", known[node]
+        self.count += 1
+        name = f"v{self.count}"
+        target, text = f"{name}[i]" if many else name, ""
+        if node[0] in ("constant", "source"):
+            code = f"{target} = {_loaded(node)};"
+        elif node[0] == "choice":
+            code = f"float value; {self.block(node, dict(known))}{target} = value;"
+        else:
+            names, (expression, operands) = [], _computed(node)
+            for part in operands:
+                more, made = self.value(part, known, many)
+                text += more
+                names.append(made)
+            given = "".join(f"const float {letter} = {made}; " for letter, made in zip("ab", names, strict=False))
+            code = f"{given}{target} = {expression};"
+        text += f"float {name}[EACH]; EVERY({code}) " if many else f"float {name}; {{ {code} }} "
+        known[node] = target
+        return text, target
+
+
+def _computed(node: Node) -> tuple[str, tuple[Node, ...]]:
+    """The expression of a step, over a and b, and these. Raises Refused."""
+    _, op, operands, attrs = node
+    if op == "Pow" and operands[1] == ("number", 2.0):
+        return "a * a", operands[:1]
+    if op in BINARY and len(operands) == 2:
+        return BINARY[op], operands
+    if op in UNARY:
+        return UNARY[op], operands
+    act = activation_of(Post(op, dict(attrs)))
+    if act is None:
+        raise Refused(f"the kernel has no {op} of {len(operands)} operands")
+    return f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})", operands
+
+
+def _loaded(node: Node) -> str:
+    """The code of a leaf."""
+    if node[0] == "source":
+        return f"source({node[1]}, {place_text(node[2])})"
+    return f"p.constants[{place_text(node[2].plus(node[1]))}]"
+
+
+def _text(node: Node) -> str:
+    """What orders nodes of one height, the same in every process."""
+    return _loaded(node) if node[0] in ("constant", "source") else f"{node[1]} {[_text(p) for p in below(node)]}"
+
+
+@functools.cache
+def place_text(place: Place) -> str:
+    """A place as C text of u32: a sum is as its numbers are, so that one below zero wraps as its parts do."""
+    texts = []
+    for atom, n in place.terms:
+        text = atom[0] if len(atom) == 1 else f"({place_text(atom[1])} {'/' if atom[0] == 'div' else '%'} {atom[2]}u)"
+        texts.append(text if n == 1 else f"{text} * {n}u")
+    total = " + ".join(texts)
+    if place.offset or not texts:
+        total += f"{' + ' if place.offset > 0 else ' - '}{abs(place.offset)}u" if texts else f"{place.offset}u"
+    return total if len(texts) + bool(place.offset) < 2 and "*" not in total else f"({total})"

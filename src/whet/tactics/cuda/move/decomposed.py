@@ -1,0 +1,175 @@
+"""Layers around several ops, part by part: what runs them where no kernel does them at once, as on a GPU other than the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.backends.cuda.launch import Launch
+from whet.errors import BackendError, NetworkError
+from whet.network import Layer, Tensor, Weight, static_shape
+from whet.network.types import F32, I8, U8, DType
+from whet.tactics._base import TACTICS, Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
+from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, all_static, float_types, launch, same
+from whet.tactics.cuda.move.reformat import FIELDS, moving
+
+_HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm", "ProductConv", "QuantizedSum", "SqueezeExcite")
+_INTEGERS = (I8, U8)
+_ALIGNMENT = 256
+_Place = tuple[str, int]  # "input", "output" or "scratch", and which or where
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A part's kernel, or the way from one form to another (`shape`), and where it reads and writes."""
+
+    kernel: GpuKernel | None
+    reads: tuple[_Place | None, ...]
+    writes: _Place
+    packed: int = 0  # where its packed weights begin among all
+    shape: tuple[int, ...] = ()
+    forms: tuple[Operand, ...] = ()
+
+
+@tactic
+class OwnParts(Tactic):
+    """Every part by the first tactic that takes it in the forms that lie between them; slow, always there."""
+
+    ops = ("*",)
+    fallback = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        return None if layer.hint in _HINTS else f"takes {', '.join(_HINTS)} apart, not {layer.hint or layer.op}"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer) or len(layer.outputs) != 1:
+            return []
+        places = [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
+        out, found = layer.outputs[0], []
+        if out.dtype in _INTEGERS and all(layer.inputs[i].dtype in _INTEGERS for i in places):
+            return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in places}, Operand("nhwc", out.dtype))]
+        for dtype in float_types([layer.inputs[places[0]], out], (*HALF, F32)):
+            images = [Operand("nhwc", dtype)]
+            if layer.hint == "ConvPool":  # the image as it comes
+                images = [Operand(f, t) for t in dict.fromkeys((F32, dtype)) for f in ("linear", "nhwc")]
+            results = [Operand("nhwc", dtype)] if out.type.rank == 4 else [Operand("linear", t) for t in dict.fromkeys((F32, dtype))]
+            found += [same(layer, dict.fromkeys(places, image), result) for image in images for result in results]
+        return list(dict.fromkeys(found))
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        steps, scratch = _steps(layer, signature, machine)
+        kernels = [s.kernel for s in steps if s.kernel is not None]
+        own = max((k.scratch for k in kernels), default=0)
+
+        def make(args: Args) -> list:
+            def at(place: _Place | None) -> int:
+                if place is None:
+                    return 0
+                kind, which = place
+                return args.scratch + which if kind == "scratch" else args.inputs[which] if kind == "input" else args.outputs[which]
+
+            launches: list[Launch] = []
+            for s in steps:
+                if s.kernel is None:
+                    launches.append(_move(s, at(s.reads[0]), at(s.writes)))
+                    continue
+                mine = args.packed[s.packed : s.packed + len(s.kernel.packed)]
+                launches += s.kernel.launches(Args(tuple(at(r) for r in s.reads), (at(s.writes),), mine, args.scratch + scratch))
+            return launches
+
+        name = "parts: " + " + ".join(k.implementation for k in kernels)
+        ends = [RTOL.get(o.dtype.name, 0.0) for o in (*signature.inputs, *signature.outputs) if o is not None]
+        rtol = 1.5 * max(*ends, *(k.rtol for k in kernels))  # what lies between is rounded too
+        return GpuKernel(layer, signature, make, implementation=name, packed=[p for k in kernels for p in k.packed], scratch=scratch + own, rtol=rtol)
+
+
+def _move(step: _Step, source: int, target: int) -> Launch:
+    entry, constants, grid, rows, columns = moving(step.shape, *step.forms)
+    count = 1
+    for d in step.shape:
+        count *= d
+    return launch("reformat.cu", entry, constants, grid, 256, FIELDS, source, target, count, rows, columns, 1.0, 0.0)
+
+
+def _steps(layer: Layer, signature: Signature, machine: Any) -> tuple[list[_Step], int]:
+    """The parts in order with what brings operands into their forms, and bytes of scratch between them. Raises PlanRefused."""
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    stored = [o for o in (*signature.inputs, *signature.outputs) if o is not None]
+    dtype = next((o.dtype for o in stored if o.dtype in HALF), F32)
+    if layer.hint == "SqueezeExcite" and dtype in HALF:
+        # what a gate's exponential makes of a hidden number's rounding has no bound, so gates are computed in f32 whatever is stored;
+        # their weights are those of the kernel that does the whole
+        outer = {inner: _rounded(t, dtype) for inner, t in outer.items()}
+        dtype = F32
+    lies: dict[Tensor, tuple[_Place, Operand]] = {}
+    for i, (t, o) in enumerate(zip(layer.inputs, signature.inputs, strict=True)):
+        if t is not None and o is not None:
+            lies[t] = ("input", i), o
+    steps: list[_Step] = []
+    used = packed = 0
+
+    def room(t: Tensor, o: Operand) -> _Place:
+        nonlocal used
+        place = ("scratch", used)
+        used += -(-operand_bytes(t, o) // _ALIGNMENT) * _ALIGNMENT
+        return place
+
+    def brought(t: Tensor, wanted: Operand) -> _Place:
+        """Where a value lies in a form; it is moved there where it has another."""
+        place, has = lies[t]
+        if has == wanted:
+            return place
+        to = room(t, wanted)
+        steps.append(_Step(None, (place,), to, shape=static_shape(t.shape), forms=(has, wanted)))
+        return to
+
+    for part in body.layers:
+        view = seen(part, outer)
+        kernel, own = _kernel(view, dtype, machine)
+        reads = tuple(None if t is None or o is None else brought(t, o) for t, o in zip(view.inputs, own.inputs, strict=True))
+        made, last = view.outputs[0], part is body.layers[-1]
+        direct = last and own.outputs[0] == signature.outputs[0]
+        place: _Place = ("output", 0) if direct else room(made, own.outputs[0])
+        steps.append(_Step(kernel, reads, place, packed))
+        packed += len(kernel.packed)
+        lies[made] = place, own.outputs[0]
+        if last and not direct:
+            forms = (own.outputs[0], signature.outputs[0])
+            steps.append(_Step(None, (place,), ("output", 0), shape=static_shape(made.shape), forms=forms))
+    return steps, used
+
+
+def _rounded(t: Tensor | None, dtype: DType) -> Tensor | None:
+    """A matrix of weights with the numbers that a smaller type has, in its own type; other tensors as they are."""
+    if t is None or not t.is_constant or not t.dtype.is_float or t.type.rank < 2:
+        return t
+    weight = t.constant()
+    return Tensor(f"{t.name} in {dtype}", t.type, weight=Weight(weight.array.astype(dtype.numpy).astype(weight.array.dtype), weight.origin))
+
+
+def _kernel(part: Layer, dtype: DType, machine: Any) -> tuple[GpuKernel, Signature]:
+    """The first kernel for a part with channels last between images, row-major otherwise. Raises PlanRefused."""
+
+    def forms(t: Tensor) -> Sequence[Operand]:
+        return [Operand(f, t.dtype if t.dtype in _INTEGERS else dtype) for f in (("nhwc", "linear") if t.type.rank == 4 else ("linear",))]
+
+    for t in sorted((t for t in TACTICS.values() if t.backend == "cuda" and t.name != "cuda/decomposed"), key=lambda t: (t.fallback, t.name)):
+        if not t.name.startswith("cuda/own_") or t.why_not(part) is not None:  # ours alone: --pure holds, and no library has to be there
+            continue
+        for s in t.signatures(part, machine):
+            fed = zip(part.inputs, s.inputs, strict=True)
+            if s.inplace or s.outputs[0] not in forms(part.outputs[0]) or any(o is not None and (x is None or o not in forms(x)) for x, o in fed):
+                continue
+            if t.refuses(part, s, machine) is not None:
+                continue
+            for config in t.configs(part, s, machine):
+                try:
+                    kernel = t.plan(part, s, config, machine)
+                except (PlanRefused, BackendError, NetworkError):
+                    continue
+                if isinstance(kernel, GpuKernel):
+                    return kernel, s
+    raise PlanRefused(f"its part {part.op} '{part.name}' has no kernel in {dtype}")

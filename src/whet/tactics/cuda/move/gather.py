@@ -1,0 +1,66 @@
+"""Gather: rows of a tensor, or of a constant table, at indices that are constant or computed at run time."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, packed_array
+
+
+@tactic
+class OwnTake(Tactic):
+    """Along any axis of a row-major tensor. An index outside of the axis is held inside."""
+
+    ops = ("Gather",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        x, at = layer.inputs
+        if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:
+            return "elements of 1, 2, 4 or 8 bytes, nothing fused"
+        return None if at.dtype.name in ("i32", "i64") else "indices are 32 or 64 bits wide"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        x, at = layer.inputs
+        kinds = [F16, BF16, x.dtype] if x.dtype.name == "f32" else [x.dtype]
+        index = None if at.is_constant else Operand("linear", at.dtype)
+        return [Signature((Operand("linear", k), index), (Operand("linear", k),)) for k in kinds]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not static_shape(layer.inputs[0].shape)[int(layer.attrs["axis"])]:
+            return "there is nothing to take from"
+        return "more than 2**31 elements" if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31 else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        x, at = layer.inputs
+        shape = static_shape(x.shape)
+        axis = int(layer.attrs["axis"]) % len(shape)
+        size = signature.outputs[0].dtype.bits // 8
+        width, indices = prod(shape[axis + 1 :]) * size, prod(static_shape(at.shape))
+        unit = next(u for u in (16, 8, 4, 2, 1) if width % u == 0)
+        packed: list[Packed] = []
+        if at.is_constant:
+            key = f"{at.weight.digest}|take i64"
+            packed.append(packed_array(key, max(indices, 1) * 8, lambda: np.asarray(at.array(), np.int64).reshape(-1)))
+        wide = at.is_constant or at.dtype.name == "i64"
+        constants = {"UNIT": unit, "WIDE_INDEX": int(wide)}
+        count = prod(shape[:axis]) * indices * (width // unit)
+
+        def make(args: Args) -> list:
+            if not count:
+                return []
+            where = args.packed[0] if at.is_constant else args.inputs[1]
+            values = (args.inputs[0], where, args.outputs[0], count, shape[axis], indices, width // unit)
+            return [launch("gather.cu", "take", constants, (blocks_of(count, 256), 1, 1), 256, "<3Qq3i4x", *values)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own take x{unit}", packed=packed, rtol=0.0)

@@ -1,0 +1,114 @@
+"""Moves and the arithmetic between them in one launch: what the pass fuse_moves makes, as detectors' heads have it, by generated code."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Any
+
+from whet.network import Layer, static_shape, stored_shape
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import HALF, GpuKernel, ahead, all_static, blocks_of, float_types, launch, machine_has, packed_array, same
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import TYPES
+from whet.tactics.cuda.move._moves import MovesCode, described
+
+_BLOCK = 1024  # elements of a block
+_WARPS = 8  # of a block
+_EACH = 4  # elements of a thread
+_LEAST = 32  # elements of a row that a warp takes
+_ROWS = (1, 2, 4)  # that it takes
+_TOGETHER = (4, 8)  # that it takes at once, all loads in front of all arithmetic
+_SOURCES = 4
+
+
+@tactic
+class OwnMoves(Tactic):
+    """Sources of one type in any format each, results in that type or f32."""
+
+    ops = ("*",)
+    hints = ("Moves",)
+    what = "moves with arithmetic between them"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        places = _sources(layer)
+        if not all_static(layer) or len(layer.outputs) != 1 or not 0 < len(places) <= _SOURCES:
+            return []
+        out, found = layer.outputs[0], []
+        for dtype in float_types([*(layer.inputs[i] for i in places), out], (*HALF, F32)):
+            for form in ("nhwc", "linear"):
+                ins = {i: Operand(form if layer.inputs[i].type.rank == 4 else "linear", dtype) for i in places}
+                if form == "nhwc" and all(o.format == "linear" for o in ins.values()):
+                    continue
+                for to in dict.fromkeys((dtype, F32) if out.dtype == F32 else (dtype,)):
+                    found += [same(layer, ins, Operand(f, to)) for f in (("nhwc", "linear") if out.type.rank == 4 else ("linear",))]
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        sizes = [static_shape(t.shape) for t in (*(layer.inputs[i] for i in _sources(layer)), layer.outputs[0])]
+        if any(functools.reduce(int.__mul__, s, 1) >= 2**31 for s in sizes):
+            return "more than 2**31 elements"
+        made = _moves(layer, signature)
+        return made if isinstance(made, str) else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        row = static_shape(stored_shape(signature.outputs[0].format, layer.outputs[0].shape))[-1]
+        found: list[Config] = [*((("rows", n),) for n in reversed(_ROWS) if row >= _LEAST), ()]
+        if _LEAST <= row <= 32 * _EACH:
+            bulk = [((), (("bulk", 1),))[b] for b in reversed(range(1 + machine_has(machine, "tma")))]
+            wide = [(("together", n), *b) for n in _TOGETHER if n * row * signature.outputs[0].dtype.bits % 128 == 0 for b in bulk]
+            found = [*(c for c in wide if not isinstance(_moves(layer, signature, c), str)), *found]  # likely ones first: a level times so many
+        made = [(m, c) for c in found for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
+        ahead(machine, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = _moves(layer, signature, config)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        many = _many(config)
+        numbers, constants = made.numbers, _constants(made, signature, config)
+        key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
+        packed = (packed_array(f"{key}|moves", numbers.nbytes, lambda: numbers),)
+        count = functools.reduce(int.__mul__, static_shape(layer.outputs[0].shape), 1)
+        blocks = blocks_of(-(-count // made.row // many) * _parts(made.row), _WARPS) if made.row else blocks_of(count, _BLOCK)
+
+        def make(args: Args) -> list:
+            given = [args.inputs[i] for i in made.sources]
+            fields = struct.pack("<6QI4x", args.outputs[0], *given, *(0,) * (_SOURCES - len(given)), args.packed[0], count)
+            return [launch("moves.cu", "moves", constants, (blocks, 1, 1), 256, f"<{len(fields)}s", fields)]
+
+        given = dict(config)
+        name = "own moves" + f" by {many} rows" * bool(made.row) + " together" * ("together" in given) + " in bulk" * ("bulk" in given)
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed)
+
+
+def _sources(layer: Layer) -> list[int]:
+    """Places of the inputs that are computed at run time."""
+    return [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
+
+
+def _moves(layer: Layer, signature: Signature, config: Config = ()) -> MovesCode | str:
+    formats = {i: signature.inputs[i].format for i in _sources(layer)}
+    return described(lambda: MovesCode(layer, formats, signature.outputs[0].format, bool(config), int(dict(config).get("together", 1))))
+
+
+def _many(config: Config) -> int:
+    """Rows of a warp."""
+    given = dict(config)
+    return int(given.get("together", given.get("rows", 1)))
+
+
+def _parts(row: int) -> int:
+    """Warps that a row takes."""
+    return -(-row // (32 * _EACH))
+
+
+def _constants(made: MovesCode, signature: Signature, config: Config) -> dict[str, Any]:
+    stored, many, joint = signature.needs(made.sources[0]), _many(config), dict(config).get("together", 0)
+    each = -(-made.row // (32 * _parts(made.row))) if made.row else _EACH
+    types: dict[str, Any] = {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name]}
+    if joint:
+        types |= {"BULK": dict(config).get("bulk", 0)}
+    return {**types, "SPAN": made.row, "MANY": many, "JOINT": int(bool(joint)), "EACH": each * many if joint else each, "STEPS": made.text}

@@ -1,0 +1,86 @@
+"""Pad: constants, edges, reflections and wrapping, cutting too; row-major or channels last."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16
+from whet.ops.pad import amounts
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, same
+
+_RANK = 6
+_MODES = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
+
+
+@tactic
+class OwnPad(Tactic):
+    """At most six axes, elements of 1 to 8 bytes, amounts and value known when the engine is built."""
+
+    ops = ("Pad",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        x = layer.needs(0)
+        if layer.op == "Fused" or x.type.rank > _RANK or x.dtype.bits % 8 or x.dtype.bits > 64:
+            return f"at most {_RANK} axes, elements of 1, 2, 4 or 8 bytes, nothing fused"
+        known = all(t is None or t.is_constant for t in layer.inputs[1:])
+        return None if known else "how much is padded, or with what, is computed at run time"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        own = layer.outputs[0].dtype
+        kinds = [F16, BF16, own] if own.name == "f32" else [own]
+        forms = ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",)
+        return [same(layer, {0: Operand(form, k)}, Operand(form, k)) for k in kinds for form in forms]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
+            return "more than 2**31 elements"
+        shape = static_shape(layer.inputs[0].shape)
+        for n, (a, b) in zip(shape, amounts(layer), strict=True):
+            left, most = n + min(a, 0) + min(b, 0), max(a, b)
+            if (layer.attrs["mode"] == "reflect" and most >= max(left, 1)) or (layer.attrs["mode"] == "wrap" and most > left):
+                return f"{most} elements around {left}: the kernel goes around once"
+        return None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        reason = self.refuses(layer, signature, machine)
+        if reason:
+            raise PlanRefused(reason)
+        stored = signature.outputs[0]
+        x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
+        both = list(amounts(layer))
+        order = (0, 2, 3, 1) if stored.format == "nhwc" else tuple(range(len(x)))
+        x, y, both = tuple(x[i] for i in order), tuple(y[i] for i in order), [both[i] for i in order]
+        axes = axes_of(x, y, both)
+        t = layer.input(2)
+        number = np.zeros((), layer.outputs[0].dtype.numpy) if t is None else np.asarray(t.array()).reshape(())
+        with np.errstate(over="ignore"):
+            bits = int.from_bytes(number.astype(stored.dtype.numpy).tobytes(), "little")
+        unit, count = stored.dtype.bits // 8, prod(y)
+
+        def make(args: Args) -> list:
+            if not count:
+                return []
+            values = (args.inputs[0], args.outputs[0], bits, *(n for column in zip(*axes, strict=True) for n in column), count)
+            constants = {"UNIT": unit, "MODE": _MODES[layer.attrs["mode"]]}
+            return [launch("pad.cu", "pad", constants, (blocks_of(count, 256), 1, 1), 256, "<3Q6q24iI4x", *values)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own pad x{unit}", rtol=0.0)
+
+
+def axes_of(x: tuple[int, ...], y: tuple[int, ...], both: list[tuple[int, int]]) -> list[tuple[int, int, int, int, int]]:
+    """(stride, output size, before, low, high) of six axes, the missing ones first; see pad.cu."""
+    found, step = [], 1
+    for n, out, (a, b) in zip(reversed(x), reversed(y), reversed(both), strict=True):
+        found.append((step, out, a, max(-a, 0), n - max(-b, 0)))
+        step *= n
+    return [(0, 1, 0, 0, 1)] * (_RANK - len(x)) + found[::-1]

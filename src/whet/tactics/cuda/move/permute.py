@@ -1,0 +1,113 @@
+"""Moves without arithmetic: Transpose and Split of row-major tensors, Resize (nearest, whole factors) of channels-last images."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16
+from whet.ops.split import sizes
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
+
+_RANK = 6
+Move = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Start, sizes of the result, and for each axis the stride in the source and the divisor of the index (elements)."""
+
+
+@tactic
+class OwnGather(Tactic):
+    """One launch an output; at most six axes."""
+
+    ops = ("Transpose", "Split", "Resize")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Fused" or layer.inputs[0].type.rank > _RANK:
+            return f"at most {_RANK} axes, nothing fused"
+        if layer.inputs[0].dtype.bits % 8 or layer.inputs[0].dtype.bits > 64:
+            return "elements of 1, 2, 4 or 8 bytes"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        own = layer.inputs[0].dtype
+        form = "nhwc" if layer.op == "Resize" else "linear"
+        if form == "nhwc" and layer.inputs[0].type.rank != 4:
+            return []
+        kinds = [F16, BF16, own] if own.name == "f32" else [own]
+        rest = (None,) * (len(layer.inputs) - 1)
+        return [Signature((Operand(form, k), *rest), (Operand(form, k),) * len(layer.outputs)) for k in kinds]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
+            return "sizes are computed at run time"
+        if max(prod(static_shape(t.shape)) for t in layer.outputs) >= 2**31:
+            return "more than 2**31 elements"
+        return _whole_factors(layer) if layer.op == "Resize" else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        reason = self.refuses(layer, signature, machine)
+        if reason:
+            raise PlanRefused(reason)
+        moves = _moves(layer)
+        size = signature.outputs[0].dtype.bits // 8
+        unit = size
+        for wider in (16, 8, 4):  # runs of neighbours move as one element
+            run = wider // size
+            if wider > size and all(m[2][-1] == 1 and m[3][-1] == 1 and not any(v % run for v in (m[0], m[1][-1], *m[2][:-1])) for m in moves):
+                moves, unit = [_in_runs(m, run) for m in moves], wider
+                break
+
+        def make(args: Args) -> list:
+            found = []
+            for out, (start, shape, strides, divisors) in zip(args.outputs, moves, strict=True):
+                count, fill = prod(shape), _RANK - len(shape)
+                if not count:
+                    continue
+                values = (*(0,) * fill, *strides, *(1,) * fill, *shape, *(1,) * fill, *divisors)
+                grid = (blocks_of(count, 256), 1, 1)
+                found.append(launch("permute.cu", "gather", {"UNIT": unit}, grid, 256, "<QQq6q6I6II4x", args.inputs[0], out, start, *values, count))
+            return found
+
+        return GpuKernel(layer, signature, make, implementation=f"own gather x{unit}", rtol=0.0)
+
+
+def _in_runs(move: Move, run: int) -> Move:
+    start, shape, strides, divisors = move
+    return start // run, (*shape[:-1], shape[-1] // run), (*(s // run for s in strides[:-1]), 1), divisors
+
+
+def _moves(layer: Layer) -> list[Move]:
+    """What each output takes from the input, in stored order."""
+    shape = static_shape(layer.inputs[0].shape)
+    strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+    if layer.op == "Transpose":
+        perm = layer.attrs["perm"]
+        return [(0, tuple(shape[p] for p in perm), tuple(strides[p] for p in perm), (1,) * len(shape))]
+    if layer.op == "Split":
+        axis, at, found = int(layer.attrs["axis"]) % len(shape), 0, []
+        for part in sizes(layer):
+            found.append((at * strides[axis], (*shape[:axis], int(part), *shape[axis + 1 :]), strides, (1,) * len(shape)))
+            at += int(part)
+        return found
+    n, c, h, w = shape
+    _, _, p, q = static_shape(layer.outputs[0].shape)
+    return [(0, (n, p, q, c), (h * w * c, w * c, c, 1), (1, p // h, q // w, 1))]
+
+
+def _whole_factors(layer: Layer) -> str | None:
+    """Why a Resize is no repetition of pixels, or None."""
+    a, source, target = layer.attrs, static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
+    if a.get("mode", "nearest") != "nearest":
+        return "the kernel knows nearest neighbours only"
+    if source[:2] != target[:2] or target[2] % source[2] or target[3] % source[3]:
+        return f"from {list(source)} to {list(target)} is no enlarging by whole factors"
+    where, rounding = a.get("coordinate_transformation_mode", "half_pixel"), a.get("nearest_mode", "round_prefer_floor")
+    plain = where == "asymmetric" and rounding == "floor"
+    centred = where in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric") and rounding in ("round_prefer_floor", "round_prefer_ceil")
+    return None if plain or centred else f"{where} with {rounding} is no repetition of pixels"

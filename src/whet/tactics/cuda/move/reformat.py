@@ -1,0 +1,62 @@
+"""Reformats between row-major and channels last, and between float types."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.network import DTYPES, Layer, static_shape
+from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda.conv._conv import TYPES
+
+_FORMATS = ("linear", "nhwc")
+
+
+@tactic
+class OwnReformat(Tactic):
+    """One kernel: a transpose through shared memory, or a straight conversion where only the type differs."""
+
+    ops = ("Reformat",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        a = layer.attrs
+        if a["source_format"] not in _FORMATS or a["format"] not in _FORMATS:
+            return f"knows {' and '.join(_FORMATS)}, not {a['source_format']} to {a['format']}"
+        same_bytes = a["source_dtype"] == a["dtype"] and a["dtype"] in TYPES
+        if not same_bytes and (a["source_dtype"] not in TYPE or a["dtype"] not in TYPE):
+            return f"converts floats, not {a['source_dtype']} to {a['dtype']}"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        a = layer.attrs
+        return [Signature((Operand(a["source_format"], DTYPES[a["source_dtype"]]),), (Operand(a["format"], DTYPES[a["dtype"]]),))]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        source, target = signature.needs(0), signature.outputs[0]
+        shape = static_shape(layer.outputs[0].shape)
+        entry, constants, grid, rows, columns = moving(shape, source, target)
+
+        def make(args: Args) -> list:
+            values = (args.inputs[0], args.outputs[0], prod(shape), rows, columns, 1.0, 0.0)
+            return [launch("reformat.cu", entry, constants, grid, 256, FIELDS, *values)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own {entry}")
+
+
+FIELDS = "<QQq2i2f"
+
+
+def moving(shape: tuple[int, ...], source: Operand, target: Operand) -> tuple[str, dict[str, int], tuple[int, int, int], int, int]:
+    """Entry, constants, grid, rows and columns of the launch that brings a tensor from one operand's form to another's."""
+    constants = {"FROM": TYPES[source.dtype.name], "TO": TYPES[target.dtype.name], "UNIT": 1}
+    pixels = prod(shape[2:]) if len(shape) > 2 else 1
+    if source.format == target.format or shape[1] == 1 or pixels == 1:
+        return "convert", constants, (blocks_of(prod(shape), 2048), 1, 1), 0, 0
+    rows, columns = (shape[1], pixels) if source.format == "linear" else (pixels, shape[1])
+    return "transpose", constants, (blocks_of(columns, 32), blocks_of(rows, 32), shape[0]), rows, columns

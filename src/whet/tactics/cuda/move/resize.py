@@ -1,0 +1,123 @@
+"""Resize of one axis or two neighbouring ones, every mode of ONNX: which inputs an output reads, and their weights, are tables made at build time."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16, F32
+from whet.ops.resize import resampling, targets
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
+from whet.tactics.cuda._device.plain_layer import PlainTactic
+
+_MOST_TAPS = 64  # along an axis
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One resampled axis: places [out, taps] (-1 first: the output lies outside) and weights [out, taps]."""
+
+    axis: int
+    places: np.ndarray
+    weights: np.ndarray
+
+
+@tactic
+class OwnResize(PlainTactic):
+    """Floating point, row-major or channels last; up to 64 taps along an axis (antialias)."""
+
+    ops = ("Resize",)
+    constants = "its region, scales or sizes are"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        forms = ("nhwc", "linear") if layer.inputs[0].type.rank == 4 else ("linear",)
+        kinds = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
+        return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31:
+            return "more than 2**31 elements"
+        made = resampled(layer)
+        at = [a.axis for a in made]
+        if len(at) > 2 or (len(at) == 2 and at[1] != at[0] + 1):
+            return f"axes {at} are resampled: the kernel takes one, or two neighbours"
+        if signature.outputs[0].format == "nhwc" and not set(at) <= {2, 3}:
+            return "channels last: the kernel resamples height and width"
+        return next((f"{a.places.shape[1]} taps along axis {a.axis}" for a in made if a.places.shape[1] > _MOST_TAPS), None)
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        reason = self.refuses(layer, signature, machine)
+        if reason:
+            raise PlanRefused(reason)
+        x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
+        made, last = resampled(layer), signature.outputs[0].format == "nhwc"
+        if last:
+            x, y = tuple(x[i] for i in (0, 2, 3, 1)), tuple(y[i] for i in (0, 2, 3, 1))
+        still = np.zeros((1, 1), np.int64), np.ones((1, 1))
+        tables = [(a.places, a.weights) for a in made]
+        at = made[0].axis - last if made else len(x)
+        tables = [still] * (2 - len(tables)) + tables
+        sides = [(1, 1)] * (2 - len(made)) + [(x[a.axis - last], y[a.axis - last]) for a in made]
+        inner = prod(x[at + len(made) :])
+        vec = 8 if inner % 8 == 0 else 1
+        packed = tuple(
+            packed_array(f"resize {kind} {_digest(table)}", table.size * 4, lambda table=table, kind=kind: table.astype(kind))  # type: ignore[misc]
+            for pair in tables
+            for table, kind in zip(pair, (np.int32, np.float32), strict=True)
+        )
+        (in_a, out_a), (in_b, out_b) = sides
+        count = prod(y) // vec
+        taps = [places.shape[1] for places, _ in tables]
+        beyond = float(layer.attrs["extrapolation_value"])
+        kind = signature.outputs[0].dtype
+
+        def make(args: Args) -> list:
+            at_a, weight_a, at_b, weight_b = args.packed
+            sizes = (count, in_a, in_b, out_a, out_b, inner // vec, *taps, beyond)
+            values = (args.inputs[0], args.outputs[0], at_a, at_b, weight_a, weight_b, *sizes)
+            return [launch("resize.cu", "resize", {"TYPE": TYPE[kind.name], "VEC": vec}, (blocks_of(count, 256), 1, 1), 256, "<6Q6I2if", *values)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own resize {taps[0]}x{taps[1]} taps x{vec}", packed=packed)
+
+
+def resampled(layer: Layer) -> list[Axis]:
+    """The axes that change, with their tables; in order of the axes."""
+    how, x = resampling(layer), static_shape(layer.inputs[0].shape)
+    axes = [int(i) % len(x) for i in layer.attrs.get("axes") or range(len(x))]
+    t = layer.input(1)
+    roi = np.asarray(t.array(), np.float64) if t is not None and t.is_constant and t.array().size else None
+    found = []
+    goal = targets(layer)
+    for i, axis in enumerate(axes):
+        n, (out, scale) = x[axis], goal[axis]
+        part = (float(roi[i]), float(roi[i + len(axes)])) if roi is not None else (0.0, 1.0)
+        scale = out / n if scale is None else float(scale)
+        if out == n and scale == 1 and how.coordinates != "tf_crop_and_resize":
+            continue
+        places, weights, outside = how.taps(n, out, scale, part)
+        places = np.array(places, np.int64)
+        weights = np.ones(places.shape) if weights is None else weights
+        if outside is not None:
+            places[outside, 0] = -1
+        if out == n and not (places < 0).any() and np.array_equal(_matrix(places, weights, n), np.eye(n)):
+            continue
+        found.append(Axis(axis, places, weights))
+    return sorted(found, key=lambda a: a.axis)
+
+
+def _matrix(places: np.ndarray, weights: np.ndarray, n: int) -> np.ndarray:
+    made = np.zeros((len(places), n))
+    np.add.at(made, (np.arange(len(places))[:, None], places), weights)
+    return made
+
+
+def _digest(table: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(table).tobytes() + str(table.shape).encode()).hexdigest()[:24]

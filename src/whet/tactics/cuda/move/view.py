@@ -1,0 +1,59 @@
+"""Layers that only give their bytes another shape: nothing is launched when input and output share them, else a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer
+from whet.tactics._base import Args, Config, Operand, Signature, Tactic, operand_bytes, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
+
+
+@tactic
+class OwnView(Tactic):
+    """Reshape, Flatten, Squeeze, Unsqueeze, Identity and Dropout (which does nothing at inference), row-major."""
+
+    ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if len(layer.outputs) != 1:
+            return "Dropout's mask is not made"
+        later = [t for t in layer.inputs[1:] if t is not None and not t.is_constant]
+        return "the new shape is computed at run time" if later else None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer) or layer.op == "Fused":
+            return []
+        t = layer.needs(0)
+        kinds = [t.dtype]
+        if t.dtype.name == "f32":
+            from whet.network.types import BF16, F16
+
+            kinds = [F16, BF16, t.dtype]
+        forms = ["linear"]
+        if layer.op in ("Identity", "Dropout") and t.type.rank == 4:
+            forms.append("nhwc")
+        found = []
+        for kind in kinds:
+            for form in forms:
+                ins = tuple(Operand(form, kind) if i == 0 else None for i in range(len(layer.inputs)))
+                found += [Signature(ins, (Operand(form, kind),), ((0, 0),)), Signature(ins, (Operand(form, kind),))]
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        nbytes = operand_bytes(layer.outputs[0], signature.outputs[0])
+
+        def make(args: Args) -> list:
+            if args.inputs[0] == args.outputs[0]:
+                return []
+            unit = 16 if nbytes % 16 == 0 else 1
+            constants = {"FROM": 0, "TO": 0, "UNIT": unit}
+            count = nbytes // unit
+            values = (args.inputs[0], args.outputs[0], 1, count, count, count)
+            return [launch("reformat.cu", "rows", constants, (blocks_of(count, 256), 1, 1), 256, "<QQq3i4x", *values)]
+
+        name = "own alias" if signature.inplace else "own copy"
+        return GpuKernel(layer, signature, make, implementation=name, rtol=0.0)

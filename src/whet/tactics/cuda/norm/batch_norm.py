@@ -1,0 +1,97 @@
+"""BatchNormalization that no convolution takes in (DenseNet's come before theirs), with the activation behind it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16, F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, epilogue, outer_input, source_place
+from whet.tactics.cuda._device.kernel import (
+    ACTIVATIONS,
+    TYPE,
+    GpuKernel,
+    activation_of,
+    all_static,
+    blocks_of,
+    float_types,
+    launch,
+    packed_array,
+    same,
+)
+from whet.tactics.cuda.conv._conv import NONE, Activation
+
+
+@tactic
+class OwnBatchNorm(Tactic):
+    """A factor and a shift a channel; channels last or row-major."""
+
+    ops = ("BatchNormalization",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        where = [outer_input(layer, t) for t in anchor(layer).inputs[1:5]]
+        if any(i is None or not layer.inputs[i].is_constant for i in where):
+            return "its statistics are computed at run time"
+        made = _activation(layer)
+        return made if isinstance(made, str) else None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        head = anchor(layer)
+        x = source_place(layer)
+        forms = ["linear"]
+        if layer.outputs[0].type.rank == 4 and static_shape(layer.outputs[0].shape)[1] % 8 == 0:
+            forms.insert(0, "nhwc")
+        kinds = float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32))
+        return [same(layer, {x: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        return "more than 2**31 elements" if prod(static_shape(layer.outputs[0].shape)) >= 2**31 else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = _activation(layer)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        (act, low, high), head = made, anchor(layer)
+        shape, stored = static_shape(layer.outputs[0].shape), signature.outputs[0]
+        x, *rest = (outer_input(layer, t) for t in head.inputs[:5])
+        scale, bias, mean, variance = (layer.inputs[i] for i in rest)  # type: ignore[index]
+        epsilon = float(head.attrs["epsilon"])
+
+        def numbers(which: int) -> np.ndarray:
+            s, b, m, v = (np.asarray(t.array(), np.float64) for t in (scale, bias, mean, variance))
+            factor = s / np.sqrt(v + epsilon)
+            return (factor, b - m * factor)[which].astype(np.float32)
+
+        channels, count = shape[1], prod(shape)
+        key = "+".join(t.weight.digest for t in (scale, bias, mean, variance)) + f"|affine {epsilon}"
+        packed = tuple(packed_array(f"{key} {i}", channels * 4, lambda i=i: numbers(i)) for i in (0, 1))  # type: ignore[misc]
+        last, plane = stored.format == "nhwc", prod(shape[2:])
+        vec = 8 if last or plane % 8 == 0 else 1
+        constants = {"TYPE": TYPE[stored.dtype.name], "ACT": ACTIVATIONS[act], "LAST": int(last), "VEC": vec}
+        sizes = (count // vec, channels // 8 if last else channels, 1 if last else plane // vec)
+
+        def make(args: Args) -> list:
+            values = (args.inputs[x], args.outputs[0], *args.packed, *sizes, low, high)  # type: ignore[index]
+            return [launch("affine.cu", "affine", constants, (blocks_of(sizes[0], 256), 1, 1), 256, "<4Qq2i2f", *values)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own affine x{vec}", packed=packed)
+
+
+def _activation(layer: Layer) -> Activation | str:
+    """The one activation behind it (none: a clip without bounds), or why the kernel has no such ending."""
+    posts = epilogue(layer)
+    if posts is None:
+        return "what is fused to it is not a chain"
+    if not posts:
+        return NONE
+    made = activation_of(posts[0]) if len(posts) == 1 and posts[0].other is None else None
+    return f"the kernel has no {' and '.join(p.op for p in posts)} behind it" if made is None else made

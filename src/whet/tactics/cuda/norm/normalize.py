@@ -1,0 +1,103 @@
+"""Softmax, log-softmax, layer, group, instance and root-mean-square norms of row-major tensors: a row is read once and kept in registers."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape
+from whet.network.types import BF16, F16, F32
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, tactic
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
+from whet.tactics.cuda._device.plain_layer import PlainTactic
+
+_SOFT = {"Softmax": 0, "LogSoftmax": 1}
+_NORMS = {"LayerNormalization": 2, "GroupNormalization": 2, "InstanceNormalization": 2, "RMSNormalization": 3}
+_KEPT = 4  # groups of eight values that a thread keeps
+
+
+@tactic
+class OwnNormalize(PlainTactic):
+    """Softmax along any axis; norms over the last axes, or over channels and pixels."""
+
+    ops = (*_SOFT, *_NORMS)
+    constants = "its scale is"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        return [same(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in float_types([layer.inputs[0]], (F16, BF16, F32))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        shape = static_shape(layer.outputs[0].shape)
+        return "more than 2**31 rows or elements of a row" if prod(shape) >= 2**31 else "it is empty" if not prod(shape) else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        shape, kind = static_shape(layer.outputs[0].shape), TYPE[signature.outputs[0].dtype.name]
+        number = (_SOFT | _NORMS)[layer.op]
+        length, per, groups, inner = _rows(layer, shape)
+        if inner > 1:
+            return self._lines(layer, signature, shape, {"TYPE": kind, "OP": number, "T": 32, "ITEMS": 1, "WIDE": 0}, length, inner)
+        parts = -(-length // 8)
+        threads = 32 if parts <= 32 * _KEPT else 128 if parts <= 128 * _KEPT else 512
+        items = -(-parts // threads)
+        constants = {"TYPE": kind, "OP": number, "T": threads, "ITEMS": items if items <= _KEPT else 0, "WIDE": int(length % 8 == 0)}
+        rows, block = prod(shape) // length, max(threads, 128)
+        packed: list[Packed] = []
+        for t in layer.inputs[1:3]:
+            if t is not None:
+                packed.append(_spread(t, layer.op, groups * (length // per), shape))
+        epsilon = float(layer.attrs.get("epsilon", 0.0))
+
+        def make(args: Args) -> list:
+            given = iter(args.packed)
+            scale, shift = (next(given) if t is not None else 0 for t in (*layer.inputs[1:3], None, None)[:2])
+            values = (args.inputs[0], args.outputs[0], scale, shift, rows, length, per, groups, epsilon)
+            return [launch("normalize.cu", "normalize", constants, (blocks_of(rows, block // threads), 1, 1), block, "<4Qq3if", *values)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own rows x{threads}", packed=packed)
+
+    def _lines(
+        self, layer: Layer, signature: Signature, shape: tuple[int, ...], constants: dict[str, int], length: int, inner: int
+    ) -> GpuKernel:
+        count = prod(shape) // length
+
+        def make(args: Args) -> list:
+            values = (args.inputs[0], args.outputs[0], count, length, inner)
+            return [launch("normalize.cu", "lines", constants, (blocks_of(count, 128), 1, 1), 128, "<2Qq2i", *values)]
+
+        return GpuKernel(layer, signature, make, implementation="own lines")
+
+
+def _rows(layer: Layer, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Elements of a row, of a row's part with one scale, rows before scales repeat, elements between neighbours of a row."""
+    if layer.op in _SOFT:
+        axis = int(layer.attrs["axis"]) % len(shape)
+        return shape[axis], 1, 1, prod(shape[axis + 1 :])
+    if layer.op in ("LayerNormalization", "RMSNormalization"):
+        return prod(shape[int(layer.attrs["axis"]) % len(shape) :]), 1, 1, 1
+    groups = int(layer.attrs["num_groups"]) if layer.op == "GroupNormalization" else shape[1]
+    pixels = prod(shape[2:])
+    return shape[1] // groups * pixels, pixels, groups, 1
+
+
+def _spread(t: Tensor, op: str, count: int, shape: tuple[int, ...]) -> Packed:
+    """A scale or shift as `count` f32 values: spread over the normalized axes, or one a channel."""
+    assert t.weight is not None
+
+    def values() -> np.ndarray:
+        a = np.asarray(t.array(), np.float32)
+        if op in ("LayerNormalization", "RMSNormalization"):
+            target: list[int] = []
+            at = 1
+            for d in reversed(shape):  # the normalized axes are the last ones that `count` values fill
+                if at == count:
+                    break
+                target.insert(0, d)
+                at *= d
+            a = np.broadcast_to(a.reshape(a.shape[max(0, a.ndim - len(target)) :]), target or (1,))
+        return np.ascontiguousarray(a).reshape(-1)
+
+    return packed_array(f"{t.weight.digest}|norm {op} {count} {shape}", count * 4, values)

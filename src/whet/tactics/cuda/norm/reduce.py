@@ -1,0 +1,91 @@
+"""Reductions of row-major tensors over any axes, sums in f32."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16, F32
+from whet.ops._reduce import reduced
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
+from whet.tactics.cuda._device.plain_layer import PlainTactic
+
+_OPS = {
+    "ReduceSum": 0, "ReduceMean": 1, "ReduceMax": 2, "ReduceMin": 3, "ReduceProd": 4, "ReduceSumSquare": 5, "ReduceL2": 6, "ReduceL1": 7,
+    "ReduceLogSum": 8, "ReduceLogSumExp": 9,
+}  # fmt: skip
+Walk = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes and strides (elements), four of each, outermost first."""
+
+
+@tactic
+class OwnReduce(PlainTactic):
+    """Neighbouring axes count as one; at most four runs of kept and of reduced ones."""
+
+    ops = tuple(_OPS)
+    constants = "the axes are"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        kinds = (F32,) if layer.op == "ReduceProd" else (F16, BF16, F32)  # a product of many numbers leaves the range of 16 bits
+        return [same(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in float_types([layer.inputs[0]], kinds)]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if prod(static_shape(layer.inputs[0].shape)) >= 2**31:
+            return "more than 2**31 elements"
+        if not prod(static_shape(layer.inputs[0].shape)):
+            return "it is empty"
+        found = _walks(layer)
+        return found if isinstance(found, str) else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        found = _walks(layer)
+        if isinstance(found, str):
+            raise PlanRefused(found)
+        kept, over, wide = _by_eights(*found)
+        results, count = prod(kept[0]), prod(over[0])
+        threads = 1 if count <= 8 or (over[1][-1] != 1 and results >= 4096) else 32 if count <= 2048 or results >= 2048 else 256
+        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": _OPS[layer.op], "T": threads, "WIDE": wide}
+        fields = "<2Qq4q4q4I4II4x"
+
+        def make(args: Args) -> list:
+            values = (args.inputs[0], args.outputs[0], results, *kept[1], *over[1], *kept[0], *over[0], count)
+            return [launch("reduce.cu", "reduce", constants, (blocks_of(results, 256 // threads), 1, 1), 256, fields, *values)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own reduce x{threads}" + (" by eights" if wide else ""))
+
+
+def _by_eights(kept: Walk, over: Walk) -> tuple[Walk, Walk, int]:
+    """The walks in steps of eight neighbouring elements, where they lie in whole sixteens of bytes: of one result (1) or eight results (2)."""
+    for wide, walk, other in ((1, over, kept), (2, kept, over)):
+        (*sizes, last), (*steps, step) = walk
+        apart = [s for n, s in zip((*sizes, *other[0]), (*steps, *other[1]), strict=True) if n > 1]
+        if step == 1 and last % 8 == 0 and not any(s % 8 for s in apart):
+            eights: Walk = ((*sizes, last // 8), (*steps, 8))
+            return (kept, eights, 1) if wide == 1 else (eights, over, 2)
+    return kept, over, 0
+
+
+def _walks(layer: Layer) -> tuple[Walk, Walk] | str:
+    """How to walk over the kept and over the reduced axes, or why the kernel cannot."""
+    shape, axes = static_shape(layer.inputs[0].shape), reduced(layer)
+    runs: list[list[Any]] = []  # [reduced, size, stride]
+    stride = 1
+    for i in reversed(range(len(shape))):
+        if shape[i] != 1:
+            if runs and runs[-1][0] == (i in axes):
+                runs[-1][1] *= shape[i]
+            else:
+                runs.append([i in axes, shape[i], stride])
+        stride *= shape[i]
+    found = []
+    for which in (False, True):
+        mine = [(size, step) for is_reduced, size, step in reversed(runs) if is_reduced == which]
+        if len(mine) > 4:
+            return "more than four runs of axes"
+        mine = [(1, 0)] * (4 - len(mine)) + mine
+        found.append((tuple(s for s, _ in mine), tuple(s for _, s in mine)))
+    return found[0], found[1]

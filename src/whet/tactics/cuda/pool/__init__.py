@@ -1,0 +1,1 @@
+"""Pooling and squeeze-and-excitation."""

@@ -1,0 +1,98 @@
+"""Pooling, channels last, eight channels a thread: windows, and means over whole images."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16, F32
+from whet.tactics._base import Args, Config, Operand, Signature, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, float_types, launch, same
+from whet.tactics.cuda._device.plain_layer import PlainTactic
+from whet.tactics.cuda.conv._conv import TYPES
+
+
+@tactic
+class OwnPool(PlainTactic):
+    """MaxPool, AveragePool, GlobalAveragePool, and ReduceMean over height and width."""
+
+    ops = ("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean")
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if len(layer.outputs) != 1 or layer.inputs[0].type.rank != 4:
+            return "takes images of two spatial axes and gives no indices"
+        if layer.op == "ReduceMean" and _axes(layer) != (2, 3):
+            return "means over height and width only"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        outs: tuple[str, ...] = ("nhwc",)
+        if _whole(layer):  # one value a channel: both formats are the same bytes
+            outs = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
+        types = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
+        if layer.op == "MaxPool" and layer.outputs[0].dtype.name in ("i8", "u8", "f8e4m3"):
+            types = [layer.outputs[0].dtype]
+        return [same(layer, {0: Operand("nhwc", t)}, Operand(f, t)) for t in types for f in outs]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        channels = layer.inputs[0].shape[1]
+        if channels % 8:
+            return f"{channels} channels are no multiple of 8"
+        if prod(static_shape(layer.outputs[0].shape)) // 8 >= 2**31:
+            return "more than 2**31 groups of eight values"
+        return "ceil_mode's own padding is not counted as the window's" if not _whole(layer) and _grown(layer) else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        n, c, h, w = static_shape(layer.inputs[0].shape)
+        stored = TYPES[signature.outputs[0].dtype.name]
+        entry, constants, grid, sizes = pool_launch(layer, (n, c, h, w), static_shape(layer.outputs[0].shape), stored, stored)
+
+        def make(args: Args) -> list:
+            return [launch("pool.cu", entry, constants, grid, 256, FIELDS, args.inputs[0], args.outputs[0], *sizes, 0.0, 1.0, 0.0)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own {entry}", rtol=0.0 if layer.op == "MaxPool" else None)
+
+
+FIELDS = "<2Q17i3f"
+_SIZES = (4, 2, 2, 1, 1, 1)  # bytes of the types of vector.cuh
+
+
+def pool_launch(
+    layer: Layer, source: tuple[int, ...], target: tuple[int, ...], reads: int, stores: int
+) -> tuple[str, dict[str, int], tuple[int, int, int], tuple[int, ...]]:
+    """Entry, constants, grid and sizes of the launch of a pooling layer between these shapes (nchw) and types (as in vector.cuh)."""
+    n, c, h, w = source
+    constants = {"TYPE": reads, "TO": stores, "MAX": int(layer.op == "MaxPool"), "R": 0, "S": 0}
+    if _whole(layer):
+        return "global_average", constants, (blocks_of(c, 64), n, 1), (n, h, w, c, 1, 1, *(1,) * 8, 0, h, w)
+    a, (p, q) = layer.attrs, target[2:]
+    kernel, strides = a["kernel_shape"], a.get("strides") or (1, 1)
+    pads, dilations = a.get("pads") or (0, 0, 0, 0), a.get("dilations") or (1, 1)
+    sizes = (n, h, w, c, p, q, *kernel, *strides, pads[0], pads[1], *dilations, int(bool(a.get("count_include_pad"))), h + pads[2], w + pads[3])
+    constants |= {"R": int(kernel[0]), "S": int(kernel[1])} if kernel[0] * kernel[1] <= 25 else {}
+    each = 16 // _SIZES[reads]
+    if layer.op == "MaxPool" and reads in (1, 2, 3, 4) and kernel[0] * kernel[1] <= 25 and c % each == 0:
+        return "packed_max", constants, (blocks_of(n * p * q * (c // each), 256), 1, 1), sizes
+    return "pool", constants, (blocks_of(n * p * q * (c // 8), 256), 1, 1), sizes
+
+
+def _axes(layer: Layer) -> tuple[int, ...]:
+    given = layer.attrs.get("axes")
+    if given is None and layer.input(1) is not None and layer.inputs[1].is_constant:
+        given = layer.inputs[1].array().reshape(-1).tolist()
+    return tuple(sorted(int(a) % 4 for a in given or ()))
+
+
+def _whole(layer: Layer) -> bool:
+    return layer.op in ("GlobalAveragePool", "ReduceMean")
+
+
+def _grown(layer: Layer) -> bool:
+    """Whether an average counts padding that ceil_mode adds."""
+    return layer.op == "AveragePool" and bool(layer.attrs.get("ceil_mode")) and bool(layer.attrs.get("count_include_pad"))

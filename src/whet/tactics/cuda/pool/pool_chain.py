@@ -1,0 +1,80 @@
+"""Max poolings in a row and what they are joined to, in one launch: a block keeps 16 bytes of an image's channels in shared memory."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from whet.backends.cuda.launch import Launch
+from whet.network import I8, U8, Layer, static_shape
+from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, float_types, loaded, same, shared_limit
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import TYPES
+
+_MOST_THREADS = 1024
+
+
+@tactic
+class OwnPoolChain(Tactic):
+    """What fuse_pool_chain makes, in floats or 8-bit integers, channels last."""
+
+    ops = ("*",)
+    hints = ("PoolChain",)
+    what = "max poolings in a row with their Concat"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer):
+            return []
+        x = layer.needs(0)
+        types = [x.dtype] if x.dtype in (I8, U8) else float_types([x, layer.outputs[0]])
+        return [same(layer, {0: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        n, c, h, w = static_shape(layer.inputs[0].shape)
+        if c % (each := _each(signature)):
+            return f"{c} channels are no multiple of {each}"
+        if n > 65535:
+            return f"{n} images: a grid has 65535"
+        if (need := _shared(h, w)) > (limit := shared_limit(machine)):
+            return f"an image of {h}x{w} takes {need} bytes of shared memory, a block has {limit}"
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        _, c, h, w = static_shape(layer.inputs[0].shape)
+        sides = [side for side in (1, 2) if c % (side * _each(signature)) == 0 and _shared(h, w, side) <= shared_limit(machine)]
+        found: list[Config] = [(("side", side),) for side in sides]
+        ahead(machine, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        n, c, h, w = static_shape(layer.inputs[0].shape)
+        side = int(dict(config).get("side", 1))
+        made = _constants(layer, signature, side)
+
+        def make(args: Args) -> list:
+            kernel = loaded("pool_chain.cu", "pool_chain", tuple(sorted(made.items())), _shared(h, w, side))
+            groups = c // _each(signature)
+            numbers = struct.pack("<2Qi4x", args.inputs[0], args.outputs[0], groups)
+            return [Launch(kernel, (groups // side, n, 1), made["THREADS"], numbers, label=layer.name)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own {made['POOLS']} poolings" + " by two" * (side == 2), rtol=0.0)
+
+
+def _each(signature: Signature) -> int:
+    """Channels in 16 bytes."""
+    return 128 // signature.outputs[0].dtype.bits
+
+
+def _shared(h: int, w: int, side: int = 1) -> int:
+    """Bytes: `side` times 16 of channels of an image, twice."""
+    return 2 * 16 * side * h * w
+
+
+def _constants(layer: Layer, signature: Signature, side: int) -> dict[str, int]:
+    h, w = static_shape(layer.inputs[0].shape)[2:]
+    pools = [x for x in layer.regions["body"].layers if x.op == "MaxPool"]
+    kind = signature.outputs[0].dtype.name
+    each = -(-h * w * side // _MOST_THREADS)  # of a thread
+    threads = -(-h * w * side // (32 * each)) * 32
+    return {"TYPE": TYPES[kind], "H": h, "W": w, "R": int(pools[0].attrs["kernel_shape"][0]), "POOLS": len(pools), "SIDE": side, "THREADS": threads}

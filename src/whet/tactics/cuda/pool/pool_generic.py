@@ -1,0 +1,70 @@
+"""Pooling that the kernel for channels in eights does not take: any channels, one to three spatial axes, ceil mode. One thread a value."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.network.types import BF16, F16, F32
+from whet.ops._window import pool_of
+from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
+
+_GLOBAL = ("GlobalAveragePool", "GlobalMaxPool")
+
+
+@tactic
+class OwnPoolAny(Tactic):
+    """MaxPool without indices, AveragePool and global pooling of floating point, row-major or channels last."""
+
+    ops = ("MaxPool", "AveragePool", *_GLOBAL)
+    fallback = True
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        if layer.op == "Fused" or len(layer.outputs) != 1:
+            return "fuses nothing and gives no indices"
+        return None if 3 <= layer.inputs[0].type.rank <= 5 else "takes one to three spatial axes"
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        forms = ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",)
+        kinds = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
+        return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        return "more than 2**31 elements" if prod(static_shape(layer.inputs[0].shape)) >= 2**31 else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
+        stored, largest = signature.outputs[0], layer.op in ("MaxPool", "GlobalMaxPool")
+        rows = axes_of(layer, x, y)
+        constants = {
+            "TYPE": TYPE[stored.dtype.name],
+            "MAX": int(largest),
+            "PADDED": int(bool(layer.attrs.get("count_include_pad"))),
+            "LAST": int(stored.format == "nhwc"),
+        }
+        count = prod(y)
+
+        def make(args: Args) -> list:
+            values = (args.inputs[0], args.outputs[0], count, x[1], *(n for row in rows for n in row))
+            return [launch("pool_generic.cu", "pool", constants, (blocks_of(count, 256), 1, 1), 256, "<2Qq22i", *values)]
+
+        return GpuKernel(layer, signature, make, implementation="own pool x1", rtol=0.0 if largest else None)
+
+
+def axes_of(layer: Layer, x: tuple[int, ...], y: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Input sizes, output sizes, kernel, strides, padding before and after, dilations: of three axes each, the missing ones first."""
+    r = len(x) - 2
+    if layer.op in _GLOBAL:
+        one, none = (1,) * r, (0,) * r
+        rows, fill = [x[2:], one, x[2:], one, none, none, one], (1, 1, 1, 1, 0, 0, 1)
+    else:
+        pool = pool_of(layer)
+        rows, fill = [x[2:], y[2:], pool.kernel, pool.strides, pool.pads[:r], pool.pads[r:], pool.dilations], (1, 1, 1, 1, 0, 0, 1)
+    return [(f,) * (3 - r) + tuple(row) for row, f in zip(rows, fill, strict=True)]

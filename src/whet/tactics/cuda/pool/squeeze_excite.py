@@ -1,0 +1,185 @@
+"""Squeeze and excitation in one launch: means over the image, two small products, and the image times what comes of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, Tensor, static_shape
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import constants_of, epilogue
+from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.kernel import HALF, Ending, GpuKernel, ahead, all_static, ending, float_types, loaded, machine_has, packed_array, same
+from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda.conv._conv import TYPES, Activation
+from whet.tactics.cuda.conv.conv import packed_bias
+
+_CLUSTERS = (8, 4)  # blocks of an image
+_ITEMS = {256: 20, 512: 14}  # pixels that a thread can hold in registers
+_SHARED = 48 * 1024
+_MOST_CONFIGS = 16
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """Images, channels, pixels, hidden numbers; both products' weights and biases and what ends them; the place of the image."""
+
+    n: int
+    c: int
+    pixels: int
+    hidden: int
+    weights: tuple[Tensor, Tensor]
+    biases: tuple[tuple[Ending, Tensor | None], tuple[Ending, Tensor | None]]
+    activations: tuple[Activation, Activation]
+    x: int
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a cluster shares an image out: blocks along channels and pixels, threads of a block."""
+
+    channels: int
+    pixels: int
+    threads: int
+
+    def items(self, gate: _Gate) -> int:
+        """Pixels that a thread holds."""
+        rows = self.threads // (gate.c // 8 // self.channels)
+        share = -(-gate.pixels // self.pixels)
+        return -(-share // rows) if rows else share
+
+    def shared(self, gate: _Gate) -> int:
+        """Bytes of static shared memory; mirrors squeeze_excite.cu."""
+        own = gate.c // self.channels
+        return self.threads * 32 + own * 8 + gate.hidden * (own * 2 + self.channels * self.pixels * 4 + 4) + 64
+
+    def fits(self, gate: _Gate) -> bool:
+        """Whether the kernel can run so."""
+        own = gate.c // self.channels
+        whole = gate.c % (8 * self.channels) == 0 and max(own, gate.hidden) <= self.threads and self.pixels <= gate.pixels
+        cluster = self.channels * self.pixels
+        return whole and cluster in _CLUSTERS and self.items(gate) <= _ITEMS.get(self.threads, 0) and self.shared(gate) <= _SHARED
+
+
+@tactic
+class OwnSqueeze(Tactic):
+    """What the pass fuse_squeeze_excite makes: channels in eights, 16-bit numbers; an image as large as a cluster's registers."""
+
+    ops = ("*",)
+    hints = ("SqueezeExcite",)
+    what = "squeeze and excitation"
+
+    def why_not(self, layer: Layer) -> str | None:
+        if said := super().why_not(layer):
+            return said
+        found = _gate(layer) if all_static(layer) else None
+        return found if isinstance(found, str) else None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer) or isinstance(gate := _gate(layer), str):
+            return []
+        types = float_types([layer.inputs[gate.x], layer.outputs[0]], HALF)
+        return [same(layer, {gate.x: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's clusters (sm_90)"
+        gate = _gate(layer)
+        if isinstance(gate, str):
+            return gate
+        return None if _ways(gate, 132) else f"no cluster of blocks holds {gate.pixels} pixels of {gate.c} channels, {gate.hidden} hidden numbers"
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        gate = _gate(layer)
+        if isinstance(gate, str):
+            return []
+        ways = _ways(gate, machine.multiprocessors)
+        ahead(machine, [source("squeeze_excite.cu", _constants(gate, w, signature)) for w in ways])
+        return [(("channels", w.channels), ("pixels", w.pixels), ("threads", w.threads)) for w in ways]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        gate, way = _gate(layer), _Way(**{k: int(v) for k, v in config})
+        if isinstance(gate, str):
+            raise PlanRefused(gate)
+        if not way.fits(gate):
+            raise PlanRefused(f"{way} does not share out {gate.pixels} pixels of {gate.c} channels")
+        dtype, own = signature.outputs[0].dtype, gate.c // way.channels
+        constants = _constants(gate, way, signature)
+
+        def packed_weights(t: Tensor, turned: bool) -> Any:
+            def make() -> np.ndarray:
+                given = np.asarray(t.array(), np.float32)[:, :, 0, 0]
+                rows = given.T if turned else given  # [hidden, channels]
+                return rows.reshape(gate.hidden, way.channels, own).transpose(1, 0, 2).astype(dtype.numpy)
+
+            digest = t.weight.digest
+            return packed_array(f"{digest}|squeeze {turned} {way.channels} {dtype}", gate.c * gate.hidden * 2, make)
+
+        (w1, w2), ((end1, own1), (end2, own2)) = gate.weights, gate.biases
+        biases = packed_bias(end1, own1, gate.hidden), packed_bias(end2, own2, gate.c)
+        packed = (packed_weights(w1, False), packed_weights(w2, True), *biases)
+
+        def make(args: Args) -> list:
+            ends = (*gate.activations[0][1:], *gate.activations[1][1:])
+            cluster = way.channels * way.pixels
+            numbers = struct.pack("<6Q4f", args.inputs[gate.x], args.outputs[0], *args.packed, *ends)
+            kernel = loaded("squeeze_excite.cu", "squeeze", tuple(sorted(constants.items())))
+            return [Launch(kernel, (gate.n * cluster, 1, 1), way.threads, numbers, cluster=cluster, label=layer.name)]
+
+        name = f"own squeeze and excitation c{way.channels} p{way.pixels} t{way.threads}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed)
+
+
+def _constants(gate: _Gate, way: _Way, signature: Signature) -> dict[str, int]:
+    """The macros of an instance."""
+    return {
+        "TYPE": TYPES[signature.outputs[0].dtype.name], "G": gate.c // 8 // way.channels, "CC": way.channels, "CP": way.pixels,
+        "THREADS": way.threads, "ITEMS": way.items(gate), "S": gate.hidden, "PIXELS": gate.pixels,
+        "ACT": ACTIVATIONS[gate.activations[0][0]], "ACT2": ACTIVATIONS[gate.activations[1][0]],
+    }  # fmt: skip
+
+
+def _ways(gate: _Gate, multiprocessors: int) -> list[_Way]:
+    """The ways that fit, the most promising first."""
+    found: dict[_Way, float] = {}
+    for cluster in _CLUSTERS:
+        for channels in (d for d in range(1, cluster + 1) if cluster % d == 0):
+            for threads in _ITEMS:
+                way = _Way(channels, cluster // channels, threads)
+                if way.fits(gate):
+                    found[way] = _estimate(gate, way, multiprocessors)
+    return sorted(found, key=lambda w: (found[w], w.channels, w.threads))[:_MOST_CONFIGS]
+
+
+def _estimate(gate: _Gate, way: _Way, multiprocessors: int) -> float:
+    """A rough time in ns: what orders candidates, never what chooses them. A multiprocessor takes in and gives out about 60 bytes a ns."""
+    blocks, own = gate.n * way.channels * way.pixels, gate.c // way.channels
+    turns = -(-blocks // (multiprocessors * (1024 // way.threads)))
+    return turns * (2500 + way.items(gate) * way.threads * 32 / 60 + gate.hidden * own / way.threads * 20)
+
+
+def _gate(layer: Layer) -> _Gate | str:
+    """Of a layer that fuse_squeeze_excite made: pooling, both convolutions, the product with the image."""
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    pool, *convs = body.layers[:-1]
+    x = pool.needs(0)
+    n, c, h, w = static_shape(x.shape)
+    made = []
+    for conv in convs:
+        view = seen(conv, outer)
+        end = ending(view, epilogue(view))
+        if isinstance(end, str):
+            return end
+        if end.residual is not None:
+            return "a product of the means adds something that is no bias"
+        made.append((end, *constants_of(view)))
+    (end1, w1, b1), (end2, w2, b2) = made
+    place = next(i for i, t in enumerate(layer.inputs) if t is outer[x])
+    ends = (end1.finish.activation, end2.finish.activation)
+    return _Gate(n, c, h * w, static_shape(w1.shape)[0], (w1, w2), ((end1, b1), (end2, b2)), ends, place)

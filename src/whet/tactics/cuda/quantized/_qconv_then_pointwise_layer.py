@@ -1,0 +1,129 @@
+"""Quantized layers of two convolutions, the second 1x1 on the first's integers, taken apart for a kernel that computes both in one launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.network import Layer, Tensor
+from whet.tactics._base import Packed
+from whet.tactics._quantized import Parts, take_apart
+from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.kernel import Ending, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, Finish, bias_count, pack_weights
+from whet.tactics.cuda.quantized._quantized import (
+    EIGHT,
+    Output,
+    conv_shape_of,
+    ending_of,
+    factors,
+    folded,
+    folds,
+    has_border,
+    key_of,
+    packed_factors,
+    weight_bytes,
+    why_not_weighted,
+)
+
+
+@dataclass(frozen=True)
+class Half:
+    """One of the two convolutions: parts, epilogue, sizes, the integers that it reads and those that it adds."""
+
+    parts: Parts
+    made: Ending
+    shape: ConvShape
+    reads: Tensor | None
+    added: Tensor | None
+
+    @property
+    def stored(self) -> str:
+        """The type of its integers."""
+        assert self.parts.stores is not None
+        return self.parts.stores.dtype.name
+
+    def ends(self) -> tuple[float, float, Output, Finish]:
+        """Multiplier and shift of its real numbers, the numbers of its launch, and how sums end."""
+        return folded(Output.of(self.parts, self.made), self.made, self.stored)
+
+    def packed(self) -> tuple[Packed, Packed]:
+        """Weights as rows [k][r][s][c] of i8; bias_count(k) biases and as many factors, in parts of the range of results."""
+        view, s, (per, shift, _, _) = self.parts.view, self.shape, self.ends()
+        _, w, b = self.parts.places()
+        weights, bias = view.inputs[w], None if b is None else view.inputs[b]
+
+        def array() -> np.ndarray:
+            return weight_bytes(weights)
+
+        digest, key = weights.weight.digest, key_of(self.parts, self.made)
+        rows = packed_array(f"{digest}|conv krsc 8 bits", s.k * s.r * s.s * s.c, lambda: pack_weights(array(), 16, np.dtype(np.int8)))
+        numbers, _ = packed_factors(
+            f"{key}|product {s} {per} {shift}", s, 1, False, lambda: factors(self.parts, self.made, array(), s, bias).times(per, shift)
+        )
+        return rows, numbers
+
+    def factor(self, numbers: int) -> int:
+        """The address of the factors behind the biases at `numbers`."""
+        return numbers + bias_count(self.shape.k) * 4
+
+
+@dataclass(frozen=True)
+class Both8:
+    """The two halves of a quantized ConvProduct, and where the whole reads its input and what is added."""
+
+    first: Half
+    product: Half
+    x: int
+    residual: int | None
+
+
+def halves_of(layer: Layer) -> tuple[Half, Half] | str:
+    """Both convolutions of the layer's body, the second of which makes its result, or why it has no such two."""
+    body = layer.regions["body"]
+    if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]] or any(x.op != "Fused" for x in body.layers):
+        return "the body is no pair of quantized convolutions"
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    first, second = (half_of(seen(x, outer)) for x in body.layers)
+    if isinstance(first, str):
+        return first
+    return second if isinstance(second, str) else (first, second)
+
+
+def both_of(layer: Layer) -> Both8 | str:
+    """The layer taken apart, or why the kernel is not for it."""
+    halves = halves_of(layer)
+    if isinstance(halves, str):
+        return halves
+    (first, product), body, fed = halves, layer.regions["body"], {t: i for i, t in enumerate(layer.inputs)}
+    if product.reads is not body.layers[0].outputs[0] or first.reads not in fed:
+        return "the second convolution does not read the first alone"
+    if product.added is not None and product.added not in fed:
+        return "what is added is made within the layer"
+    if first.added is not None or not product.shape.plain or has_border(first.parts, first.shape):
+        return "the second is not 1x1 without stride and padding, the first adds something, or its padding is no zero"
+    source = first.reads.dtype.name
+    if source != first.stored:
+        return f"the first reads {source} and stores {first.stored}: both products have one type of integers"
+    return Both8(first, product, fed[first.reads], None if product.added is None else fed[product.added])
+
+
+def half_of(conv: Layer) -> Half | str:
+    """A quantized convolution taken apart, or why it is none that sums in registers can end."""
+    parts = take_apart(conv)
+    if isinstance(parts, str):
+        return parts
+    if parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+        return "takes convolutions of one group, two spatial axes"
+    if reason := why_not_weighted(parts):
+        return reason
+    made = ending_of(parts)
+    if isinstance(made, str):
+        return made
+    if parts.stores is None or parts.stores.dtype.name not in EIGHT or not folds(made, parts.stores.dtype.name) or made.finish.residual == 2:
+        return "stores integers behind a clip or SiLU, with nothing added behind those"
+    added = None if made.residual is None else conv.inputs[made.residual]
+    if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in EIGHT):
+        return "what is added is no tensor of integers"
+    return Half(parts, made, conv_shape_of(parts), conv.inputs[parts.source_place()], added)

@@ -1,0 +1,222 @@
+"""Quantized layers on the GPU: storage types of their operands, and factors, biases and scales as the kernels with 8-bit operands want them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, Tensor, static_shape
+from whet.network.types import BF16, F16, F32, DType
+from whet.tactics._base import Operand, Packed, Signature
+from whet.tactics._quantized import FLOAT8, Parts, take_apart
+from whet.tactics.cuda._device.kernel import Ending, ending, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, Finish, Steps, bias_count
+
+EIGHT = ("i8", "u8")
+BYTES = (*EIGHT, FLOAT8)  # types of one byte an element
+
+
+@functools.lru_cache(maxsize=8)
+def parts_of(layer: Layer) -> Parts | str:
+    """The quantized layer taken apart, or why not; the last few are kept, as every candidate asks."""
+    return take_apart(layer, float8=True)
+
+
+def ending_of(parts: Parts, axis: int = 1) -> Ending | str:
+    """The epilogue between sum and stored integer."""
+    return ending(parts.view, parts.posts, axis)
+
+
+def why_not_weighted(parts: Parts) -> str | None:
+    """Why a Conv, Gemm or MatMul is not one of 8-bit inputs with constant symmetric i8 weights and constant biases, or None."""
+    x, w, b = parts.places()
+    if x not in parts.reads or w not in parts.reads:
+        return "its input or its weights are not quantized"
+    if not parts.view.inputs[w].is_constant or (b is not None and not parts.view.inputs[b].is_constant):
+        return "weights or bias are computed at run time; the kernel wants them packed before"
+    kind = FLOAT8 if parts.reads[x].dtype.name == FLOAT8 else "i8"
+    if parts.reads[w].zero or parts.reads[w].dtype.name != kind:
+        return f"takes symmetric {kind} weights for an input of {parts.reads[x].dtype}"
+    return None if parts.reads[x].scale.size == 1 else "its input has more than one scale"
+
+
+def float8_rtol(products: int) -> float:
+    """Bound on the error of a layer that adds so many float8 products. Hopper's tensor cores keep about 14 bits of such a sum and cut off
+    the rest; measured on the H200 for 4608 products in one chain: 2.9e-3 of the largest result (one rounding of e4m3: 3e-2 of each number)."""
+    return 1e-3 + 8e-7 * products
+
+
+def weight_bytes(t: Tensor) -> np.ndarray:
+    """Weights of one byte each as i8: integers as they are, float8 numbers as their bits."""
+    a = np.ascontiguousarray(t.array())
+    return np.asarray(a, np.int8) if t.dtype.name in EIGHT else a.view(np.int8)
+
+
+def signatures_of(parts: Parts, fmt: str, reals: Sequence[DType] = (F16, BF16, F32)) -> list[Signature]:
+    """All full-size operands in format `fmt`; what is not quantized is stored as each of `reals`."""
+    view, found = parts.view, []
+    floats = parts.stores is None or any(t is not None and not t.is_constant and i not in parts.reads for i, t in enumerate(view.inputs))
+    rank = view.outputs[0].type.rank
+    for real in reals if floats else (F32,):
+        inputs: list[Operand | None] = []
+        for i, t in enumerate(view.inputs):
+            if t is None or t.is_constant:
+                inputs.append(None)
+            else:
+                inputs.append(Operand(fmt if t.type.rank == rank else "linear", parts.reads[i].dtype if i in parts.reads else real))
+        if fmt != "linear" and any(o is not None and o.format != fmt for o in inputs):
+            continue
+        found.append(Signature(tuple(inputs), (Operand(fmt, parts.stores.dtype if parts.stores else real),)))
+    return found
+
+
+@dataclass(frozen=True)
+class Output:
+    """What turns real numbers into those stored, and the residual's integers into real ones."""
+
+    per_step: float = 1.0
+    zero: float = 0.0
+    add_step: float = 1.0
+    add_shift: float = 0.0
+
+    @staticmethod
+    def of(parts: Parts, made: Ending) -> Output:
+        """From the scales of a layer."""
+        stores, other = parts.stores, None if made.residual is None else parts.reads.get(made.residual)
+        step, shift = (1.0, 0.0) if other is None else (other.number, -other.zero * other.number)
+        return Output(1.0, 0.0, step, shift) if stores is None else Output(1.0 / stores.number, float(stores.zero), step, shift)
+
+
+def folds(made: Ending, stored: str) -> bool:
+    """Whether integer results are computed in parts of their range: the activation is a clip, whose limits are the range's, or SiLU."""
+    kind = made.finish.activation[0]
+    return stored in EIGHT and (kind == "silu" or (kind == "clip" and made.finish.residual != 2))
+
+
+def folds_float8(made: Ending, stored: str, out: Output) -> bool:
+    """Whether float8 results are computed in steps of the result: the activation is a clip whose upper limit e4m3's own one covers."""
+    kind, _, high = made.finish.activation
+    return stored == FLOAT8 and kind == "clip" and made.finish.residual != 2 and high * out.per_step >= 448
+
+
+def folded_float8(out: Output, made: Ending) -> tuple[float, Output, Finish]:
+    """(multiplier of real numbers, the output's numbers, how sums end) where results are computed in steps of float8."""
+    per, (kind, low, high) = out.per_step, made.finish.activation
+    return per, Output(1.0, 0.0, out.add_step * per, 0.0), Finish((kind, low * per, high), made.finish.residual)
+
+
+def folded(out: Output, made: Ending, stored: str) -> tuple[float, float, Output, Finish]:
+    """(multiplier, shift) that bring real numbers to [0, 1] over the range of results, the output's numbers and the activation for kernels with
+    FOLD. Of SiLU the numbers are in parts of the range, 0 at 0; the activation has the factor of the exponent and the place of 0."""
+    bottom, top = (0, 255) if stored == "u8" else (-128, 127)
+    if made.finish.activation[0] == "silu":
+        span = float(top - bottom)
+        per, zero, late = out.per_step / span, (out.zero - bottom) / span, made.finish.residual == 2
+        more = out.add_shift * per
+        silu = Finish(("silu", -float(np.log2(np.e)) / per, zero + (more if late else 0.0)), made.finish.residual)
+        return per, 0.0 if late else more, Output(span, 12582912.0 + bottom, out.add_step * per, 0.0), silu
+    _, low, high = made.finish.activation
+    ends = np.clip(np.array([low, high]) * out.per_step, -1e6, 1e6)
+    least, most = np.clip(np.rint(ends) + out.zero, bottom, top)
+    span = float(most - least)
+    per = out.per_step / span if span else 0.0
+    shift = (out.zero - least) / span + out.add_shift * per if span else 0.0
+    return per, float(shift), Output(span, 12582912.0 + float(least), out.add_step * per, 0.0), made.finish
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Real value of a step of each channel's sum, and biases that take the input's zero point back: one, or one a class of pixels."""
+
+    factor: np.ndarray  # [k] f32
+    bias: np.ndarray  # [classes, k] f32
+    classes: np.ndarray  # [pixels] u16, or empty
+
+    def times(self, by: float, shift: float) -> Factors:
+        """The same for real numbers times `by` plus `shift`."""
+        factor, bias = self.factor.astype(np.float64) * by, self.bias.astype(np.float64) * by + shift
+        return Factors(factor.astype(np.float32), bias.astype(np.float32), self.classes)
+
+    @property
+    def border(self) -> bool:
+        """Whether the bias depends on the pixel."""
+        return self.classes.size > 0
+
+
+def factors(parts: Parts, made: Ending, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
+    """For integer `weights` [k, c, r, s]. Padding is the real 0, in memory the integer 0: where it is read, the zero point is not subtracted."""
+    x, w, _ = parts.places()
+    reads = parts.reads[x]
+    factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * reads.number, (shape.k,))
+    plain = made.bias(bias, shape.k).astype(np.float64)
+    if not reads.zero:
+        return Factors(factor.astype(np.float32), plain[None].astype(np.float32), np.zeros(0, np.uint16))
+    taps = weights.astype(np.float64).sum(axis=1)  # [k, r, s]
+    rows, columns = _inside(shape, 0), _inside(shape, 1)
+    kinds = [(r, c) for r in dict.fromkeys(rows) for c in dict.fromkeys(columns)]
+    table = [plain - reads.zero * factor * (taps * np.outer(r, c)).sum(axis=(1, 2)) for r, c in kinds]
+    number = {kind: i for i, kind in enumerate(kinds)}
+    classes = np.array([number[r, c] for r in rows for c in columns], np.uint16) if len(kinds) > 1 else np.zeros(0, np.uint16)
+    return Factors(factor.astype(np.float32), np.array(table, np.float32), classes)
+
+
+def has_border(parts: Parts, shape: ConvShape) -> bool:
+    """Whether biases depend on the pixel: a zero point, and padding that some windows read."""
+    x = parts.source_place()
+    return bool(parts.reads[x].zero) and len({*_inside(shape, 0)}) * len({*_inside(shape, 1)}) > 1
+
+
+def _inside(shape: ConvShape, axis: int) -> list[tuple[bool, ...]]:
+    """For each output row (or column) which taps lie in the image."""
+    count, taps, size = ((shape.p, shape.r, shape.h), (shape.q, shape.s, shape.w))[axis]
+    at = [[o * shape.stride[axis] - shape.pad[axis] + t * shape.dilation[axis] for t in range(taps)] for o in range(count)]
+    return [tuple(0 <= y < size for y in row) for row in at]
+
+
+def packed_factors(key: str, shape: ConvShape, classes: int, border: bool, make: Any) -> tuple[Packed, Packed]:
+    """[classes] biases, then the factors, each bias_count(k) floats; and the class of each pixel. `make` gives the Factors."""
+    count = bias_count(shape.k)
+
+    def floats() -> np.ndarray:
+        f = make()
+        out = np.zeros((classes + 1, count), np.float32)
+        out[:classes, : shape.k], out[classes, : shape.k] = f.bias, f.factor
+        return out
+
+    pixels = shape.p * shape.q if border else 1
+    return (
+        packed_array(f"{key} factors", (classes + 1) * count * 4, floats),
+        packed_array(f"{key} classes", pixels * 2, lambda: make().classes if border else np.zeros(1, np.uint16)),
+    )
+
+
+def count_classes(shape: ConvShape) -> int:
+    """Kinds of pixels by the taps that lie in the image."""
+    return len({*_inside(shape, 0)}) * len({*_inside(shape, 1)})
+
+
+def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int) -> tuple[int, Steps]:
+    """Address of the biases, and the numbers of the launch."""
+    pitch = bias_count(k)
+    return factors_at, Steps(factors_at + classes * pitch * 4, out.per_step, out.zero, out.add_step, out.add_shift, classes_at, pitch)
+
+
+def key_of(parts: Parts, made: Ending) -> str:
+    """What of scales and biases makes packed constants differ."""
+    x, w, b = parts.places()
+    t, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
+    return f"{t.weight.digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.weight.digest if bias is not None else ''}|{made.key}"
+
+
+def conv_shape_of(parts: Parts) -> ConvShape:
+    """The sizes of a quantized Conv of two spatial axes."""
+    a = parts.head.attrs
+    n, c, h, w = static_shape(parts.head.inputs[0].shape)
+    k, _, r, s = static_shape(parts.head.inputs[1].shape)
+    return ConvShape(
+        n, h, w, c, k, r, s, tuple(a.get("strides") or (1, 1)), tuple(a.get("pads") or (0, 0, 0, 0)), tuple(a.get("dilations") or (1, 1))
+    )

@@ -1,0 +1,60 @@
+"""Quantized first convolutions within a layer that also makes the integers of the image, or pools what comes out: taken apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.network import Layer
+from whet.network.types import F32
+from whet.tactics._quantized import Parts, take_apart
+from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.kernel import Ending
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.quantized._quantized import EIGHT, conv_shape_of, ending_of, why_not_weighted
+
+
+@dataclass(frozen=True)
+class Image:
+    """The layer taken apart: its convolution's parts and epilogue, which input is the image, and the step that makes integers of it (or None)."""
+
+    parts: Parts
+    made: Ending
+    shape: ConvShape
+    image: int
+    step: float | None
+
+
+def image_parts(layer: Layer, hint: str) -> Image | str:
+    """The layer taken apart, or why the kernel is not for it."""
+    if layer.hint != hint:
+        return f"computes {hint}, not {layer.hint or layer.op}"
+    body = layer.regions["body"]
+    outer = dict(zip(body.inputs, layer.inputs, strict=True))
+    fused = next((x for x in body.layers if x.op == "Fused"), None)
+    if fused is None:
+        return "the convolution is not quantized"
+    conv, first = seen(fused, outer), body.layers[0]
+    parts = take_apart(conv)
+    if isinstance(parts, str):
+        return parts
+    made = ending_of(parts)
+    if isinstance(made, str):
+        return made
+    if made.residual is not None or parts.head.op != "Conv" or parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+        return "takes a convolution of one group, two spatial axes and no residual"
+    if parts.stores is None or parts.stores.dtype.name not in EIGHT:
+        return "stores integers"
+    if reason := why_not_weighted(parts):
+        return reason
+    x = parts.source_place()
+    step: float | None = None
+    read = conv.inputs[x]
+    if first.op == "QuantizeLinear":
+        floats, scale = (None if t is None else outer.get(t) for t in first.inputs[:2])
+        if scale is None or scale.weight is None or first.output is not fused.inputs[x] or floats is None or floats.dtype != F32:
+            return "the image is no f32 tensor that becomes the convolution's input"
+        step, read = float(np.asarray(scale.array(), np.float32).reshape(-1)[0]), floats
+    image = next((i for i, t in enumerate(layer.inputs) if t is read), None)
+    return "the image is made within the layer" if image is None else Image(parts, made, conv_shape_of(parts), image, step)

@@ -1,0 +1,44 @@
+"""What the tactics of quantized layers share: the layer is taken apart once, and only what is quantized and static comes to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer
+from whet.tactics._base import Signature, Tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import all_static
+from whet.tactics.cuda.quantized._quantized import parts_of
+
+
+class QuantizedTactic(Tactic):
+    """A tactic for quantized layers; subclasses say why they do not take one (`unfit`), and how its operands may be stored (`stored`)."""
+
+    quantized = True
+    float8 = False  # takes layers with float8 numbers too
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        if parts.float8 and not self.float8:
+            return "computes on integers, not on float8"
+        return self.unfit(layer, parts)
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts), parts
+        return self.stored(layer, parts)
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        """Why the kernel does not take the layer; None when it might."""
+        raise NotImplementedError
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        """The signatures of a static layer that fits."""
+        raise NotImplementedError

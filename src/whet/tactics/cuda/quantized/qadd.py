@@ -1,0 +1,57 @@
+"""Quantized Add: two integers (or e4m3 numbers) of different scales, an activation, integers (or e4m3) out."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, blocks_of, launch
+from whet.tactics.cuda.conv._conv import TYPES
+from whet.tactics.cuda.quantized._quantized import ending_of, parts_of
+from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+
+
+@tactic
+class OwnQAdd(QuantizedTactic):
+    """Operands of the result's shape, row-major or channels last."""
+
+    ops = ("Add",)
+    float8 = True
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
+            return "adds integers and stores integers"
+        if any(t is None or t.is_constant or t.shape != layer.outputs[0].shape for t in (parts.view.inputs[i] for i in parts.reads)):
+            return "a summand is constant, or spread out"
+        made = ending_of(parts)
+        return made if isinstance(made, str) else "what follows the sum is no activation" if made.residual is not None or made.biases else None
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        if parts.stores is None:
+            return []
+        found = []
+        for f in ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",):
+            ins = tuple(Operand(f, parts.reads[i].dtype) if i in parts.reads else None for i in range(len(layer.inputs)))
+            found.append(Signature(ins, (Operand(f, parts.stores.dtype),)))
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
+        if isinstance(parts, str) or isinstance(made, str) or parts.stores is None:
+            raise PlanRefused(str(made))
+        i, j = (parts.place(t) for t in parts.head.inputs)
+        a, b, stores = parts.reads[i], parts.reads[j], parts.stores  # type: ignore[index]
+        kind, low, high = made.finish.activation
+        constants = {"A": TYPES[a.dtype.name], "B": TYPES[b.dtype.name], "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[kind]}
+        count = prod(static_shape(layer.outputs[0].shape))
+        shift = -a.zero * a.number - b.zero * b.number
+
+        def make(args: Args) -> list:
+            values = (args.inputs[i], args.inputs[j], args.outputs[0], count, a.number, b.number, shift, low, high, 1 / stores.number, stores.zero)  # type: ignore[index]
+            return [launch("qadd.cu", "qadd", constants, (blocks_of(count, 2048), 1, 1), 256, "<3Qq7f4x", *values)]
+
+        return GpuKernel(layer, signature, make, implementation="own qadd", rtol=0.0)

@@ -1,0 +1,206 @@
+"""Quantized convolution on Hopper's tensor cores: u8 or i8 by i8, or e4m3 by itself; scales by channel, bias, residual, activation; any type out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import RTOL, Ending, GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, Eight, View, pack_weights8, refuses
+from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
+from whet.tactics.cuda.conv.conv import as_config, from_config
+from whet.tactics.cuda.quantized._quantized import (
+    BYTES,
+    EIGHT,
+    FLOAT8,
+    Factors,
+    Output,
+    conv_shape_of,
+    count_classes,
+    ending_of,
+    factors,
+    float8_rtol,
+    folded,
+    folded_float8,
+    folds,
+    folds_float8,
+    has_border,
+    key_of,
+    packed_factors,
+    parts_of,
+    signatures_of,
+    steps_of,
+    weight_bytes,
+    why_not_weighted,
+)
+from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+
+MAX_CONFIGS = 30
+
+
+@tactic
+class OwnQConv(QuantizedTactic):
+    """Group 1, two spatial axes, input channels in sixteens; zero points at padding by a bias that depends on the pixel."""
+
+    ops = ("Conv",)
+    float8 = True
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+            return "takes images of two spatial axes, one group"
+        return why_not_weighted(parts) or unfit_float8(parts, conv_channels(parts))
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return signatures_of(parts, "nhwc")
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        return refuses_product(parts, pairs(conv_shape_of(parts)), machine)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts)
+        shape = pairs(conv_shape_of(parts))
+        return product_configs(parts, shape, signature, conv_configs(shape, machine.multiprocessors, 1), machine)
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            raise PlanRefused(parts)
+        w = parts.view.inputs[parts.places()[1]]
+        return product_plan(layer, parts, conv_shape_of(parts), signature, config, machine, lambda: weight_bytes(w), "conv")
+
+
+def conv_channels(parts: Parts) -> tuple[Any, Any]:
+    """Input and output channels of a convolution."""
+    return parts.head.inputs[0].shape[1], parts.head.inputs[1].shape[0]
+
+
+def unfit_float8(parts: Parts, channels: tuple[Any, Any]) -> str | None:
+    """Why a layer with float8 numbers has no kernel, so that it is better not made: integers have kernels for other sizes."""
+    c, k = channels
+    if parts.float8 and (c % 16 or k % 8):
+        return f"{c} input and {k} output channels: of float8 inputs come in sixteens, outputs in eights"
+    return None
+
+
+def pairs(shape: ConvShape) -> ConvShape:
+    """Two pixels as one of twice the channels, where rows of 1x1 convolutions are no multiple of 16 bytes: half of the products are with zeros."""
+    if not shape.plain or shape.c % 16 != 8 or shape.m % 2 or shape.c > 64:
+        return shape
+    return ConvShape(1, 1, shape.m // 2, shape.c * 2, shape.k * 2)
+
+
+def refuses_product(parts: Parts, shape: ConvShape, machine: Any, axis: int = 1) -> str | None:
+    """Why the tensor-core kernel cannot take a product of 8-bit numbers, or None."""
+    if not machine_has(machine, "wgmma"):
+        return "needs Hopper's tensor cores (sm_90a)"
+    made = ending_of(parts, axis)
+    return made if isinstance(made, str) else refuses(shape, made.residual is None, 1)
+
+
+def kinds_of(parts: Parts, made: Ending, signature: Signature, shape: ConvShape) -> Eight:
+    """The types of an instance."""
+    x = parts.source_place()
+    other = "" if made.residual is None else signature.inputs[made.residual].dtype.name
+    stored = signature.outputs[0].dtype.name
+    fold = folds(made, stored) or folds_float8(made, stored, Output.of(parts, made))
+    return Eight(parts.reads[x].dtype.name, stored, other, has_border(parts, shape), fold)
+
+
+def storable(tile: ConvConfig, eight: Eight, shape: ConvShape) -> bool:
+    """Whether a tile can store such results: through shared memory go 8-bit ones, residual too, in rows of 16 bytes; any number directly."""
+    if shape.k % 8:
+        return bool(tile.direct) and tile.sk == 1
+    staged = tile.sk == 1 and not tile.direct
+    return not staged or (eight.result in BYTES and eight.residual in ("", *BYTES) and shape.k % 16 == 0)
+
+
+def product_configs(
+    parts: Parts, shape: ConvShape, signature: Signature, found: list[ConvConfig], machine: Any, axis: int = 1
+) -> Sequence[Config]:
+    """The first of `found` that can run and store this; tiles that would go through shared memory and cannot go directly."""
+    made = ending_of(parts, axis)
+    if isinstance(made, str):
+        return []
+    eight = kinds_of(parts, made, signature, shape)
+    able = (c for c in found if c.outs < 3 or made.residual is not None)  # the third place is for a residual that is on its way
+    direct = (c if storable(c, eight, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
+    most = MAX_CONFIGS + (6 if made.residual is not None else 0)
+    good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)
+    kind, odd = made.finish.activation[0], shape.k % 8 != 0
+    ahead(machine, [conv_source(c, not shape.plain and not c.halo, kind, False, False, odd, eight) for c in good])
+    return [as_config(c) for c in good]
+
+
+def product_plan(
+    layer: Layer,
+    parts: Parts,
+    shape: ConvShape,
+    signature: Signature,
+    config: Config,
+    machine: Any,
+    array: Callable[[], np.ndarray],
+    name: str,
+    axis: int = 1,
+) -> GpuKernel:
+    """The kernel of a Conv, Gemm or MatMul; `array` gives its integer weights as [k, c, r, s]."""
+    made, tile, single = ending_of(parts, axis), from_config(config), shape
+    shape = pairs(shape)
+    reason = made if isinstance(made, str) else refuses(shape, made.residual is None, 1) or fits(tile, shape)
+    if reason or isinstance(made, str):
+        raise PlanRefused(str(reason))
+    eight = kinds_of(parts, made, signature, shape)
+    if not storable(tile, eight, shape):
+        raise PlanRefused(f"{tile} cannot store {eight.result} with {shape.k} channels and this residual")
+    x, w, b = parts.places()
+    bias = None if b is None else parts.view.inputs[b]
+    classes, key = count_classes(shape) if eight.border else 1, key_of(parts, made)
+    digest = parts.view.inputs[w].weight.digest
+    rows = shape.steps(tile.bk) * tile.bk
+
+    def filters() -> np.ndarray:
+        given = array()
+        return given if shape is single else np.kron(np.eye(2, dtype=np.int8), given[:, :, 0, 0])[:, :, None, None]
+
+    def numbers() -> Factors:
+        found = factors(parts, made, array(), single, bias)
+        found = found if shape is single else Factors(np.tile(found.factor, 2), np.tile(found.bias, (1, 2)), found.classes)
+        return found.times(per, shift)
+
+    out, per, shift = Output.of(parts, made), 1.0, 0.0
+    finish = made.finish
+    if eight.fold and eight.result == FLOAT8:
+        per, out, finish = folded_float8(out, made)
+    elif eight.fold:
+        per, shift, out, finish = folded(out, made, eight.result)
+    packed = (
+        packed_array(f"{digest}|{name} 8 bits {tile.bk} {shape is single}", -(-shape.k // 32) * 32 * rows, lambda: pack_weights8(filters(), tile.bk)),
+        *packed_factors(f"{key}|{name} {shape} {per} {shift}", shape, classes, eight.border, numbers),
+    )
+
+    def make(args: Args) -> list:
+        residual = None if made.residual is None else View(args.inputs[made.residual], shape.k)
+        biases, numbers = steps_of(out, args.packed[1], args.packed[2], classes, shape.k)
+        source = View(args.inputs[x], shape.c)
+        return [
+            conv_launch(
+                tile, shape, source, args.packed[0], biases, View(args.outputs[0], shape.k), residual=residual, finish=finish,
+                multiprocessors=machine.multiprocessors, label=layer.name, eight=eight, numbers8=numbers,
+            )
+        ]  # fmt: skip
+
+    rtol = 0.0 if eight.result in EIGHT else RTOL.get(eight.result, 0.0)
+    if FLOAT8 in (eight.source, eight.result):
+        rtol = max(rtol, float8_rtol(single.r * single.s * single.c))
+    return GpuKernel(layer, signature, make, implementation=f"own wgmma {eight.source} {tile}", packed=packed, rtol=rtol)

@@ -1,0 +1,180 @@
+"""Quantized convolutions of 32 or 64 channels and several taps: an image's tile comes in once, weights stay in registers as the tall operand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.network import Layer
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, Ending, GpuKernel, ahead, machine_has, packed_array
+from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape
+from whet.tactics.cuda.conv._weights_as_a import THREADS, fields, held, launches, registers_of, widths
+from whet.tactics.cuda.quantized._quantized import EIGHT, conv_shape_of, ending_of, folds, parts_of, weight_bytes, why_not_weighted
+from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+from whet.tactics.cuda.stem.qstem import first_numbers
+
+_MOST_TAPS = 16
+
+
+@tactic
+class OwnQNarrow(QuantizedTactic):
+    """One group, strides of 1 or 2, no dilation; as many columns as the stride divides; integers out, a residual of integers."""
+
+    ops = ("Conv",)
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        if parts.head.attrs["group"] != 1 or parts.head.inputs[0].type.rank != 4:
+            return "takes images of two spatial axes, one group"
+        if parts.stores is None or parts.stores.dtype.name not in EIGHT:
+            return "stores integers"
+        made = ending_of(parts)
+        if isinstance(made, str):
+            return made
+        if not folds(made, parts.stores.dtype.name):
+            return "ends with a clip or SiLU"
+        if made.residual is not None and (made.residual not in parts.reads or parts.reads[made.residual].dtype.name not in EIGHT):
+            return "adds integers"
+        return why_not_weighted(parts)
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        made, stores = ending_of(parts), parts.stores
+        assert not isinstance(made, str)
+        assert stores is not None
+        given = {i: Operand("nhwc", parts.reads[i].dtype) for i in (parts.source_place(), made.residual) if i is not None}
+        return [Signature(tuple(given.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", stores.dtype),))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        parts = parts_of(layer)
+        return parts if isinstance(parts, str) else narrow_reason8(conv_shape_of(parts))
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts)
+        made = ending_of(parts)
+        assert not isinstance(made, str)
+        fit = [t for t in tiles8(conv_shape_of(parts)) if t.fits(made.residual is not None)]
+        good = [t for t in fit if replace(t, blocks=t.blocks + 2) not in fit]  # as many blocks as fit, and one less
+        ahead(machine, [text("qconv_few_channel.cu", t.constants(parts, made)) for t in good])
+        return [(("wide", t.wide), ("tall", t.tall), ("blocks", t.blocks)) for t in good]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
+        if isinstance(parts, str) or isinstance(made, str):
+            raise PlanRefused(str(made))
+        s = conv_shape_of(parts)
+        if reason := narrow_reason8(s):
+            raise PlanRefused(reason)
+        x, w, _ = parts.places()
+        tile, weights = NarrowTile8(s, *(int(v) for _, v in config)), parts.view.inputs[w]
+        constants = tile.constants(parts, made)
+        tiles_y, tiles_x = -(-s.p // tile.lines), -(-s.q // tile.wide)
+        tiles, stride = s.n * tiles_y * tiles_x, s.stride[0]
+        numbers, out, finish = first_numbers(parts, made, s, signature.outputs[0].dtype.name)
+        outside = (parts.reads[x].zero & 0xFF) * 0x01010101
+        rows = packed_array(
+            f"{weights.weight.digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16, lambda: narrow_registers(weight_bytes(weights), s)
+        )
+
+        def make(args: Args) -> list:
+            pair = s.c * stride
+            image = (pair, s.w // stride, s.h, s.n)
+            blob = tensormap.tiled(args.inputs[x], "u8", image, (pair, s.w * s.c, s.h * s.w * s.c), (s.c, tile.columns, tile.rows, 1))
+            residual = 0 if made.residual is None else args.inputs[made.residual]
+            sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
+            blob += fields(args, s.k, residual, sizes, finish, out, out.add_step, outside)
+            return launches("qnarrow", constants, tile, tiles, machine.multiprocessors, blob + bytes(-len(blob) % 64), layer.name)
+
+        name = f"own narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=(rows, numbers), rtol=0.0)
+
+
+@dataclass(frozen=True)
+class NarrowTile8:
+    """Sizes of an instance of qconv_few_channel.cu: columns of results, passes of 64 / channels rows, blocks on a multiprocessor."""
+
+    shape: ConvShape
+    wide: int
+    tall: int
+    blocks: int
+
+    @property
+    def side(self) -> int:
+        """Rows of results in the tall operand."""
+        return 64 // self.shape.k
+
+    @property
+    def lines(self) -> int:
+        """Rows of results."""
+        return self.tall * self.side
+
+    @property
+    def rows(self) -> int:
+        """Rows of the image that the results read."""
+        return (self.lines - 1) * self.shape.stride[0] + self.shape.r
+
+    @property
+    def columns(self) -> int:
+        """Columns of the image (of a stride of 2: even ones, and as many odd ones)."""
+        s, step = self.shape, self.shape.stride[1]
+        return self.wide + (s.s - 1 - s.pad[1]) // step + -(-s.pad[1] // step)
+
+    @property
+    def steps(self) -> int:
+        """Products of 64 x 32 x `wide` in a pass."""
+        s = self.shape
+        return ((self.side - 1) * s.stride[0] + s.r) * s.s * s.c // 32
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        part = -(-self.rows * self.columns * self.shape.c // 1024) * 1024
+        return 1024 + self.shape.stride[0] * part + 2 * self.side * self.wide * self.shape.k + 8
+
+    def fits(self, added: bool) -> bool:
+        """Whether a multiprocessor holds it: registers for sums, weights, a residual, addresses."""
+        registers = self.wide // 2 + self.steps * 4 + 44 + (-(-self.wide * 4 // THREADS) * 4 if added else 0)
+        return max(self.columns, self.rows) <= 256 and held(registers, self.shared, self.blocks)
+
+    def constants(self, parts: Parts, made: Ending) -> dict[str, int]:
+        """The macros of the instance."""
+        s, stores = self.shape, parts.stores
+        assert stores is not None
+        other = 0 if made.residual is None else TYPES[parts.reads[made.residual].dtype.name]
+        return {
+            "C": s.c, "KC": s.k, "R": s.r, "S": s.s, "STRIDE": s.stride[0], "PAD_H": s.pad[0], "PAD_W": s.pad[1], "BN": self.wide,
+            "TALL": self.tall, "RESIDUAL": other, "LATE": int(made.finish.residual == 2), "IN8": TYPES[parts.reads[parts.source_place()].dtype.name],
+            "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[made.finish.activation[0]], "FOLD": 1, "BLOCKS": self.blocks, "TALL_WEIGHTS": 1,
+        }  # fmt: skip
+
+
+def narrow_reason8(s: ConvShape) -> str | None:
+    """Why the kernel cannot compute a convolution, or None."""
+    if s.c not in (32, 64) or s.k not in (32, 64):
+        return f"{s.c} input and {s.k} output channels: 32 or 64"
+    if s.stride not in ((1, 1), (2, 2)) or s.dilation != (1, 1) or s.w % s.stride[1] or not 1 < s.r * s.s <= _MOST_TAPS:
+        return f"filter {s.r} x {s.s}, strides {s.stride}, {s.w} columns: 2 to {_MOST_TAPS} taps, strides of 1 or 2 that divide them, no dilation"
+    return None if any(t.fits(True) for t in tiles8(s)) else "weights and sums do not fit into registers, or the image's tile into shared memory"
+
+
+def tiles8(s: ConvShape) -> list[NarrowTile8]:
+    """What to look at."""
+    return [NarrowTile8(s, w, tall, blocks) for w in widths(s.q) for tall in (1, 2, 4) for blocks in (1, 2, 3, 4) if tall * (64 // s.k) < 2 * s.p]
+
+
+def narrow_registers(weights: np.ndarray, s: ConvShape) -> np.ndarray:
+    """Filters [k, c, r, s] of i8 as registers of the tall operand: K runs over rows of the image, taps, channels."""
+    side, step = 64 // s.k, s.stride[0]
+    depth = (side - 1) * step + s.r
+    tall = np.zeros((side, s.k, depth, s.s, s.c), np.int8)
+    for i in range(side):
+        tall[i, :, i * step : i * step + s.r] = weights.transpose(0, 2, 3, 1)
+    return registers_of(tall.reshape(64, -1, 32))

@@ -1,0 +1,101 @@
+"""Quantized convolutions and products that no other kernel takes (groups, odd channel counts): one thread a value. Slow, always there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, blocks_of, launch, machine_has, packed_array
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
+from whet.tactics.cuda.conv._conv import refuses as no_tensor_cores
+from whet.tactics.cuda.conv.conv_generic import DIRECT_FIELDS
+from whet.tactics.cuda.quantized._quantized import (
+    EIGHT,
+    Factors,
+    Output,
+    conv_shape_of,
+    ending_of,
+    key_of,
+    packed_factors,
+    parts_of,
+    signatures_of,
+    why_not_weighted,
+)
+from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+from whet.tactics.cuda.quantized.qconv import pairs
+from whet.tactics.cuda.quantized.qgemm import matrix, rows_of, why_not_rows
+
+
+@tactic
+class OwnQDirect(QuantizedTactic):
+    """Conv of two spatial axes with any groups; Gemm and MatMul with a constant matrix."""
+
+    ops = ("Conv", "Gemm", "MatMul")
+    fallback = True
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        if parts.head.op == "Conv" and parts.head.inputs[0].type.rank != 4:
+            return "the kernel takes images of two spatial axes"
+        return why_not_weighted(parts) or (None if parts.head.op == "Conv" else why_not_rows(parts))
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return signatures_of(parts, "nhwc" if parts.head.op == "Conv" else "linear")
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        conv = parts.head.op == "Conv"
+        made = ending_of(parts, 1 if conv else layer.outputs[0].type.rank - 1)
+        if isinstance(made, str):
+            return made
+        group = int(parts.head.attrs["group"]) if conv else 1
+        s = conv_shape_of(parts) if conv else rows_of(parts)
+        if machine_has(machine, "wgmma") and group == 1 and s.c > 4 and no_tensor_cores(pairs(s) if conv else s, made.residual is None, 1) is None:
+            return "tensor cores take it"
+        return None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            raise PlanRefused(parts)
+        conv = parts.head.op == "Conv"
+        made = ending_of(parts, 1 if conv else layer.outputs[0].type.rank - 1)
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        s: ConvShape = conv_shape_of(parts) if conv else rows_of(parts)
+        group = int(parts.head.attrs["group"]) if conv else 1
+        x, w, b = parts.places()
+        weights, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
+
+        def filters() -> np.ndarray:
+            given = np.asarray(weights.array(), np.float32) if conv else matrix(parts).astype(np.float32)
+            return given.transpose(2, 3, 1, 0)  # [r, s, c of a group, k]
+
+        def numbers() -> Factors:
+            factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))
+            return Factors(factor.astype(np.float32), made.bias(bias, s.k)[None], np.zeros(0, np.uint16))
+
+        key = f"{key_of(parts, made)}|direct {conv} {s}"
+        packed = (
+            packed_array(f"{key} weights", int(np.prod(static_shape(weights.shape))) * 4, filters),
+            packed_factors(key, s, 1, False, numbers)[0],
+        )
+        kind, low, high = made.finish.activation
+        stored, reads, out = signature.outputs[0].dtype.name, parts.reads[x], Output.of(parts, made)
+        added = stored if made.residual is None else signature.inputs[made.residual].dtype.name
+        constants = {"FROM": TYPES[reads.dtype.name], "TO": TYPES[stored], "ADD": TYPES[added], "FACTOR": 1, "ACT": ACTIVATIONS[kind]}
+        count = s.m * s.k
+
+        def make(args: Args) -> list:
+            residual = 0 if made.residual is None else args.inputs[made.residual]
+            sizes = (s.h, s.w, s.c, s.p, s.q, s.k, s.r, s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, s.c // group, s.k // group)
+            steps = (float(reads.zero), out.per_step, out.zero, out.add_step, out.add_shift, args.packed[1] + bias_count(s.k) * 4)
+            values = (args.inputs[x], *args.packed, residual, args.outputs[0], count, *sizes, made.finish.residual, low, high, *steps)
+            return [launch("conv_generic.cu", "direct", constants, (blocks_of(count, 256), 1, 1), 256, DIRECT_FIELDS, *values)]
+
+        return GpuKernel(layer, signature, make, implementation="own direct", packed=packed, rtol=0.0 if stored in EIGHT else RTOL[stored])

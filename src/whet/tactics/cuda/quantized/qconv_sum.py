@@ -1,0 +1,150 @@
+"""The sum of two quantized convolutions in one launch: what the first gives becomes integers in registers, which the second adds to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, packed_array, same
+from whet.tactics.cuda.conv._conv import Between, Eight, Second, Steps, View, bias_count, pack_weights8, refuses
+from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, large_batch_configs, step_channels, varied
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv.conv import as_config, from_config
+from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Half, halves_of
+from whet.tactics.cuda.quantized._quantized import has_border, weight_bytes
+
+MAX_CONFIGS = 24
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """The two convolutions and which inputs of the whole they read."""
+
+    first: Half
+    last: Half
+    x: int
+    y: int
+
+    def bk(self) -> int:
+        return step_channels(max(self.first.shape.c, self.last.shape.c), 1)
+
+    def steps(self, bk: int) -> int:
+        """K steps of both."""
+        return self.first.shape.steps(bk) + self.last.shape.steps(bk)
+
+    def eight(self) -> Eight:
+        """Types of the product: the first one's integers are what is added."""
+        source = self.last.reads
+        assert source is not None
+        return Eight(source.dtype.name, self.last.stored, self.first.stored, False, True)
+
+    def weights(self, bk: int) -> np.ndarray:
+        """Rows of the first behind which lie those of the second."""
+        rows = [pack_weights8(weight_bytes(h.parts.view.inputs[h.parts.places()[1]]), bk) for h in (self.first, self.last)]
+        count = -(-self.last.shape.k // 32) * 32
+        return np.concatenate([r.reshape(count, -1) for r in rows], axis=1)
+
+
+@tactic
+class OwnQConvPair(Tactic):
+    """What the pass fuse_quantized_sum makes: one group, input channels in sixteens, results in 32s, one type of integers in."""
+
+    ops = ("*",)
+    hints = ("QuantizedSum",)
+    what = "the sum of two quantized convolutions"
+
+    def why_not(self, layer: Layer) -> str | None:
+        if said := super().why_not(layer):
+            return said
+        found = _sum_of(layer)
+        return found if isinstance(found, str) else None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        found = _sum_of(layer) if all_static(layer) else "static"
+        if isinstance(found, str):
+            return []
+        stores = found.last.parts.stores
+        assert stores is not None
+        return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in (found.x, found.y)}, Operand("nhwc", stores.dtype))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        found = _sum_of(layer)
+        if isinstance(found, str):
+            return found
+        a, b = found.first.shape, found.last.shape
+        return f"{b.k} results: they come in 32s" if b.k % 32 else refuses(a, size=1) or refuses(b, size=1)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        found = _sum_of(layer)
+        if isinstance(found, str):
+            return []
+        s, bk, processors = found.last.shape, found.bk(), machine.multiprocessors
+        steps = found.steps(bk)
+        every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _able(c))
+        order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
+        kind, finish = Second.kind(s), found.last.ends()[3]
+        ahead(
+            machine,
+            [conv_source(c, not found.first.shape.plain, finish.activation[0], False, eight=found.eight(), pair=kind, between=True) for c in order],
+        )
+        return [as_config(c) for c in order]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        found, tile = _sum_of(layer), from_config(config)
+        if isinstance(found, str):
+            raise PlanRefused(found)
+        a, b, steps = found.first.shape, found.last.shape, found.steps(tile.bk)
+        if not _able(tile) or tile.hold not in (0, steps):
+            raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with sums of their own")
+        (_, _, inner, _), (_, _, out, finish) = found.first.ends(), found.last.ends()
+        key = "+".join(h.parts.view.inputs[h.parts.places()[1]].weight.digest for h in (found.first, found.last))
+        rows = -(-b.k // 32) * 32 * steps * tile.bk
+        packed = (
+            packed_array(f"{key}|pair 8 bits {tile.bk}", rows, lambda: found.weights(tile.bk)),
+            found.first.packed()[1],
+            found.last.packed()[1],
+        )
+
+        def make(args: Args) -> list:
+            weights, early, numbers = args.packed
+            between = Between(early, found.first.factor(early), inner.per_step, inner.zero)
+            return [
+                conv_launch(
+                    tile, a, View(args.inputs[found.x], a.c), weights, numbers, View(args.outputs[0], b.k), finish=finish,
+                    multiprocessors=machine.multiprocessors, label=layer.name, eight=found.eight(),
+                    numbers8=Steps(found.last.factor(numbers), out.per_step, out.zero, out.add_step, out.add_shift, 0, bias_count(b.k)),
+                    second=Second(b, View(args.inputs[found.y], b.c), between),
+                )
+            ]  # fmt: skip
+
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma {found.eight().source} pair {tile}", packed=packed, rtol=0.0)
+
+
+def _able(tile: ConvConfig) -> bool:
+    """Whether conv.cu has two sums in such a tile: a block by itself, results in 32s, no residual that comes ahead; two rows of tiles would spill."""
+    return tile.sk == 1 and not tile.halo and not tile.once and tile.bn % 32 == 0 and tile.outs < 3 and tile.mi == 1
+
+
+def _sum_of(layer: Layer) -> _Sum | str:
+    """The layer taken apart, or why the kernel is not for it."""
+    halves = halves_of(layer)
+    if isinstance(halves, str):
+        return halves
+    (first, last), body, fed = halves, layer.regions["body"], {t: i for i, t in enumerate(layer.inputs)}
+    if last.added is not body.layers[0].outputs[0] or first.added is not None or first.reads not in fed or last.reads not in fed:
+        return "the second convolution does not add the first, or reads it"
+    if first.made.finish.activation[0] != "clip" or has_border(first.parts, first.shape):
+        return "the first has an activation, or its padding is no zero"
+    s = last.shape
+    if (s.r, s.s, *s.pad) != (1, 1, 0, 0, 0, 0):
+        return "the second is not 1x1 without padding"
+    if first.reads.dtype != last.reads.dtype:
+        return f"the first reads {first.reads.dtype}, the second {last.reads.dtype}: both products have one type of integers"
+    return _Sum(first, last, fed[first.reads], fed[last.reads])

@@ -1,0 +1,86 @@
+"""A quantized convolution of several taps and the 1x1 one behind it in one launch: integers between them stay in a cluster's shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from whet.network import Layer
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, same
+from whet.tactics.cuda.conv._conv import refuses
+from whet.tactics.cuda.conv._conv_then_pointwise import Integers, Tile, product_launch, product_source, tiles_of, unfit
+from whet.tactics.cuda.conv.conv_then_pointwise import MAX_CONFIGS, as_config
+from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Both8, both_of
+
+
+@tactic
+class OwnQConvProduct(Tactic):
+    """What the pass fuse_quantized_product makes: stride 1, no dilation, one group; channels of both in multiples of 64; u8 or i8 by i8."""
+
+    ops = ("*",)
+    hints = ("ConvProduct",)
+    what = "a quantized convolution and the product behind it"
+
+    def why_not(self, layer: Layer) -> str | None:
+        if said := super().why_not(layer):
+            return said
+        both = both_of(layer)
+        return both if isinstance(both, str) else None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if not all_static(layer) or isinstance(both := both_of(layer), str):
+            return []
+        assert both.product.parts.stores is not None
+        places = [i for i in (both.x, both.residual) if i is not None]
+        return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in places}, Operand("nhwc", both.product.parts.stores.dtype))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        both = both_of(layer)
+        if isinstance(both, str):
+            return both
+        s, k = both.first.shape, both.product.shape.k
+        if reason := refuses(s, size=1):
+            return reason
+        if not tiles_of(s, k, machine.multiprocessors, 1):
+            return f"no cluster of blocks shares out {s.m} pixels, {s.c}, {s.k} and {k} channels"
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        both = both_of(layer)
+        if isinstance(both, str):
+            return []
+        found = tiles_of(both.first.shape, both.product.shape.k, machine.multiprocessors, 1)[:MAX_CONFIGS]
+        inner, last = (h.made.finish.activation[0] for h in (both.first, both.product))
+        ahead(machine, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in found])
+        return [as_config(t) for t in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        both, tile = both_of(layer), Tile(**{k: int(v) for k, v in config}, size=1)
+        if isinstance(both, str):
+            raise PlanRefused(both)
+        s, k = both.first.shape, both.product.shape.k
+        if reason := unfit(tile, s, k):
+            raise PlanRefused(reason)
+        (_, _, inner, between), (_, _, out, finish) = both.first.ends(), both.product.ends()
+
+        def make(args: Args) -> list:
+            weights, numbers, weights2, numbers2 = args.packed
+            integers = replace(
+                _types(both), factor=both.first.factor(numbers), factor2=both.product.factor(numbers2),
+                per_step=inner.per_step, zero=inner.zero, per_step2=out.per_step, zero2=out.zero, add_step=out.add_step,
+            )  # fmt: skip
+            residual = 0 if both.residual is None else args.inputs[both.residual]
+            addresses = (args.inputs[both.x], weights, numbers, weights2, numbers2, args.outputs[0])
+            return [product_launch(tile, s, k, addresses, residual, between.activation, finish, False, layer.name, integers)]
+
+        packed = (*both.first.packed(), *both.product.packed())
+        return GpuKernel(layer, signature, make, implementation=f"own wgmma then wgmma {both.first.stored} {tile}", packed=packed, rtol=0.0)
+
+
+def _types(both: Both8) -> Integers:
+    added = both.product.added
+    return Integers(both.first.stored, both.product.stored if added is None else added.dtype.name)

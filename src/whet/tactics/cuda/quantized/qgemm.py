@@ -1,0 +1,79 @@
+"""Quantized Gemm and MatMul with constant weights on Hopper's tensor cores: the quantized convolution with one pixel a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Config, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import GpuKernel
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.conv._conv_config import configs_for
+from whet.tactics.cuda.quantized._quantized import parts_of, signatures_of, weight_bytes, why_not_weighted
+from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+from whet.tactics.cuda.quantized.qconv import product_configs, product_plan, refuses_product, unfit_float8
+
+
+@tactic
+class OwnQGemm(QuantizedTactic):
+    """Row-major operands, inner size in sixteens; the second matrix constant."""
+
+    ops = ("Gemm", "MatMul")
+    float8 = True
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        x, y = parts.head.inputs[0], parts.head.outputs[0]
+        return why_not_weighted(parts) or why_not_rows(parts) or unfit_float8(parts, (x.shape[-1], y.shape[-1]))
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return signatures_of(parts, "linear")
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        parts = parts_of(layer)
+        return parts if isinstance(parts, str) else refuses_product(parts, rows_of(parts), machine, layer.outputs[0].type.rank - 1)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        parts = parts_of(layer)
+        assert isinstance(parts, Parts)
+        s = rows_of(parts)
+        found = configs_for(s.m, s.k, s.c, 1, machine.multiprocessors, 1)
+        return product_configs(parts, s, signature, found, machine, layer.outputs[0].type.rank - 1)
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            raise PlanRefused(parts)
+        last = layer.outputs[0].type.rank - 1
+        return product_plan(layer, parts, rows_of(parts), signature, config, machine, lambda: matrix(parts), "gemm", last)
+
+
+def why_not_rows(parts: Parts) -> str | None:
+    """Why a product is not of rows by a constant matrix, or None."""
+    head = parts.head
+    x, w = head.inputs[0], head.inputs[1]
+    if x.type.rank < 2 or w.type.rank != 2:
+        return "takes rows by one matrix"
+    if head.op == "Gemm" and (head.attrs.get("transA") or head.attrs.get("alpha", 1.0) != 1.0 or head.attrs.get("beta", 1.0) != 1.0):
+        return "transA, alpha and beta are for float products"
+    c = head.input(2)
+    if c is not None and prod(static_shape(c.shape)) != static_shape(head.outputs[0].shape)[-1]:
+        return "C is no row"
+    return None
+
+
+def matrix(parts: Parts) -> np.ndarray:
+    """The integers of the second matrix as filters [k, c, 1, 1]."""
+    given = weight_bytes(parts.view.inputs[parts.places()[1]])
+    turned = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
+    return (given.T if turned else given)[:, :, None, None]
+
+
+def rows_of(parts: Parts) -> ConvShape:
+    """The product as a 1x1 convolution over a row of pixels."""
+    *rows, inner = static_shape(parts.head.inputs[0].shape)
+    return ConvShape(1, 1, prod(rows), inner, static_shape(parts.head.outputs[0].shape)[-1])

@@ -1,0 +1,76 @@
+"""Gates on integers, as squeeze-and-excitation has them: each channel of each image times a number of its own, integers in and out."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import HALF, GpuKernel, blocks_of, launch
+from whet.tactics.cuda.conv._conv import TYPES
+from whet.tactics.cuda.quantized._quantized import EIGHT, parts_of
+from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+
+
+@tactic
+class OwnQMul(QuantizedTactic):
+    """Images channels last, channels in eights; numbers of any float type, [images, channels, 1, 1]."""
+
+    ops = ("Mul",)
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        if parts.stores is None or parts.stores.dtype.name not in EIGHT or parts.posts or layer.outputs[0].type.rank != 4:
+            return "gates integer images and stores integers"
+        x, gate = _places(parts)
+        if x is None or gate is None:
+            return "one operand is integers, the other floats"
+        image, number = parts.view.inputs[x], parts.view.inputs[gate]
+        if image is None or number is None or image.is_constant or number.is_constant or image.shape != layer.outputs[0].shape:
+            return "an operand is constant, or the integers are spread out"
+        fits = tuple(number.shape) == (*image.shape[:2], 1, 1)
+        return None if fits else f"numbers of shape {list(number.shape)} are not one a channel of each image"
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        x, gate = _places(parts)
+        number = None if gate is None else layer.inputs[gate]
+        if parts.stores is None or x is None or gate is None or number is None:
+            return []
+        found = []
+        for real in (*HALF, number.dtype):
+            stored = {x: Operand("nhwc", parts.reads[x].dtype), gate: Operand("nhwc", real)}
+            found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.stores.dtype),)))
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        channels = layer.outputs[0].shape[1]
+        if channels % 8:
+            return f"{channels} channels are no multiple of 8"
+        return "more than 2**34 values" if prod(static_shape(layer.outputs[0].shape)) >= 2**34 else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        if isinstance(parts, str) or parts.stores is None:
+            raise PlanRefused(str(parts))
+        x, gate = _places(parts)
+        assert x is not None
+        assert gate is not None
+        reads, stores, kind = parts.reads[x], parts.stores, signature.needs(gate)
+        n, c, h, w = static_shape(layer.outputs[0].shape)
+        step = reads.number / stores.number
+        constants = {"FROM": TYPES[reads.dtype.name], "TO": TYPES[stores.dtype.name], "GATE": TYPES[kind.dtype.name]}
+        sizes = (n * h * w * c // 8, h * w * c // 8, c // 8)
+
+        def make(args: Args) -> list:
+            values = (args.inputs[x], args.inputs[gate], args.outputs[0], *sizes, step, -reads.zero * step, float(stores.zero))
+            return [launch("qmul.cu", "qmul", constants, (blocks_of(sizes[0], 1024), 1, 1), 256, "<3Q3I3f", *values)]
+
+        return GpuKernel(layer, signature, make, implementation="own qmul", rtol=0.0)
+
+
+def _places(parts: Parts) -> tuple[int | None, int | None]:
+    """Which inputs are the integers and the numbers."""
+    both = [parts.place(t) for t in parts.head.inputs]
+    whole = [i for i in both if i in parts.reads]
+    return (whole[0], next(i for i in both if i != whole[0])) if len(whole) == 1 else (None, None)

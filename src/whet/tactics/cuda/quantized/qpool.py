@@ -1,0 +1,60 @@
+"""Quantized average pooling, channels last: windows and whole images, in steps of the result's scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whet.network import Layer, static_shape
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import GpuKernel, launch
+from whet.tactics.cuda.conv._conv import TYPES
+from whet.tactics.cuda.pool.pool import FIELDS, _grown, pool_launch
+from whet.tactics.cuda.quantized._quantized import parts_of
+from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+
+
+@tactic
+class OwnQPool(QuantizedTactic):
+    """AveragePool and GlobalAveragePool of integers into integers, of e4m3 into e4m3."""
+
+    ops = ("AveragePool", "GlobalAveragePool")
+    float8 = True
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        x = parts.source_place()
+        if x not in parts.reads or parts.stores is None or parts.posts or layer.outputs[0].type.rank != 4:
+            return "pools integer images and stores integers"
+        return None
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        if parts.stores is None:
+            return []
+        x = parts.source_place()
+        ins = tuple(Operand("nhwc", parts.reads[i].dtype) if i == x else None for i in range(len(layer.inputs)))
+        forms = ("nhwc", "linear") if parts.head.op == "GlobalAveragePool" else ("nhwc",)  # one value a channel lies row-major too
+        return [Signature(ins, (Operand(f, parts.stores.dtype),)) for f in forms]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        channels = parts.head.inputs[0].shape[1]
+        if channels % 8:
+            return f"{channels} channels are no multiple of 8"
+        return "ceil_mode's own padding is not counted as the window's" if _grown(parts.head) else None
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        if isinstance(parts, str) or parts.stores is None:
+            raise PlanRefused(str(parts))
+        x = parts.source_place()
+        reads, stores = parts.reads[x], parts.stores
+        shapes = static_shape(parts.head.inputs[0].shape), static_shape(layer.outputs[0].shape)
+        entry, constants, grid, sizes = pool_launch(parts.head, *shapes, TYPES[reads.dtype.name], TYPES[stores.dtype.name])
+        numbers = (float(reads.zero), reads.number / stores.number, float(stores.zero))
+
+        def make(args: Args) -> list:
+            return [launch("pool.cu", entry, constants, grid, 256, FIELDS, args.inputs[x], args.outputs[0], *sizes, *numbers)]
+
+        return GpuKernel(layer, signature, make, implementation=f"own {entry} of integers", rtol=0.0)

@@ -1,0 +1,1 @@
+"""First convolutions of a network: few input channels."""

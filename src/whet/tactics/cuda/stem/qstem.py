@@ -1,0 +1,212 @@
+"""Quantized first convolutions (few input channels) straight from the image, on tensor cores."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
+from whet.tactics._quantized import Parts
+from whet.tactics.cuda._device.kernel import Ending, GpuKernel, ahead, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape, Finish, bias_count, pack_weights8
+from whet.tactics.cuda.quantized._quantized import (
+    EIGHT,
+    Factors,
+    Output,
+    conv_shape_of,
+    ending_of,
+    folded,
+    folds,
+    key_of,
+    packed_factors,
+    parts_of,
+    why_not_weighted,
+)
+from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
+from whet.tactics.cuda.stem.stem import _TILES, _shared, _taps, first_arguments, first_constants
+
+
+@tactic
+class OwnQFirst(QuantizedTactic):
+    """Up to 4 input channels, filter rows up to 16 taps, up to 128 output channels, no dilation, no residual; integers in and out."""
+
+    ops = ("Conv",)
+
+    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+        head = parts.head
+        if head.inputs[0].type.rank != 4 or head.attrs["group"] != 1 or head.inputs[0].shape[1] not in (1, 2, 3, 4):
+            return "is for first layers: at most 4 input channels, one group"
+        if parts.stores is None or parts.stores.dtype.name not in EIGHT:
+            return "stores integers"
+        return why_not_weighted(parts)
+
+    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+        if parts.stores is None:
+            return []
+        x, made = parts.source_place(), ending_of(parts)
+        if isinstance(made, str) or made.residual is not None:
+            return []
+        found = []
+        for form in ("linear", "nhwc"):
+            ins = tuple(Operand(form, parts.reads[i].dtype) if i == x else None for i in range(len(layer.inputs)))
+            found.append(Signature(ins, (Operand("nhwc", parts.stores.dtype),)))
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        parts = parts_of(layer)
+        if isinstance(parts, str):
+            return parts
+        return first_refuses(conv_shape_of(parts), machine)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
+        assert isinstance(parts, Parts)
+        assert not isinstance(made, str)
+        found, stores = first_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
+        source = signature.inputs[parts.source_place()]
+        tiles = ({k: int(v) for k, v in c} for c in found)
+        ahead(machine, [text("stem.cu", first_constants8(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        parts = parts_of(layer)
+        made = parts if isinstance(parts, str) else ending_of(parts)
+        if isinstance(parts, str) or isinstance(made, str):
+            raise PlanRefused(str(made))
+        x = parts.source_place()
+        return first_kernel(layer, parts, made, signature, config, machine, x)
+
+
+def first_configs(s: ConvShape) -> list[Config]:
+    """Tiles that fit a multiprocessor."""
+    found: list[Config] = []
+    for th, tw in _TILES:
+        for blocks in (1, 2, 3, 4):
+            threads = th * tw * 2
+            pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + _taps(s)) // threads) * s.c
+            registers = _columns(s) + pixels + 48
+            if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and first_shared8(s, th, tw) * blocks < 220 * 1024:
+                found.append((("th", th), ("tw", tw), ("blocks", blocks)))
+    return found
+
+
+def first_refuses(s: ConvShape, machine: Any) -> str | None:
+    """Why the kernel does not do a convolution of these sizes, or None."""
+    if not machine_has(machine, "wgmma"):
+        return "needs Hopper's tensor cores (sm_90a)"
+    if s.c > 4 or s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
+        return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 128 (in eights), 16 x 16, no dilation"
+    return None
+
+
+def first_kernel(
+    layer: Layer, parts: Parts, made: Ending, signature: Signature, config: Config, machine: Any, image: int, step: float | None = None
+) -> GpuKernel:
+    """The kernel that reads input `image`, which is integers, or floats that become such of this `step`."""
+    s, tile, stored = conv_shape_of(parts), {k: int(v) for k, v in config}, signature.outputs[0].dtype.name
+    packed, out, finish = first_packed8(parts, made, s, stored)
+    row = first_row8(s)
+    constants = first_constants8(parts, made, s, tile, signature.inputs[image], stored, floats=step is not None)
+    tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
+    tiles = s.n * tiles_h * tiles_w
+
+    def make(args: Args) -> list:
+        kernel = loaded("stem.cu", "first", tuple(sorted(constants.items())), first_shared8(s, tile["th"], tile["tw"]))
+        box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
+        sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
+        more = b"" if step is None else struct.pack("<f", 1.0 / step)
+        blob = first_end(parts, finish, s, out, args, args.inputs[image], sizes, box, more)
+        grid = min(tiles, machine.multiprocessors * tile["blocks"])
+        return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob, label=layer.name)]
+
+    name = f"own first of integers{' from floats' if step is not None else ''} {tile['th']}x{tile['tw']} b{tile['blocks']}"
+    return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
+
+
+def first_row8(s: ConvShape) -> int:
+    """Bytes of a packed filter: whole rows of 128."""
+    return _chunks(s) * 128
+
+
+def first_shared8(s: ConvShape, th: int, tw: int) -> int:
+    """Bytes of shared memory for tiles of th x tw results; mirrors stem.cu."""
+    return _shared(_wide(s), th, tw, _taps(s))
+
+
+def first_packed8(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, Finish]:
+    """Filters and factors as stem.cu reads them, the numbers of the output, and the activation."""
+    weights = parts.view.inputs[parts.places()[1]]
+    assert weights is not None
+    row, filters = first_row8(s), _columns(s)
+
+    def permuted() -> np.ndarray:
+        given = np.asarray(weights.array(), np.int8)  # [k, c, r, s]
+        side = np.zeros((s.k, s.r, _taps(s), 4), np.int8)
+        side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
+        out = np.zeros((s.k, row), np.int8)
+        out[:, : side[0].size] = side.reshape(s.k, -1)
+        return pack_weights8(out[:, :, None, None], row)
+
+    numbers, out, finish = first_numbers(parts, made, s, stored)
+    return (packed_array(f"{weights.weight.digest}|first 8 bits {_taps(s)} {row}", filters * row, permuted), numbers), out, finish
+
+
+def first_numbers(parts: Parts, made: Ending, s: ConvShape, stored: str) -> tuple[Packed, Output, Finish]:
+    """Biases and factors (bias_count(k) floats each), the numbers of the output, and the activation, where pixels outside are the zero point."""
+    x, w, b = parts.places()
+    weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
+    assert weights is not None
+    zero = parts.reads[x].zero
+
+    def numbers() -> Factors:  # all taps count, for every pixel
+        factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))
+        taken = zero * factor * np.asarray(weights.array(), np.float64).sum(axis=(1, 2, 3))
+        found = Factors(factor.astype(np.float32), (made.bias(bias, s.k) - taken)[None], np.zeros(0, np.uint16))
+        return found.times(per, shift)
+
+    out, per, shift, finish = Output.of(parts, made), 1.0, 0.0, made.finish
+    if folds(made, stored):
+        per, shift, out, finish = folded(out, made, stored)
+    return packed_factors(f"{key_of(parts, made)}|first {s} {per} {shift}", s, 1, False, numbers)[0], out, finish
+
+
+def first_end(
+    parts: Parts, finish: Finish, s: ConvShape, out: Output, args: Args, image: int, sizes: tuple[int, ...], box: bytes, more: bytes = b""
+) -> bytes:
+    """The kernel's arguments."""
+    zero = parts.reads[parts.source_place()].zero
+    ends = (*finish.activation[1:], out.per_step, out.zero, zero, args.packed[1] + bias_count(s.k) * 4)
+    return first_arguments(box, (args.packed[1], image, args.outputs[0], *sizes, *ends), more)
+
+
+def _columns(s: ConvShape) -> int:
+    return -(-s.k // 32) * 32
+
+
+def _wide(s: ConvShape) -> ConvShape:
+    """With output channels filled to 32s, which is what shared memory holds."""
+    return ConvShape(s.n, s.h, s.w, s.c, _columns(s), s.r, s.s, s.stride, s.pad, s.dilation)
+
+
+def first_constants8(
+    parts: Parts, made: Ending, s: ConvShape, tile: dict[str, int], source: Operand | None, stores: str, *, floats: bool = False
+) -> dict[str, int]:
+    """The macros of an instance; `floats`: of an image that becomes integers on its way."""
+    kind = TYPES[parts.reads[parts.source_place()].dtype.name]
+    fixed = {"BN": _columns(s), "TAPS": _taps(s), "PAIRS": 0, "FROM": kind, "TO": TYPES[stores], "FOLD": int(folds(made, stores)), "IN8": kind}
+    if floats:
+        fixed |= {"FROM": TYPES[source.dtype.name], "QUANT": 1}
+    return {**first_constants(s, tile, made.finish.activation[0], source, "f16"), **fixed}
+
+
+def _chunks(s: ConvShape) -> int:
+    """Rows of 128 bytes of K: filter rows of taps in fours, four bytes each."""
+    steps = -(-s.r * _taps(s) // 8)
+    return -(-steps // 4)

@@ -1,0 +1,210 @@
+"""Quantized first convolutions of stride 2 from a float image, pooled or not: windows overlap where they lie, weights stay in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.network import Layer, static_shape
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, ahead, all_static, machine_has, packed_array, same
+from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape
+from whet.tactics.cuda.conv._weights_as_a import THREADS, fields, held, launches, registers_of, widths
+from whet.tactics.cuda.quantized._quantized import folds
+from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
+from whet.tactics.cuda.stem.qstem import first_numbers
+from whet.tactics.cuda.stem.stem_pool import _window
+
+_HINTS = ("ConvPool", "ImageConv")
+
+
+@tactic
+class OwnQStem(Tactic):
+    """What fuse_quantized_pool and fuse_quantized_image make of an image of floats: up to 4 channels in, 32 or 64 out, filters up to 8 x 8."""
+
+    ops = ("*",)
+    hints = _HINTS
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        found = _parts(layer)
+        return found if isinstance(found, str) else None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        found = _parts(layer)
+        if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
+            return []
+        return [same(layer, {found.image: Operand("linear", F32)}, Operand("nhwc", found.parts.stores.dtype))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        found = _parts(layer)
+        if isinstance(found, str):
+            return found
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        return _size_reason(layer, found)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        found = _parts(layer)
+        assert isinstance(found, Image)
+        good = [c for c in _tiles(layer, found.shape) if c.fits()]
+        ahead(machine, [text("qstem_overlap.cu", _constants(layer, found, signature, c)) for c in good])
+        return [(("wide", c.wide), ("tall", c.tall), ("blocks", c.blocks)) for c in good]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        found = _parts(layer)
+        if isinstance(found, str):
+            raise PlanRefused(found)
+        if reason := _size_reason(layer, found):
+            raise PlanRefused(reason)
+        s, parts = found.shape, found.parts
+        tile = _Tile(s, _pooled(layer), *(int(v) for _, v in config))
+        constants = _constants(layer, found, signature, tile)
+        *_, p, q = static_shape(layer.outputs[0].shape)
+        tiles_y, tiles_x = -(-p // tile.stored_rows), -(-s.q // tile.wide)
+        tiles = s.n * tiles_y * tiles_x
+        numbers, out, finish = first_numbers(parts, found.made, s, signature.outputs[0].dtype.name)
+        weights = parts.view.inputs[parts.places()[1]]
+        assert weights is not None
+        step, zero = found.step, parts.reads[parts.source_place()].zero
+        assert step is not None
+        key, size = f"{weights.weight.digest}|stem 8 bits {s.pad}", tile.steps * THREADS * 16
+        packed = (packed_array(key, size, lambda: fragments(weights.array(), s)), numbers)
+
+        def make(args: Args) -> list:
+            sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
+            arguments = fields(args, s.k, args.inputs[found.image], sizes, finish, out, 1.0 / step, zero)
+            return launches("qstem", constants, tile, tiles, machine.multiprocessors, arguments, layer.name)
+
+        name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Sizes of an instance of qstem_overlap.cu, whose names these are in small letters."""
+
+    shape: ConvShape
+    pooled: bool
+    wide: int
+    tall: int
+    blocks: int
+
+    @property
+    def side(self) -> int:
+        return 64 // self.shape.k
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows of what is stored that a tile makes."""
+        return self.tall if self.pooled else self.tall * self.side
+
+    @property
+    def steps(self) -> int:
+        return len(places_of_steps(self.shape))
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        ty, tx = _places(self.shape)
+        lines = 2 * self.tall + 1 if self.pooled else self.stored_rows
+        stage = self.side * (self.wide // 2 if self.pooled else self.wide) * self.shape.k
+        return 1024 + -(-(lines + ty - 1) * (self.wide + tx - 1) * 16 // 128) * 128 + 2 * stage
+
+    def fits(self) -> bool:
+        """Whether so many blocks run on a multiprocessor: registers for sums, weights, maxima and addresses, and shared memory."""
+        registers = self.wide // 2 + self.steps * 4 + (self.wide // 4 if self.pooled else 0) + 40
+        return held(registers, self.shared, self.blocks)
+
+
+def _parts(layer: Layer) -> Image | str:
+    """The layer taken apart, or why the kernel is not for it."""
+    if layer.hint not in _HINTS:
+        return f"computes a quantized first convolution, not {layer.hint or layer.op}"
+    found = image_parts(layer, layer.hint)
+    if isinstance(found, str):
+        return found
+    return found if found.step is not None else "the image is no f32 tensor that becomes the convolution's input"
+
+
+def _pooled(layer: Layer) -> bool:
+    return layer.hint == "ConvPool"
+
+
+def _size_reason(layer: Layer, found: Image) -> str | None:
+    """Why the kernel does not do these sizes, or None."""
+    s, scales = found.shape, found.parts.reads
+    if s.stride != (2, 2) or s.dilation != (1, 1) or max(_places(s)) > 4 or s.c > 4 or s.k not in (32, 64) or s.w % 2:
+        return (
+            f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}, strides {s.stride}, {s.w} columns: at most 4, 32 or 64, "
+            "8 x 8 from an even place, strides of 2, no dilation, an even number"
+        )
+    if not _pooled(layer):
+        return None
+    a = layer.regions["body"].layers[-1].attrs
+    if a.get("ceil_mode") or set(a.get("dilations") or (1,)) != {1} or len(set(a.get("pads") or (0,))) != 1 or _window(layer) != (3, 2, 1):
+        return "the kernel pools in windows of 3 x 3, strides of 2, padding of 1 on all sides"
+    if s.k != 64 or s.q > 128:
+        return f"{s.k} channels and {s.q} columns in front of a pooling: 64, at most 128"
+    if found.made.finish.activation[0] != "clip" or any(np.any(scales[i].scale < 0) for i in found.parts.places()[:2]):
+        return "maxima of sums are those of results where neither the activation falls nor a scale is negative"
+    return None
+
+
+def _places(s: ConvShape) -> tuple[int, int]:
+    """Rows and columns of places (two rows and columns of the image) that a window reads."""
+    return (s.pad[0] % 2 + s.r + 1) // 2, (s.pad[1] % 2 + s.s + 1) // 2
+
+
+def places_of_steps(s: ConvShape) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
+    """The two places (row, column) of each step of 32 bytes of K, as step_place and step_apart of qstem_overlap.cu have them."""
+    ty, tx = _places(s)
+    depth = ty + 64 // s.k - 1
+    found: list[tuple[tuple[int, int], tuple[int, int] | None]] = [((y, x), (y, x + 1)) for y in range(depth) for x in range(0, tx - 1, 2)]
+    if tx % 2:
+        found += [((y, tx - 1), (y + 1, tx - 1) if y + 1 < depth else None) for y in range(0, depth, 2)]
+    return found
+
+
+def fragments(weights: np.ndarray, s: ConvShape) -> np.ndarray:
+    """Filters [k, c, r, s] of i8 as registers of the tall operand: [step, thread, 16 bytes]."""
+    k, c, (ty, tx) = s.k, s.c, _places(s)
+    by_place = np.zeros((k, ty * 2, tx * 2, c), np.int8)
+    top, left = s.pad[0] % 2, s.pad[1] % 2
+    by_place[:, top : top + s.r, left : left + s.s] = np.asarray(weights, np.int8).transpose(0, 2, 3, 1)
+    place = np.zeros((k, ty, tx, 16), np.int8)  # two rows, two columns, channels
+    place[..., : 4 * c] = by_place.reshape(k, ty, 2, tx, 2, c).transpose(0, 1, 3, 2, 4, 5).reshape(k, ty, tx, 4 * c)
+    steps = places_of_steps(s)
+    tall = np.zeros((64, len(steps), 2, 16), np.int8)
+    for side in range(64 // k):
+        for i, pair in enumerate(steps):
+            for half, at in enumerate(pair):
+                if at is not None and 0 <= at[0] - side < ty:
+                    tall[side * k : (side + 1) * k, i, half] = place[:, at[0] - side, at[1]]
+    return registers_of(tall.reshape(64, len(steps), 32))
+
+
+def _tiles(layer: Layer, s: ConvShape) -> list[_Tile]:
+    """What to time."""
+    if _pooled(layer):
+        wide = -(-s.q // 16) * 16
+        return [_Tile(s, True, wide, tall, blocks) for tall in (1, 2, 4, 7) for blocks in (2, 3, 4)]
+    return [_Tile(s, False, w, tall, blocks) for w in widths(s.q) for tall in (2, 4) for blocks in (2, 3, 4)]
+
+
+def _constants(layer: Layer, found: Image, signature: Signature, tile: _Tile) -> dict[str, int]:
+    """The macros of an instance."""
+    s, parts, stores = found.shape, found.parts, signature.outputs[0].dtype.name
+    ty, tx = _places(s)
+    kind = TYPES[parts.reads[parts.source_place()].dtype.name]
+    return {
+        "C": s.c, "TY": ty, "TX": tx, "BN": tile.wide, "KC": s.k, "TALL": tile.tall,
+        "POOL": int(tile.pooled), "Q": s.q if tile.pooled else 0, "IN8": kind, "TO": TYPES[stores],
+        "ACT": ACTIVATIONS[found.made.finish.activation[0]], "FOLD": int(folds(found.made, stores)), "BLOCKS": tile.blocks, "TALL_WEIGHTS": 1,
+    }  # fmt: skip

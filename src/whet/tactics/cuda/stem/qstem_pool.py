@@ -1,0 +1,105 @@
+"""Quantized first convolutions with the max pooling behind them, and the image's quantization in front of them, in one launch."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, static_shape
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, loaded, machine_has, same
+from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
+from whet.tactics.cuda.stem.qstem import first_constants8, first_end, first_packed8, first_row8, first_shared8
+from whet.tactics.cuda.stem.stem_pool import _TILES, _tile, _window, _window_reason
+
+
+@tactic
+class OwnQFirstPool(Tactic):
+    """What the pass fuse_quantized_pool makes: up to 4 input channels, 64 output channels, integers out; square windows and strides."""
+
+    ops = ("*",)
+    hints = ("ConvPool",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        said = super().why_not(layer)
+        if said:
+            return said
+        found = image_parts(layer, "ConvPool")
+        return found if isinstance(found, str) else None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        found = image_parts(layer, "ConvPool")
+        if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
+            return []
+        dtype = layer.inputs[found.image].dtype
+        return [same(layer, {found.image: Operand(form, dtype)}, Operand("nhwc", found.parts.stores.dtype)) for form in ("linear", "nhwc")]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        found = image_parts(layer, "ConvPool")
+        if isinstance(found, str):
+            return found
+        s = found.shape
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        if s.c > 4 or s.k != 64 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
+            return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 64, 16 x 16, no dilation"
+        return _window_reason(layer)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        found = image_parts(layer, "ConvPool")
+        assert isinstance(found, Image)
+        s, pool, good = found.shape, _window(layer), []
+        for ph, pw in _TILES:
+            th, tw, threads = _tile(pool, ph, pw)
+            pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + s.s) // threads) * s.c
+            for blocks in (1, 2, 3, 4):
+                fits = threads <= 1024 and blocks * threads <= 2048 and 100 + pixels <= 65536 // (blocks * threads)
+                if fits and _shared(s, pool, ph, pw) * blocks < 220 * 1024:
+                    good.append((("ph", ph), ("pw", pw), ("blocks", blocks)))
+        ahead(machine, [text("stem.cu", _constants(layer, found, signature, c)) for c in good])
+        return good  # type: ignore[return-value]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        found = image_parts(layer, "ConvPool")
+        if isinstance(found, str):
+            raise PlanRefused(found)
+        if reason := _window_reason(layer):
+            raise PlanRefused(reason)
+        s, parts, made = found.shape, found.parts, found.made
+        (ph, pw, blocks), pool = (int(v) for _, v in config), _window(layer)
+        constants, shared, threads = _constants(layer, found, signature, config), _shared(s, pool, ph, pw), _tile(pool, ph, pw)[2]
+        *_, p, q = static_shape(layer.outputs[0].shape)
+        tiles_h, tiles_w = -(-p // ph), -(-q // pw)
+        tiles, row = s.n * tiles_h * tiles_w, first_row8(s)
+        packed, out, finish = first_packed8(parts, made, s, signature.outputs[0].dtype.name)
+
+        def make(args: Args) -> list:
+            kernel = loaded("stem.cu", "first", tuple(sorted(constants.items())), shared)
+            box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
+            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
+            more = struct.pack("<2if", p, q, 0.0 if found.step is None else 1.0 / found.step)
+            blob = first_end(parts, finish, s, out, args, args.inputs[found.image], sizes, box, more)
+            return [Launch(kernel, (min(tiles, machine.multiprocessors * blocks), 1, 1), threads, blob, label=layer.name)]
+
+        name = f"own first of integers{' from floats' if found.step is not None else ''} pooled {ph}x{pw} b{blocks}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
+
+
+def _shared(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
+    """Bytes of shared memory; mirrors stem.cu."""
+    th, tw, threads = _tile(pool, ph, pw)
+    return first_shared8(s, th, tw) + 128 + threads // 2 * 64
+
+
+def _constants(layer: Layer, found: Image, signature: Signature, config: Config) -> dict[str, int]:
+    """The macros of an instance."""
+    (ph, pw, blocks), pool = (int(v) for _, v in config), _window(layer)
+    th, tw, _ = _tile(pool, ph, pw)
+    source, stores, tile = signature.inputs[found.image], signature.outputs[0].dtype.name, {"th": th, "tw": tw, "blocks": blocks}
+    own = first_constants8(found.parts, found.made, found.shape, tile, source, stores, floats=found.step is not None)
+    more = {"POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}
+    return {**own, **more}

@@ -1,0 +1,159 @@
+"""First convolutions straight from the image on tensor cores: no widened copy, weights kept in shared memory, any float input."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, Tensor
+from whet.network.types import F32, DType
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
+from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, ahead, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape
+from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
+from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
+
+_TILES = ((8, 16), (4, 16), (8, 32), (16, 16), (4, 32))  # output rows and columns of a block
+
+
+@tactic
+class OwnFirst(FirstLayer):
+    """Up to 4 input channels, filter rows up to 16 taps, up to 128 output channels, no dilation."""
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        if isinstance(made, str):
+            return made
+        if s.c > 4 or s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16:
+            return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 128 (in eights), 16 x 16"
+        return "the kernel has no dilation" if s.dilation != (1, 1) else None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        s = conv_shape(layer)
+        found: list[Config] = []
+        for th, tw in _TILES:
+            for blocks in (1, 2, 3, 4):
+                threads = th * tw * 2
+                pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + float_taps(s)) // threads) * s.c
+                registers = _columns(s) * 3 // 4 + pixels + 30  # sums and biases, the next pixels, fragments and addresses
+                if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and _shared(s, th, tw, float_taps(s)) * blocks < 220 * 1024:
+                    found.append((("th", th), ("tw", tw), ("blocks", blocks)))
+        made = ending(layer, epilogue(layer))
+        source = signature.inputs[source_place(layer)]
+        if not isinstance(made, str):
+            kind, dtype = made.finish.activation[0], signature.outputs[0].dtype.name
+            ahead(machine, [text("stem.cu", first_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = ending(layer, epilogue(layer))
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        s, tile = conv_shape(layer), {k: int(v) for k, v in config}
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        source, dtype = signature.inputs[x], signature.outputs[0].dtype
+        assert source is not None
+        assert weights is not None
+        row = first_row(s)
+        packed = (first_filters(s, weights, dtype), packed_bias(made, own, s.k))
+        constants = first_constants(s, tile, made.finish.activation[0], source, dtype.name)
+        tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
+        tiles = s.n * tiles_h * tiles_w
+
+        def make(args: Args) -> list:
+            kernel = loaded("stem.cu", "first", tuple(sorted(constants.items())), _shared(s, tile["th"], tile["tw"], float_taps(s)))
+            box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
+            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
+            numbers = (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)
+            grid = min(tiles, machine.multiprocessors * tile["blocks"])
+            return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, first_arguments(box, numbers), label=layer.name)]
+
+        rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
+        name = f"own first wgmma {tile['th']}x{tile['tw']} b{tile['blocks']}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=rtol)
+
+
+def first_row(s: ConvShape) -> int:
+    """Elements of a packed filter of floats: whole rows of 64."""
+    return _chunks(s, float_taps(s)) * 64
+
+
+def first_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
+    """Filters of floats as stem.cu reads them: rows of taps of four channels."""
+    taps = float_taps(s)
+
+    def filters() -> np.ndarray:
+        given = np.asarray(weights.array(), np.float32)  # [k, c, r, s]
+        side = np.zeros((s.k, s.r, taps, 4), np.float32)
+        side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
+        out = np.zeros((s.k, first_row(s)), dtype.numpy)
+        out[:, : side[0].size] = side.reshape(s.k, -1)
+        return out
+
+    return packed_array(f"{weights.weight.digest}|first {taps} {first_row(s)} {dtype}", s.k * first_row(s) * 2, filters)
+
+
+def first_arguments(box: bytes, numbers: tuple, more: bytes = b"") -> bytes:
+    """As Args in stem.cu."""
+    blob = box + struct.pack("<3Q11i4fiQ", *numbers) + more
+    return blob + bytes(-len(blob) % 64)
+
+
+def first_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:
+    """The macros of an instance for floats."""
+    taps = float_taps(s)
+    even = s.stride[1] % 2 == 0 and s.w % 2 == 0 and s.pad[1] % 2 == 0 and taps % 2 == 0  # tiles, rows and the image's rows begin at even pixels
+    return {
+        "C": s.c,
+        "R": s.r,
+        "TAPS": taps,
+        "STRIDE_H": s.stride[0],
+        "STRIDE_W": s.stride[1],
+        "TH": tile["th"],
+        "TW": tile["tw"],
+        "BLOCKS": tile["blocks"],
+        "BN": _columns(s),
+        "FROM": TYPES[source.dtype.name],
+        "NHWC": int(source.format == "nhwc"),
+        "PAIRS": int(even and source.dtype == F32 and source.format != "nhwc"),
+        "ACT": ACTIVATIONS[activation],
+        "BF16": int(dtype == "bf16"),
+        "TO": 0,
+        "FOLD": 0,
+        "IN8": 0,
+    }
+
+
+def float_taps(s: ConvShape) -> int:
+    """Taps of a filter row of floats, filled up to twos where the rows together are fours, else to fours: products take 16 elements of K."""
+    twos = -(-s.s // 2) * 2
+    return twos if s.r * twos % 4 == 0 else _taps(s)
+
+
+def _taps(s: ConvShape) -> int:
+    """Taps of a filter row, filled up to fours: 16 elements of K."""
+    return -(-s.s // 4) * 4
+
+
+def _columns(s: ConvShape) -> int:
+    return -(-s.k // 16) * 16
+
+
+def _chunks(s: ConvShape, taps: int) -> int:
+    """Rows of 64 elements of K."""
+    return -(-s.r * taps // 16)
+
+
+def _shared(s: ConvShape, th: int, tw: int, taps: int) -> int:
+    """Bytes of shared memory; mirrors stem.cu."""
+    patch = ((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + taps) * 8
+    return 1024 + _chunks(s, taps) * _columns(s) * 128 + patch + 32

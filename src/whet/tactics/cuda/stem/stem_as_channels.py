@@ -1,0 +1,162 @@
+"""First convolutions (few input channels) on tensor cores: the taps of a filter row lie side by side and count as channels.
+
+A small kernel widens the image (zeros around it, channels to 4 or 8, type and layout changed on the way); then the windows of a
+filter row are contiguous and overlap, which the copy engine reads as a tensor of overlapping strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.network import Layer
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.kernel import (
+    HALF,
+    RTOL,
+    TYPE,
+    GpuKernel,
+    all_static,
+    blocks_of,
+    ending,
+    float_types,
+    launch,
+    machine_has,
+    packed_array,
+    same,
+)
+from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
+from whet.tactics.cuda.conv._conv_config import configs_for
+from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, ended_launch, from_config, packed_bias
+
+MAX_CONFIGS = 12
+
+
+@dataclass(frozen=True)
+class Wide:
+    """The widened image: channels a pixel, pixels a row, and the convolution over it as the tensor-core kernel sees it."""
+
+    channels: int
+    row: int
+    shape: ConvShape
+
+    @staticmethod
+    def of(s: ConvShape) -> Wide:
+        """For the convolution `s`. Overlapping windows must start at multiples of 16 bytes."""
+        channels = 4 if s.c <= 4 and s.stride[1] % 2 == 0 else 8
+        row = max(s.pad[1] + s.w, (s.q - 1) * s.stride[1] + s.s)
+        row += row % 2
+        seen = ConvShape(s.n, s.h, s.q, s.s * channels, s.k, s.r, 1, (s.stride[0], 1), (s.pad[0], 0, s.pad[2], 0), (s.dilation[0], 1))
+        return Wide(channels, row, seen)
+
+    def nbytes(self) -> int:
+        """Of the widened image, 16-bit."""
+        return self.shape.n * self.shape.h * self.row * self.channels * 2
+
+
+class FirstLayer(Tactic):
+    """What tactics of first convolutions share: which layers they look at, and in which forms an image may come."""
+
+    ops = ("Conv",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        head = anchor(layer)
+        said = super().why_not(layer) or conv_reason(layer, head)
+        if said:
+            return said
+        if head.attrs["group"] != 1:
+            return "the kernel has no groups"
+        if not isinstance(head.inputs[0].shape[1], int) or head.inputs[0].shape[1] > 8:
+            return "is for first layers: at most 8 input channels"
+        return None
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        head, posts = anchor(layer), epilogue(layer)
+        x = source_place(layer)
+        if any(p.other is not None and not layer.inputs[p.other].is_constant for p in posts or ()):
+            return []
+        found = []
+        for dtype in float_types([head.inputs[0], layer.outputs[0]], HALF):
+            for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
+                for form in ("linear", "nhwc"):
+                    found.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))
+        return found
+
+
+@tactic
+class OwnStem(FirstLayer):
+    """Convolutions of up to 8 input channels, group 1; reads the image as it comes: f32 or 16-bit, channels first or last."""
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made, shape = ending(layer, epilogue(layer)), conv_shape(layer)
+        if isinstance(made, str):
+            return made
+        if shape.dilation[1] != 1:
+            return "dilated along a row: its taps do not lie side by side"
+        if shape.k % 8:
+            return f"{shape.k} output channels are no multiple of 8 (16 bytes)"
+        return refuses(replace(Wide.of(shape).shape, c=8))
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+        s = Wide.of(conv_shape(layer)).shape
+        return [as_config(c) for c in configs_for(s.m, s.k, s.c, s.r, machine.multiprocessors)[:MAX_CONFIGS]]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made = ending(layer, epilogue(layer))
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        shape, tile = conv_shape(layer), from_config(config)
+        wide = Wide.of(shape)
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        source, dtype = signature.inputs[x], signature.outputs[0].dtype
+        assert source is not None
+        assert weights is not None
+        rows = wide.shape.steps(tile.bk) * tile.bk
+
+        def filters() -> np.ndarray:
+            given = np.asarray(weights.array(), np.float32)  # [k, c, r, s]
+            side = np.zeros((shape.k, shape.s, wide.channels, shape.r), np.float32)
+            side[:, :, : shape.c] = given.transpose(0, 3, 1, 2)
+            return pack_weights(side.reshape(shape.k, shape.s * wide.channels, shape.r, 1), tile.bk, dtype.numpy)
+
+        packed = (
+            packed_array(f"{weights.weight.digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
+            packed_bias(made, own, shape.k),
+        )
+        constants = {"FROM": TYPE[source.dtype.name], "TO": TYPE[dtype.name], "CP": wide.channels, "NHWC": int(source.format == "nhwc")}
+        pixels = shape.n * shape.h * wide.row
+
+        def make(args: Args) -> list:
+            line = wide.row * wide.channels * 2
+            seen = wide.shape
+            windows = tensormap.im2col(
+                args.scratch,
+                dtype.name,
+                (seen.c, seen.w, seen.h, seen.n),
+                (shape.stride[1] * wide.channels * 2, line, line * seen.h),
+                lower=(0, -seen.pad[0]),
+                upper=(0, seen.pad[2] - (seen.r - 1) * seen.dilation[0]),
+                step=(1, seen.stride[0]),
+                channels=tile.bk,
+                pixels=tile.bm,
+            )
+            grid = (min(blocks_of(pixels, 256), 16 * machine.multiprocessors), 1, 1)
+            image = (args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide.row, shape.pad[1])
+            return [
+                launch("stem_as_channels.cu", "widen", constants, grid, 256, "<QQ6i", *image),
+                ended_launch(tile, seen, View(args.scratch, wide.channels), args, made, dtype, machine, layer.name, input_map=windows),
+            ]
+
+        rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
+        return GpuKernel(layer, signature, make, implementation=f"own stem wgmma {tile}", packed=packed, scratch=wide.nbytes(), rtol=rtol)

@@ -1,0 +1,163 @@
+"""First convolutions of stride 2 straight from the image, whose windows the tensor cores read where they lie (stem_overlap.cu)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, Tensor
+from whet.network.types import F32, DType
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
+from whet.tactics._fused import constants_of, epilogue, source_place
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Ending, GpuKernel, ahead, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import ConvShape, Finish, dealt_rows
+from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
+from whet.tactics.cuda.conv._few_channel import halved
+from whet.tactics.cuda.conv.conv import conv_shape
+from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
+
+_TILES = tuple((wgs * mine, wgs) for wgs in (1, 2) for mine in (2, 3, 4, 5, 6, 7, 8))  # rows of results of a block, warpgroups
+_MOST = 12  # configurations
+
+
+@dataclass(frozen=True, order=True)
+class PlacesTile:
+    """One instance of stem_overlap.cu: rows of results of a block, its warpgroups, resident blocks."""
+
+    th: int
+    wgs: int
+    blocks: int
+
+    @property
+    def config(self) -> Config:
+        """What an engine stores of it."""
+        return (("th", self.th), ("wgs", self.wgs), ("blocks", self.blocks))
+
+    def constants(self, s: ConvShape, finish: Finish, source: DType, dtype: DType) -> dict[str, int]:
+        """The macros of the instance."""
+        kind = ACTIVATIONS[finish.activation[0]]
+        own = {"TH": self.th, "WGS": self.wgs, "BLOCKS": self.blocks}
+        shape = {"C": s.c, "R": s.r, "TX": places(s), "STRIDE_H": s.stride[0], "LEAD": lead(s), "BN": columns(s)}
+        return {**own, **shape, "FROM": int(source != F32), "ACT": kind, "HALVED": int(halved(finish)), "BF16": int(dtype.name == "bf16")}
+
+    def shared(self, s: ConvShape) -> int:
+        """Bytes of shared memory; mirrors stem_overlap.cu."""
+        wide = -(-(lead(s) + 63 + places(s)) // 2) * 2
+        return 1024 + row(s) * columns(s) * 2 + ((self.th - 1) * s.stride[0] + s.r) * wide * 16 + 8
+
+    def unfit(self, s: ConvShape, source: DType) -> str | None:
+        """Why a multiprocessor cannot hold it, or None."""
+        units = -(-((self.th - 1) * s.stride[0] + s.r) * (-(-(lead(s) + 63 + places(s)) // 2)) // (128 * self.wgs))
+        registers = columns(s) + units * s.c * (4 if source == F32 else 2) + 37  # two rows of sums, pixels on their way, addresses
+        if registers * self.blocks * self.wgs * 128 > REGISTERS or registers > 240 or self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024:
+            return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
+        return None
+
+    def estimate_us(self, s: ConvShape, multiprocessors: int) -> float:
+        """A rough time on an H200: what orders candidates, never what chooses them. The last turn of all blocks may be nearly empty."""
+        tiles = s.n * -(-s.p // self.th) * -(-s.q // 64)
+        turns = -(-tiles // (multiprocessors * self.blocks))
+        work = self.th * columns(s) / 32 * 0.1 + ((self.th - 1) * s.stride[0] + s.r) * s.c * 0.01
+        alone = 1.5 + 0.15 * self.th / self.wgs  # a tile's way through a block, which others hide for the most part
+        return turns * (0.3 + max(alone, self.blocks * work) + 0.5 * alone / self.blocks)
+
+    def __str__(self) -> str:
+        return f"64x{self.th} w{self.wgs} b{self.blocks}"
+
+
+@tactic
+class OwnFirstPlaces(FirstLayer):
+    """Up to 3 input channels, stride 2 along rows, image rows of a multiple of 4 pixels, filters up to 8 x 8, up to 128 output channels."""
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        image = signature.inputs[source_place(layer)]
+        if isinstance(made, str):
+            return made
+        if made.residual is not None or image is None or image.format != "linear" or image.dtype not in (F32, signature.outputs[0].dtype):
+            return "takes images with channels first, in f32 or the type of the result, and adds nothing"
+        if s.c > 3 or s.k > 128 or s.k % 8 or s.s > 8 or s.r > 8 or s.w % 4 or s.stride[1] != 2 or s.dilation != (1, 1):
+            sizes = f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}, stride {s.stride[1]}, rows of {s.w} pixels"
+            return f"{sizes}: at most 3, at most 128 in eights, at most 8 x 8, 2, fours"
+        return None
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        s, image = conv_shape(layer), signature.inputs[source_place(layer)]
+        made, dtype = ending(layer, epilogue(layer)), signature.outputs[0].dtype
+        if image is None or isinstance(made, str):
+            return []
+        every = [PlacesTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
+        able = [t for t in every if t.unfit(s, image.dtype) is None]
+        found = sorted(able, key=lambda t: (t.estimate_us(s, machine.multiprocessors), t))[:_MOST]
+        ahead(machine, [source("stem_overlap.cu", t.constants(s, made.finish, image.dtype, dtype)) for t in found])
+        return [t.config for t in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), PlacesTile(**{k: int(v) for k, v in config})
+        x, dtype = source_place(layer), signature.outputs[0].dtype
+        image = signature.inputs[x]
+        if isinstance(made, str) or image is None or tile.unfit(s, image.dtype):
+            raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
+        constants = tile.constants(s, made.finish, image.dtype, dtype)
+        tiles_h, tiles_w = -(-s.p // tile.th), -(-s.q // 64)
+        tiles = s.n * tiles_h * tiles_w
+
+        def make(args: Args) -> list:
+            kernel = loaded("stem_overlap.cu", "first_places", tuple(sorted(constants.items())), tile.shared(s))
+            box = tensormap.tiled(args.packed[0], dtype.name, (row(s), columns(s)), (row(s) * 2,), (64, columns(s)))
+            numbers = (s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1] + s.pad[1] % 2 + 2 * lead(s), tiles_h, tiles_w, tiles)
+            blob = box + struct.pack("<2Q10i2f", args.inputs[x], args.outputs[0], *numbers, *made.finish.activation[1:])
+            grid = min(tiles, machine.multiprocessors * tile.blocks)
+            return [Launch(kernel, (grid, 1, 1), tile.wgs * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
+
+        weights, own = constants_of(layer)
+        packed = (packed_filters(s, weights, own, made, dtype),)
+        rtol = RTOL[dtype.name] * (1.5 if image.dtype == F32 else 1)  # the image is rounded too
+        return GpuKernel(layer, signature, make, implementation=f"own first places {tile}", packed=packed, rtol=rtol)
+
+
+def packed_filters(s: ConvShape, weights: Tensor, own: Tensor | None, made: Ending, dtype: DType) -> Packed:
+    """Filters as stem_overlap.cu reads them: [columns][row of taps of four channels], rows dealt out, the bias in the fourth channel of two taps."""
+
+    def filters() -> np.ndarray:
+        odd, taps, scale = s.pad[1] % 2, 2 * places(s), np.float32(0.5 if halved(made.finish) else 1)
+        side = np.zeros((columns(s), s.r, taps, 4), dtype.numpy)
+        given = np.asarray(weights.array(), np.float32) * scale  # [k, c, r, s]
+        side[: s.k, :, odd : odd + s.s, : s.c] = given.transpose(0, 2, 3, 1)
+        bias = made.bias(own, s.k) * scale
+        side[: s.k, 0, 0, 3] = bias
+        side[: s.k, 0, 1, 3] = bias - side[: s.k, 0, 0, 3].astype(np.float32)
+        out = np.zeros((columns(s), row(s)), dtype.numpy)
+        out[:, : side[0].size] = side.reshape(columns(s), -1)
+        return dealt_rows(out)
+
+    key = f"{weights.weight.digest} {'' if own is None else own.weight.digest} {made.key}|first places {s.pad[1] % 2} {row(s)} {dtype}"
+    return packed_array(f"{key} {halved(made.finish)}", columns(s) * row(s) * 2, filters)
+
+
+def places(s: ConvShape) -> int:
+    """Places of two pixels of a filter row; windows begin at the second pixel of one where the padding is odd."""
+    return -(-(s.s + s.pad[1] % 2) // 2)
+
+
+def lead(s: ConvShape) -> int:
+    """Places in front of the first window, so that rows of places begin at a multiple of four pixels."""
+    return (s.pad[1] + s.pad[1] % 2) // 2 % 2
+
+
+def columns(s: ConvShape) -> int:
+    """Output channels, filled up to 32s."""
+    return -(-s.k // 32) * 32
+
+
+def row(s: ConvShape) -> int:
+    """Elements of a packed filter: whole rows of 64."""
+    return -(-s.r * places(s) * 8 // 64) * 64

@@ -1,0 +1,161 @@
+"""First convolutions with the max pooling behind them in one launch: a block keeps the results that its windows read in shared memory."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, static_shape
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, is_quantized, source_place
+from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, ahead, all_static, ending, float_types, loaded, machine_has, same
+from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
+from whet.tactics.cuda.stem.stem import _shared as shared_of_first
+from whet.tactics.cuda.stem.stem import first_arguments, first_constants, first_filters, first_row, float_taps
+from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
+
+_TILES = ((8, 7), (3, 8), (4, 6), (4, 7), (5, 8), (2, 12), (7, 8), (3, 7))  # rows and columns of windows; most fill 64s of results
+
+
+@tactic
+class OwnFirstPool(FirstLayer):
+    """What the pass fuse_conv_pool makes: up to 4 input channels, up to 64 output channels; square windows and strides."""
+
+    ops = ("*",)
+    hints = ("ConvPool",)
+
+    def why_not(self, layer: Layer) -> str | None:
+        if layer.hint not in self.hints:
+            return f"computes a convolution and its max pooling, not {layer.hint or layer.op}"
+        head = layer.regions["body"].layers[0]
+        if head.op == "QuantizeLinear" or is_quantized(head):
+            return "is for floating point"
+        return super().why_not(_conv(layer))
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer) or layer.outputs[0].type.rank != 4:
+            return []
+        conv = _conv(layer)
+        head, posts = anchor(conv), epilogue(conv)
+        if any(p.other is not None and not conv.inputs[p.other].is_constant for p in posts or ()):
+            return []
+        x, found = _image(layer, conv), []
+        for dtype in float_types([layer.inputs[x], layer.outputs[0]], HALF):
+            for source in dict.fromkeys((head.inputs[0].dtype, dtype)):
+                found += [same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)) for form in ("linear", "nhwc")]
+        return found
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        conv = _conv(layer)
+        made, s = ending(conv, epilogue(conv)), conv_shape(conv)
+        if isinstance(made, str):
+            return made
+        if s.c > 4 or s.k > 64 or s.k % 8 or s.k <= 48 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
+            return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 56 or 64, 16 x 16, no dilation"
+        return _window_reason(layer)
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        conv, found = _conv(layer), []
+        s, pool = conv_shape(conv), _window(layer)
+        for ph, pw in _TILES:
+            for blocks in (1, 2, 3, 4):
+                config: Config = (("ph", ph), ("pw", pw), ("blocks", blocks))
+                th, tw, threads = _tile(pool, ph, pw)
+                pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + s.s) // threads) * s.c
+                registers = 100 + pixels  # sums, biases, fragments, addresses, the next tile's pixels
+                fits = threads <= 1024 and blocks * threads <= 2048 and registers <= 65536 // (blocks * threads)
+                if fits and _shared(s, pool, ph, pw) * blocks < 220 * 1024:
+                    found.append(config)
+        made = ending(conv, epilogue(conv))
+        if not isinstance(made, str):
+            ahead(machine, [text("stem.cu", _constants(layer, signature, c)) for c in found])
+        return found
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        conv = _conv(layer)
+        made = ending(conv, epilogue(conv))
+        if isinstance(made, str):
+            raise PlanRefused(made)
+        if reason := _window_reason(layer):
+            raise PlanRefused(reason)
+        s, (ph, pw, blocks) = conv_shape(conv), (int(v) for _, v in config)
+        weights, own = constants_of(conv)
+        place = _image(layer, conv)
+        source, dtype = signature.inputs[place], signature.outputs[0].dtype
+        assert source is not None
+        constants, shared = _constants(layer, signature, config), _shared(s, _window(layer), ph, pw)
+        *_, p, q = static_shape(layer.outputs[0].shape)
+        tiles_h, tiles_w = -(-p // ph), -(-q // pw)
+        tiles, row = s.n * tiles_h * tiles_w, first_row(s)
+        threads = _tile(_window(layer), ph, pw)[2]
+
+        def make(args: Args) -> list:
+            kernel = loaded("stem.cu", "first", tuple(sorted(constants.items())), shared)
+            box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
+            sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
+            numbers = (args.packed[1], args.inputs[place], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)
+            grid = min(tiles, machine.multiprocessors * blocks)
+            return [Launch(kernel, (grid, 1, 1), threads, first_arguments(box, numbers, struct.pack("<2i", p, q)), label=layer.name)]
+
+        rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
+        packed = (first_filters(s, weights, dtype), packed_bias(made, own, s.k))
+        return GpuKernel(layer, signature, make, implementation=f"own first wgmma pooled {ph}x{pw} b{blocks}", packed=packed, rtol=rtol)
+
+
+def _conv(layer: Layer) -> Layer:
+    """The convolution of the body, as if it stood alone."""
+    body = layer.regions["body"]
+    return seen(body.layers[0], dict(zip(body.inputs, layer.inputs, strict=True)))
+
+
+def _image(layer: Layer, conv: Layer) -> int:
+    """Which input of the whole the convolution reads."""
+    x = conv.inputs[source_place(conv)]
+    return next(i for i, t in enumerate(layer.inputs) if t is x)
+
+
+def _window_reason(layer: Layer) -> str | None:
+    """Why the pooling is none that the kernel does, or None."""
+    a = layer.regions["body"].layers[-1].attrs
+    kernel, strides, pads = a["kernel_shape"], a.get("strides") or (1, 1), a.get("pads") or (0, 0, 0, 0)
+    if a.get("ceil_mode") or set(a.get("dilations") or (1,)) != {1} or len(set(kernel)) != 1 or len(set(strides)) != 1 or len(set(pads)) != 1:
+        return "the kernel pools in square windows, no dilation, no ceil_mode, as much padding on all sides"
+    return None if 1 < kernel[0] <= 3 and pads[0] < kernel[0] else f"windows of {kernel[0]} results: two or three"
+
+
+def _window(layer: Layer) -> tuple[int, int, int]:
+    """Window, stride and padding of the pooling."""
+    a = layer.regions["body"].layers[-1].attrs
+    return int(a["kernel_shape"][0]), int((a.get("strides") or (1, 1))[0]), int((a.get("pads") or (0,))[0])
+
+
+def _tile(pool: tuple[int, int, int], ph: int, pw: int) -> tuple[int, int, int]:
+    """Rows and columns of results that ph x pw windows read, and threads."""
+    th, tw = (ph - 1) * pool[1] + pool[0], (pw - 1) * pool[1] + pool[0]
+    return th, tw, -(-th * tw // 64) * 128
+
+
+def _shared(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
+    """Bytes of shared memory; mirrors stem.cu."""
+    th, tw, threads = _tile(pool, ph, pw)
+    return shared_of_first(s, th, tw, float_taps(s)) + 128 + threads // 2 * 128
+
+
+def _constants(layer: Layer, signature: Signature, config: Config) -> dict[str, int]:
+    """The macros of an instance."""
+    conv, (ph, pw, blocks) = _conv(layer), (int(v) for _, v in config)
+    made, pool = ending(conv, epilogue(conv)), _window(layer)
+    assert not isinstance(made, str)
+    source = next(o for o in signature.inputs if o is not None)
+    th, tw, _ = _tile(pool, ph, pw)
+    tile = {"th": th, "tw": tw, "blocks": blocks}
+    own = first_constants(conv_shape(conv), tile, made.finish.activation[0], source, signature.outputs[0].dtype.name)
+    return {**own, "BN": 64, "POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}

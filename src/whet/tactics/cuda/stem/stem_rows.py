@@ -1,0 +1,191 @@
+"""First convolutions with strides of 2 and the max pooling behind them, row by row: neighbouring windows are rows of the operand as they lie."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, Tensor, static_shape
+from whet.network.types import F32, DType
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
+from whet.tactics._fused import constants_of, epilogue
+from whet.tactics.cuda._device.kernel import RTOL, TYPE, Ending, GpuKernel, ahead, ending, loaded, machine_has, packed_array
+from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.conv.conv import conv_shape
+from whet.tactics.cuda.stem.stem_pool import OwnFirstPool, _conv, _image, _window
+
+_ROWS = (1, 2, 4, 7, 8, 14, 28)  # pooled rows of a block
+_RING = 16  # rows of the image that a block keeps
+MAX_CONFIGS = 20
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of results are shared out: `wide` pooled ones a block, `bn` results, of which the first 8 (`skip`) are the neighbour's."""
+
+    wide: int
+    tiles: int
+    skip: int
+    bn: int
+
+    @staticmethod
+    def of(pooled: int, wide: int) -> Columns:
+        """For an image of `pooled` columns."""
+        tiles = -(-pooled // wide)
+        skip = int(tiles > 1)
+        return Columns(wide, tiles, skip, -(-wide // 4) * 8 + 8 * skip)
+
+
+@tactic
+class OwnFirstRows(OwnFirstPool):
+    """At most 3 input channels, 64 output channels, 14 x 7 taps, strides of 2; windows of 3x3, 2 apart, padding 1; a clip at most behind it."""
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        return [s for s in super().signatures(layer, machine) if all(o is None or o.format == "linear" for o in s.inputs)]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        conv = _conv(layer)
+        made, s = ending(conv, epilogue(conv)), conv_shape(conv)
+        if isinstance(made, str):
+            return made
+        if made.finish.activation[0] != "clip":
+            return f"pools before it activates, which {made.finish.activation[0]} does not allow"
+        if s.c > 3 or s.k > 64 or s.k % 8 or s.r > _RING - 2 or s.s + s.pad[1] % 2 > 8 or s.pad[1] > 8 or s.stride != (2, 2) or s.dilation != (1, 1):
+            return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 3, 64, {_RING - 2} x 7, strides of 2, no dilation"
+        if s.w % 4 or s.p % 2 or s.q % 2:
+            return f"rows of {s.w} pixels, {s.p} x {s.q} results: the kernel reads four pixels at once and pools pairs"
+        return None if _pools_pairs(layer) else "windows that are not 3 x 3, 2 apart, with padding 1"
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        s = conv_shape(_conv(layer))
+        *_, p, q = static_shape(layer.outputs[0].shape)
+        found: dict[Config, float] = {}
+        for wide in dict.fromkeys(-(-q // (4 * parts)) * 4 for parts in range(1, 9)):
+            columns = Columns.of(q, wide)
+            if columns.bn > 128:
+                continue
+            for rows, blocks in ((r, b) for r in _ROWS if r <= p for b in (1, 2, 3, 4)):
+                if _registers(s, columns) <= 65536 // (128 * blocks) and _shared(s, columns) * blocks < 220 * 1024:
+                    config: Config = (("rows", rows), ("wide", wide), ("blocks", blocks))
+                    found[config] = _estimate(s, columns, p, rows, blocks, machine.multiprocessors)
+        best = sorted(found, key=lambda c: (found[c], c))[:MAX_CONFIGS]
+        ahead(machine, list(dict.fromkeys(text("stem_rows.cu", _constants(s, signature, c, q)) for c in best)))
+        return best
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        if reason := self.refuses(layer, signature, machine):
+            raise PlanRefused(reason)
+        conv = _conv(layer)
+        made, s, place = ending(conv, epilogue(conv)), conv_shape(conv), _image(layer, conv)
+        assert not isinstance(made, str)
+        weights, own = constants_of(conv)
+        source, dtype = signature.inputs[place], signature.outputs[0].dtype
+        assert source is not None
+        assert weights is not None
+        *_, p, q = static_shape(layer.outputs[0].shape)
+        rows, wide, blocks = (int(v) for _, v in config)
+        columns, constants, strips = Columns.of(q, wide), _constants(s, signature, config, q), -(-p // rows)
+        shared = _shared(s, columns)
+
+        def make(args: Args) -> list:
+            kernel = loaded("stem_rows.cu", "first_rows", tuple(sorted(constants.items())), shared)
+            sizes = (s.h, s.w, s.k, p, q, rows, strips, wide, columns.tiles)
+            blob = struct.pack("<3Q9i2f", args.packed[0], args.inputs[place], args.outputs[0], *sizes, *made.finish.activation[1:])
+            return [Launch(kernel, (s.n * strips * columns.tiles, 1, 1), 128, blob + bytes(-len(blob) % 8), label=layer.name)]
+
+        rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too
+        name = f"own first wgmma pooled by rows {rows}x{wide} b{blocks}"
+        return GpuKernel(layer, signature, make, implementation=name, packed=(_fragments(s, weights, made, own, dtype),), rtol=rtol)
+
+
+def _pools_pairs(layer: Layer) -> bool:
+    """Whether the pooling is the one of the kernel."""
+    a = layer.regions["body"].layers[-1].attrs
+    square = all(len(set(a.get(name) or (1,))) == 1 for name in ("kernel_shape", "strides", "pads", "dilations"))
+    return square and not a.get("ceil_mode") and set(a.get("dilations") or (1,)) == {1} and _window(layer) == (3, 2, 1)
+
+
+def _lead(s: ConvShape) -> int:
+    """Columns in front of a result's first that a filter row begins with: the padding, and one tap of zeros where that is odd."""
+    return s.pad[1] + s.pad[1] % 2
+
+
+def _halves(s: ConvShape) -> int:
+    """Fours of taps of a filter row."""
+    return max(-(-(s.s + s.pad[1] % 2) // 4), -(-_lead(s) // 4))
+
+
+def _fragments(s: ConvShape, weights: Tensor, made: Ending, own: Tensor | None, dtype: DType) -> Packed:
+    """Filters in the order of the tensor cores' registers: [step, warp, lane, 4 registers of two numbers].
+
+    The fourth channel of three taps is the bias. A lane's two rows of the operand are two neighbouring channels of the result.
+    """
+    steps = s.r * _halves(s)
+
+    def fragments() -> np.ndarray:
+        side = np.zeros((64, s.r, _halves(s) * 4, 4), np.float32)
+        at = s.pad[1] % 2
+        side[: s.k, :, at : at + s.s, : s.c] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1)
+        left, most = made.bias(own, s.k), float(ml_dtypes.finfo(dtype.numpy).max)
+        for tap in range(3):  # in parts: their sum has the bits of a float
+            part = np.where(np.isfinite(left), np.clip(left, -most, most), left).astype(dtype.numpy).astype(np.float32)
+            side[: s.k, 0, tap, 3] = part
+            left = np.where(np.isfinite(left), left - part, 0)
+        # channel = warp, row of eight, which of two; element of K = half, quarter, which of two
+        ordered = side.reshape(4, 8, 2, steps, 2, 4, 2).transpose(3, 0, 1, 5, 4, 2, 6)
+        return np.ascontiguousarray(ordered).astype(dtype.numpy)
+
+    digest = own.weight.digest if own is not None else ""
+    key = f"{weights.weight.digest}|first rows {s.r} {s.s} {s.pad[1]} {dtype} bias {digest} {made.key}"
+    return packed_array(key, steps * 4 * 32 * 16, fragments)
+
+
+def _quads(s: ConvShape, columns: Columns) -> int:
+    """Fours of pixels of a row of the image that a block reads; mirrors stem_rows.cu."""
+    left = -(-_lead(s) // 4) * 4
+    return (2 * columns.bn - 2 + left - _lead(s) + 4 * _halves(s) + 3) // 4
+
+
+def _shared(s: ConvShape, columns: Columns) -> int:
+    return 128 + _RING * _quads(s, columns) * 32
+
+
+def _registers(s: ConvShape, columns: Columns) -> int:
+    """What a thread needs: sums, weights, the maxima of the row above, the rest. The compiler was seen to need 165 for 112 columns and 7 x 7."""
+    return columns.bn // 2 + 4 * s.r * _halves(s) + columns.bn // 8 + 42
+
+
+def _estimate(s: ConvShape, columns: Columns, pooled: int, rows: int, blocks: int, multiprocessors: int) -> float:
+    """A rough time in cycles: what orders candidates, never what chooses them."""
+    total = s.n * -(-pooled // rows) * columns.tiles
+    row = s.r * _halves(s) * columns.bn // 2  # of the tensor cores
+    together = min(blocks, -(-total // multiprocessors))
+    turns = -(-total // (multiprocessors * together))
+    return turns * (1500 + (2 * rows + 1) * max(together * row, row + 500))
+
+
+def _constants(s: ConvShape, signature: Signature, config: Config, pooled: int) -> dict[str, int]:
+    """The macros of an instance."""
+    _, wide, blocks = (int(v) for _, v in config)
+    columns = Columns.of(pooled, wide)
+    source = next(o for o in signature.inputs if o is not None)
+    return {
+        "C": s.c,
+        "R": s.r,
+        "HALVES": _halves(s),
+        "LEAD": _lead(s),
+        "PAD_H": s.pad[0],
+        "BN": columns.bn,
+        "SKIP": columns.skip,
+        "FROM": TYPE[source.dtype.name],
+        "BLOCKS": blocks,
+        "BF16": int(signature.outputs[0].dtype.name == "bf16"),
+    }

@@ -1,0 +1,200 @@
+"""First convolutions of f32 images in TF32, straight from the image: windows are read where they lie (stem_tf32.cu); `--noTF32` forbids it."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whet.backends.cuda import tensormap
+from whet.backends.cuda.launch import Launch
+from whet.network import Layer, Tensor
+from whet.network.types import F32
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
+from whet.tactics._fused import anchor, constants_of, epilogue, source_place
+from whet.tactics.cuda._device.kernel import (
+    ACTIVATIONS,
+    Ending,
+    GpuKernel,
+    ahead,
+    all_static,
+    ending,
+    float_types,
+    loaded,
+    machine_has,
+    packed_array,
+    same,
+)
+from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda.conv._conv import ConvShape, Finish
+from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
+from whet.tactics.cuda.conv._tf32 import cut_to_tf32, dealt_by_16, sizes_of
+from whet.tactics.cuda.conv.conv import conv_shape
+from whet.tactics.cuda.conv.conv_tf32 import OwnTf32
+from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
+
+_TILES = tuple((wgs * mine, wgs) for wgs in (1, 2) for mine in (1, 2, 3, 4, 5, 6, 8))  # rows of results of a block, warpgroups
+_MOST = 12  # configurations
+
+
+@dataclass(frozen=True, order=True)
+class FirstTile:
+    """One instance of stem_tf32.cu: rows of results of a block, its warpgroups, resident blocks."""
+
+    th: int
+    wgs: int
+    blocks: int
+
+    @property
+    def config(self) -> Config:
+        """What an engine stores of it."""
+        return (("th", self.th), ("wgs", self.wgs), ("blocks", self.blocks), ("math", "tf32"))
+
+    @staticmethod
+    def of(config: Config) -> FirstTile:
+        """The instance that an engine names."""
+        return FirstTile(**sizes_of(config))
+
+    def constants(self, s: ConvShape, finish: Finish) -> dict[str, int]:
+        """The macros of the instance."""
+        own = {"TH": self.th, "WGS": self.wgs, "BLOCKS": self.blocks, "BN": columns(s), "ACT": ACTIVATIONS[finish.activation[0]], "TERMS": 1}
+        return {**own, "C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
+
+    def patch(self, s: ConvShape) -> tuple[int, int]:
+        """Rows and columns of the image that a block keeps; mirrors stem_tf32.cu."""
+        return (self.th - 1) * s.stride[0] + s.r, -(-(lead(s) + 63 * s.stride[1] + s.s) // 4) * 4
+
+    def shared(self, s: ConvShape) -> int:
+        """Bytes of shared memory; mirrors stem_tf32.cu."""
+        tall, wide = self.patch(s)
+        return 1024 + row(s) * columns(s) * 4 + -(-tall * wide // 8) * 128 + tall * wide * s.c * 4 + 16
+
+    def unfit(self, s: ConvShape) -> str | None:
+        """Why a multiprocessor cannot hold it, or None."""
+        registers = columns(s) * min(2, self.th // self.wgs) // 2 + 48  # rows of sums, addresses
+        large = max(self.patch(s)) > 256 or registers * self.blocks * self.wgs * 128 > REGISTERS
+        if large or self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024:
+            return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
+        return None
+
+    def estimate_us(self, s: ConvShape, multiprocessors: int) -> float:
+        """A rough time on an H200: what orders candidates, never what chooses them. The last turn of all blocks may be nearly empty."""
+        tiles = s.n * -(-s.p // self.th) * -(-s.q // 64)
+        turns = -(-tiles // (multiprocessors * self.blocks))
+        tall, wide = self.patch(s)
+        work = self.th * columns(s) / 32 * 0.22 + tall * wide * s.c * 4 / 60e3  # us: products and endings, the way from the L2 cache
+        alone = 1.8 + 0.3 * self.th / self.wgs  # a tile's way through a block, which others hide for the most part
+        return turns * (0.3 + max(alone, self.blocks * work) + 0.5 * alone / self.blocks)
+
+    def __str__(self) -> str:
+        return f"64x{self.th} w{self.wgs} b{self.blocks}"
+
+
+@tactic
+class OwnFirstTf32(FirstLayer):
+    """Up to 3 input channels, strides of 1 or 2 along rows of a multiple of 4 pixels, filters up to 11 x 11, up to 128 output channels in fours."""
+
+    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+        if self.why_not(layer) or not all_static(layer):
+            return []
+        if F32 not in float_types([anchor(layer).inputs[0], layer.outputs[0]], (F32,)):
+            return []
+        return [same(layer, {source_place(layer): Operand("linear", F32)}, Operand("nhwc", F32))]
+
+    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+        if not machine_has(machine, "wgmma"):
+            return "needs Hopper's tensor cores (sm_90a)"
+        made, s = ending(layer, epilogue(layer)), conv_shape(layer)
+        if isinstance(made, str):
+            return made
+        if made.residual is not None:
+            return "the kernel adds nothing"
+        if s.c > 3 or s.k > 128 or s.k % 4 or max(s.r, s.s) > 11 or s.r * s.s < 3 or s.w % 4 or s.stride[1] > 2 or s.dilation != (1, 1):
+            sizes = f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}, stride {s.stride[1]}, rows of {s.w} pixels"
+            return f"{sizes}: at most 3, at most 128 in fours, three taps to 11 x 11, 1 or 2, fours, no dilation"
+        return None if any(t.unfit(s) is None for t in _every()) else "the weights do not fit beside an image's tile"
+
+    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+        s, made = conv_shape(layer), ending(layer, epilogue(layer))
+        if isinstance(made, str):
+            return []
+        able = [t for t in _every() if t.unfit(s) is None]
+        found = sorted(able, key=lambda t: (t.estimate_us(s, machine.multiprocessors), t))[:_MOST]
+        ahead(machine, [source("stem_tf32.cu", t.constants(s, made.finish)) for t in found])
+        return [t.config for t in found]
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+        made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), FirstTile.of(config)
+        if isinstance(made, str) or tile.unfit(s):
+            raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
+        x = source_place(layer)
+        weights, own = constants_of(layer)
+        assert weights is not None
+        constants = tile.constants(s, made.finish)
+        tiles_h, tiles_w = -(-s.p // tile.th), -(-s.q // 64)
+        tiles = s.n * tiles_h * tiles_w
+
+        def make(args: Args) -> list:
+            kernel = loaded("stem_tf32.cu", "first_tf32", tuple(sorted(constants.items())), tile.shared(s))
+            box = tensormap.tiled(args.packed[0], "f32", (row(s), columns(s)), (row(s) * 4,), (32, columns(s)))
+            tall, wide = tile.patch(s)
+            lines = (s.w * 4, s.w * s.h * 4, s.w * s.h * s.c * 4)
+            box += tensormap.tiled(args.inputs[x], "f32", (s.w, s.h, s.c, s.n), lines, (wide, tall, s.c, 1), plain=True)
+            numbers = (s.p, s.q, s.k, s.pad[0], s.pad[1] + lead(s), tiles_h, tiles_w, tiles)
+            blob = box + struct.pack("<Q8i2f", args.outputs[0], *numbers, *made.finish.activation[1:])
+            grid = min(tiles, machine.multiprocessors * tile.blocks)
+            return [Launch(kernel, (grid, 1, 1), tile.wgs * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
+
+        packed = (first_filters(s, weights, made, own),)
+        return GpuKernel(layer, signature, make, implementation=f"own first wgmma tf32 {tile}", packed=packed, rtol=OwnTf32.rtol)
+
+
+def _every() -> list[FirstTile]:
+    return [FirstTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
+
+
+def first_filters(s: ConvShape, weights: Tensor, made: Ending, own: Tensor | None) -> Packed:
+    """Filters as rows of taps of four channels in stem_tf32.cu's order, dealt out in 16s; the fourth channel of the first three taps is the bias."""
+    order = taps_in_order(s)
+
+    def filters() -> np.ndarray:
+        given = np.asarray(weights.array(), np.float32).reshape(s.k, s.c, -1)  # [k, c, taps]
+        side = np.zeros((columns(s), -(-len(order) // 2) * 2, 4), np.float32)
+        side[: s.k, : len(order), : s.c] = given[:, :, order].transpose(0, 2, 1)
+        left = made.bias(own, s.k)
+        for tap in range(3):  # in parts: their sum has the bits of a float
+            part = cut_to_tf32(left)
+            side[: s.k, tap, 3] = part
+            left = np.where(np.isfinite(left), left - np.where(np.isfinite(part), part, 0), 0).astype(np.float32)
+        if len(order) % 2:  # the last tap is read twice: half its weights each keep an infinite pixel infinite
+            side[:, -2:] = side[:, -2:-1] / 2
+        out = np.zeros((columns(s), row(s)), np.float32)
+        out[:, : side[0].size] = side.reshape(columns(s), -1)
+        return dealt_by_16(cut_to_tf32(out))
+
+    bias = "" if own is None else own.weight.digest
+    key = f"{weights.weight.digest} {bias} {made.key}|first tf32 {lead(s)} {s.stride[1]} {row(s)} {columns(s)}"
+    return packed_array(key, columns(s) * row(s) * 4, filters)
+
+
+def taps_in_order(s: ConvShape) -> list[int]:
+    """Taps of a filter in the order of K: those whose pixels have phase 0 (column modulo stride) row by row, then those of phase 1."""
+    phases = [[x for x in range(s.s) if (lead(s) + x) % s.stride[1] == phase] for phase in range(s.stride[1])]
+    return [y * s.s + x for across in phases for y in range(s.r) for x in across]
+
+
+def lead(s: ConvShape) -> int:
+    """Pixels in front of the first window, so that pieces of the image begin at columns that are multiples of four (16 bytes)."""
+    return -s.pad[1] % 4
+
+
+def columns(s: ConvShape) -> int:
+    """Output channels, filled up to 16s."""
+    return -(-s.k // 16) * 16
+
+
+def row(s: ConvShape) -> int:
+    """Numbers of a packed filter: whole rows of 32."""
+    return -(-s.r * s.s // 8) * 32
