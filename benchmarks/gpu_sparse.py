@@ -35,12 +35,12 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph, Launch
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
-from whet.tactics.cuda._conv import NONE, ConvShape, Eight, Finish, Steps, View
-from whet.tactics.cuda._conv_launch import conv_launch, conv_source
-from whet.tactics.cuda._conv_tiles import conv_configs
+from whet.tactics.cuda.conv._conv import NONE, ConvShape, Eight, Finish, Steps, View
+from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_tiles import conv_configs
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._launch import Packed24, Types, padded_rows, sparse_constants, sparse_launch, step_elements
-from whet.tactics.cuda.sparse._tile import candidate_tiles
+from whet.tactics.cuda.sparse._tile import SparseTile, candidate_tiles, varied_tiles
 
 RESULT = Path(__file__).parent / "results" / "h200" / "sparse.json"
 COLD_BYTES, BYTES_PER_S, SPARSE_PEAK = 200e6, 4.25e12, {2: 1979e12, 1: 3958e12}
@@ -139,6 +139,12 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
     return found
 
 
+def sparse_tiles(case: Case, most: int) -> list[SparseTile]:
+    """Candidates of the sparse kernel."""
+    s, size = case.shape, case.size
+    return varied_tiles(candidate_tiles(s.m, s.k, s.steps(step_elements(size)), size, size, False, 132), most)
+
+
 def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
     """Launches of the sparse kernel on different operands."""
     s, size, found = case.shape, case.size, []
@@ -234,7 +240,7 @@ def measure(case: Case, memory: Memory, stream: Stream, tiles: int, rounds: int,
     dense = [c for c in conv_configs(s, 132, size) if c.valid()][:tiles]
     if size == 1:
         dense = [c for c in dense if s.k % 16 == 0]
-    sparse = candidate_tiles(s.m, s.k, s.steps(step_elements(size)), size, size, False, 132)[:tiles]
+    sparse = sparse_tiles(case, tiles)
     found = {
         "dense": fastest({str(c): lambda c=c: Timed(dense_launches(case, c, memory), stream) for c in dense}, until - seconds / 2),
         "sparse": fastest({str(t): lambda t=t: Timed(sparse_launches(case, t, memory), stream) for t in sparse}, until),
@@ -268,7 +274,7 @@ def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[
         finish, types = FINISH, Types(case.kind, case.kind, fold=case.size == 1)
         compile_ahead(
             [sparse_text(sparse_constants(t, types, not s.plain, finish))
-             for t in candidate_tiles(s.m, s.k, s.steps(step_elements(case.size)), case.size, case.size, False, 132)[:tiles]]
+             for t in sparse_tiles(case, tiles)]
             + [conv_source(c, not s.plain and not c.halo, "clip", case.kind == "bf16", False, False, eight_of(case))
                for c in [c for c in conv_configs(s, 132, case.size) if c.valid()][:tiles]]
         )  # fmt: skip

@@ -94,9 +94,8 @@ def instruction_metadata(words, instruction, size):
         else:
             start, value_strides = 8 * low + 2048 * high + g + 16 * warp, [(32, 64)]
             word = int(words[thread, instruction])
-        for v in range(32 if size == 1 else 32):
-            inner = v % value_strides[0][0]
-            outer = v // value_strides[0][0]
+        for v in range(32):  # a bit of the register per element
+            outer, inner = divmod(v, value_strides[0][0])
             at = start + inner * value_strides[0][1] + (outer * value_strides[1][1] if len(value_strides) > 1 else 0)
             row, column = at % 64, at // 64
             if column % 4 == 0:  # four elements share four bits of the register

@@ -13,6 +13,7 @@ one 32-bit metadata register of the threads that the sparsity selector names:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,15 +50,14 @@ def find_violation(matrix: np.ndarray) -> Group | None:
     """
     if matrix.shape[1] % 4:
         raise ValueError(f"rows of {matrix.shape[1]} elements have no whole groups of four")
-    rows = max(1, _BLOCK_OF_ROWS // max(1, matrix.shape[1]))
-    for start in range(0, len(matrix), rows):
-        groups = matrix[start : start + rows].reshape(-1, matrix.shape[1] // 4, 4)
-        nan = (groups != groups).any(-1)  # noqa: PLR0124  (true of NaN alone; np.isnan has no int8)
-        nonzeros = np.count_nonzero(groups != 0, axis=-1)
-        bad = (nonzeros > 2) | nan
+    for start, block in _row_blocks(matrix):
+        bad = _COUNT[_nonzero_mask(block)] > 2
+        nan = (block != block).reshape(*bad.shape, 4).any(-1)  # noqa: PLR0124  (true of NaN alone; np.isnan has no int8)
+        bad |= nan
         if bad.any():
             row, group = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
-            return Group(start + row, 4 * group, int(nonzeros[row, group]), bool(nan[row, group]))
+            nonzeros = np.count_nonzero(block[row, 4 * group : 4 * group + 4] != 0)
+            return Group(start + row, 4 * group, int(nonzeros), bool(nan[row, group]))
     return None
 
 
@@ -71,11 +71,36 @@ def compress(matrix: np.ndarray) -> Compressed:
     if bad is not None:
         where = f"row {bad.row}, columns {bad.column}-{bad.column + 3}"
         raise ValueError(f"{where} hold a NaN" if bad.nan else f"{where} have {bad.nonzeros} non-zeros; 2:4 weights have at most two")
-    groups = matrix.reshape(len(matrix), -1, 4)
-    # Non-zeros first, then zeros, each by position; the two that are kept are put in order of position.
-    kept = np.sort(np.argsort(groups == 0, axis=-1, kind="stable")[..., :2], axis=-1)
-    values = np.take_along_axis(groups, kept, axis=-1).reshape(len(matrix), -1)
-    return Compressed(np.ascontiguousarray(values), (kept[..., 0] | kept[..., 1] << 2).astype(np.uint8))
+    rows, columns = matrix.shape
+    values, metadata = np.empty((rows, columns // 2), matrix.dtype), np.empty((rows, columns // 4), np.uint8)
+    for start, block in _row_blocks(matrix):
+        positions = _POSITIONS[_nonzero_mask(block)]
+        kept = np.take_along_axis(block.reshape(*positions.shape[:2], 4), positions, axis=-1)
+        values[start : start + len(block)] = kept.reshape(len(block), -1)
+        metadata[start : start + len(block)] = positions[..., 0] | positions[..., 1] << 2
+    return Compressed(values, metadata)
+
+
+def _row_blocks(matrix: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, rows) of parts of a matrix that are examined at once."""
+    rows = max(1, _BLOCK_OF_ROWS // max(1, matrix.shape[1]))
+    for start in range(0, len(matrix), rows):
+        yield start, matrix[start : start + rows]
+
+
+def _nonzero_mask(block: np.ndarray) -> np.ndarray:
+    """[rows, K / 4]: bit i is set where element i of a group is not zero."""
+    bits = np.packbits(block != 0, axis=-1, bitorder="little")  # eight elements per byte
+    return np.stack([bits & 15, bits >> 4], axis=-1).reshape(len(block), -1)[:, : block.shape[1] // 4]
+
+
+def _kept_positions(mask: int) -> list[int]:
+    """The two positions that a group with these non-zeros keeps: non-zeros, then zeros, each from the lowest."""
+    return sorted(sorted(range(4), key=lambda i: (not mask >> i & 1, i))[:2])
+
+
+_COUNT = np.array([mask.bit_count() for mask in range(16)], np.uint8)
+_POSITIONS = np.array([_kept_positions(mask) for mask in range(16)], np.int64)
 
 
 def decompress(compressed: Compressed) -> np.ndarray:

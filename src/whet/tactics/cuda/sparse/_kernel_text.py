@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 
-from whet.tactics.cuda import _source
+from whet.tactics.cuda._device.source import source
 
 _TYPES = {1: "f32.f16.f16", 2: "f32.bf16.bf16", 3: "s32.s8.s8", 4: "s32.s8.u8", 5: "f32.e4m3.e4m3"}  # accumulator, weights, input by IN
 
@@ -35,7 +33,4 @@ def wgmma_sparse(columns: int, kind: int) -> str:
 
 def sparse_text(constants: Mapping[str, int]) -> str:
     """The text of sparse.cu with these constants; it compiles without include paths."""
-    text = (Path(__file__).parent / "sparse.cu").read_text()
-    text = text.replace('#include "wgmma_sparse"', wgmma_sparse(constants["BN"], constants["IN"]))
-    text = re.sub(r'#include "(\w+\.cuh)"', lambda found: _source._file(found.group(1)), text)
-    return "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text
+    return source("sparse.cu", constants).replace('#include "wgmma_sparse"', wgmma_sparse(constants["BN"], constants["IN"]))

@@ -33,14 +33,21 @@ class SparseTile:
         return self.mi * self.bn // 2 + 32
 
     @property
-    def moved_registers(self) -> int:
-        """Registers of a multiplying thread where a loading warpgroup gives some of its own away (`setmaxnreg`); 0 where nobody has to."""
-        return 0 if self.registers <= _equal_share(self.wgs * 4 + 1, self.blocks) else min(240, (512 // self.blocks - 24) // self.wgs // 8 * 8)
+    def moved_registers(self) -> tuple[int, int]:
+        """Registers of a multiplying and of a loading thread where a loading warpgroup gives some away (`setmaxnreg`); zeros where nobody has to.
+
+        Together they are no more than what the block has at its start, when all threads have equally many: else it would wait forever.
+        """
+        if self.registers <= _equal_share(self.wgs * 4 + 1, self.blocks):
+            return 0, 0
+        given = _equal_share(self.wgs * 4 + 4, self.blocks) * (self.wgs + 1)
+        own = min(240, (given - 24) // self.wgs // 8 * 8)
+        return own, given - self.wgs * own
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.wgs * 128 + (128 if self.moved_registers else 32)
+        return self.wgs * 128 + (128 if self.moved_registers[0] else 32)
 
     def chunk_pixels(self, out_size: int) -> int:
         """Pixels of 64 channels that are stored at once."""
@@ -65,7 +72,7 @@ class SparseTile:
             return f"{self.bn} pixels are no tile of results of {out_size} bytes"
         if self.blocks * (self.shared(in_size, out_size, residual) + 1024) > SHARED_LIMIT + 1024:
             return f"{self} needs {self.shared(in_size, out_size, residual)} bytes of shared memory"
-        if self.registers > (self.moved_registers or 255) or (self.moved_registers and self.blocks > 1):
+        if self.registers > (self.moved_registers[0] or 255) or (self.moved_registers[0] and self.blocks > 1):
             return f"{self} needs {self.registers} registers per thread"
         return None
 
@@ -115,6 +122,17 @@ def estimate_us(tile: SparseTile, m: int, k: int, steps: int, multiprocessors: i
     epilogue = 1200 + tile.bm * tile.bn * 2 / 24
     overlap = 0.6 if tile.blocks > 1 else 1.0
     return waves * tile.blocks * (steps * clocks + overlap * epilogue) / 1.6e3 + 2.5
+
+
+def varied_tiles(found: list[SparseTile], most: int, each: int = 2) -> list[SparseTile]:
+    """The first `most` tiles; at most `each` of one size before any other size has a turn."""
+    counts: dict[tuple[int, int], int] = {}
+    first, rest = [], []
+    for tile in found:
+        size = (tile.bm, tile.bn)
+        counts[size] = counts.get(size, 0) + 1
+        (first if counts[size] <= each else rest).append(tile)
+    return (first + rest)[:most]
 
 
 def candidate_tiles(m: int, k: int, steps: int, in_size: int, out_size: int, residual: bool, multiprocessors: int) -> list[SparseTile]:

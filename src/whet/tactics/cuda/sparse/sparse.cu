@@ -4,7 +4,7 @@
 // WGS warpgroups multiply. Results pass through shared memory, where `stmatrix.trans` turns them to channels last.
 // With CLUSTER = 2 two blocks compute neighbouring channels of the same pixels: each loads half of the input tile for both.
 // Constants: WGS, MI (64-row tiles of a warpgroup), BN (pixels), STAGES, CLUSTER, PX (pixels stored at once), BUFFERS (of PX pixels per
-// warpgroup), BLOCKS (resident per multiprocessor), REGS (registers of a multiplying thread, taken from a loading warpgroup; 0: all threads have equally many), IM2COL, ACT, RESIDUAL (0 none, 1 before, 2 after the activation), IN and TO (types of input and
+// warpgroup), BLOCKS (resident per multiprocessor), REGS and LOADER_REGS (registers of a multiplying and of a loading thread, where a loading warpgroup gives some away; 0: all threads have equally many), IM2COL, ACT, RESIDUAL (0 none, 1 before, 2 after the activation), IN and TO (types of input and
 // result, numbers as in vector.cuh), FOLD (8-bit results are computed in parts of their range, as in conv.cu). With 8-bit results the rows of weights are
 // paired (_compress.pair_rows) and the residual has the type ADD.
 #include "common.cuh"
@@ -78,6 +78,10 @@ DEV u32 metadata_word(u32 at, u32& second) {
     else first = second = load_shared(at);
     return first;
 }
+// A use of `value` that never happens, for no shared memory lies at that address: until then it stays in its register.
+DEV void keep(u32 value, u32 base) {
+    asm volatile("{ .reg .pred q; setp.eq.u32 q, %1, 0xffffffff; @q st.shared.b32 [%1], %0; }" ::"r"(value), "r"(base) : "memory");
+}
 DEV void load_transposed(u32 (&f)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at) : "memory");
 }
@@ -146,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sparse(const __gri
 
     if (warp >= WGS * 4) {  // ---- load: the whole warp walks, one lane asks
 #if REGS
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((512 - WGS * REGS) / 8 * 8));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGS));
 #endif
         const int units = warp == WGS * 4 ? p.units : 0;  // the other warps of a loading warpgroup only give their registers away
         const int ahead = min(p.steps, STAGES);
@@ -216,32 +220,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sparse(const __gri
             }
             Sum acc[MI][BN / 2];
             int previous = 0;
-            for (int k = 0; k < p.steps; ++k) {
-                barrier_wait(full + 8 * slot, phase);
-                const u32 meta_at = ring_meta + slot * META_BYTES + (group * MI * 128 + t) * (4 * REGISTERS);
-                u32 meta[MI][2];
+            auto release = [&](int which) {
+                if (CLUSTER > 1 && t < CLUSTER) barrier_arrive_in(empty + 8 * which, t);
+                if (CLUSTER == 1 && t == 0) barrier_arrive(empty + 8 * which);
+            };
+            // Products read their metadata registers when they run, not when they are issued, and the compiler does not wait for that: two
+            // sets take turns, and `keep` holds a set until the products that read it are complete.
+            u32 meta[2][MI][2] = {};
+            for (int k2 = 0; k2 < p.steps; k2 += 2) {
 #pragma unroll
-                for (int i = 0; i < MI; ++i) meta[i][0] = metadata_word(meta_at + i * 512 * REGISTERS, meta[i][1]);
-                const u64 a = operand<64>(ring_a + slot * A_BYTES + group * MI * 4096), b = operand<128>(ring_b + slot * B_BYTES);
-                mma_begin();
+                for (int half = 0; half < 2; ++half) {
+                    const int k = k2 + half;
+                    if (k == p.steps) break;
+                    barrier_wait(full + 8 * slot, phase);
+                    const u32 meta_at = ring_meta + slot * META_BYTES + (group * MI * 128 + t) * (4 * REGISTERS);
 #pragma unroll
-                for (int i = 0; i < MI; ++i) wgmma_sparse0(acc[i], a + i * (4096 >> 4), b, meta[i][0], k > 0);
+                    for (int i = 0; i < MI; ++i) meta[half][i][0] = metadata_word(meta_at + i * 512 * REGISTERS, meta[half][i][1]);
+                    const u64 a = operand<64>(ring_a + slot * A_BYTES + group * MI * 4096), b = operand<128>(ring_b + slot * B_BYTES);
+                    mma_begin();
 #pragma unroll
-                for (int i = 0; i < MI; ++i) wgmma_sparse1(acc[i], a + i * (4096 >> 4) + 2, b + 4, meta[i][1], 1);
-                mma_commit();
-                mma_wait<1>();
-                if (k > 0 && t < CLUSTER) {
-                    if (CLUSTER > 1) barrier_arrive_in(empty + 8 * previous, t);
-                    else barrier_arrive(empty + 8 * previous);
+                    for (int i = 0; i < MI; ++i) wgmma_sparse0(acc[i], a + i * (4096 >> 4), b, meta[half][i][0], k > 0);
+#pragma unroll
+                    for (int i = 0; i < MI; ++i) wgmma_sparse1(acc[i], a + i * (4096 >> 4) + 2, b + 4, meta[half][i][1], 1);
+                    mma_commit();
+                    mma_wait<1>();
+#pragma unroll
+                    for (int i = 0; i < MI; ++i)
+#pragma unroll
+                        for (int e = 0; e < REGISTERS; ++e) keep(meta[half ^ 1][i][e], base);
+                    if (k > 0) release(previous);
+                    previous = slot;
+                    if (++slot == STAGES) { slot = 0; phase ^= 1; }
                 }
-                previous = slot;
-                if (++slot == STAGES) { slot = 0; phase ^= 1; }
             }
             mma_wait<0>();
-            if (t < CLUSTER) {
-                if (CLUSTER > 1) barrier_arrive_in(empty + 8 * previous, t);
-                else barrier_arrive(empty + 8 * previous);
-            }
+            release(previous);
 #pragma unroll
             for (int i = 0; i < MI; ++i)
 #pragma unroll
