@@ -54,7 +54,7 @@ if __name__ == "__main__":
         layers = [
             {
                 "layer": layer.name,
-                "op": layer.hint or layer.op,
+                "op": layer.composite or layer.op,
                 "implementation": plan.choices[layer.name].implementation,
                 "in_network_us": round(cost * 1e6, 2),
                 "alone_us": round(us * 1e6, 2),

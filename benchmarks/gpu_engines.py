@@ -78,7 +78,7 @@ def engines(wanted: list[tuple], config: BuildConfig = CONFIG) -> list[dict]:
         layers = [
             {
                 "layer": layer.name,
-                "op": layer.hint or layer.op,
+                "op": layer.composite or layer.op,
                 "tactic": plan.choices[layer.name].tactic,
                 "config": dict(plan.choices[layer.name].config),
                 "us": round(us * 1e6, 2),

@@ -32,7 +32,7 @@ def fused_layer() -> Layer:
     x, w, b, z = (body.add_input(n, parse_type(t)) for n, t in zip("xwbz", types, strict=True))
     body.mark_output(body.add("Relu", body.add("Add", body.add("Conv", x, w, b, pads=(1, 1, 1, 1)), z)))
     feeds = [net.add_input("x", parse_type(types[0])), *(net.constant(rng.standard_normal(s).astype("f4")) for s in ((32, 16, 3, 3), (32,)))]
-    return net.add_layer("Fused", [*feeds, net.add_input("z", parse_type(types[3]))], {"hint": "Conv"}, regions={"body": body})
+    return net.add_layer("Fused", [*feeds, net.add_input("z", parse_type(types[3]))], {"composite": "Conv"}, regions={"body": body})
 
 
 def ways(layer: Layer):

@@ -59,7 +59,7 @@ def test_who_is_not_timed_again_is_compared_as_it_would_be_now(now, monkeypatch)
     monkeypatch.setattr(whole_engine, "refined_entry", lambda *_: refined)
     monkeypatch.setattr(whole_engine, "_layer_ms", lambda e: {})
     tell = SimpleNamespace(phase=lambda name: None, step=lambda what: None)
-    search = SimpleNamespace(config=SimpleNamespace(optimization_level=3, in_network=True), outrun=lambda ms: False, tell=tell, machine=None)
+    search = SimpleNamespace(config=SimpleNamespace(optimization_level=3, in_network=True), outrun=lambda ms: False, tell=tell, backend=None)
     best = whole_engine._raced(search, None, None, [a, b, c])
     assert races == [["a", "b", "c"], ["a", "b", "b changed"]]
     assert best.entry.what == "b"

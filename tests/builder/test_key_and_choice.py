@@ -58,7 +58,7 @@ def test_the_body_of_a_fused_layer_counts_and_which_operand_goes_where():
         in %x: f32[1,4,6,6]
         in %z: f32[1,4,6,6]
         const %w: f32[4,4,1,1] = seed(1)
-        %y = Fused({"%x, %w, %z" if not swapped else "%z, %w, %x"}, hint='Conv') {{
+        %y = Fused({"%x, %w, %z" if not swapped else "%z, %w, %x"}, composite='Conv') {{
           region body
             in %a: f32[1,4,6,6]
             in %b: f32[4,4,1,1]

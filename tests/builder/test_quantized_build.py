@@ -147,7 +147,7 @@ def test_a_wrong_integer_kernel_is_found_and_banned(off):
         TACTICS.clear()
         TACTICS.update(before)
     banned = plan.report["banned"]
-    storing = [x.name for x in plan.network.layers if x.hint == "Conv" and is_quantized(x) and not x.output.dtype.is_float]
+    storing = [x.name for x in plan.network.layers if x.composite == "Conv" and is_quantized(x) and not x.output.dtype.is_float]
     if off == 1:
         assert storing
         assert not any("integers differ" in reason for _, _, reason in banned)

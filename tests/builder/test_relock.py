@@ -58,7 +58,7 @@ def test_a_partly_quantized_engine_is_locked(monkeypatch, tmp_path):
     monkeypatch.setattr(int8_selection, "_LEAST_GAIN", float("-inf"))  # whatever the clock says of it
     keep(monkeypatch, "int8 without 1")
     plan = build_int8(net, CONFIG, DATA)
-    convs = [x for x in plan.network.layers if "Conv" in (x.op, x.hint) or "Gemm" in (x.op, x.hint)]
+    convs = [x for x in plan.network.layers if "Conv" in (x.op, x.composite) or "Gemm" in (x.op, x.composite)]
     assert {is_quantized(x) for x in convs} == {True, False}
     save_lock(plan, tmp_path / "lock.json")
     assert json.loads((tmp_path / "lock.json").read_text())["quantized"]["float_layers"] == [names[0]]

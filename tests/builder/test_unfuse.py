@@ -32,7 +32,7 @@ def test_what_several_layers_join_is_joined_once(joins, count):
     net = parse_network(JOINED.format(**joins))
     low, _ = lower(net, refuses=lambda layer: None)
     assert not any(x.op == "Concat" for x in low.layers), "both convolutions read the two images where they lie"
-    while fused := next((x for x in low.layers if x.hint in ("JoinedConv", "ForkedConv")), None):
+    while fused := next((x for x in low.layers if x.composite in ("ConcatInputConv", "DualOutputConv")), None):
         unfuse(low, fused)
     verify(low)
     assert sum(x.op == "Concat" for x in low.layers) == count

@@ -185,7 +185,7 @@ def test_what_long_sequences_are_refused_for(sizes, how, why):
 def test_networks_bring_their_attention_in_one_layer_without_transposes(name, options, layers):
     net = network_from_onnx(zoo.build(name, batch=1, **options))
     low, _ = lowered_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
-    found = [x for x in low.layers if x.hint == "Attention"]
+    found = [x for x in low.layers if x.composite == "Attention"]
     assert len(found) >= layers
     for x in found:
         made = taken_apart(x)

@@ -171,7 +171,7 @@ def test_the_cold_time_ranks_and_others_are_taken_for_no_better_than_the_best(gp
 def test_finalists_take_turns_forwards_and_backwards(gpu):
     layer = conv(64, 3)
     options, timer = timed(gpu(), layer, TimingCache(""))
-    near, machine = finalists(layer, options), timer.machine
+    near, machine = finalists(layer, options), timer.backend
     assert len(near) > 1
     machine.cold_runs.clear()
     samples = cold_samples(Bench(timer, layer), near, 3, L2)

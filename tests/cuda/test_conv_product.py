@@ -67,7 +67,7 @@ WRONG = [
 
 @pytest.mark.parametrize("changes", WRONG, ids=str)
 def test_wrong_configurations_are_refused(changes):
-    i = next(i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ConvProduct")
+    i = next(i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "ConvThenPointwise")
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
     tactic = next(t for t in tactics_of("cuda") if t.name == "cuda/conv_then_pointwise")
     signature = tactic.signatures(layer, HOPPER)[0]
@@ -124,10 +124,10 @@ def test_a_bottleneck_ends_in_one_launch(standin_gpu):
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
     plan = build(parse_network(BLOCK), config)
     layers = [layer for layer in plan.network.layers if layer.op != "Reformat"]
-    assert [layer.hint or layer.op for layer in layers] == ["Conv", "ConvProduct"]
+    assert [layer.composite or layer.op for layer in layers] == ["Conv", "ConvThenPointwise"]
     assert plan.choices[layers[1].name].tactic == "cuda/conv_then_pointwise"
     again = read_engine(engine_bytes(plan))
     assert str(again.network) == str(plan.network)
     assert again.choices == plan.choices
     many = build(parse_network(BLOCK.replace("f32[1,256", "f32[64,256")), config)
-    assert "ConvProduct" not in [layer.hint for layer in many.network.layers], "more pixels than clusters take: its parts"
+    assert "ConvThenPointwise" not in [layer.composite for layer in many.network.layers], "more pixels than clusters take: its parts"

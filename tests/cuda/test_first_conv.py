@@ -61,7 +61,7 @@ def test_results_match_the_reference(gpu, case):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("i", [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ConvPool"])
+@pytest.mark.parametrize("i", [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "ConvPool"])
 def test_pooled_results_match_the_reference(gpu, i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     if POOLED.why_not(layer):

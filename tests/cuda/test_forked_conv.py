@@ -23,7 +23,7 @@ from whet.tactics.cuda.conv._conv_launch import conv_source
 from whet.tactics.cuda.conv.conv import from_config
 from whet.tactics.cuda.conv.dual_output_conv import forked_conv
 
-SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ForkedConv"]
+SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "DualOutputConv"]
 TACTIC = get_tactic("cuda/dual_output_conv")
 
 
@@ -109,7 +109,7 @@ def built(*passes, precisions=("fp16",), tactic_sources=(), max_tactics=-1):
 
 def test_a_network_reads_its_images_once(standin_gpu):
     plan = built()
-    forked = [x for x in plan.network.layers if x.hint == "ForkedConv"]
+    forked = [x for x in plan.network.layers if x.composite == "DualOutputConv"]
     assert len(forked) == 2
     assert all(plan.choices[x.name].tactic == "cuda/dual_output_conv" for x in forked)
     assert len([x for x in plan.network.layers if x.op != "Reformat"]) == 2
@@ -119,14 +119,14 @@ def test_it_counts_as_two_in_the_roofline(standin_gpu):
     def counted(plan):
         return sorted(p for x in layer_facts(plan) if x.layer.op != "Reformat" for p in apart(x))
 
-    assert counted(built()) == counted(built("-fuse_forked_conv"))
+    assert counted(built()) == counted(built("-fuse_dual_output_conv"))
 
 
 def test_options_of_32_bits_take_no_place_from_those_of_16(standin_gpu, monkeypatch):
     """Where candidates compile ahead a layer has a cap; both ways are there in 32 bits as parts."""
     monkeypatch.setattr(StandInGpu, "compile_ahead", lambda self, sources: None, raising=False)
     plan = built(max_tactics=12)
-    layers = [x for x in plan.network.layers if x.hint == "ForkedConv"]
+    layers = [x for x in plan.network.layers if x.composite == "DualOutputConv"]
     assert layers
     for x in layers:
         rows = plan.report["candidates"][x.name]
@@ -137,6 +137,6 @@ def test_options_of_32_bits_take_no_place_from_those_of_16(standin_gpu, monkeypa
 
 def test_in_fp32_without_tf32_both_and_what_they_join_are_taken_apart(standin_gpu):
     net = built(precisions=(), tactic_sources=("-conv_tf32", "-multi_tensor_conv_tf32")).network
-    kinds = [x.hint or x.op for x in net.layers if x.op != "Reformat"]
+    kinds = [x.composite or x.op for x in net.layers if x.op != "Reformat"]
     assert kinds.count("Conv") == 4
     assert set(kinds) == {"Concat", "Conv"}

@@ -14,8 +14,8 @@ from whet.tactics.cuda.conv.concat_input_conv import joined_conv
 from whet.tactics.cuda.conv.conv import from_config
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
-SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "JoinedConv"]
-TACTIC = next(t for t in tactics_of("cuda") if "JoinedConv" in t.hints)
+SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "ConcatInputConv"]
+TACTIC = next(t for t in tactics_of("cuda") if "ConcatInputConv" in t.composites)
 
 
 def steps_of(x, bk):
@@ -73,6 +73,6 @@ out %f
 def test_a_network_joins_nothing_where_both_readers_read_the_parts(standin_gpu):
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
     plan = build(parse_network(NET), config)
-    assert [x.hint for x in plan.network.layers].count("JoinedConv") == 2
+    assert [x.composite for x in plan.network.layers].count("ConcatInputConv") == 2
     assert "Concat" not in {x.op for x in plan.network.layers}
-    assert all(plan.choices[x.name].tactic == "cuda/concat_input_conv" for x in plan.network.layers if x.hint == "JoinedConv")
+    assert all(plan.choices[x.name].tactic == "cuda/concat_input_conv" for x in plan.network.layers if x.composite == "ConcatInputConv")

@@ -61,13 +61,13 @@ def dear(monkeypatch, standin_gpu):
     return factors
 
 
-def hints(plan):
-    return [layer.hint or layer.op for layer in plan.network.layers if layer.op != "Reformat"]
+def composites(plan):
+    return [layer.composite or layer.op for layer in plan.network.layers if layer.op != "Reformat"]
 
 
 def test_three_layers_stand_for_seven(dear):
     plan = build(parse_network(NET), CONFIG)
-    assert hints(plan) == ["ConvPool", "Conv", "ConvSum", "PoolGemm"]
+    assert composites(plan) == ["ConvPool", "Conv", "ConvSum", "PoolGemm"]
     again = read_engine(engine_bytes(plan))
     assert str(again.network) == str(plan.network)
     chosen = {c.tactic for c in again.choices.values()}
@@ -81,20 +81,20 @@ def test_three_layers_stand_for_seven(dear):
 def test_parts_that_are_faster_win(dear, part, gone, left):
     dear[part] = 20.0
     plan = build(parse_network(NET), CONFIG)
-    assert gone not in hints(plan)
-    assert left in hints(plan)
+    assert gone not in composites(plan)
+    assert left in composites(plan)
     assert any("apart" in why for _, why in plan.report["unfused"])
 
 
 def test_many_images_pool_on_their_own(dear):
     plan = build(parse_network(NET.replace("in %x: f32[1,", "in %x: f32[64,")), CONFIG)
-    assert hints(plan)[-3:] == ["GlobalAveragePool", "Flatten", "Gemm"]
+    assert composites(plan)[-3:] == ["GlobalAveragePool", "Flatten", "Gemm"]
     assert any("no kernel computes it whole" in why for _, why in plan.report["unfused"])
 
 
 def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_path):
     def middle(plan):
-        return next(plan.choices[layer.name].implementation for layer in plan.network.layers if layer.hint == "Conv")
+        return next(plan.choices[layer.name].implementation for layer in plan.network.layers if layer.composite == "Conv")
 
     alone = middle(build(parse_network(NET), CONFIG))
 
@@ -120,16 +120,16 @@ def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_pat
     build(parse_network(NET), CONFIG)  # a network of a second is not replayed hundreds of times
 
 
-HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm", "ProductConv", "SqueezeExcite")
+COMPOSITES = ("ConvPool", "ConvThenPointwise", "ConvSum", "DepthwiseThenPointwise", "PoolGemm", "PointwiseThenConv", "SqueezeExcite")
 PLAIN = [(i, s) for i, s in enumerate(OPS["Fused"].samples) if all(isinstance(x, str) for x in s.inputs)]  # none is quantized
-INTEGERS = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ConvProduct" and (i, s) not in PLAIN]
-SAMPLES = [i for i, s in PLAIN if s.attrs["hint"] in HINTS] + INTEGERS
+INTEGERS = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "ConvThenPointwise" and (i, s) not in PLAIN]
+SAMPLES = [i for i, s in PLAIN if s.attrs["composite"] in COMPOSITES] + INTEGERS
 
 
 @pytest.mark.parametrize("i", SAMPLES)
 def test_another_gpu_runs_the_parts_in_the_forms_of_the_engine(i):
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
-    fast = next(t for t in tactics_of("cuda") if layer.hint in t.hints and t.signatures(layer, HOPPER))
+    fast = next(t for t in tactics_of("cuda") if layer.composite in t.composites and t.signatures(layer, HOPPER))
     parts = next(t for t in tactics_of("cuda") if t.name == "cuda/decomposed")
     assert fast.refuses(layer, fast.signatures(layer, HOPPER)[0], AMPERE)
     for signature in fast.signatures(layer, HOPPER):
@@ -143,7 +143,7 @@ def test_another_gpu_runs_the_parts_in_the_forms_of_the_engine(i):
 def test_gates_in_parts_have_the_weights_of_the_kernel_for_the_whole(small):
     """In 16 bits the parts compute in f32, but with the numbers that 16 bits have, which are what verification compares with."""
     parts = next(t for t in tactics_of("cuda") if t.name == "cuda/decomposed")
-    gate = next(s for s in OPS["Fused"].samples if s.attrs["hint"] == "SqueezeExcite" and s.inputs[0] == "f32[2,144,13,11]")
+    gate = next(s for s in OPS["Fused"].samples if s.attrs["composite"] == "SqueezeExcite" and s.inputs[0] == "f32[2,144,13,11]")
     _, layer, arrays = sample_layer("Fused", gate)
     signature = next(s for s in parts.signatures(layer, AMPERE) if s.inputs[0].dtype.name == small)
     kernel = parts.plan(layer, signature, (), AMPERE)

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _half import half
 
 HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
-SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "Moves"]
+SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "Moves"]
 COMPILER = shutil.which("g++")
 HOST = """
 #include <cmath>
@@ -125,7 +125,7 @@ def yolo_head(images):
     net = network_from_onnx(zoo.build("yolov5s"))
     shape = {t.name: (images, 3, 640, 640) for t in net.inputs}
     layers = static_layers(net, BuildConfig(backend="cuda", precisions=("fp16",), profiles=((shape, shape, shape),)), filled=True)
-    (layer,) = [x for x in layers.values() if x.hint == "Moves"]
+    (layer,) = [x for x in layers.values() if x.composite == "Moves"]
     rng, tactic = np.random.default_rng(5), get_tactic("cuda/moves")
     arrays = [t.array() if t.is_constant else rng.standard_normal(static_shape(t.shape)).astype(np.float32) for t in layer.inputs]
     (signature,) = [s for s in tactic.signatures(layer, HOPPER) if str(s.needs(0)) == "f16:nhwc" and str(s.outputs[0]) == "f32:linear"]
@@ -182,7 +182,7 @@ def test_wide_stores_give_bit_for_bit_what_single_ones_do(gpu):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_the_code_compiles_for_gpus(i):
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
-    tactic = next(t for t in tactics_of("cuda") if layer.hint in t.hints)
+    tactic = next(t for t in tactics_of("cuda") if layer.composite in t.composites)
     for signature in tactic.signatures(layer, HOPPER)[::3]:
         assert tactic.refuses(layer, signature, HOPPER) is None
         wide = [c for c in tactic.configs(layer, signature, HOPPER) if "together" in dict(c)]
@@ -199,7 +199,7 @@ def test_a_detector_decodes_its_boxes_in_one_launch(stored, standin_gpu):
     shape = {t.name: tuple(d if isinstance(d, int) else 2 for d in t.shape) for t in net.inputs}
     config = BuildConfig(backend="cuda", precisions=("fp16",), profiles=((shape, shape, shape),), timing_cache="", verify=False, avg_timing=1)
     plan = build(net, config)
-    (last,) = [x for x in plan.network.layers if x.hint == "Moves"]
+    (last,) = [x for x in plan.network.layers if x.composite == "Moves"]
     assert last is plan.network.layers[-1]
     assert static_shape(last.outputs[0].shape[1:]) == (25200, 85)
     assert not {x.op for x in plan.network.layers} & {"Transpose", "Split", "Sigmoid", "Reformat"}
@@ -236,12 +236,12 @@ def test_channels_that_are_filled_change_nothing(integers):
     plain, _ = lower(net, switches=["-pad_moved_channels", "-fuse_head_convs"], refuses=lambda layer: None)
     wide, log = lower(net, switches=["-fuse_head_convs"], refuses=lambda layer: None)
     assert log.counts()["pad_moved_channels"] == 1
-    conv = next(t.maker for x in wide.layers if x.hint == "Moves" for t in x.inputs if t.maker is not None)
+    conv = next(t.maker for x in wide.layers if x.composite == "Moves" for t in x.inputs if t.maker is not None)
     assert conv.outputs[0].shape[1] == 32
     assert conv.sources == ("conv",)
     assert (is_quantized(conv)) == integers
     for a, b in zip(run_network(plain, x).values(), run_network(wide, x).values(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-    layer = next(x for x in wide.layers if x.hint == "Moves")
-    tactic = next(t for t in tactics_of("cuda") if "Moves" in t.hints)
+    layer = next(x for x in wide.layers if x.composite == "Moves")
+    tactic = next(t for t in tactics_of("cuda") if "Moves" in t.composites)
     assert any(tactic.refuses(layer, s, HOPPER) is None for s in tactic.signatures(layer, HOPPER))

@@ -52,7 +52,7 @@ def layer_of(image, filters, attrs, add):
     y = body.add("Conv", *inner[:3], **attrs)
     y = body.add("Mul", y, body.add("Sigmoid", y))
     body.mark_output(body.add("Add", y, inner[3]) if add else y)
-    layer = net.add_layer("Fused", outer, {"hint": "Conv"}, regions={"body": body})
+    layer = net.add_layer("Fused", outer, {"composite": "Conv"}, regions={"body": body})
     net.mark_output(layer.outputs[0])
     return layer, arrays
 
@@ -184,8 +184,8 @@ out %j
 def test_a_bottleneck_is_one_launch_where_nothing_else_reads_what_lies_between(standin_gpu):
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1)
     plan = build(parse_network(NET), config)
-    made = [x for x in plan.network.layers if (x.hint or x.op) in ("Conv", "ProductConv")]
-    assert [x.hint or x.op for x in made] == ["ProductConv", "Conv", "Conv"], "the second pair's first result is added as well"
+    made = [x for x in plan.network.layers if (x.composite or x.op) in ("Conv", "PointwiseThenConv")]
+    assert [x.composite or x.op for x in made] == ["PointwiseThenConv", "Conv", "Conv"], "the second pair's first result is added as well"
     pair = made[0]
     assert {"narrow", "wide", "sum"} <= set(pair.sources)
     assert plan.choices[pair.name].tactic == "cuda/pointwise_then_conv"
@@ -200,7 +200,7 @@ def kinds(configs):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("i", [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] == "ProductConv"])
+@pytest.mark.parametrize("i", [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "PointwiseThenConv"])
 def test_pairs_match_the_reference(gpu, i):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     tactic = get_tactic("cuda/pointwise_then_conv")

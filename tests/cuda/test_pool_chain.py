@@ -97,6 +97,6 @@ def test_machine_code(arch, side, tmp_path):
 def test_a_detectors_pyramid_becomes_one_layer():
     net = network_from_onnx(zoo.build("yolov5s", batch=1))
     lowered, _ = lowered_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
-    hints = [layer.hint or layer.op for layer in lowered.layers]
-    assert hints.count("PoolChain") == 1
-    assert "MaxPool" not in hints
+    composites = [layer.composite or layer.op for layer in lowered.layers]
+    assert composites.count("PoolChain") == 1
+    assert "MaxPool" not in composites

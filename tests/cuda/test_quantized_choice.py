@@ -131,7 +131,7 @@ def test_demands_bind(model, standin_gpu):
     standin_gpu.clear()
     code, out, plan = run(model, *obey, "--layerOutputTypes=second:fp32")
     assert code == 0, out
-    (second,) = (x for x in plan.network.layers if "second" in x.name and x.op != "Reformat" and x.hint == "Conv")
+    (second,) = (x for x in plan.network.layers if "second" in x.name and x.op != "Reformat" and x.composite == "Conv")
     assert second.outputs[0].dtype.is_float
     assert plan.choices[second.name].outputs[0][1] == "f32"
 

@@ -38,7 +38,7 @@ def layer_of(image=(2, 32, 20, 24), channels=32, filters=(3, 3), stride=1, pads=
             net.mark_output(net.add("Conv", value, behind, None), name)
     made = prepared(net, CONFIG)
     lowered, _ = lower(quantize(made, Ranges({t.name: Range(low, 4.0) for t in find_places(made).roots})), refuses=lambda layer: None)
-    return next(x for x in lowered.layers if x.hint == "Conv" and x.outputs[0].dtype.bits == 8)
+    return next(x for x in lowered.layers if x.composite == "Conv" and x.outputs[0].dtype.bits == 8)
 
 
 SHAPES = {

@@ -39,16 +39,16 @@ def stem(image=(2, 3, 32, 32), filters=7, stride=2, pool=(3, 2, 1), act="Relu", 
     return quantize(made, Ranges(ranges))
 
 
-def whole(net, hint="ConvPool"):
+def whole(net, composite="ConvPool"):
     """The layer that the pass makes, as candidates see it."""
     lowered, _ = lower(net, refuses=lambda layer: None)
-    return next(x for x in lowered.layers if x.hint == hint)
+    return next(x for x in lowered.layers if x.composite == composite)
 
 
 def test_one_layer_from_the_image_to_the_pooled_integers(standin_gpu):
     plan = build(stem(), BuildConfig(**{**vars(CONFIG), "verify": False}))
     first = plan.network.layers[0]
-    assert first.hint == "ConvPool"
+    assert first.composite == "ConvPool"
     assert [x.op for x in first.regions["body"].layers] == ["QuantizeLinear", "Fused", "MaxPool"]
     assert plan.choices[first.name].tactic in ("cuda/qstem_pool", "cuda/qstem_overlap")
     assert plan.choices[first.name].inputs[0] == ("linear", "f32")
@@ -58,7 +58,7 @@ def test_one_layer_from_the_image_to_the_pooled_integers(standin_gpu):
 def test_without_pooling_the_convolution_reads_the_image_itself(standin_gpu):
     plan = build(stem(pool=(0, 0, 0)), BuildConfig(**{**vars(CONFIG), "verify": False}))
     first = plan.network.layers[0]
-    assert first.hint == "ImageConv"
+    assert first.composite == "QuantizeThenConv"
     assert plan.choices[first.name].tactic in ("cuda/qstem_image", "cuda/qstem_overlap")
     assert plan.choices[first.name].inputs[0] == ("linear", "f32")
 
@@ -66,7 +66,7 @@ def test_without_pooling_the_convolution_reads_the_image_itself(standin_gpu):
 def test_it_is_taken_apart_where_its_parts_are_faster(standin_gpu):
     standin_gpu["pooled"] = 30.0
     plan = build(stem(), BuildConfig(**{**vars(CONFIG), "verify": False}))
-    assert [x.hint or x.op for x in plan.network.layers if x.op != "Reformat"] == ["QuantizeLinear", "Conv", "MaxPool", "Conv"]
+    assert [x.composite or x.op for x in plan.network.layers if x.op != "Reformat"] == ["QuantizeLinear", "Conv", "MaxPool", "Conv"]
     assert any("apart" in why for _, why in plan.report["unfused"])
 
 
@@ -163,7 +163,7 @@ def test_every_instance_gives_the_reference(name):
     from whet.backends import get_backend
 
     pooled = SHAPES[name].get("pool") != (0, 0, 0)
-    gpu, layer = get_backend("cuda"), whole(stem(**SHAPES[name]), "ConvPool" if pooled else "ImageConv")
+    gpu, layer = get_backend("cuda"), whole(stem(**SHAPES[name]), "ConvPool" if pooled else "QuantizeThenConv")
     load_tactics("cuda")
     rng = np.random.default_rng(1)
     arrays = [t.array() if t.is_constant else (2 * rng.standard_normal(t.shape)).astype(np.float32) for t in layer.inputs]

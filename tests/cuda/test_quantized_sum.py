@@ -37,7 +37,7 @@ def block(n=2, size=16, channels=(64, 64), filters=256, stride=1, taps=1, low=-1
 
 def sums(net):
     """The layers that the pass makes."""
-    return [x for x in net.layers if x.hint == "QuantizedSum"]
+    return [x for x in net.layers if x.composite == "QuantizedSum"]
 
 
 SHAPES = {

@@ -20,7 +20,7 @@ from whet.tactics.cuda.conv._tf32 import Tf32Config, kernel_source, places
 from whet.tactics.cuda.conv.multi_tensor_conv_tf32 import several
 
 TACTIC = get_tactic("cuda/multi_tensor_conv_tf32")
-SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["hint"] in TACTIC.hints]
+SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] in TACTIC.composites]
 
 
 def taken(i):
@@ -55,13 +55,13 @@ def test_packed_weights_are_those_of_all_images_and_results(i):
 
 
 def test_some_samples_are_taken():
-    hints = set()
+    composites = set()
     for i in SAMPLES:
         _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
         found = TACTIC.signatures(layer, HOPPER)
         if found and TACTIC.refuses(layer, found[0], HOPPER) is None:
-            hints.add(layer.hint)
-    assert hints == {"JoinedConv", "ForkedConv"}
+            composites.add(layer.composite)
+    assert composites == {"ConcatInputConv", "DualOutputConv"}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_its_machine_code_is_what_was_meant(tile, joined, fork, tmp_path):
 def test_a_network_in_tf32_reads_its_images_once(standin_gpu):
     plan = built(precisions=())
     layers = [x for x in plan.network.layers if x.op != "Reformat"]
-    assert [x.hint for x in layers] == ["ForkedConv", "ForkedConv"]
+    assert [x.composite for x in layers] == ["DualOutputConv", "DualOutputConv"]
     assert all(plan.choices[x.name].tactic == "cuda/multi_tensor_conv_tf32" for x in layers)
 
 

@@ -60,7 +60,7 @@ def test_wrong_tiles_of_integers_are_refused(changes):
 
 
 def test_each_takes_its_own_kind_of_numbers():
-    for sample in (s for s in OPS["Fused"].samples if s.attrs["hint"] == "ConvProduct"):
+    for sample in (s for s in OPS["Fused"].samples if s.attrs["composite"] == "ConvThenPointwise"):
         _net, layer, _ = sample_layer("Fused", sample)
         able = [n for n in ("conv_then_pointwise", "qconv_then_pointwise") if TACTICS[n].signatures(layer, HOPPER)]
         integers = layer.outputs[0].dtype.name == "u8"

@@ -67,7 +67,7 @@ def test_a_resnet_runs_in_integers(activations, tmp_path):
     ops = quantized(path, "resnet20_cifar10", datasets.imagenet_norm(train[:16]), "x", activations)
     assert {"QLinearConv", "QLinearAdd", "QGemm"} <= ops
     ours, theirs, plan = both(path, "x", datasets.imagenet_norm(test[:IMAGES]))
-    weighted = [x for x in plan.network.layers if x.hint in ("Conv", "Gemm") or x.op in ("Conv", "Gemm")]
+    weighted = [x for x in plan.network.layers if x.composite in ("Conv", "Gemm") or x.op in ("Conv", "Gemm")]
     assert len(weighted) == 20
     assert all(is_quantized(x) and plan.choices[x.name].tactic.startswith("cpu/onednn_q") for x in weighted)
     floats = [x for x in plan.network.layers if x.op in ("Add", "Relu", "AveragePool", "GlobalAveragePool")]

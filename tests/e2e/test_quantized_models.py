@@ -63,7 +63,7 @@ def test_a_model_quantized_by_onnx_runtime(activations, tmp_path):
         activation_type=getattr(tool.QuantType, activations), weight_type=tool.QuantType.QInt8,
     )  # fmt: skip
     plan = build(network_from_onnx(str(path)), config())
-    weighted = [x for x in plan.network.layers if x.hint in ("Conv", "Gemm") or x.op in ("Conv", "Gemm")]
+    weighted = [x for x in plan.network.layers if x.composite in ("Conv", "Gemm") or x.op in ("Conv", "Gemm")]
     assert len(weighted) == 20
     assert all(is_quantized(x) and plan.choices[x.name].tactic.startswith("cpu/onednn_q") for x in weighted)
     context = Runtime(threads=1).load(plan).create_context()
@@ -157,7 +157,7 @@ def test_qat_models_run_in_integers_throughout(style, tmp_path):
     quantized_as(style, path)
     plan = build(network_from_onnx(str(path)), config())
     layers = plan.network.layers
-    weighted = [x for x in layers if x.hint in ("Conv", "Gemm") or x.op in ("Conv", "Gemm")]
+    weighted = [x for x in layers if x.composite in ("Conv", "Gemm") or x.op in ("Conv", "Gemm")]
     assert len(weighted) == 20
     assert all(is_quantized(x) and plan.choices[x.name].tactic.startswith("cpu/onednn_q") for x in weighted)
     assert not [x.name for x in layers if x.op in ("Add", "Relu", "AveragePool", "GlobalAveragePool", "ReduceMean")]

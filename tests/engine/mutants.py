@@ -242,13 +242,13 @@ def _edit_line(rng: random.Random, lines: list[str]) -> None:
             if names:
                 lines[k] = re.sub(r"%[\w./:]+", lambda m: rng.choice(names), line, count=1)
         case 9:
-            attr = rng.choice("axis pads strides group kernel_shape perm shape num_outputs repeats hint to split".split())
+            attr = rng.choice("axis pads strides group kernel_shape perm shape num_outputs repeats composite to split".split())
             value = rng.choice(["7", "-1", "(1, 1)", "(0, 0, 0, 0)", "1000000000", "(1000000000, 1000000000)", "'x'", "f32", "(" * 400])
             lines[k] = line.replace(")", f", {attr}={value})", 1)
         case 10:
             lines[k] = line + rng.choice([" {", " }", " named x", ' from "', "\x00", " \u2028", " from " + '"a", ' * 20_000 + '"b"'])
         case 11:
-            lines[k:k] = ["%deep = Fused(hint='x') {", "  region body"] * rng.choice([1, 5, 50, 2000])
+            lines[k:k] = ["%deep = Fused(composite='x') {", "  region body"] * rng.choice([1, 5, 50, 2000])
         case 12:
             at = rng.randrange(len(line) + 1)
             lines[k] = line[:at] + chr(rng.choice([0, 9, 34, 37, 40, 61, 92, 125, 200, 0x2028, 0x1F600])) + line[at:]

@@ -104,7 +104,7 @@ def test_arrays(good, change, text):
         ("f32[N,3,8,8]", f"f32[{'9' * 5000},3,8,8]", "more than 19 digits"),
         ("f32[N,3,8,8]", "f32[N//0,3,8,8]", "cannot be read"),
         ("Relu(", "Relu(" + "(" * 5000, "cannot be read"),
-        ("network", "%d = Fused(hint='x') {\n  region body\n" * 5000 + "network", "regions lie more than 8 deep"),
+        ("network", "%d = Fused(composite='x') {\n  region body\n" * 5000 + "network", "regions lie more than 8 deep"),
         ("pads=(1, 1, 1, 1)", "pads='\0'", "expected a string"),
         ("Relu(", "Sigmoid(", "not as whet writes it|contradict|no layer"),
         ("Relu(%c1)", "Relu(%c1, %c1)", "has 2 inputs; it takes 1 to 1"),

@@ -61,7 +61,7 @@ def test_a_fused_layer_is_taken_apart():
     body = Network("body", "lowered")
     bx, bw, bz = (body.add_input(n, t.type) for n, t in (("x", x), ("w", w), ("z", z)))
     body.mark_output(body.add("Relu", body.add("Add", body.add("Conv", bx, bw, pads=(1, 1, 1, 1)), bz)))
-    f = net.add("Fused", x, w, z, hint="Conv", regions={"body": body}, name="fused")
+    f = net.add("Fused", x, w, z, composite="Conv", regions={"body": body}, name="fused")
     net.mark_output(net.add("Sigmoid", f), "y")
     model = onnx_from_network(net)
     assert [n.op_type for n in model.graph.node] == ["Conv", "Add", "Relu", "Sigmoid"]
@@ -77,7 +77,7 @@ def test_a_fused_body_that_gives_out_its_input():
     body = Network("body", "lowered")
     b = body.add_input("x", x.type)
     body.outputs = [body.add("Relu", b), b]
-    y, same = net.add("Fused", x, hint="Relu", regions={"body": body})
+    y, same = net.add("Fused", x, composite="Relu", regions={"body": body})
     net.mark_output(y, "y")
     net.mark_output(same, "same")
     feeds = {"x": np.array([-1, 0, 1], np.float32)}

@@ -41,14 +41,14 @@ out %y
 def counted(**config):
     plan = build(parse_network(NET), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False, avg_timing=1, **config))
     facts = layer_facts(plan)
-    return {x.layer.hint or x.layer.op for x in facts}, sorted(p for x in facts if x.layer.op != "Reformat" for p in apart(x))
+    return {x.layer.composite or x.layer.op for x in facts}, sorted(p for x in facts if x.layer.op != "Reformat" for p in apart(x))
 
 
 def test_a_launch_of_two_layers_counts_as_two(standin_gpu):
     fused, together = counted()
-    plain, alone = counted(passes=("-fuse_product_conv",))
-    assert "ProductConv" in fused
-    assert "ProductConv" not in plain
+    plain, alone = counted(passes=("-fuse_pointwise_then_conv",))
+    assert "PointwiseThenConv" in fused
+    assert "PointwiseThenConv" not in plain
     assert together == alone
 
 
@@ -56,7 +56,7 @@ def test_a_launch_of_two_layers_counts_as_two(standin_gpu):
 def test_moves_count_as_one_pass_or_as_what_has_to_move():
     """Two images of 32 channels and 64 pixels: a transpose, a sigmoid and a join of it with itself; Reshapes move nothing."""
     plan = build(parse_network(HEAD), BuildConfig(timing_cache="", verify=False, avg_timing=1, passes=("-fuse_head_convs",)))
-    moves = next(x for x in layer_facts(plan) if x.layer.hint == "Moves")
+    moves = next(x for x in layer_facts(plan) if x.layer.composite == "Moves")
     channels, joined = 2 * 32 * 64 * 4, 2 * 64 * 64 * 4
     (whole,) = apart(moves)
     assert whole[1] == pytest.approx(channels + joined, abs=200)  # and the shapes, which are read too
@@ -70,10 +70,10 @@ def test_a_head_with_its_convolutions_counts_as_these_and_the_moves(also):
         config = BuildConfig(timing_cache="", verify=False, avg_timing=1, optimization_level=2, passes=passes)  # 2: not timed against its parts
         plan = build(parse_network(HEAD), config)
         facts = [x for x in layer_facts(plan) if x.layer.op != "Reformat"]
-        return {x.layer.hint or x.layer.op for x in facts}, [p for x in facts for p in apart(x, also)]
+        return {x.layer.composite or x.layer.op for x in facts}, [p for x in facts for p in apart(x, also)]
 
     (fused, together), (plain, alone) = counted(), counted("-fuse_head_convs")
-    assert fused == {"HeadMoves"}
+    assert fused == {"HeadConvs"}
     assert plain == {"Conv", "Moves"}
     assert [n for n, _ in together] == [n for n, _ in alone]
     assert [size for _, size in together] == [pytest.approx(size, abs=200) for _, size in alone]

@@ -31,7 +31,7 @@ def fused_net():
     bx, bw, bb, bz = (body.add_input(n, t.type) for n, t in (("x", x), ("w", w), ("b", b), ("z", x)))
     y = body.add("Conv", bx, bw, bb, pads=(1, 1, 1, 1))
     body.mark_output(body.add("Relu", body.add("Add", y, bz)))
-    a = net.add("Fused", x, w, b, x, hint="Conv", regions={"body": body}, sources=["conv", "add", "relu"], name="f")
+    a = net.add("Fused", x, w, b, x, composite="Conv", regions={"body": body}, sources=["conv", "add", "relu"], name="f")
     dw = net.constant(np.ones((8, 1, 3, 3), "f4"), "dw")
     d = net.add("Conv", a, dw, group=8, strides=(2, 2), pads=(1, 1, 1, 1), sources=["dw"], name="d")
     p = net.add("MaxPool", d, kernel_shape=(2, 2), strides=(2, 2), sources=["pool"], name="p")
@@ -103,7 +103,7 @@ def test_quantized_layers_show_integer_weights():
     bx, bs, bz, bw, bsw, bzw, bb = (body.add_input(t.name, t.type) for t in (x, s, z, w, sw, zw, b))
     y = body.add("Conv", body.add("DequantizeLinear", bx, bs, bz), body.add("DequantizeLinear", bw, bsw, bzw), bb, pads=(1, 1, 1, 1))
     body.mark_output(body.add("QuantizeLinear", body.add("Relu", y), bs, bz))
-    net.mark_output(net.add("Fused", x, s, z, w, sw, zw, b, hint="Conv", regions={"body": body}, sources=["conv", "relu"], name="f"), "y")
+    net.mark_output(net.add("Fused", x, s, z, w, sw, zw, b, composite="Conv", regions={"body": body}, sources=["conv", "relu"], name="f"), "y")
     info = engine_information(make_plan(net))
     check_layers(info)
     (conv,) = info["Layers"]

@@ -3,7 +3,7 @@
     ## name: what the case shows
     # with fuse_conv_add            other passes that run too (optional)
     # noFuse=conv1                  as --noFuse would (optional)
-    # takes Attention               the machine has a tactic for this hint (optional)
+    # takes Attention               the machine has a tactic for this composite (optional)
     # line 16                       the machine's kernels read so many bytes of channels at once (optional)
     in %x: ...                      the network before
     =>
@@ -53,7 +53,7 @@ class Case:
     def run(self, name: str, net: Network | None = None) -> tuple[Network, PassLog]:
         """The case's network (or `net`) after pass `name` and the case's other passes, verified after each firing."""
         switches = ["none", "+" + name, *("+" + o for o in self.others)]
-        refuses = (lambda layer: None if layer.hint in self.takes else f"no tactic takes {layer.hint}") if self.takes else None
+        refuses = (lambda layer: None if layer.composite in self.takes else f"no tactic takes {layer.composite}") if self.takes else None
         return lower(net or self.network(), switches=switches, no_fuse=self.no_fuse, check=True, refuses=refuses, line=self.line)
 
 

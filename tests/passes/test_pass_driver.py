@@ -130,7 +130,7 @@ def test_every_activation_fuses(op, anchor):
     """)
     low, _ = lower(net, check=True)
     (layer,) = low.layers
-    assert layer.hint == anchor
+    assert layer.composite == anchor
     arrays = feeds(net, extreme=True)
     same(run_network(net, arrays)["y"], run_network(low, arrays)["y"], 0)
 

@@ -61,7 +61,7 @@ def _numbers_stay(net, low) -> None:
 
 
 def _summary(title: str, low) -> str:
-    found = Counter(f"{layer.hint}+" if layer.op == "Fused" else layer.op for layer in low.layers)
+    found = Counter(f"{layer.composite}+" if layer.op == "Fused" else layer.op for layer in low.layers)
     return f"{title}: " + ", ".join(f"{n} {op}" for op, n in sorted(found.items()))
 
 

@@ -66,10 +66,10 @@ def test_the_answer_stays(skip_quantized):
 
 def test_every_weighted_layer_computes_in_integers():
     after, log = lower(residual_network(), check=True)
-    kinds = [x.hint or x.op for x in after.layers]
+    kinds = [x.composite or x.op for x in after.layers]
     assert kinds == ["QuantizeLinear", "Conv", "MaxPool", "Conv", "Conv", "Conv", "Conv", "Concat", "GlobalAveragePool", "Flatten", "Gemm"]
     for layer in after.layers:
-        if layer.hint in ("Conv", "Gemm"):
+        if layer.composite in ("Conv", "Gemm"):
             assert {layer.inputs[0].dtype, layer.inputs[3].dtype} <= {I8, U8}, layer
     assert not [reason for (name, _), reason in log.skipped.items() if name in ("fuse_quantized", "fuse_dequantized")]
 
@@ -151,7 +151,7 @@ def test_random_quantized_networks_keep_their_answer():
     for seed in range(60):
         net = random_quantized(seed)
         x = {"x": np.random.default_rng(seed).standard_normal((2, 4, 8, 8)).astype(np.float32)}
-        refuses = (lambda layer: None) if seed % 2 else None  # every second machine has tactics for all hints
+        refuses = (lambda layer: None) if seed % 2 else None  # every second machine has tactics for all composites
         after, log = lower(net, switches=["all"], refuses=refuses, check=True)
         fired |= {name for name, n in log.counts().items() if n}
         want, got = run_network(net, x, widen=True), run_network(after, x, widen=True)

@@ -68,7 +68,7 @@ def test_any_order(seed, names):
     net = random_network(seed)
     after = net.clone("lowered")
     for n in names:
-        run_passes(after, [PASSES[n]], check=True, refuses=lambda layer: "no attention" if layer.hint == "Attention" else None)
+        run_passes(after, [PASSES[n]], check=True, refuses=lambda layer: "no attention" if layer.composite == "Attention" else None)
     assert_same_answer(net, after)
 
 
@@ -113,7 +113,8 @@ def test_the_generator_makes_finite_numbers(seed):
 
 def test_every_pass_fires_on_some_random_network():
     fired, wanted = set(), set(PASSES) - QUANTIZED - {"pad_channels"}  # test_pass_pad_channels.py has networks for it
-    machines = [None, lambda layer: None, lambda layer: "joined first" if layer.hint == "JoinedConv" else None]  # what one fuses another one cannot
+    # One machine refuses a composite that another one accepts.
+    machines = [None, lambda layer: None, lambda layer: "no concatenated inputs" if layer.composite == "ConcatInputConv" else None]
     for seed in range(900):
         _, log = lower(random_network(seed, 24), refuses=machines[seed % 3], switches=["all"])
         fired |= {name for name, n in log.counts().items() if n}

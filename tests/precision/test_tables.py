@@ -102,11 +102,11 @@ def test_a_network_with_tables_runs_on_integers():
     ranges = calibrated(made)
     chosen = quantized_network(made, ranges, frozenset(), tables=True)
     plan = build(chosen, config)
-    tables = [x for x in plan.network.layers if x.hint == "Table"]
+    tables = [x for x in plan.network.layers if x.composite == "QuantizedTable"]
     assert len(tables) == 3 or len(tables) == 4  # a part of the Concat may have a scale of its own for its other reader
     assert all(plan.choices[x.name].tactic == "cpu/lookup_table" for x in tables)
     assert not any(x.op in ("Sigmoid", "Mul", "LeakyRelu") for x in plan.network.layers)
-    assert sum(is_quantized(x) and x.hint == "Conv" for x in plan.network.layers) == 4
+    assert sum(is_quantized(x) and x.composite == "Conv" for x in plan.network.layers) == 4
     feeds = data(9)[-1]
     truth = next(iter(run_network(network(), feeds).values()))
     got = next(iter(Runtime().load(plan).create_context().run(feeds).values()))
@@ -124,7 +124,7 @@ def test_both_ways_are_tried_and_the_lock_keeps_which(faster, tmp_path, monkeypa
 
     def in_turns(plans, machine, config):
         seen.extend(plans)
-        looked_up = [any(x.hint == "Table" for x in p.network.layers) for p in plans]
+        looked_up = [any(x.composite == "QuantizedTable" for x in p.network.layers) for p in plans]
         floats = [not any(is_quantized(x) for x in p.network.layers) for p in plans]
         return [[3e-3 if f else 1e-3 if t == ("looked up" in faster) else 2e-3] * 9 for t, f in zip(looked_up, floats, strict=True)]
 
@@ -135,7 +135,7 @@ def test_both_ways_are_tried_and_the_lock_keeps_which(faster, tmp_path, monkeypa
     assert {"floating point", "int8", "int8, activations looked up"} <= set(tried)
     (kept,) = (what for what, is_kept in tried.items() if is_kept)
     assert kept == faster or kept.startswith("int8 without")  # by the times given here as fast, where the layers' own times had it made
-    assert any(x.hint == "Table" for x in plan.network.layers) == ("looked up" in faster)
+    assert any(x.composite == "QuantizedTable" for x in plan.network.layers) == ("looked up" in faster)
     save_lock(plan, tmp_path / "lock.json")
     again = build_int8(network(), dataclasses.replace(config, lock=str(tmp_path / "lock.json")), Calibration())
     assert plan_digest(again) == plan_digest(plan)

@@ -158,7 +158,7 @@ def test_shrinking_a_layer_that_counts_on_its_size_is_refused():
     from whet.pruning.shrink import shrunk
 
     base = static_layers(net_of("resnet18"), NULL)
-    conv = next(x for x in base.values() if x.hint == "Conv" or x.op == "Conv")
+    conv = next(x for x in base.values() if x.composite == "Conv" or x.op == "Conv")
     with pytest.raises(NetworkError):
         shrunk(conv, {("out", 0, 1): 7})
 

@@ -163,7 +163,7 @@ def test_unstructured_zeros_change_no_count_and_no_kernel(whole):
     assert "50% of the weights are zeros in no pattern" in said_of_zeros(net)
     assert (count_params(net), count_flops(net)) == (count_params(whole[1]), count_flops(whole[1]))
     (sparse, _), (dense, _) = latency(net), latency(whole[1])
-    work = [[(x.op, x.hint, [str(t.type) for t in x.inputs if t is not None]) for x in p.network.layers] for p in (sparse, dense)]
+    work = [[(x.op, x.composite, [str(t.type) for t in x.inputs if t is not None]) for x in p.network.layers] for p in (sparse, dense)]
     assert work[0] == work[1]  # every kernel has the same work to do: the proof in milliseconds is examples/digits/demo.py's
 
 

@@ -96,7 +96,7 @@ def test_quantized_weights_of_a_fused_layer_are_judged_by_their_integers():
 in %x: f32[2,8,4,4]
 const %w: i8[6,8,1,1] = seed(1)
 const %s: f32[] = seed(2)
-%y: f32[2,6,4,4] = Fused(%x, %w, %s, hint="Conv") {
+%y: f32[2,6,4,4] = Fused(%x, %w, %s, composite="Conv") {
   region body
     in %a: f32[2,8,4,4]
     in %b: i8[6,8,1,1]

@@ -93,7 +93,7 @@ def followed(steps, x, w, **attrs):
         body.mark_output(y)
         return {"body": body}
 
-    return Sample(inputs, {"hint": "Conv"}, regions)
+    return Sample(inputs, {"composite": "Conv"}, regions)
 
 
 FOLLOWING = [(), ("Add",), ("Add x",), *(s for f in ("Silu", "Relu") for s in ((f,), (f, "Add"), ("Add", f), ("Add x", f), (f, "Add x")))]

@@ -59,23 +59,23 @@ def test_other_layers_are_refused(sample, why):
     assert not get_tactic(NAME).signatures(layer, CpuBackend(threads=1))
 
 
-def hints(channels=16, filters=(16, 16), side=6, act="Relu", **config):
+def composites(channels=16, filters=(16, 16), side=6, act="Relu", **config):
     net = Network("two ways")
     x = net.add_input("x", parse_type(f"f32[1,{channels},{side},{side}]"))
     for k, n in enumerate(filters):
         w = net.constant(np.random.default_rng(k).standard_normal((n, channels, 1, 1)).astype(np.float32), f"w{k}")
         net.mark_output(net.add(act, net.add("Conv", x, w)), f"y{k}")
-    return {x.hint for x in lowered_network(net, BuildConfig(**config))[0].layers}
+    return {x.composite for x in lowered_network(net, BuildConfig(**config))[0].layers}
 
 
 @SILU
 def test_what_no_kernel_takes_stays_in_pieces(monkeypatch):
     """Else a reference in NumPy would compute it: unknown activations, channels that are no fours, images below a tile, unknown sizes, other CPUs."""
-    assert hints() == hints(side=4) == {"ForkedConv"}
+    assert composites() == composites(side=4) == {"DualOutputConv"}
     for kind in ({"act": "HardSwish"}, {"channels": 18}, {"side": 3}, {"side": "H"}):
-        assert "ForkedConv" not in hints(**kind)
-    assert hints(precisions=("bf16",)) == ({"Conv"} if jit.has("avx512_bf16") else {"ForkedConv"})
+        assert "DualOutputConv" not in composites(**kind)
+    assert composites(precisions=("bf16",)) == ({"Conv"} if jit.has("avx512_bf16") else {"DualOutputConv"})
     monkeypatch.setattr(jit, "has", lambda feature: True)
-    assert "ForkedConv" not in hints(precisions=("bf16",))
+    assert "DualOutputConv" not in composites(precisions=("bf16",))
     monkeypatch.setattr(jit, "has", lambda feature: False)
-    assert "ForkedConv" not in hints()
+    assert "DualOutputConv" not in composites()

@@ -136,7 +136,7 @@ def moved_rows(images, anchors, each, h, w, inner):
     cut = body.add("Reshape", own, body.constant(np.array([images, anchors, each, h * w]), "cut"))
     turned = body.add("Transpose", cut, perm=(0, 3, 1, 2) if inner else (0, 1, 3, 2))
     body.mark_output(body.add("Sigmoid", body.add("Reshape", turned, body.constant(np.array([images, anchors * h * w, each]), "rows"))))
-    return net.add_layer("Fused", [x], {"hint": "Moves"}, regions={"body": body})
+    return net.add_layer("Fused", [x], {"composite": "Moves"}, regions={"body": body})
 
 
 def found(layer, pitch):
@@ -157,7 +157,7 @@ def test_rows_of_several_pixels_have_no_runs():
     y = net.add_input("y", parse_type("f32[1,4,3,3]"))
     a, b = (body.add("Transpose", body.add_input(t.name, t.type), perm=(0, 2, 3, 1)) for t in (x, y))
     body.mark_output(body.add("Mul", a, b))
-    layer = net.add_layer("Fused", [x, y], {"hint": "Moves"}, regions={"body": body})
+    layer = net.add_layer("Fused", [x, y], {"composite": "Moves"}, regions={"body": body})
     with pytest.raises(Refused, match="several pixels"):
         runs(Moves(layer, {0: "nhwc", 1: "nhwc"}, "linear", pitches={0: 4, 1: 4}), [4, 4])
 
@@ -203,23 +203,23 @@ def test_a_network_runs_its_head_in_one_launch_at_any_batch(samples, perm, monke
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def hints(net, **config):
-    return {x.hint for x in lowered_network(net, BuildConfig(**config))[0].layers}
+def composites(net, **config):
+    return {x.composite for x in lowered_network(net, BuildConfig(**config))[0].layers}
 
 
 @OWN
 def test_what_no_kernel_takes_stays_in_pieces():
-    assert hints(network()) == hints(network(n=1)) == {"HeadMoves"}
-    assert "Moves" in hints(network(h="H", anchors="3, 6, -1, 7", rows="-1, 6"))
-    assert "Moves" in hints(network(), backend="cuda")
+    assert composites(network()) == composites(network(n=1)) == {"HeadConvs"}
+    assert "Moves" in composites(network(h="H", anchors="3, 6, -1, 7", rows="-1, 6"))
+    assert "Moves" in composites(network(), backend="cuda")
 
 
 @OWN
 def test_where_16_bit_floats_are_permitted_and_computed_it_stays_in_pieces(monkeypatch):
-    assert hints(network(), precisions=("bf16",)) == ({"Moves", ""} if jit.has("avx512_bf16") else {"HeadMoves"})
+    assert composites(network(), precisions=("bf16",)) == ({"Moves", ""} if jit.has("avx512_bf16") else {"HeadConvs"})
     monkeypatch.setattr(jit, "has", lambda feature: True)
-    assert "Moves" in hints(network(), precisions=("bf16",))
-    assert hints(network()) == {"HeadMoves"}
+    assert "Moves" in composites(network(), precisions=("bf16",))
+    assert composites(network()) == {"HeadConvs"}
 
 
 @OWN

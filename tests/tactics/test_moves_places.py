@@ -86,7 +86,7 @@ def test_bounds_are_attributes_and_operands_are_nodes():
         body.mark_output(body.add("Max", body.add("Clip", x, None, top), body.constant(np.float32(2), "two")))
         return {"body": body}
 
-    _, layer, _ = sample_layer("Fused", Sample(["f32[2,3]"], {"hint": "Moves"}, regions))
+    _, layer, _ = sample_layer("Fused", Sample(["f32[2,3]"], {"composite": "Moves"}, regions))
     kind, op, (clipped, two), _ = Moves(layer, {0: "linear"}, "linear").root
     assert (kind, op, two) == ("step", "Max", ("number", 2.0))
     assert clipped == ("step", "Clip", (("source", 0, ROW_PLACE.times(3).plus(COLUMN_PLACE)),), (("input2", 6.0),))

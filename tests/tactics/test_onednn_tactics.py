@@ -216,7 +216,7 @@ def test_every_tactic_computes_some_sample():
     assert not {n for n, ops in missing.items() if ops}
 
 
-def fused(hint, inputs, build):
+def fused(composite, inputs, build):
     """A Fused layer: `inputs` are ("f32[...]", constant?) or arrays; `build(body, *tensors)` returns the result."""
     rng = np.random.default_rng(3)
     body, net, outer, arrays = Network("body", "lowered"), Network("net", "lowered"), [], []
@@ -232,7 +232,7 @@ def fused(hint, inputs, build):
         outer.append(net.constant(a, f"c{i}") if constant else net.add_input(f"x{i}", type_))
         inner.append(body.add_input(f"i{i}", type_))
     body.mark_output(build(body, *inner))
-    layer = net.add_layer("Fused", outer, {"hint": hint}, regions={"body": body})
+    layer = net.add_layer("Fused", outer, {"composite": composite}, regions={"body": body})
     return layer, arrays
 
 

@@ -22,7 +22,7 @@ JIT = pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()
 
 
 def table_layer(count, build, store, dtype="u8"):
-    _, layer, arrays = sample_layer("Fused", quantized("Table", [(f"full {dtype}[{count}]", 0.05, 3, 0)], build, store))
+    _, layer, arrays = sample_layer("Fused", quantized("QuantizedTable", [(f"full {dtype}[{count}]", 0.05, 3, 0)], build, store))
     return layer, arrays
 
 
@@ -53,7 +53,7 @@ def test_a_table_holds_what_the_steps_compute():
         return body.add("Mul", half, body.add("Add", body.add("Erf", body.add("Div", v[0], v[2])), v[3]))
 
     numbers = [np.array(n, np.float32) for n in (0.5, np.sqrt(2), 1.0)]
-    sample = quantized("Table", [("full u8[2,8]", 0.05, 100, 0), *numbers], gelu, (0.03, 6, "u8"))
+    sample = quantized("QuantizedTable", [("full u8[2,8]", 0.05, 100, 0), *numbers], gelu, (0.03, 6, "u8"))
     _, layer, arrays = sample_layer("Fused", sample)
     tactic = get_tactic("cpu/lookup_table")
     _, got, _ = compute(layer, arrays, tactic, tactic.signatures(layer, CPU)[-1], ())
@@ -357,7 +357,7 @@ def rearranged(shape, cut, perm, dtype="f32"):
         return {"body": body}
 
     kind = "" if dtype == "f32" else "full "
-    sample = Sample([f"{kind}{dtype}[{','.join(map(str, shape))}]", np.array(cut, np.int64)], {"hint": "Rearrange"}, regions)
+    sample = Sample([f"{kind}{dtype}[{','.join(map(str, shape))}]", np.array(cut, np.int64)], {"composite": "Rearrange"}, regions)
     return sample_layer("Fused", sample)[1:]
 
 

@@ -35,7 +35,7 @@ def chain(step, inputs=("f32[2,24,3,5]",), cut=(2, 2, 12, 15), rows=(2, 30, 12),
         body.mark_output(body.add("Concat", step(body, turned), behind(body, turned), axis=2))
         return {"body": body}
 
-    return Sample(list(inputs), {"hint": "Moves"}, regions)
+    return Sample(list(inputs), {"composite": "Moves"}, regions)
 
 
 def close(layer, arrays, signature, machine=CPU, code=None):

@@ -81,21 +81,21 @@ def neck(channels=16, filters=(16, 16), side=6, act="Relu", scale=2.0, batch=1):
     return net
 
 
-def hints(config=None, **kind):
-    return {x.hint for x in lowered_network(neck(**kind), config or BuildConfig())[0].layers}
+def composites(config=None, **kind):
+    return {x.composite for x in lowered_network(neck(**kind), config or BuildConfig())[0].layers}
 
 
 @SILU
 def test_what_no_kernel_takes_stays_in_pieces(monkeypatch):
     """Else a reference in NumPy would compute it: unknown activations, channels that are no fours, images below a tile, unknown sizes, other CPUs."""
-    assert hints() == hints(side=4) == hints(filters=(16,)) == hints(batch="N") == {"ResizedConv"}
+    assert composites() == composites(side=4) == composites(filters=(16,)) == composites(batch="N") == {"ResizedConv"}
     for kind in ({"act": "HardSwish"}, {"channels": 18}, {"side": 3}, {"side": "H"}, {"scale": 1.0}):
-        assert "ResizedConv" not in hints(**kind), kind
+        assert "ResizedConv" not in composites(**kind), kind
     bf16 = BuildConfig(precisions=("bf16",))
     monkeypatch.setattr(jit, "has", lambda feature: True)
-    assert "ResizedConv" not in hints(bf16)
+    assert "ResizedConv" not in composites(bf16)
     monkeypatch.setattr(jit, "has", lambda feature: False)
-    assert "ResizedConv" not in hints()
+    assert "ResizedConv" not in composites()
 
 
 @SILU
@@ -108,8 +108,8 @@ def test_an_engine_of_changing_batch_and_the_yardstick():
     for passes in ((), ("-fuse_resized_conv",)):
         made[passes] = build(net, BuildConfig(timing_cache="", profiles=(profile,), optimization_level=2, passes=passes))
     whole, parts = ([x for x in layer_facts(p, profile[0]) if x.layer.op != "Reformat"] for p in made.values())
-    assert [x.layer.hint for x in whole] == ["ResizedConv"]
-    assert [x.layer.hint or x.layer.op for x in parts] == ["Resize", "Concat", "ForkedConv"]
+    assert [x.layer.composite for x in whole] == ["ResizedConv"]
+    assert [x.layer.composite or x.layer.op for x in parts] == ["Resize", "Concat", "DualOutputConv"]
     assert [n for x in whole for n in apart(x)] == [n for x in parts for n in apart(x)]
     saved = 2 * 64 * (32 + 64) * (40 * 40 - 20 * 20)
     assert operations(whole[0].layer) == sum(operations(x.layer) for x in parts) - saved == network_operations(net, {"N": 1}) - saved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +38,21 @@ class Backend(Protocol):
     name: str
     threads: int
     features: frozenset[str]
+    multiprocessors: int
+    shared_memory: int
+    l2_bytes: int
+
+    def activate(self) -> None: ...
+
+    def warm(self, array: np.ndarray) -> None: ...
+
+    def evict(self, pieces: Iterable[tuple[int, int]]) -> bool: ...
+
+    def copy(self, target: Buffer, to: int, source: Buffer, at: int, nbytes: int) -> None: ...
+
+    def difference(self, a: Buffer, at: int, b: Buffer, to: int, nbytes: int, dtype: str) -> Any: ...
+
+    def cold_seconds(self, executable: Any, before: Any, other: Buffer) -> float: ...
 
     def allocate(self, nbytes: int, alignment: int = 64) -> Buffer: ...
 
@@ -86,13 +101,13 @@ def get_backend(name: str = "cpu", **options: Any) -> Any:
     return BACKENDS[name](**options)
 
 
-def in_row(machine: Any, executables: Sequence[Any]) -> list[float]:
+def in_row(backend: Backend, executables: Sequence[Any]) -> list[float]:
     """Seconds of one run of each executable, by the machine's clock.
 
     On a GPU they are started one behind the other, as trtexec does for its GPU compute time: around a launch by itself the clock counts the
     microseconds that the host takes to launch, which are as many as a small network's layer takes, differ from run to run, and are the same
     for a large network and a small one.
     """
-    if hasattr(machine, "seconds_in_row"):
-        return list(machine.seconds_in_row(executables))
-    return [machine.seconds(executable, 1)[0] for executable in executables]
+    if hasattr(backend, "seconds_in_row"):
+        return list(backend.seconds_in_row(executables))
+    return [backend.seconds(executable, 1)[0] for executable in executables]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from whet.backends import Backend
 from whet.builder.batching.profiles import MAX, bound_layers, environment
 from whet.builder.candidates.option import Option
 from whet.builder.config import BuildConfig
@@ -32,41 +32,41 @@ def choice_of(o: Option) -> Choice:
 
 
 def assemble(
-    net: Network, chosen: Mapping[str, Option], profiles: Sequence[Profile], machine: Any, config: BuildConfig, source: Network
+    net: Network, chosen: Mapping[str, Option], profiles: Sequence[Profile], backend: Backend, config: BuildConfig, source: Network
 ) -> EnginePlan:
     """The engine plan of a lowered network with its reformats in place. Raises MemoryLimitError."""
     choices = {layer.name: choice_of(chosen[layer.name]) for layer in net.layers}
-    arenas = [plan_arena(net, choices, p, machine, config.memory_limit) for p in profiles]
+    arenas = [plan_arena(net, choices, p, backend, config.memory_limit) for p in profiles]
     return EnginePlan(
         network=net,
         choices=choices,
         profiles=list(profiles),
         arenas=arenas,
-        backend=machine.name,
-        machine={**machine.describe(), "libraries": libraries(choices, machine)},
-        machine_key=machine.key(),
-        threads=machine.threads,
+        backend=backend.name,
+        machine={**backend.describe(), "libraries": libraries(choices, backend)},
+        machine_key=backend.key(),
+        threads=backend.threads,
         model_digest=model_digest(source),
         source_weights={n: t.array() for n, t in source.constants.items()},
     )
 
 
-def dealt(one: EnginePlan, profiles: Sequence[Profile], machine: Any, lanes: int | None = None) -> EnginePlan:
+def dealt(one: EnginePlan, profiles: Sequence[Profile], backend: Backend, lanes: int | None = None) -> EnginePlan:
     """The engine of a batch of an engine of one sample: as many lanes as there are threads and samples, unless it is said how many (1: samples
     take turns on all threads)."""
-    count = max(min(machine.threads, profiles[0].shapes[one.network.inputs[0].name][2][0]), 1) if lanes is None else lanes
+    count = max(min(backend.threads, profiles[0].shapes[one.network.inputs[0].name][2][0]), 1) if lanes is None else lanes
     arenas = [dataclasses.replace(a, lanes=count) for a in one.arenas]
-    described = {**machine.describe(), "libraries": one.machine.get("libraries", {})}
+    described = {**backend.describe(), "libraries": one.machine.get("libraries", {})}
     return dataclasses.replace(
-        one, profiles=list(profiles), arenas=arenas, machine=described, machine_key=machine.key(), threads=machine.threads, probe={},
+        one, profiles=list(profiles), arenas=arenas, machine=described, machine_key=backend.key(), threads=backend.threads, probe={},
     )  # fmt: skip
 
 
-def plan_arena(net: Network, choices: Mapping[str, Choice], profile: Profile, machine: Any, limits: Mapping[str, int]) -> ArenaPlan:
+def plan_arena(net: Network, choices: Mapping[str, Choice], profile: Profile, backend: Backend, limits: Mapping[str, int]) -> ArenaPlan:
     """The memory plan of one profile, sized for its largest shapes."""
     env = environment(net, profile, MAX)
     layers = bound_layers(net, env)
-    uses = [_use(layers[layer.name], choices[layer.name], machine) for layer in net.layers]
+    uses = [_use(layers[layer.name], choices[layer.name], backend) for layer in net.layers]
     inputs = {}
     for t in net.inputs:
         shape = tuple(substitute(d, env) for d in t.shape)
@@ -75,9 +75,9 @@ def plan_arena(net: Network, choices: Mapping[str, Choice], profile: Profile, ma
     return plan_memory(uses, inputs, [t.name for t in net.outputs], limits=limits)
 
 
-def _use(layer: Layer, choice: Choice, machine: Any) -> Use:
+def _use(layer: Layer, choice: Choice, backend: Backend) -> Use:
     """Sizes are those of the formats; scratch is the kernel's at these shapes."""
-    planned = plan_layer(layer, choice, machine)
+    planned = plan_layer(layer, choice, backend)
     s = planned.signature
     ins = tuple(
         None if t is None or o is None or t.is_constant else (t.name, operand_bytes(t, o)) for t, o in zip(layer.inputs, s.inputs, strict=True)

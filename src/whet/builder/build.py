@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import get_backend
+from whet.backends import Backend, get_backend
 from whet.builder.assemble import assemble
 from whet.builder.batching.per_profile import built_apart, fitting, tuned_apart
 from whet.builder.batching.per_sample import WAYS, dealt_if_faster, verify_dealt, worth_dealing
@@ -89,16 +89,16 @@ def _built(
 ) -> EnginePlan:
     """The engine for one number of threads."""
     started, inputs = time.perf_counter(), fitting(inputs, config)
-    machine = get_backend(config.backend, threads=config.threads)
-    if caution := getattr(machine, "caution", ""):
+    backend = get_backend(config.backend, threads=config.threads)
+    if caution := getattr(backend, "caution", ""):
         tell.note(caution)
     permissions = Permissions.of(config)
-    tactics = tactics_for(machine.name, config.tactic_sources)
+    tactics = tactics_for(backend.name, config.tactic_sources)
     net, said = with_sparsity(net, config)
     for n in said:
         tell.note(n)
     if lock is not None:
-        check_lock(lock, net, config, machine)
+        check_lock(lock, net, config, backend)
     tell.stage("passes", 1)
     lowered, log = lowered_network(net, config)
     tell.step("done")
@@ -107,21 +107,21 @@ def _built(
         tell.note(n)
     if lock is not None:
         plan, report = (
-            locked_plan(lock, net, lowered, profiles, machine, config),
+            locked_plan(lock, net, lowered, profiles, backend, config),
             {"choice": {"method": "lock"}, "unfused": [(n, "locked") for n in lock["unfused"]]},
         )
-        if config.verify and getattr(machine, "runs", True):
+        if config.verify and getattr(backend, "runs", True):
             if plan.arenas[0].lanes:
-                why = verify_dealt(plan, net, machine, config, inputs, tell)
+                why = verify_dealt(plan, net, backend, config, inputs, tell)
             else:
-                checked = verify_engine(plan, net, machine, inputs, config, tell)
+                checked = verify_engine(plan, net, backend, inputs, config, tell)
                 why = str(checked.failures[0]) if checked.failures else None
                 plan.probe = make_probe(plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
             if why is not None:
                 raise VerificationError(f"the locked engine fails verification: {why}. Build without --lock.")
     else:
-        search = Search(lowered, profiles, machine, tactics, permissions, config, tell, rival_ms)
-        plan, report = _searched(search, net, profiles, machine, config, tell, inputs)
+        search = Search(lowered, profiles, backend, tactics, permissions, config, tell, rival_ms)
+        plan, report = _searched(search, net, profiles, backend, config, tell, inputs)
     _finish(plan, report, log, config, tell, started)
     return plan
 
@@ -130,7 +130,7 @@ def _searched(
     search: Search,
     net: Network,
     profiles: list[Profile],
-    machine: Any,
+    backend: Backend,
     config: BuildConfig,
     tell: Noting,
     inputs: Mapping[str, np.ndarray] | None,
@@ -145,7 +145,7 @@ def _searched(
             if not search.outrun(search.least_ms()):
                 time_apart(search)
             try:
-                best = best_engine(search, lambda made, chosen: assemble(made, chosen, profiles, machine, config, net))
+                best = best_engine(search, lambda made, chosen: assemble(made, chosen, profiles, backend, config, net))
             except BrokenKernel as e:
                 last = str(e)
                 ban(search, e.layer, e.option, last, tell)
@@ -160,9 +160,9 @@ def _searched(
                 "unfused": [*search.unfused, *best.entry.unfused],
                 "banned": search.banned,
             }
-            if not config.verify or not getattr(machine, "runs", True):
+            if not config.verify or not getattr(backend, "runs", True):
                 return best.plan, report
-            checked = verify_engine(best.plan, net, machine, inputs, config, tell)
+            checked = verify_engine(best.plan, net, backend, inputs, config, tell)
             report["verification"] = checked.report()
             if not checked.failures:
                 best.plan.probe = make_probe(best.plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)

@@ -23,7 +23,7 @@ def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog
     tactics = tactics_of(config.backend)
     permissions = Permissions.of(config)
     permitted = {*permissions.allowed, *(kind for _, kind in permissions.demands)}
-    whole = {hint for t in tactics for hint in t.hints}
+    whole = {composite for t in tactics for composite in t.composites}
     made, log = lower(
         net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config),
         refuses=lambda layer: in_pieces(layer, whole) or _no_takers(layer, tactics, permitted) or no_float8(layer, config),
@@ -44,8 +44,8 @@ def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog
 
 
 def _no_takers(layer: Layer, tactics: list[Tactic], permitted: Collection[DType]) -> str | None:
-    """Why none of the tactics that compute fused layers of this hint would take it; None where one would, and where there are none."""
-    reasons = [t.apart(layer, permitted) for t in tactics if layer.hint in t.hints]
+    """Why none of the tactics that compute fused layers of this composite would take it; None where one would, and where there are none."""
+    reasons = [t.apart(layer, permitted) for t in tactics if layer.composite in t.composites]
     return None if None in reasons else next(iter(reasons), None)
 
 

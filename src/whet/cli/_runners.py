@@ -32,8 +32,8 @@ def all_values(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
 
     if plan.arenas[0].lanes:
         return _of_each_sample(plan, feeds)
-    machine = get_backend(plan.backend, threads=plan.threads)
-    bound = bind(plan, machine, {t.name: np.shape(feeds[t.name]) for t in plan.network.inputs})
+    backend = get_backend(plan.backend, threads=plan.threads)
+    bound = bind(plan, backend, {t.name: np.shape(feeds[t.name]) for t in plan.network.inputs})
     bound.feed(feeds)
     found: dict[str, np.ndarray] = {}
     with np.errstate(all="ignore"):

@@ -159,7 +159,7 @@ def _layer(console: Any, d: dict[str, Any], top: int) -> None:
 
 def _refused(console: Any, d: dict[str, Any], top: int) -> None:
     """What could have computed the layer and does not; tactics of other operators are only counted."""
-    others = tuple(f", not {op}" for op in {d["op"], d["hint"]} if op)
+    others = tuple(f", not {op}" for op in {d["op"], d["composite"]} if op)
     mine = [c for c in d["refused"] if not (c["reason"].startswith("computes ") and c["reason"].endswith(others))]
     if mine:
         rows = [[c["tactic"], c["signature"], c["reason"]] for c in mine[:top]]

@@ -8,19 +8,19 @@ from whet.inspector.facts import LayerFacts
 from whet.network import DTYPES, Layer, Tensor, TensorType, evaluate
 from whet.ops._cost import operations
 
-# hints of what was made around layers that compute; a Concat that is read in place costs nothing
-_HINTS = ("ConvProduct", "DepthwiseProduct", "ForkedConv", "HeadMoves", "ProductConv", "ResizedConv")
+# composites of what was made around layers that compute; a Concat that is read in place costs nothing
+_COMPOSITES = ("ConvThenPointwise", "DepthwiseThenPointwise", "DualOutputConv", "HeadConvs", "PointwiseThenConv", "ResizedConv")
 _IN_PLACE = ("Reshape", "Slice")
 
 
 def apart(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]]:
     """(operations, bytes) of a layer, or of each layer in its body where it was made around several that compute: convolutions in a row.
 
-    What lies between them counts as written and read in the layer's own storage type. `also` are hints of others to take apart ("Moves"), of
+    What lies between them counts as written and read in the layer's own storage type. `also` are composites of others to take apart ("Moves"), of
     whose bodies the layers that need move nothing (a Reshape, a Slice: what follows reads there) don't count.
     """
     layer, choice = facts.layer, facts.choice
-    if layer.hint not in _HINTS and layer.hint not in also:
+    if layer.composite not in _COMPOSITES and layer.composite not in also:
         return [(facts.flops, facts.bytes)]
     body = layer.regions["body"]
     narrow = next(o[1] for o in (*choice.inputs, *choice.outputs) if o is not None)
@@ -31,12 +31,12 @@ def apart(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]
         return evaluate(TensorType(kind if t.dtype.is_float and kind.is_float else t.dtype, t.shape).nbytes, {})
 
     def counted(x: Layer) -> list[tuple[int, int]]:
-        if x.hint in also:
+        if x.composite in also:
             return [n for y in x.regions["body"].layers if y.op not in _IN_PLACE for n in counted(y)]
-        if x.hint in _HINTS:
+        if x.composite in _COMPOSITES:
             return [n for y in x.regions["body"].layers for n in counted(y)]
         return [(operations(x), sum(nbytes(t) for t in (*x.inputs, *x.outputs) if t is not None))]
 
-    if layer.hint in also:
+    if layer.composite in also:
         return counted(layer)
     return [n for x in body.layers for n in counted(x)]

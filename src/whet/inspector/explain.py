@@ -92,7 +92,7 @@ def _layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
     return {
         **_summary(f, sum(ms for ms in plan.report.get("layer_ms", {}).values())),
         "op": f.layer.op,
-        "hint": f.layer.hint,
+        "composite": f.layer.composite,
         "sources": list(f.layer.sources),
         "inputs": [_operand(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None],
         "outputs": [_operand(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)],

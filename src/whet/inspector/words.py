@@ -35,7 +35,7 @@ _ELSE = {
 
 def head_op(layer: Layer) -> str:
     """The op a layer is about: its own, or what a fused one is fused around."""
-    return layer.hint or layer.op
+    return layer.composite or layer.op
 
 
 def layer_type(layer: Layer, choice: Choice | None = None) -> str:

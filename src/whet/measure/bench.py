@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from whet.backends import in_row
+from whet.backends import Backend, in_row
 from whet.builder.candidates.option import Option
 from whet.network import DType, Layer
 from whet.runtime.memory import write_bytes
@@ -28,7 +28,7 @@ class Weight(NamedTuple):
 class Workshop(Protocol):
     """What a bench stands in: the machine, and memory that outlives a layer. measure/timing.py has it."""
 
-    machine: Any
+    backend: Backend
 
     @property
     def flush_bytes(self) -> int:
@@ -66,16 +66,16 @@ class Bench:
         """An executable for the option and how many launches it holds."""
         args = self.args(o)
         executable = self.record(o, [args])
-        if self.shop.flush_bytes or not getattr(self.shop.machine, "runs", True):
+        if self.shop.flush_bytes or not getattr(self.shop.backend, "runs", True):
             return executable, 1
-        once = min(in_row(self.shop.machine, [executable] * 3)) * 1e3
+        once = min(in_row(self.shop.backend, [executable] * 3)) * 1e3
         count = max(1, min(64, int(_HOT_SAMPLE_MS / max(once, 1e-4))))
         return (executable, 1) if count == 1 else (self.record(o, [args] * count), count)
 
     def record(self, o: Option, runs: list[Args]) -> Any:
         """The option run on each of these operands in turn, in a row, as an executable."""
-        stream = self.shop.machine.stream()
-        again = getattr(self.shop.machine, "overlaps", False)  # a graph takes the same launches again; making them anew takes longer than they run
+        stream = self.shop.backend.stream()
+        again = getattr(self.shop.backend, "overlaps", False)  # a graph takes the same launches again; making them anew takes longer than they run
         known: dict[int, list[Any]] = {}
         for args in runs:
             if id(args) in known:
@@ -107,7 +107,7 @@ class Bench:
             if operand is not None:
                 array = self.buffers["in", i, operand.dtype].array
                 if array is not None:
-                    self.shop.machine.warm(array[: k.inputs[i]])
+                    self.shop.backend.warm(array[: k.inputs[i]])
 
     def _placed(self, o: Option) -> Args:
         k = o.kernel
@@ -133,18 +133,18 @@ class Bench:
             self.held.append(found)  # earlier options point at it
             found, self._used[key] = self.shop.lend(key, nbytes), nbytes
             self.buffers[key] = found
-            if kind == "in" and dtype is not None and getattr(self.shop.machine, "runs", True):
+            if kind == "in" and dtype is not None and getattr(self.shop.backend, "runs", True):
                 raw = np.zeros(found.nbytes, np.uint8) if found.array is None else found.array[:nbytes]
                 fill(raw, dtype)
                 if found.array is None:
-                    write_bytes(self.shop.machine, found, 0, raw)
+                    write_bytes(self.shop.backend, found, 0, raw)
         return found
 
     def _weight(self, p: Packed) -> int:
         if p.key not in self._packed:
-            buffer = self.shop.machine.allocate(max(p.nbytes, 64))
-            if getattr(self.shop.machine, "runs", True):
-                write_bytes(self.shop.machine, buffer, 0, p.make())
+            buffer = self.shop.backend.allocate(max(p.nbytes, 64))
+            if getattr(self.shop.backend, "runs", True):
+                write_bytes(self.shop.backend, buffer, 0, p.make())
             self._packed[p.key] = buffer
         return self._packed[p.key].address
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from whet.backends import Backend
 from whet.builder.candidates.option import Option
 from whet.errors import BackendError
 from whet.measure.bench import Bench, Weight
@@ -49,7 +50,7 @@ def cold_samples(bench: Bench, options: Sequence[Option], rounds: int, l2_bytes:
 
     The machine has `cold_seconds(executable, before, other)`.
     """
-    machine = bench.shop.machine
+    backend = bench.shop.backend
     best = min(o.cost for o in options)
     launches = max(_LAUNCHES[0], min(_LAUNCHES[1], int(_SAMPLE_MS / max(best, 1e-6))))
     copies = Copies(bench, options, launches + 1, l2_bytes)
@@ -64,7 +65,7 @@ def cold_samples(bench: Bench, options: Sequence[Option], rounds: int, l2_bytes:
     samples: dict[int, list[float]] = {o.rank: [] for o, _, _ in chains}
     for r in range(rounds + 1):
         for o, chain, before in chains if r % 2 == 0 else chains[::-1]:
-            samples[o.rank].append(machine.cold_seconds(chain, before, other) * 1e3 / launches)
+            samples[o.rank].append(backend.cold_seconds(chain, before, other) * 1e3 / launches)
         if r == 0:
             for taken in samples.values():
                 taken.clear()  # it made the graphs
@@ -86,14 +87,14 @@ class Copies:
             for w in bench.weights(o):
                 wanted[w.buffer.address] = (w, max(self.counts[o.rank], wanted.get(w.buffer.address, (w, 0))[1]))
         self._steps = {at: -(-w.nbytes // _ALIGNMENT) * _ALIGNMENT for at, (w, _) in wanted.items()}
-        machine = bench.shop.machine
-        self.memory = machine.allocate(sum(self._steps[at] * n for at, (_, n) in wanted.items()) + _ALIGNMENT)
+        backend = bench.shop.backend
+        self.memory = backend.allocate(sum(self._steps[at] * n for at, (_, n) in wanted.items()) + _ALIGNMENT)
         self._first: dict[int, int] = {}
         end = -self.memory.address % _ALIGNMENT
         for at, (w, n) in wanted.items():
             self._first[at] = end
             for _ in range(n):
-                _copy(machine, self.memory, end, w.buffer, w.nbytes)
+                _copy(backend, self.memory, end, w.buffer, w.nbytes)
                 end += self._steps[at]
 
     def args(self, o: Option, runs: int) -> list[Args]:
@@ -108,8 +109,8 @@ class Copies:
         return [made[k % len(made)] for k in range(runs)]
 
 
-def _copy(machine: Any, target: Any, to: int, source: Any, nbytes: int) -> None:
+def _copy(backend: Backend, target: Any, to: int, source: Any, nbytes: int) -> None:
     if target.array is not None:
         target.array[to : to + nbytes] = source.array[:nbytes]
     else:
-        machine.copy(target, to, source, 0, nbytes)
+        backend.copy(target, to, source, 0, nbytes)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from whet.backends import Backend
 from whet.builder.progress import Noting
 from whet.errors import BackendError
 
 
-def machine_state(machine: Any, tell: Noting) -> dict[str, Any]:
+def machine_state(backend: Backend, tell: Noting) -> dict[str, Any]:
     """The machine's `state()` as the key "gpu" of the timing report, nothing where it has none (a CPU, a GPU without NVML).
 
     Other processes on the GPU get a note: two that compute at once slow each other, and times taken meanwhile may be off.
     """
-    if not hasattr(machine, "state"):
+    if not hasattr(backend, "state"):
         return {}
     try:
-        state = machine.state()
+        state = backend.state()
     except BackendError as error:
         return {"gpu": {"unknown": str(error)}}
     others = state.get("other_processes") or ()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import in_row
+from whet.backends import Backend, in_row
 from whet.builder.candidates.option import Option
 from whet.errors import BackendError, BuildError
 from whet.measure.bench import Bench
@@ -49,13 +49,13 @@ class Conditions:
     l2_bytes: int = 0
 
     @staticmethod
-    def of(machine: Any, footprint: int) -> Conditions:
+    def of(backend: Backend, footprint: int) -> Conditions:
         """From the bytes that one run of the network touches: what fits a cache is found there again, what does not is not."""
-        if hasattr(machine, "cold_seconds"):
-            return Conditions("hot, in a row", 0, machine.l2_bytes)
-        caches = getattr(machine, "cache_bytes", {})
+        if hasattr(backend, "cold_seconds"):
+            return Conditions("hot, in a row", 0, backend.l2_bytes)
+        caches = getattr(backend, "cache_bytes", {})
         second, last = caches.get(2, 0), max(caches.values(), default=0)
-        if not getattr(machine, "runs", True) or footprint <= second or not last:
+        if not getattr(backend, "runs", True) or footprint <= second or not last:
             return Conditions("hot", 0)
         if footprint <= last:
             return Conditions("cold L2", 2 * second)
@@ -66,7 +66,7 @@ class Conditions:
 class Timer:
     """Times options on a machine, with a cache. `disturbed` collects what others took of the CPUs (the machine's Load), where it was much."""
 
-    machine: Any
+    backend: Backend
     cache: TimingCache
     conditions: Conditions
     rounds: int = 8
@@ -81,7 +81,7 @@ class Timer:
     _bench: Bench | None = None  # of the layer timed last, for its finalists
 
     def __post_init__(self) -> None:
-        self._machine_key = self.machine.key()
+        self._machine_key = self.backend.key()
 
     @property
     def patient(self) -> bool:
@@ -138,7 +138,7 @@ class Timer:
         samples: dict[int, list[float]] = {}
         again = list(options)
         while True:
-            with self.machine.watch() if hasattr(self.machine, "watch") else nullcontext() as load:
+            with self.backend.watch() if hasattr(self.backend, "watch") else nullcontext() as load:
                 fresh = _take_turns(self, self._bench, again)
             disturbed = load is not None and load.disturbed
             settled = {k: v for k, v in samples.items() if k not in {o.rank for o in again}}
@@ -211,7 +211,7 @@ class Timer:
     def other(self, nbytes: int) -> Any:
         """Memory of that size that nothing else uses: written, it takes the cache."""
         if self._other is None or self._other.nbytes < nbytes:
-            self._other = self.machine.allocate(nbytes)
+            self._other = self.backend.allocate(nbytes)
         return self._other
 
     def lend(self, key: tuple, nbytes: int) -> Any:
@@ -219,7 +219,7 @@ class Timer:
         longer than most kernels run."""
         found = self._spare.get(key)
         if found is None or found.nbytes < nbytes:
-            found = self.machine.allocate(max(nbytes, 64))
+            found = self.backend.allocate(max(nbytes, 64))
             if found.array is not None:
                 self._spare[key] = found
         return found
@@ -227,15 +227,15 @@ class Timer:
     def chilled(self, bench: Bench, o: Option, executable: Any) -> float:
         """Seconds of one run with the caches as the network leaves them."""
         bench.chill(o)
-        return float(self.machine.seconds(executable, 1)[0])
+        return float(self.backend.seconds(executable, 1)[0])
 
     def flush(self, pieces: Sequence[tuple[int, int]]) -> None:
         """Takes memory (addresses and bytes) out of the caches, or walks over so much other memory that what was in them is gone."""
-        if not self.conditions.flush_bytes or (self.conditions.state == COLD and self.machine.evict(pieces)):
+        if not self.conditions.flush_bytes or (self.conditions.state == COLD and self.backend.evict(pieces)):
             return
         if self._flush is None:
             self._flush = np.ones(self.conditions.flush_bytes, np.uint8)
-        self.machine.warm(self._flush)
+        self.backend.warm(self._flush)
 
 
 def _missed(layer: Layer, o: Option) -> BuildError:
@@ -259,7 +259,7 @@ def _take_turns(timer: Timer, bench: Bench, options: list[Option]) -> dict[int, 
     for o in options:
         try:
             executable, count = bench.prepare(o)
-            first = timer.machine.seconds(executable, 1)[0] * 1e3 / count
+            first = timer.backend.seconds(executable, 1)[0] * 1e3 / count
         except (BackendError, ValueError, IndexError, TypeError) as e:
             o.note = f"could not be timed: {e}"
             continue
@@ -268,15 +268,15 @@ def _take_turns(timer: Timer, bench: Bench, options: list[Option]) -> dict[int, 
         alive.append((o, executable, count))
     if best >= _LONG_MS:
         alive = [a for a in alive if samples[a[0].rank][0] <= _HOPELESS_FIRST * best]
-    elif not getattr(timer.machine, "overlaps", False):  # a GPU loads kernels when they are launched first
+    elif not getattr(timer.backend, "overlaps", False):  # a GPU loads kernels when they are launched first
         alive = [a for a in alive if samples[a[0].rank][0] <= max(_ABSURD_MS, _ABSURD * best)]
-    rounds = timer.rounds if getattr(timer.machine, "runs", True) else 1
+    rounds = timer.rounds if getattr(timer.backend, "runs", True) else 1
     for r in range(rounds):
         order = alive if r % 2 == 0 else alive[::-1]
         if timer.conditions.flush_bytes:
             taken = [timer.chilled(bench, o, executable) for o, executable, _ in order]
         else:
-            taken = in_row(timer.machine, [executable for _, executable, _ in order])
+            taken = in_row(timer.backend, [executable for _, executable, _ in order])
         for (o, _, count), seconds in zip(order, taken, strict=True):
             if r == 0:
                 samples[o.rank] = []  # the run before only warmed up

@@ -3,7 +3,7 @@
 One class serves two stages. `source` is the model as imported (batch norms, Q/DQ and names intact): pruning, calibration
 and `to_torch()` work there. `lowered` is what the builder chooses tactics for: fused, typed, formatted.
 A layer has any number of outputs and may hold regions: the branches of If, the body of a Loop, or the body of a fused layer
-(fused means a body plus a hint, and can always be taken apart again).
+(fused means a body plus a composite kind, and can always be decomposed).
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class Layer:
         return self.outputs[0]
 
     @property
-    def hint(self) -> str:
-        """What a fused layer is fused around ("Conv", "Gemm", "LayerNormalization", ...); "" for a plain layer."""
-        return self.attrs.get("hint", "") if self.op == "Fused" else ""
+    def composite(self) -> str:
+        """The kind of a fused layer: its root operation ("Conv", "Gemm") or a composite ("ConvPool"); "" for a plain layer."""
+        return self.attrs.get("composite", "") if self.op == "Fused" else ""
 
     def input(self, i: int) -> Tensor | None:
         """Input `i`, or None when it is absent or not given."""

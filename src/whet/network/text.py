@@ -27,7 +27,7 @@ from whet.network.network import Layer, Network, Tensor
 from whet.network.types import DTYPES, DType, TensorType, parse_type
 from whet.network.weight import Weight
 
-VERSION = 1
+VERSION = 2
 _PLAIN = re.compile(r"[\w./:$#+-]+")
 _SMALL = 16  # constants up to this many elements are written out
 

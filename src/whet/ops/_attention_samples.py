@@ -52,7 +52,7 @@ def attention(
         body.mark_output(y if lies == "heads" else body.add("Transpose", y, perm=(0, 2, 1, 3)))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "Attention"}, regions)
+    return Sample(inputs, {"composite": "Attention"}, regions)
 
 
 SAMPLES = [

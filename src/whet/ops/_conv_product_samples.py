@@ -21,16 +21,16 @@ def conv_product(x: str, inner: int, k: int, *, taps: int = 3, hard: bool = Fals
         own = [body.add_input(f"i{i}", parse_type(t.split()[-1])) for i, t in enumerate(inputs)]
         y = first.add("Conv", *[first.add_input(t.name, t.type) for t in own[:3]], pads=(taps // 2,) * 4)
         first.mark_output(first.add("HardSwish" if hard else "Relu", y))
-        between = body.add("Fused", *own[:3], hint="Conv", regions={"body": first})
+        between = body.add("Fused", *own[:3], composite="Conv", regions={"body": first})
         z = last.add("Conv", last.add_input("between", between.type), *[last.add_input(t.name, t.type) for t in own[3:5]])
         other = last.add_input("other", own[5].type) if residual else None
         z = last.add("Add", z, other) if residual == "before" else z
         z = last.add("Relu", z)
         last.mark_output(last.add("Add", z, other) if residual == "after" else z)
-        body.mark_output(body.add("Fused", between, *own[3:], hint="Conv", regions={"body": last}))
+        body.mark_output(body.add("Fused", between, *own[3:], composite="Conv", regions={"body": last}))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "ConvProduct"}, regions)
+    return Sample(inputs, {"composite": "ConvThenPointwise"}, regions)
 
 
 def product_conv(x: str, k: int, *, taps: int = 3, stride: int = 1, silu: bool = True, residual: bool = False) -> Sample:
@@ -45,14 +45,14 @@ def product_conv(x: str, k: int, *, taps: int = 3, stride: int = 1, silu: bool =
         body, first, last = (Network("body", "lowered") for _ in range(3))
         own = [body.add_input(f"i{i}", parse_type(t.split()[-1])) for i, t in enumerate(inputs)]
         first.mark_output(activated(first, first.add("Conv", *[first.add_input(t.name, t.type) for t in own[:3]])))
-        between = body.add("Fused", *own[:3], hint="Conv", regions={"body": first})
+        between = body.add("Fused", *own[:3], composite="Conv", regions={"body": first})
         read = [last.add_input(t.name, t.type) for t in (between, *own[3:], *own[: int(residual)])]
         y = activated(last, last.add("Conv", *read[:3], pads=(taps // 2,) * 4, strides=(stride,) * 2))
         last.mark_output(last.add("Add", y, read[3]) if residual else y)
-        body.mark_output(body.add("Fused", between, *own[3:], *own[: int(residual)], hint="Conv", regions={"body": last}))
+        body.mark_output(body.add("Fused", between, *own[3:], *own[: int(residual)], composite="Conv", regions={"body": last}))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "ProductConv"}, regions)
+    return Sample(inputs, {"composite": "PointwiseThenConv"}, regions)
 
 
 def quantized_product(
@@ -84,12 +84,12 @@ def quantized_product(
     def regions() -> dict[str, Network]:
         body = Network("body", "lowered")
         own = [body.add_input(f"i{i}", parse_type(v.split()[-1] if isinstance(v, str) else _type_of(v))) for i, v in enumerate(inputs)]
-        between = body.add("Fused", *own[:8], hint="Conv", regions={"body": body_of(own[:8], taps)})
+        between = body.add("Fused", *own[:8], composite="Conv", regions={"body": body_of(own[:8], taps)})
         rest = [between, *own[8:]]
-        body.mark_output(body.add("Fused", *rest, hint="Conv", regions={"body": body_of(rest, 1)}))
+        body.mark_output(body.add("Fused", *rest, composite="Conv", regions={"body": body_of(rest, 1)}))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "ConvProduct"}, regions)
+    return Sample(inputs, {"composite": "ConvThenPointwise"}, regions)
 
 
 def _type_of(v: np.ndarray) -> str:

@@ -38,7 +38,7 @@ def operations(layer: Layer, env: Env | None = None) -> int:
 
 def _spared(layer: Layer, env: Env) -> int:
     """What a fused layer does not compute of its body: products of pixels that were picked twice, where they are picked behind the products."""
-    if layer.hint != "ResizedConv":
+    if layer.composite != "ResizedConv":
         return 0
     resize, _, reader = layer.regions["body"].layers
     small, large = (_sizes(t, env) for t in (resize.inputs[0], resize.output))

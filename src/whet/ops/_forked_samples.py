@@ -20,18 +20,18 @@ def forked(images: int, channels: tuple[int, ...], filters: tuple[int, int], h: 
             body.mark_output(_one(body, own, weights[2 * i : 2 * i + 2], act))
         return {"body": body}
 
-    return Sample([*inputs, *constants], {"hint": "ForkedConv"}, regions)
+    return Sample([*inputs, *constants], {"composite": "DualOutputConv"}, regions)
 
 
 def _one(body: Network, images: list[Tensor], weights: list[Tensor], act: str) -> Tensor:
     """One of the two, as the passes leave it."""
     if len(images) == 1:
-        return body.add("Fused", *images, *weights, hint="Conv", regions={"body": _conv([*images, *weights], act)})
+        return body.add("Fused", *images, *weights, composite="Conv", regions={"body": _conv([*images, *weights], act)})
     whole = Network("body", "lowered")
     own = [whole.add_input(f"j{i}", t.type) for i, t in enumerate([*images, *weights])]
     fed = [whole.add("Concat", *own[:2], axis=1), *own[2:]]
-    whole.mark_output(whole.add("Fused", *fed, hint="Conv", regions={"body": _conv(fed, act)}))
-    return body.add("Fused", *images, *weights, hint="JoinedConv", regions={"body": whole})
+    whole.mark_output(whole.add("Fused", *fed, composite="Conv", regions={"body": _conv(fed, act)}))
+    return body.add("Fused", *images, *weights, composite="ConcatInputConv", regions={"body": whole})
 
 
 def _conv(like: list[Tensor], act: str) -> Network:

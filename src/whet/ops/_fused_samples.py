@@ -27,10 +27,10 @@ def conv_sum(x: str, w: str, z: str, v: str, **attrs: dict[str, Any]) -> Sample:
         read = [inner.add_input(n, t.type) for n, t in zip(("z", "v", "b", "first"), (*own[2:], first), strict=True)]
         second = inner.add("Conv", *read[:3], **attrs.get("second", {}))
         inner.mark_output(inner.add("Relu", inner.add("Add", second, read[3])))
-        body.mark_output(body.add("Fused", *own[2:], first, hint="Conv", regions={"body": inner}))
+        body.mark_output(body.add("Fused", *own[2:], first, composite="Conv", regions={"body": inner}))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "ConvSum"}, regions)
+    return Sample(inputs, {"composite": "ConvSum"}, regions)
 
 
 def pool_gemm(x: str, columns: int, bias: bool = True) -> Sample:
@@ -45,7 +45,7 @@ def pool_gemm(x: str, columns: int, bias: bool = True) -> Sample:
         body.mark_output(body.add("Gemm", means, *own[1:], transB=1))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "PoolGemm"}, regions)
+    return Sample(inputs, {"composite": "PoolGemm"}, regions)
 
 
 def conv_pool(x: str, w: str, window: int, stride: int, pad: int, relu: bool, **attrs: Any) -> Sample:
@@ -59,11 +59,11 @@ def conv_pool(x: str, w: str, window: int, stride: int, pad: int, relu: bool, **
         read = [inner.add_input(t.name, t.type) for t in own]
         y = inner.add("Conv", *read, **attrs)
         inner.mark_output(inner.add("Relu", y) if relu else y)
-        made = body.add("Fused", *own, hint="Conv", regions={"body": inner})
+        made = body.add("Fused", *own, composite="Conv", regions={"body": inner})
         body.mark_output(body.add("MaxPool", made, kernel_shape=(window,) * 2, strides=(stride,) * 2, pads=(pad,) * 4))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "ConvPool"}, regions)
+    return Sample(inputs, {"composite": "ConvPool"}, regions)
 
 
 def quantized_image(x: str, w: str, pool: tuple[int, int, int] | None = None, **attrs: Any) -> Sample:
@@ -81,13 +81,13 @@ def quantized_image(x: str, w: str, pool: tuple[int, int, int] | None = None, **
         real = inner.add("DequantizeLinear", weights, scales, axis=0)
         y = inner.add("Relu", inner.add("Conv", inner.add("DequantizeLinear", read, s, z), real, **attrs))
         inner.mark_output(inner.add("QuantizeLinear", y, t, o))
-        made = body.add("Fused", integers, *own, hint="Conv", regions={"body": inner})
+        made = body.add("Fused", integers, *own, composite="Conv", regions={"body": inner})
         if pool is not None:
             made = body.add("MaxPool", made, kernel_shape=pool[:1] * 2, strides=pool[1:2] * 2, pads=pool[2:] * 4)
         body.mark_output(made)
         return {"body": body}
 
-    return Sample(inputs, {"hint": "ConvPool" if pool else "ImageConv"}, regions)
+    return Sample(inputs, {"composite": "ConvPool" if pool else "QuantizeThenConv"}, regions)
 
 
 def depthwise_product(x: str, k: int, stride: int, *, taps: int = 3, clip: bool = True, residual: bool = False) -> Sample:
@@ -102,15 +102,15 @@ def depthwise_product(x: str, k: int, stride: int, *, taps: int = 3, clip: bool 
         own = [body.add_input(f"i{i}", parse_type(t.split()[-1])) for i, t in enumerate(inputs)]
         y = first.add("Conv", *[first.add_input(t.name, t.type) for t in own[:3]], group=c, strides=(stride,) * 2, pads=(pad,) * 4)
         first.mark_output(first.add("HardSwish" if not clip else "Relu", y))
-        between = body.add("Fused", *own[:3], hint="Conv", regions={"body": first})
+        between = body.add("Fused", *own[:3], composite="Conv", regions={"body": first})
         z = last.add("Conv", last.add_input("between", between.type), *[last.add_input(t.name, t.type) for t in own[3:5]])
         if residual:
             z = last.add("Add", z, last.add_input("other", own[5].type))
         last.mark_output(z if residual else last.add("Relu", z))
-        body.mark_output(body.add("Fused", between, *own[3:], hint="Conv", regions={"body": last}))
+        body.mark_output(body.add("Fused", between, *own[3:], composite="Conv", regions={"body": last}))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "DepthwiseProduct"}, regions)
+    return Sample(inputs, {"composite": "DepthwiseThenPointwise"}, regions)
 
 
 def conv_silu(x: str, w: str, bias: bool = True, before: str = "", behind: str = "", **attrs: Any) -> Sample:
@@ -128,7 +128,7 @@ def conv_silu(x: str, w: str, bias: bool = True, before: str = "", behind: str =
         body.mark_output(body.add("Add", y, read[-1]) if behind else y)
         return {"body": body}
 
-    return Sample(inputs, {"hint": "Conv"}, regions)
+    return Sample(inputs, {"composite": "Conv"}, regions)
 
 
 STEM = {"strides": (2, 2), "pads": (3, 3, 3, 3)}

@@ -28,10 +28,10 @@ def heads(images: int, anchors: int, classes: int, *levels: tuple[int, int, int]
         convs = iter([body.add("Conv", *own[each * k : each * (k + 1)]) for k in range(len(levels))])
         fed = [next(others) if isinstance(t, np.ndarray) else next(convs) for t in moves.inputs]
         assert moves.regions is not None
-        body.mark_output(body.add("Fused", *fed, hint="Moves", regions=moves.regions()))
+        body.mark_output(body.add("Fused", *fed, composite="Moves", regions=moves.regions()))
         return {"body": body}
 
-    return Sample([*inputs, *constants], {"hint": "HeadMoves"}, regions)
+    return Sample([*inputs, *constants], {"composite": "HeadConvs"}, regions)
 
 
 SAMPLES = [

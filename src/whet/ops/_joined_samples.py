@@ -24,10 +24,10 @@ def joined(images: int, channels: tuple[int, int], filters: int, h: int, w: int,
         y = inner.add("Conv", *read[:3])
         y = inner.add("Add", y, read[3]) if residual else y
         inner.mark_output(_activated(inner, y, act))
-        body.mark_output(body.add("Fused", *fed, hint="Conv", regions={"body": inner}))
+        body.mark_output(body.add("Fused", *fed, composite="Conv", regions={"body": inner}))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "JoinedConv"}, regions)
+    return Sample(inputs, {"composite": "ConcatInputConv"}, regions)
 
 
 def joined_integers(
@@ -65,10 +65,10 @@ def joined_integers(
         y = _activated(inner, y, act)
         y = inner.add("Add", y, inner.add("DequantizeLinear", *other)) if other else y
         inner.mark_output(inner.add("QuantizeLinear", y, t, o))
-        body.mark_output(body.add("Fused", *fed, hint="Conv", regions={"body": inner}))
+        body.mark_output(body.add("Fused", *fed, composite="Conv", regions={"body": inner}))
         return {"body": body}
 
-    return Sample([*shapes, *values, *more], {"hint": "JoinedConv"}, regions)
+    return Sample([*shapes, *values, *more], {"composite": "ConcatInputConv"}, regions)
 
 
 def _activated(body: Network, y: Tensor, act: str) -> Tensor:

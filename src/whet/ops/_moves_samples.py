@@ -39,7 +39,7 @@ def head(images: int, anchors: int, classes: int, *sides: tuple[int, int], fille
         body.mark_output(body.add("Concat", *parts, axis=1) if len(parts) > 1 else parts[0])
         return {"body": body}
 
-    return Sample(inputs, {"hint": "Moves"}, regions)
+    return Sample(inputs, {"composite": "Moves"}, regions)
 
 
 def shuffle(images: int, groups: int, each: int, h: int, w: int) -> Sample:
@@ -56,7 +56,7 @@ def shuffle(images: int, groups: int, each: int, h: int, w: int) -> Sample:
         body.mark_output(body.add("Reshape", turned, body.constant(np.array([images, c, h, w]), "whole")))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "Moves"}, regions)
+    return Sample(inputs, {"composite": "Moves"}, regions)
 
 
 SAMPLES = [

@@ -17,7 +17,7 @@ def chain(x: str, window: int, pools: int) -> Sample:
         body.mark_output(body.add("Concat", *made, axis=1))
         return {"body": body}
 
-    return Sample([x], {"hint": "PoolChain"}, regions)
+    return Sample([x], {"composite": "PoolChain"}, regions)
 
 
 SAMPLES = [chain("f32[2,16,9,7]", 5, 3), chain("f32[1,40,20,20]", 5, 3), chain("f32[3,8,4,11]", 3, 2), chain("u8[2,32,9,7]", 5, 3)]

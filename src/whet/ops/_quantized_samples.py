@@ -13,8 +13,8 @@ from whet.ops._base import Sample
 Build = Callable[[Network, list[Tensor]], Tensor]
 
 
-def quantized(hint: str, data: list[Any], build: Build, store: tuple[float, int | None, str] | None) -> Sample:
-    """A fused layer `hint`. `data` are (sample spec, scale(s), zero point or None, axis) or a plain spec that stays as it is;
+def quantized(composite: str, data: list[Any], build: Build, store: tuple[float, int | None, str] | None) -> Sample:
+    """A fused layer `composite`. `data` are (sample spec, scale(s), zero point or None, axis) or a plain spec that stays as it is;
     `build(body, values)` computes with the dequantized values; `store` is (scale, zero point, type) of the output, None: floats;
     float8 has no zero point: None."""
     inputs: list[Any] = []
@@ -49,7 +49,7 @@ def quantized(hint: str, data: list[Any], build: Build, store: tuple[float, int 
         body.mark_output(y if store is None else body.add("QuantizeLinear", y, *own[place : place + 2], **to_float8))
         return {"body": body}
 
-    return Sample(inputs, {"hint": hint}, regions)
+    return Sample(inputs, {"composite": composite}, regions)
 
 
 def _type(v: Any):
@@ -193,8 +193,8 @@ SAMPLES = [
     ),
     quantized("GlobalAveragePool", [("full i8[2,16,7,7]", 0.02, 0, 1)], _product("GlobalAveragePool"), (0.003, 0, "i8")),
     # functions of one integer: odd sizes, results that saturate at both ends, another scale alone
-    quantized("Table", [("full u8[1,16,19,19]", 0.05, 40, 1)], _silu, (0.04, 7, "u8")),
-    quantized("Table", [("full i8[3,7,5]", 0.05, -3, 1)], _silu, (0.01, -100, "i8")),
-    quantized("Table", [("full u8[2,17,45,45]", 0.5, 0, 1)], lambda body, values: body.add("Gelu", *values), (0.25, 0, "i8")),
-    quantized("Table", [("full i8[40000]", 0.02, 0, 1)], lambda body, values: values[0], (0.0317, 130, "u8")),
+    quantized("QuantizedTable", [("full u8[1,16,19,19]", 0.05, 40, 1)], _silu, (0.04, 7, "u8")),
+    quantized("QuantizedTable", [("full i8[3,7,5]", 0.05, -3, 1)], _silu, (0.01, -100, "i8")),
+    quantized("QuantizedTable", [("full u8[2,17,45,45]", 0.5, 0, 1)], lambda body, values: body.add("Gelu", *values), (0.25, 0, "i8")),
+    quantized("QuantizedTable", [("full i8[40000]", 0.02, 0, 1)], lambda body, values: values[0], (0.0317, 130, "u8")),
 ]  # fmt: skip

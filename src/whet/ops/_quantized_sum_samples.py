@@ -27,15 +27,15 @@ def quantized_sum(x: str, w: str, y: str, v: str, *, stride: int = 1, pad: int =
         own = [body.add_input(f"i{i}", parse_type(t)) for i, t in enumerate(kinds)]
         a = [first.add_input(t.name, t.type) for t in own[:8]]
         first.mark_output(first.add("QuantizeLinear", conv(first, a[:3], a[3:5], a[5], 1, pad), *a[6:8]))
-        between = body.add("Fused", *own[:8], hint="Conv", regions={"body": first})
+        between = body.add("Fused", *own[:8], composite="Conv", regions={"body": first})
         read = [own[8], own[1], own[2], own[9], own[10], own[5], between, own[6], own[7]]
         b = [last.add_input(t.name, t.type) for t in read]
         z = last.add("Add", last.add("DequantizeLinear", *b[6:9]), conv(last, b[:3], b[3:5], b[5], stride, 0))
         last.mark_output(last.add("QuantizeLinear", last.add("Relu", z), *b[7:9]))
-        body.mark_output(body.add("Fused", *read, hint="Conv", regions={"body": last}))
+        body.mark_output(body.add("Fused", *read, composite="Conv", regions={"body": last}))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "QuantizedSum"}, regions)
+    return Sample(inputs, {"composite": "QuantizedSum"}, regions)
 
 
 SAMPLES = [

@@ -31,18 +31,18 @@ def resized(
         own, *fed = (inner.add_input(f"j{i}", t.type) for i, t in enumerate([joined, *weights]))
         for i in range(2):
             inner.mark_output(_conv(inner, own, fed[2 * i : 2 * i + 2], act))
-        for t in body.add("Fused", joined, *weights, hint="ForkedConv", regions={"body": inner}):
+        for t in body.add("Fused", joined, *weights, composite="DualOutputConv", regions={"body": inner}):
             body.mark_output(t)
         return {"body": body}
 
-    return Sample([*shapes, *constants], {"hint": "ResizedConv"}, regions)
+    return Sample([*shapes, *constants], {"composite": "ResizedConv"}, regions)
 
 
 def _conv(body: Network, image: Tensor, weights: list[Tensor], act: str) -> Tensor:
     inner = Network("body", "lowered")
     y = inner.add("Conv", *(inner.add_input(f"r{i}", t.type) for i, t in enumerate([image, *weights])))
     inner.mark_output(inner.add("Mul", y, inner.add("Sigmoid", y)) if act == "silu" else inner.add(act, y))
-    return body.add("Fused", image, *weights, hint="Conv", regions={"body": inner})
+    return body.add("Fused", image, *weights, composite="Conv", regions={"body": inner})
 
 
 SAMPLES = [

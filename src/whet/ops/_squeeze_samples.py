@@ -17,14 +17,14 @@ def squeeze(x: str, hidden: int, *, hard: bool = False, turned: bool = False) ->
         means = body.add("GlobalAveragePool", own[0])
         y = first.add("Conv", first.add_input("means", means.type), *[first.add_input(t.name, t.type) for t in own[1:3]])
         first.mark_output(first.add("Relu", y) if hard else first.add("Mul", y, first.add("Sigmoid", y)))
-        between = body.add("Fused", means, *own[1:3], hint="Conv", regions={"body": first})
+        between = body.add("Fused", means, *own[1:3], composite="Conv", regions={"body": first})
         z = second.add("Conv", second.add_input("between", between.type), *[second.add_input(t.name, t.type) for t in own[3:]])
         second.mark_output(second.add("HardSigmoid" if hard else "Sigmoid", z))
-        gate = body.add("Fused", between, *own[3:], hint="Conv", regions={"body": second})
+        gate = body.add("Fused", between, *own[3:], composite="Conv", regions={"body": second})
         body.mark_output(body.add("Mul", *((gate, own[0]) if turned else (own[0], gate))))
         return {"body": body}
 
-    return Sample(inputs, {"hint": "SqueezeExcite"}, regions)
+    return Sample(inputs, {"composite": "SqueezeExcite"}, regions)
 
 
 SAMPLES = [

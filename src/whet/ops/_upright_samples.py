@@ -21,7 +21,7 @@ def upright(x: str, k: int, added: str = "") -> Sample:
         body.mark_output(body.add("Add", y, own[3]) if added == "behind" else y)
         return {"body": body}
 
-    return Sample(inputs, {"hint": "Conv"}, regions)
+    return Sample(inputs, {"composite": "Conv"}, regions)
 
 
 SAMPLES = [

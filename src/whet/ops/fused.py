@@ -1,4 +1,4 @@
-"""Fused: a body that a tactic may compute at once. `hint` names what it is fused around; the body can be taken apart again."""
+"""Fused: a body that a tactic may compute at once. `composite` names what it is fused around; the body can be taken apart again."""
 
 from whet.errors import NetworkError
 from whet.network import Layer, Network, TensorType, parse_type
@@ -41,10 +41,10 @@ op(
     "Fused",
     infer,
     lambda layer, *arrays, run: run("body", *arrays),
-    attrs={"hint": REQUIRED},
+    attrs={"composite": REQUIRED},
     onnx_ops=(),
     samples=[
-        Sample(["f32[1,16,8,8]", "const f32[32,16,3,3]", "const f32[32]", "f32[1,32,8,8]"], {"hint": "Conv"}, _conv_add_relu),
+        Sample(["f32[1,16,8,8]", "const f32[32,16,3,3]", "const f32[32]", "f32[1,32,8,8]"], {"composite": "Conv"}, _conv_add_relu),
         *ATTENTION,
         *SUMS,
         *PRODUCTS,

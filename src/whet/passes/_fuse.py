@@ -20,7 +20,7 @@ ACTIVATIONS = (
 )  # fmt: skip
 
 
-def fuse(g: Graph, hint: str, *members: Layer) -> Tensor:
+def fuse(g: Graph, composite: str, *members: Layer) -> Tensor:
     """A Fused layer that does what `members` (in running order, each reading what stands before it) do; returns its output.
 
     Members that are Fused themselves are opened. Its inputs are all that the members read from outside, weights included; its
@@ -59,11 +59,11 @@ def fuse(g: Graph, hint: str, *members: Layer) -> Tensor:
         for own, made in zip(opened.outputs, m.outputs, strict=True):
             inside[made] = inside[own]
     body.outputs = [inside[t] for t in members[-1].outputs]
-    return g.add("Fused", *inputs, regions={"body": body}, hint=hint)
+    return g.add("Fused", *inputs, regions={"body": body}, composite=composite)
 
 
 def fuse_whole(
-    g: Graph, hint: str, *members: Layer, outputs: Sequence[Tensor] = (), given: Mapping[Layer, Mapping[str, Any]] | None = None
+    g: Graph, composite: str, *members: Layer, outputs: Sequence[Tensor] = (), given: Mapping[Layer, Mapping[str, Any]] | None = None
 ) -> Any:
     """As `fuse`, but members that are Fused stay so within the body: taken apart, they are what they were.
 
@@ -88,14 +88,14 @@ def fuse_whole(
         copy = body.add_layer(m.op, fed, attrs, name=m.name, regions=regions, outputs=[t.name for t in m.outputs], sources=m.sources)
         inside.update(zip(m.outputs, copy.outputs, strict=True))
     body.outputs = [inside[t] for t in outputs or members[-1].outputs]
-    return g.add("Fused", *inputs, regions={"body": body}, hint=hint)
+    return g.add("Fused", *inputs, regions={"body": body}, composite=composite)
 
 
 def anchored(layer: Layer | None, anchors: tuple[str, ...]) -> str:
     """The op among `anchors` that the layer is, or is fused around; "" when it is another layer or none."""
     if layer is None:
         return ""
-    op = layer.hint or layer.op
+    op = layer.composite or layer.op
     return op if op in anchors else ""
 
 
@@ -107,7 +107,7 @@ def steps(head: Layer) -> list[str]:
     constants = {own for own, fed in zip(body.inputs, head.inputs, strict=True) if fed is not None and fed.is_constant}
     found = []
     for layer in body.layers:
-        if layer.op == head.hint:
+        if layer.op == head.composite:
             continue
         if layer.op in ACTIVATIONS:
             found.append("activation")
@@ -147,7 +147,7 @@ def before_product(g: Graph, layer: Layer) -> tuple[Layer, Tensor] | None:
     return None if value is None or first is None or anchored(first, ("Conv",)) != "Conv" else (first, value)
 
 
-def fuse_product(g: Graph, hint: str, first: Layer, value: Tensor, layer: Layer) -> Tensor | Skip:
+def fuse_product(g: Graph, composite: str, first: Layer, value: Tensor, layer: Layer) -> Tensor | Skip:
     """Both convolutions of `before_product`, whole, as one layer, or why they cannot be."""
     if reason := obstacle(g, first, value, layer):
         return Skip(reason)
@@ -155,7 +155,7 @@ def fuse_product(g: Graph, hint: str, first: Layer, value: Tensor, layer: Layer)
         return Skip(f"'{first.name}' adds something to what the product reads")
     if conv_of(layer).attrs["group"] != 1:
         return Skip("the second convolution has groups too")
-    return fuse_whole(g, hint, first, layer)
+    return fuse_whole(g, composite, first, layer)
 
 
 def obstacle(g: Graph, head: Layer, value: Tensor, *readers: Layer) -> str | None:
@@ -169,8 +169,8 @@ def fuse_activation(g: Graph, layer: Layer, anchors: tuple[str, ...]) -> Tensor 
     """The shared rule of `fuse_*_activation`: an activation goes into the anchored layer that makes its input."""
     x = layer.inputs[0]
     head = g.maker(x)
-    hint = anchored(head, anchors)
-    if head is None or not hint or x is None:
+    composite = anchored(head, anchors)
+    if head is None or not composite or x is None:
         return None
     if reason := obstacle(g, head, x, layer):
         return Skip(reason)
@@ -179,9 +179,9 @@ def fuse_activation(g: Graph, layer: Layer, anchors: tuple[str, ...]) -> Tensor 
     for t in layer.inputs[1:]:
         if t is not None and not t.is_constant:
             return Skip(f"%{t.name}, a parameter of {layer.op}, is computed at run time")
-        if t is not None and layer.op == "PRelu" and not _per_channel(t, x, 1 if hint in CONVS else x.type.rank - 1):
+        if t is not None and layer.op == "PRelu" and not _per_channel(t, x, 1 if composite in CONVS else x.type.rank - 1):
             return Skip(f"the slopes %{t.name}: {t.type} differ within a channel")
-    return fuse(g, hint, head, layer)
+    return fuse(g, composite, head, layer)
 
 
 def _per_channel(t: Tensor, x: Tensor, axis: int) -> bool:

@@ -44,28 +44,28 @@ def lower(
 _PIECES = {
     "Attention": "no tactic is known that computes attention at once; its parts run one by one",
     "ConvPool": "no tactic here computes a convolution and its pooling at once",
-    "ConvProduct": "no tactic here computes a convolution and the product behind it at once",
+    "ConvThenPointwise": "no tactic here computes a convolution and the product behind it at once",
     "ConvSum": "no tactic here computes two convolutions and their sum at once",
-    "DepthwiseProduct": "no tactic here computes a depthwise convolution and the product behind it at once",
-    "ForkedConv": "no tactic here computes two convolutions of one image at once",
-    "HeadMoves": "no tactic here convolves pixels and writes the rows made of them at once",
-    "ImageConv": "no tactic here makes an image's integers and computes a convolution of them at once",
-    "JoinedConv": "no tactic here convolves two images' joined channels where they lie",
+    "DepthwiseThenPointwise": "no tactic here computes a depthwise convolution and the product behind it at once",
+    "DualOutputConv": "no tactic here computes two convolutions of one image at once",
+    "HeadConvs": "no tactic here convolves pixels and writes the rows made of them at once",
+    "QuantizeThenConv": "no tactic here makes an image's integers and computes a convolution of them at once",
+    "ConcatInputConv": "no tactic here convolves two images' joined channels where they lie",
     "Moves": "no tactic here moves numbers and computes with them on the way",
     "PoolChain": "no tactic here computes poolings in a row and joins them at once",
     "PoolGemm": "no tactic here computes global pooling and a product at once",
     "QuantizedSum": "no tactic here computes two quantized convolutions and their sum at once",
-    "ProductConv": "no tactic here computes a 1x1 convolution and the convolution behind it at once",
+    "PointwiseThenConv": "no tactic here computes a 1x1 convolution and the convolution behind it at once",
     "ResizedConv": "no tactic here convolves an enlarged image while it is small",
     "SqueezeExcite": "no tactic here computes squeeze and excitation at once",
     "Rearrange": "no tactic here cuts channels and moves them at once",
-    "Table": "no tactic here looks up functions of 8-bit integers; they are computed step by step",
+    "QuantizedTable": "no tactic here looks up functions of 8-bit integers; they are computed step by step",
 }
 
 
 def in_pieces(layer: Layer, computed: Collection[str] = ()) -> str | None:
-    """Why a Fused layer of no backend's tactics stays in pieces; `computed` are hints that the machine has tactics for."""
-    return None if layer.hint in computed else _PIECES.get(layer.hint)
+    """Why a Fused layer of no backend's tactics stays in pieces; `computed` are composites that the machine has tactics for."""
+    return None if layer.composite in computed else _PIECES.get(layer.composite)
 
 
 def _keep(net: Network, patterns: Sequence[str]):

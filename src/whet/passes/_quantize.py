@@ -101,8 +101,8 @@ def quantized_members(g: Graph, head: Layer) -> list[Layer] | str | None:
 
     None when neither its input nor its weights are dequantized, or when it is quantized already; text when only part of it fits.
     """
-    hint = anchored(head, WEIGHTED)
-    if not hint:
+    composite = anchored(head, WEIGHTED)
+    if not composite:
         return None
     own, outer = _anchor(head)
     if own is None:
@@ -115,7 +115,7 @@ def quantized_members(g: Graph, head: Layer) -> list[Layer] | str | None:
         return f"%{x.name if x else '?'} is not quantized, the weights of '{head.name}' are: put Q/DQ before it"
     if right is None:
         return f"the weights of '{head.name}' are not quantized, its input is: put Q/DQ on them"
-    if reason := unfit_activation(left) or unfit_weights(hint, dict(own.attrs), right):
+    if reason := unfit_activation(left) or unfit_weights(composite, dict(own.attrs), right):
         return reason
     one, other = (dq.inputs[0].dtype for dq in (left, right))
     if (one == F8E4M3) != (other == F8E4M3):
@@ -137,7 +137,7 @@ def _anchor(head: Layer) -> tuple[Layer | None, dict[Tensor, Tensor | None]]:
     body = head.regions["body"]
     if any(x.op == "DequantizeLinear" for x in body.layers):
         return None, {}
-    own = next((x for x in body.layers if x.op == head.hint), None)
+    own = next((x for x in body.layers if x.op == head.composite), None)
     return own, dict(zip(body.inputs, head.inputs, strict=True))
 
 

@@ -20,8 +20,8 @@ from whet.ops._origin import literal
 from whet.precision.places import moves
 from whet.precision.ranges import Ranges
 
-#: The hint of the fused layer that looks a function of one integer up (passes.fuse_quantized_table).
-TABLE = "Table"
+#: The composite of the fused layer that looks a function of one integer up (passes.fuse_quantized_table).
+TABLE = "QuantizedTable"
 _WEIGHTED = ("Conv", "Gemm", "MatMul")
 _SQUEEZES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
 _CUTS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0)

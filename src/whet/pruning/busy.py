@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+from whet.backends import Backend
+
 _WINDOW = 0.3  # seconds, at least, that a window is open
 _LOOK = 0.2  # seconds that are looked at to say whether others rest
 _BELIEVED = 2.0  # seconds for which that answer stands
@@ -25,8 +27,8 @@ class Window(NamedTuple):
 class Neighbours:
     """Watches what others take of a machine's CPUs. A machine that cannot tell (a GPU, the null machine) is always quiet."""
 
-    def __init__(self, machine: Any):
-        self._watch = getattr(machine, "watch", None)
+    def __init__(self, backend: Backend):
+        self._watch = getattr(backend, "watch", None)
         self._open: AbstractContextManager | None = None
         self._load: Any = None
         self._keys: list[str] = []

@@ -113,7 +113,8 @@ def _said(name: str, net: Network, facts: Sequence[Facts], runs: Sequence[Measur
 
 def _work(run: Measured) -> list[tuple]:
     """What the layers of an engine compute, by op and types of their operands; values of weights aside."""
-    return [(x.op, x.hint, *(str(t.type) for t in (*x.inputs, *x.outputs) if t is not None)) for x in run.plan.network.layers if x.op != "Reformat"]
+    layers = [x for x in run.plan.network.layers if x.op != "Reformat"]
+    return [(x.op, x.composite, *(str(t.type) for t in (*x.inputs, *x.outputs) if t is not None)) for x in layers]
 
 
 def _change(before: float | None, after: float) -> str:

@@ -39,19 +39,19 @@ class Meter:
         """`layers` are those of the whole network: what it touches decides how cold caches are between kernels. `retime` times everything that is
         asked for once, whatever table and timing cache know."""
         self.config, self.table, self.retime = config, table, retime
-        self.machine = get_backend(config.backend, threads=config.threads)
-        self.tactics = tactics_for(self.machine.name, config.tactic_sources)
+        self.backend = get_backend(config.backend, threads=config.threads)
+        self.tactics = tactics_for(self.backend.name, config.tactic_sources)
         self.step = max(max(t.line for t in self.tactics) // 2, 1)  # channels come in multiples of it, or are filled up to one (pad_channels)
         self.permissions = Permissions.of(config)
         tensors = {t for x in layers.values() for t in (*x.inputs, *x.outputs) if t is not None}
         footprint = sum(evaluate(t.type.nbytes, {}) for t in tensors if t.type.static)
         self.cache = TimingCache(config.timing_cache, partial(warnings.warn, stacklevel=2))
-        self.timer = Timer(self.machine, self.cache, Conditions.of(self.machine, footprint), config.avg_timing, config.error_on_cache_miss)
+        self.timer = Timer(self.backend, self.cache, Conditions.of(self.backend, footprint), config.avg_timing, config.error_on_cache_miss)
         versions = sorted(f"{t.name} {t.version} {source_digest(t)} {t.library_version()}" for t in self.tactics)
         self._tactics = hashlib.sha256("\n".join(versions).encode()).hexdigest()
-        self.device = str(self.machine.key())
+        self.device = str(self.backend.key())
         self._announced: dict[str, Candidates] = {}  # by text; listed, and being compiled
-        self._neighbours = Neighbours(self.machine)
+        self._neighbours = Neighbours(self.backend)
         self._anew = replace(self.timer, cache=Anew(self.cache), disturbed=[])
         self._asked: set[str] = set()  # keys
         self._held: dict[str, Layer] = {}  # by key: those that may have to be timed again (others would hold a copy of weights for every width)
@@ -80,7 +80,7 @@ class Meter:
 
     def announce(self, layers: Iterable[Layer]) -> None:
         """Says which layers will be timed: what that needs is compiled in the background. Nothing where nothing is compiled."""
-        if not hasattr(self.machine, "compile_ahead"):
+        if not hasattr(self.backend, "compile_ahead"):
             return
         for layer in layers:
             text = layer_text(layer)
@@ -91,11 +91,11 @@ class Meter:
 
     def _listed(self, layer: Layer) -> Candidates:
         """What will be timed of a layer, or can stand in for it; on its way to the compiler where times are missing."""
-        found = list_candidates(layer, self.tactics, self.machine, self.permissions)
+        found = list_candidates(layer, self.tactics, self.backend, self.permissions)
         kernels = [o for o in found.options if not o.tactic.fallback]
         found.options = [] if not kernels and layer.op == "Fused" else _some(kernels or found.options)
-        if hasattr(self.machine, "compile_ahead") and not self.timer.knows(found.options, found.text):
-            start_compiling(found.options, self.machine)
+        if hasattr(self.backend, "compile_ahead") and not self.timer.knows(found.options, found.text):
+            start_compiling(found.options, self.backend)
         return found
 
     def ms(self, layer: Layer) -> float:
@@ -162,7 +162,7 @@ class Meter:
             self._sums[key] = {self.key(layer_text(part)) for part in parts}
             return sum(self.ms(part) for part in parts)
         if not options:
-            raise PruneError(f"no tactic of '{self.machine.name}' computes {layer.op} '{layer.name}', so it has no latency: {found.refused[:1]}")
+            raise PruneError(f"no tactic of '{self.backend.name}' computes {layer.op} '{layer.name}', so it has no latency: {found.refused[:1]}")
         timer.time(layer, text, options)
         timed = [o for o in options if o.ms is not None]
         return min(timed or options, key=lambda o: o.cost)

@@ -39,7 +39,7 @@ def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
     """The constant weight of a Conv, Gemm or MatMul (fused or not) and its reduction axis; None for other layers or computed weights."""
     if layer.op == "Fused":
         body = layer.regions["body"]
-        inner = next((x for x in body.layers if x.op == layer.hint), None)
+        inner = next((x for x in body.layers if x.op == layer.composite), None)
         place = {t: i for i, t in enumerate(body.inputs)}
         weight = inner.input(1) if inner is not None else None
         if weight is not None and weight.maker is not None and weight.maker.op == "DequantizeLinear":

@@ -9,7 +9,6 @@ from whet.tactics._base import (
     Call,
     Config,
     Kernel,
-    Machine,
     Operand,
     Packed,
     PlanRefused,
@@ -24,7 +23,7 @@ from whet.tactics._base import (
 from whet.tactics._fused import Post, anchor, epilogue, is_quantized, outer_input, places, source_place, unquantized
 
 __all__ = [
-    "TACTICS", "Args", "Call", "Config", "Kernel", "Machine", "Operand", "Packed", "PlanRefused", "Post", "Signature", "Stream", "Tactic",
+    "TACTICS", "Args", "Call", "Config", "Kernel", "Operand", "Packed", "PlanRefused", "Post", "Signature", "Stream", "Tactic",
     "anchor", "epilogue", "get_tactic", "is_quantized", "load_tactics", "operand_bytes", "outer_input", "places", "source_place", "stored_bytes",
     "tactic", "tactics_of", "unquantized",
 ]  # fmt: skip

@@ -2,10 +2,10 @@
 
 A tactic answers, in this order:
 
-    signatures(layer, machine)           which formats and storage types it can take and give, and what it may do in place
-    refuses(layer, signature, machine)   why it cannot, or None
-    configs(layer, signature, machine)   the points of its tuning space
-    plan(layer, signature, config, machine) -> Kernel
+    signatures(layer, backend)           which formats and storage types it can take and give, and what it may do in place
+    refuses(layer, signature, backend)   why it cannot, or None
+    configs(layer, signature, backend)   the points of its tuning space
+    plan(layer, signature, config, backend) -> Kernel
                                          for a layer with static shapes: exact bytes of every operand, of scratch and of packed
                                          weights, the error bound, deterministic or not
     Kernel.enqueue(args, stream)         records the launch on a stream; the backend's executor replays it
@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor, format_bytes
 from whet.registry import nearest
@@ -137,14 +138,6 @@ class Kernel(Protocol):
         """Records the launch with these addresses."""
 
 
-class Machine(Protocol):
-    """What a tactic may ask of the backend that it is planned for."""
-
-    name: str
-    threads: int
-    features: frozenset[str]  # "avx512f", "avx512_bf16", "amx_int8", "sm_90", ...
-
-
 class Tactic:
     """Base of all tactics; subclasses override what differs. `ops` are the anchors it takes ("*" for any op).
 
@@ -156,22 +149,22 @@ class Tactic:
     ops: tuple[str, ...] = ()
     version = 1
     fallback = False  # listed after all others: always there, never first
-    hints: tuple[str, ...] = ()  # fused layers that are around no single op ("ConvSum", "Attention") and that it computes whole
-    what = ""  # of a tactic that takes layers of its hints alone: what they are, for the reason why it takes no other
+    composites: tuple[str, ...] = ()  # fused layers that are around no single op ("ConvSum", "Attention") and that it computes whole
+    what = ""  # of a tactic that takes layers of its composites alone: what they are, for the reason why it takes no other
     opt_in = False  # used only where --tacticSources=+NAME asks for it
     line = 1  # bytes of a pixel's channels that it reads at once: with other numbers of channels only slower tactics are left
     quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others
 
-    def signatures(self, layer: Layer, machine: Any) -> Sequence[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> Sequence[Signature]:
         raise NotImplementedError
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         return [()]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> Kernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         """Raises PlanRefused (with the reason) for a config that cannot run."""
         raise NotImplementedError
 
@@ -182,7 +175,7 @@ class Tactic:
     def why_not(self, layer: Layer) -> str | None:
         """Why this tactic does not take the layer at all, before any signature is looked at; None when it might."""
         if self.what:
-            return None if layer.hint in self.hints else f"computes {self.what}, not {layer.hint or layer.op}"
+            return None if layer.composite in self.composites else f"computes {self.what}, not {layer.composite or layer.op}"
         a = anchor(layer)
         if "*" not in self.ops and a.op not in self.ops:
             return f"computes {', '.join(self.ops)}, not {a.op}"
@@ -192,7 +185,7 @@ class Tactic:
         return None
 
     def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        """Why a fused layer of its hints had better stay in pieces; None where it may be fused. Asked when the network is lowered: shapes may be
+        """Why a fused layer of its composites had better stay in pieces; None where it may be fused. Asked when the network is lowered: shapes may be
         symbolic. `permitted` are the storage types that the build may use beside a tensor's own."""
         return None
 

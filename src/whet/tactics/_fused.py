@@ -1,6 +1,6 @@
 """A fused layer taken apart: the layer that it is fused around, what follows it, which of its inputs are whose; without Q and DQ.
 
-Fused means a body plus a hint (ops/fused.py); tactics ask here what they have to compute.
+Fused means a body plus a composite (ops/fused.py); tactics ask here what they have to compute.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from whet.network import Layer, Network, Tensor
 
 
 def anchor(layer: Layer) -> Layer:
-    """The layer that a fused layer is fused around (the first of its hint's op in the body); a plain layer is its own."""
+    """The layer that a fused layer is fused around (the first of its composite's op in the body); a plain layer is its own."""
     if layer.op != "Fused":
         return layer
     for inner in layer.regions["body"].layers:
-        if inner.op == layer.attrs["hint"]:
+        if inner.op == layer.attrs["composite"]:
             return inner
-    return layer  # a hint that is no op ("GELU", "Attention"): the pattern is the whole body
+    return layer  # a composite that is no op ("GELU", "Attention"): the pattern is the whole body
 
 
 def is_quantized(layer: Layer) -> bool:
@@ -139,7 +139,7 @@ def outer_input(layer: Layer, inner: Tensor | None) -> int | None:
     for i, t in enumerate(layer.regions["body"].inputs if layer.op == "Fused" else layer.inputs):
         if t is inner:
             return i
-    raise BuildError(f"{layer.name}: its {layer.op if layer.op != 'Fused' else layer.hint} reads %{inner.name}, which is no input of the layer")
+    raise BuildError(f"{layer.name}: its {layer.op if layer.op != 'Fused' else layer.composite} reads %{inner.name}, which is no input of the layer")
 
 
 def _place(layer: Layer, i: int) -> int:

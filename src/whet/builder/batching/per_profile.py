@@ -46,7 +46,7 @@ def joined(plans: Sequence[EnginePlan]) -> EnginePlan:
     alike = all(p.choices == first.choices and network_text(p.network) == text for p in rest)
     libraries = {k: v for p in plans for k, v in p.machine.get("libraries", {}).items()}
     options = first.options | {"profiles": tuple(q for p in plans for q in p.options.get("profiles", ()))}
-    machine = first.machine | {"libraries": libraries}
+    described = first.machine | {"libraries": libraries}
     notes = list(first.report.get("notes", []))
     notes += [f"profile {k}: {n}" for k, p in enumerate(rest, 1) for n in p.report.get("notes", []) if n not in first.report.get("notes", [])]
     report = first.report | {"notes": notes, "build_seconds": sum(p.report.get("build_seconds", 0.0) for p in plans)}
@@ -54,10 +54,10 @@ def joined(plans: Sequence[EnginePlan]) -> EnginePlan:
         first,
         profiles=[q for p in plans for q in p.profiles],
         arenas=[a for p in plans for a in p.arenas],
-        machine=machine,
+        machine=described,
         options=options,
         report=report,
-        others=[] if alike else [dataclasses.replace(p, machine=machine, options=options) for p in rest],
+        others=[] if alike else [dataclasses.replace(p, machine=described, options=options) for p in rest],
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import get_backend
+from whet.backends import Backend, get_backend
 from whet.builder.assemble import dealt
 from whet.builder.batching.per_sample_check import batch_differs
 from whet.builder.batching.profiles import resolve_profiles
@@ -57,15 +57,15 @@ def dealt_if_faster(together: EnginePlan | None, net: Network, config: BuildConf
 
     `make` builds the engines of one sample. Raises BuildError where it is asked for and cannot be, and what `make` raises.
     """
-    machine = get_backend(config.backend, threads=max(config.threads, 0))
+    backend = get_backend(config.backend, threads=max(config.threads, 0))
     profiles, _ = resolve_profiles(net, config)
-    why = _why_not(net, profiles, config, machine)
+    why = _why_not(net, profiles, config, backend)
     if why is None:
-        asked = (config.samples,) if config.samples in WAYS else tuple(WAYS)[: 2 if machine.threads > 1 else 1]
-        ways = [_way(w, config, profiles, machine, together, make, tell) for w in asked]
-        found = _Race(together, ways, machine, config)
+        asked = (config.samples,) if config.samples in WAYS else tuple(WAYS)[: 2 if backend.threads > 1 else 1]
+        ways = [_way(w, config, profiles, backend, together, make, tell) for w in asked]
+        found = _Race(together, ways, backend, config)
         why = found.why_not
-    if why is None and config.verify and (why := verify_dealt(found.way.plan, net, machine, config, inputs, tell)) is not None:
+    if why is None and config.verify and (why := verify_dealt(found.way.plan, net, backend, config, inputs, tell)) is not None:
         tell.note(f"an engine that runs samples one by one was the fastest, but it fails verification: {why}")
     if why is None:
         return _told(found, config, tell.seconds())
@@ -90,35 +90,35 @@ class _Way:
 
 
 def _way(
-    name: str, config: BuildConfig, profiles: Sequence[Profile], machine: Any, together: EnginePlan | None, make: Make, tell: Noting
+    name: str, config: BuildConfig, profiles: Sequence[Profile], backend: Backend, together: EnginePlan | None, make: Make, tell: Noting
 ) -> _Way:  # fmt: skip
     alone = name == "apart"
     with tell.making(WAYS[name]):
-        one = make(_of_one_sample(config, profiles[0], together, 1 if alone else machine.threads))
-    machine.activate()
-    return _Way(name, one, dealt(one, profiles, machine, None if alone else 1))
+        one = make(_of_one_sample(config, profiles[0], together, 1 if alone else backend.threads))
+    backend.activate()
+    return _Way(name, one, dealt(one, profiles, backend, None if alone else 1))
 
 
 class _Race:
     """The engines in turns at the opt shapes. `way` is the fastest of those that run samples one by one, `ms` and `spread_ms` its times, `rest`
     those of the others by name; `why_not` says why none of them is kept, or is None."""
 
-    def __init__(self, together: EnginePlan | None, ways: Sequence[_Way], machine: Any, config: BuildConfig):
+    def __init__(self, together: EnginePlan | None, ways: Sequence[_Way], backend: Backend, config: BuildConfig):
         self.together, self.batch = together, _batch(ways[0].plan.profiles[0])
-        able, runs, self.why_not = [], [] if together is None else [_bound(together, machine)], None
+        able, runs, self.why_not = [], [] if together is None else [_bound(together, backend)], None
         first = len(runs)
         for w in ways:
             try:
                 if (too_large := _too_large(w.plan, config)) is not None:
                     raise EngineError(too_large)
-                runs.append(_bound(w.plan, machine))
+                runs.append(_bound(w.plan, backend))
                 able.append(w)
             except (EngineError, BackendError) as e:
                 self.why_not = str(e)
         if not able:
             return
         order = [*range(first), *reversed(range(first, len(runs)))]  # in turns before apart: all threads work whatever the batch, in less memory
-        found, self.why_not = _timed(runs, order, ways[0].plan, machine, config), None
+        found, self.why_not = _timed(runs, order, ways[0].plan, backend, config), None
         kept = found.kept if found.kept >= first else min(range(first, len(runs)), key=lambda i: found.ms[i])
         self.way, self.ms, self.spread_ms = able[kept - first], found.ms[kept], found.spread_ms[kept]
         names = [*["together"][:first], *(w.name for w in able)]
@@ -128,9 +128,9 @@ class _Race:
             self.why_not = f"not faster: {self.batch} samples take {each}, {found.ms[0]:.4g} ms together"
 
 
-def _bound(plan: EnginePlan, machine: Any) -> Any:
+def _bound(plan: EnginePlan, backend: Backend) -> Any:
     """The engine over memory. Raises EngineError where its batch cannot be dealt, BackendError where there is no memory."""
-    here = machine if plan.threads == machine.threads else get_backend(machine.name, threads=plan.threads)
+    here = backend if plan.threads == backend.threads else get_backend(backend.name, threads=plan.threads)
     here.activate()  # kernels are planned for the calling thread's count
     run: Any = bind(plan, here)
     if isinstance(run, Deal) and run.why_no_lanes is not None:
@@ -154,8 +154,8 @@ def _batch(profile: Profile, which: int = 1) -> int:
     return min((shapes[which][0] for shapes in profile.shapes.values() if shapes[which]), default=0)
 
 
-def _why_not(net: Network, profiles: Sequence[Profile], config: BuildConfig, machine: Any) -> str | None:
-    if not getattr(machine, "runs", True) or not hasattr(machine, "lanes"):
+def _why_not(net: Network, profiles: Sequence[Profile], config: BuildConfig, backend: Backend) -> str | None:
+    if not getattr(backend, "runs", True) or not hasattr(backend, "lanes"):
         return f"the backend '{config.backend}' has no lanes"
     if _batch(profiles[0], 0) < 1:
         return "the profile takes empty batches"
@@ -170,15 +170,15 @@ def _of_one_sample(config: BuildConfig, profile: Profile, together: EnginePlan |
     return dataclasses.replace(config, **found, threads=threads, profiles=((low, opt, high),), samples="together", verify=False, lock=None)
 
 
-def _timed(runs: Sequence[Any], order: Sequence[int], plan: EnginePlan, machine: Any, config: BuildConfig) -> Standing:
+def _timed(runs: Sequence[Any], order: Sequence[int], plan: EnginePlan, backend: Backend, config: BuildConfig) -> Standing:
     """All in turns at the opt shapes of `plan`; of equal ones the first of `order` is kept."""
     inputs = probe_inputs(plan.network, config.seed, probe_shapes(plan))
     for run in runs:
         run.feed(inputs)
         run.seconds(1)
-    with machine.watch() if hasattr(machine, "watch") else nullcontext():
+    with backend.watch() if hasattr(backend, "watch") else nullcontext():
         times = race([partial(_once, r) for r in runs], _SECONDS, _TURNS)
-    machine.activate()
+    backend.activate()
     return standing(times, order)
 
 
@@ -193,16 +193,16 @@ def _too_large(apart: EnginePlan, config: BuildConfig) -> str | None:
     return f"arenas of all lanes take {needed / 2**20:.2f} MiB, --memPoolSize=arena allows {limit / 2**20:.2f}"
 
 
-def verify_dealt(apart: EnginePlan, net: Network, machine: Any, config: BuildConfig, inputs: Feeds | None, tell: Noting) -> str | None:
+def verify_dealt(apart: EnginePlan, net: Network, backend: Backend, config: BuildConfig, inputs: Feeds | None, tell: Noting) -> str | None:
     """Why the engine is not right, or None (then it has its probe): one sample is verified as any engine is, and batches must give what their
     samples give alone."""
     one, lanes = apart.of_one_sample(), apart.arenas[0].lanes
     first = None if inputs is None else {n: np.asarray(a)[:1] for n, a in inputs.items()}
-    checked = verify_engine(one, net, machine if lanes == 1 else get_backend(machine.name, threads=1), first, config, tell)
-    machine.activate()
-    why = str(checked.failures[0]) if checked.failures else batch_differs(apart, machine, config.seed)
+    checked = verify_engine(one, net, backend if lanes == 1 else get_backend(backend.name, threads=1), first, config, tell)
+    backend.activate()
+    why = str(checked.failures[0]) if checked.failures else batch_differs(apart, backend, config.seed)
     if why is None:
-        run = bind(apart, machine)
+        run = bind(apart, backend)
         run.feed(probe_inputs(apart.network, config.seed, probe_shapes(apart)))
         run.run()
         apart.probe = make_probe(apart, run.fetch(), seed=config.seed, rtol=checked.probe_rtol)

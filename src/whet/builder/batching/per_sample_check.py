@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from whet.backends import get_backend
+from whet.backends import Backend, get_backend
 from whet.builder.verify.differences import difference
 from whet.builder.verify.error_bounds import layer_bound
 from whet.engine.plan import EnginePlan
@@ -15,24 +14,24 @@ from whet.engine.probe import probe_inputs, probe_shapes
 from whet.runtime import Bound, WeightStore, bind
 
 
-def batch_differs(apart: EnginePlan, machine: Any, seed: int = 0) -> str | None:
+def batch_differs(apart: EnginePlan, backend: Backend, seed: int = 0) -> str | None:
     """What differs, or None. Its engine of one sample is verified on one thread.
 
     On all threads, where what cannot fill the lanes runs, every layer must give what it gave on one thread, within its kernel's bound. Then
     batches are run: each sample's outputs must have the bits that it gave alone, in a lane or on all threads (there alone, where samples take turns).
     """
-    one, store = apart.of_one_sample(), WeightStore(machine)
+    one, store = apart.of_one_sample(), WeightStore(backend)
     shapes = {n: (1, *s[1:]) for n, s in probe_shapes(apart).items()}
-    alone = team = bind(one, machine, shapes, store=store)
-    if apart.arenas[0].lanes > 1 and machine.threads > 1:
-        alone = bind(one, get_backend(machine.name, threads=1), shapes, store=store)
-        machine.activate()
+    alone = team = bind(one, backend, shapes, store=store)
+    if apart.arenas[0].lanes > 1 and backend.threads > 1:
+        alone = bind(one, get_backend(backend.name, threads=1), shapes, store=store)
+        backend.activate()
     if alone is not team and (why := _layers_differ(alone, team, one, probe_inputs(one.network, seed, shapes))) is not None:
         return why
     for batch in _batches(apart):
         whole = {n: (batch, *s[1:]) for n, s in shapes.items()}
         data = probe_inputs(apart.network, seed + batch, whole)
-        run = bind(apart, machine, whole, store=store)
+        run = bind(apart, backend, whole, store=store)
         run.feed(data)
         run.run()
         got = run.fetch()

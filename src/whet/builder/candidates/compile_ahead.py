@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from whet.backends import Backend
 from whet.builder.candidates.option import Option
 from whet.tactics import Config, Signature, Tactic
 
@@ -18,8 +19,8 @@ _CLOSE = 1.1  # of the fastest: where all times are known, what the choice in th
 class Listening:
     """A machine for `Tactic.configs`: it keeps the texts that it is asked to compile."""
 
-    def __init__(self, machine: Any):
-        self._machine = machine
+    def __init__(self, backend: Backend):
+        self._machine = backend
         self.asked: list[str] = []
 
     def compile_ahead(self, sources: Iterable[str]) -> None:
@@ -29,21 +30,21 @@ class Listening:
         return getattr(self._machine, name)
 
 
-def configs_with_texts(tactic: Tactic, layer: Any, signature: Signature, machine: Any) -> list[tuple[Config, tuple[str, ...]]]:
+def configs_with_texts(tactic: Tactic, layer: Any, signature: Signature, backend: Backend) -> list[tuple[Config, tuple[str, ...]]]:
     """The configurations of a tactic, each with the text that it compiles; all of them with the first where they cannot be told apart."""
-    start = getattr(machine, "compile_ahead", None)
+    start = getattr(backend, "compile_ahead", None)
     if start is None:
-        return [(c, ()) for c in tactic.configs(layer, signature, machine)]
-    listening = Listening(machine)
+        return [(c, ()) for c in tactic.configs(layer, signature, backend)]
+    listening = Listening(backend)
     found = list(tactic.configs(layer, signature, listening))
     if len(listening.asked) == len(found):
         return [(c, (text,)) for c, text in zip(found, listening.asked, strict=True)]
     return [(c, () if i else tuple(listening.asked)) for i, c in enumerate(found)]
 
 
-def start_compiling(options: Sequence[Option], machine: Any) -> None:
+def start_compiling(options: Sequence[Option], backend: Backend) -> None:
     """Compiles the texts of options in the background; where times are known, those of the fastest."""
-    start = getattr(machine, "compile_ahead", None)
+    start = getattr(backend, "compile_ahead", None)
     if start is None:
         return
     times = [o.ms for o in options if o.ms is not None]

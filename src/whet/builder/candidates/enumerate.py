@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import configs_with_texts
 from whet.builder.candidates.option import Option
 from whet.builder.precision.permissions import Permissions
@@ -29,7 +29,7 @@ class Candidates:
 def list_candidates(
     layer: Layer,
     tactics: list[Tactic],
-    machine: Any,
+    backend: Backend,
     permissions: Permissions,
     *,
     deterministic: bool = False,
@@ -46,18 +46,18 @@ def list_candidates(
             made.refused.append(Candidate(t.name, "", (), reason=reason))
             continue
         try:
-            signatures = t.signatures(layer, machine)
+            signatures = t.signatures(layer, backend)
         except NetworkError as e:  # a shape that is known only at run time
             made.refused.append(Candidate(t.name, "", (), reason=str(e)))
             continue
         for signature in signatures:
-            reason = _malformed(layer, signature) or permissions.refuses(layer, signature) or t.refuses(layer, signature, machine)
+            reason = _malformed(layer, signature) or permissions.refuses(layer, signature) or t.refuses(layer, signature, backend)
             if reason is not None:
                 made.refused.append(Candidate(t.name, str(signature), (), reason=reason))
                 continue
-            for config, texts in configs_with_texts(t, layer, signature, machine):
+            for config, texts in configs_with_texts(t, layer, signature, backend):
                 try:
-                    kernel = t.plan(layer, signature, config, machine)
+                    kernel = t.plan(layer, signature, config, backend)
                 except (PlanRefused, BackendError, NetworkError) as e:
                     made.refused.append(Candidate(t.name, str(signature), tuple(config), reason=str(e)))
                     continue
@@ -87,18 +87,18 @@ def _kernel_refusal(kernel: Kernel, deterministic: bool, workspace: int | None) 
     return None
 
 
-def no_tactic(layer: Layer, refused: list[Candidate], machine: Any, others: Sequence[Layer] = ()) -> NoTacticError:
+def no_tactic(layer: Layer, refused: list[Candidate], backend: Backend, others: Sequence[Layer] = ()) -> NoTacticError:
     """The error for a layer that nothing computes: refusals of tactics for its op, the names of `others` of that kind, and what to do."""
     elsewhere = [c for c in refused if c.reason.startswith("computes ") and ", not " in c.reason]
     lines = [f"  {c.tactic}{' ' + c.signature if c.signature else ''}: {c.reason}" for c in refused if c not in elsewhere]
     lines += [f"  {len(elsewhere)} tactics are for other ops"] if elsewhere else []
     more = ", ".join(f"{x.op} '{x.name}'" for x in others)
     return NoTacticError(
-        f"No tactic of '{machine.name}' computes {layer.op} '{layer.name}' (from {', '.join(layer.sources) or 'no node'}):\n"
+        f"No tactic of '{backend.name}' computes {layer.op} '{layer.name}' (from {', '.join(layer.sources) or 'no node'}):\n"
         + "\n".join(lines)
         + (f"\nNothing computes these either: {more}." if more else "")
-        + ("\n--allowFallback lets such layers run on the host, which copies their inputs and outputs." if machine.name == "cuda" else "")
-        + f"\nAllow more precisions, or write src/whet/tactics/{machine.name}/<name>.py."
+        + ("\n--allowFallback lets such layers run on the host, which copies their inputs and outputs." if backend.name == "cuda" else "")
+        + f"\nAllow more precisions, or write src/whet/tactics/{backend.name}/<name>.py."
     )
 
 

@@ -34,7 +34,8 @@ def worth_timing(options: list[Option], level: int, cap: int | None, sparing: bo
         groups.setdefault((o.tactic.name, o.signature), []).append(o)
     most = len(options) if cap is None else cap
     if sparing and level < _FALLBACKS and len(options) > most and len({_wide(group[0]) for group in groups.values()}) == 2:
-        several = all(o.tactic.hints for o in options)  # a layer of several ops is there to move fewer bytes, and its parts are timed in 32 bits too
+        # Composites exist to move fewer bytes; their parts are timed in 32 bits too.
+        several = all(o.tactic.composites for o in options)
         most = most if several else round(_SHARE * most)
         groups = _few_wide(groups, 0 if several else _FEW)
     rounds = [group[i : i + 1] for i in range(max(map(len, groups.values()))) for group in groups.values()]

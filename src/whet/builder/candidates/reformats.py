@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import Any
 
+from whet.backends import Backend
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.candidates.option import Ident, Option
 from whet.builder.precision.permissions import Permissions
@@ -20,8 +20,8 @@ _ANY = Permissions(frozenset({F16, BF16}))
 class Reformats:
     """Options for moving tensors between operands, timed once for each shape and pair. `timer` None: estimates."""
 
-    def __init__(self, tactics: list[Tactic], machine: Any, env: Mapping[str, Dim], timer: Timer | None):
-        self.tactics, self.machine, self.env, self.timer = tactics, machine, env, timer
+    def __init__(self, tactics: list[Tactic], backend: Backend, env: Mapping[str, Dim], timer: Timer | None):
+        self.tactics, self.backend, self.env, self.timer = tactics, backend, env, timer
         self._found: dict[tuple, list[Option]] = {}
         self._bans: dict[Ident, str] = {}
 
@@ -50,7 +50,7 @@ class Reformats:
     def _search(self, t: Tensor, source: Operand, target: Operand) -> list[Option]:
         layer = Layer("Reformat", "reformat", (t,), _attributes(source, target))
         layer.outputs = (Tensor("y", t.type, layer),)
-        found = list_candidates(layer, self.tactics, self.machine, _ANY)
+        found = list_candidates(layer, self.tactics, self.backend, _ANY)
         allowed = [o for o in found.options if o.ident not in self._bans]
         options = [o for o in allowed if not o.tactic.fallback] or allowed
         if self.timer is not None and options:

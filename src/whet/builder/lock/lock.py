@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.backends import get_backend
+from whet.backends import Backend, get_backend
 from whet.builder.assemble import assemble, dealt, model_digest
 from whet.builder.batching.profiles import OPT, bound_layers, environment
 from whet.builder.candidates.option import Option
@@ -126,7 +126,7 @@ def _check_fields(lock: Any, path: str | Path) -> None:
         raise LockError(f"the lock {path} is damaged: 'tactics' holds objects and 'unfused' names. Write it again with --saveLock.")
 
 
-def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, machine: Any) -> None:
+def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, backend: Backend) -> None:
     """Raises LockError naming everything that moved since the lock was written."""
     moved = []
 
@@ -135,9 +135,9 @@ def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, ma
             moved.append(f"{what}: was {_short(was, now)}, is {_short(now, was)}")
 
     compare("the model", lock["model"], model_digest(source))
-    compare("the backend", lock["backend"], machine.name)
-    compare("the machine", lock["machine"], machine.key())
-    compare("the number of threads", lock["threads"], machine.threads)
+    compare("the backend", lock["backend"], backend.name)
+    compare("the machine", lock["machine"], backend.key())
+    compare("the number of threads", lock["threads"], backend.threads)
     for k in _OPTIONS:
         was, now = lock["options"].get(k), _plain(getattr(config, k))
         if k == "precisions" and isinstance(was, list) and sorted(map(str, was)) == sorted(now):
@@ -156,7 +156,7 @@ def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, ma
 
 
 def locked_plan(
-    lock: Mapping[str, Any], source: Network, lowered: Network, profiles: Sequence[Profile], machine: Any, config: BuildConfig
+    lock: Mapping[str, Any], source: Network, lowered: Network, profiles: Sequence[Profile], backend: Backend, config: BuildConfig
 ) -> EnginePlan:
     """The engine that the lock names, nothing timed. Raises LockError when it would not be the same."""
     if [_plain(p.shapes) for p in profiles] != lock["profiles"]:
@@ -169,11 +169,11 @@ def locked_plan(
     try:
         choices = {entry["name"]: _read_choice(entry) for entry in lock["layers"]}
         if lanes := _lanes(lock, lowered, profiles, config):  # choices are those of one sample, on one thread or taking turns on all
-            single, own = [p.of_one_sample() for p in profiles], machine if lanes == 1 else get_backend(machine.name, threads=1)
-            plan = dealt(_replayed(choices, source, lowered, single, own, config), profiles, machine, lanes)
-            machine.activate()
+            single, own = [p.of_one_sample() for p in profiles], backend if lanes == 1 else get_backend(backend.name, threads=1)
+            plan = dealt(_replayed(choices, source, lowered, single, own, config), profiles, backend, lanes)
+            backend.activate()
         else:
-            plan = _replayed(choices, source, lowered, profiles, machine, config)
+            plan = _replayed(choices, source, lowered, profiles, backend, config)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
         raise LockError(f"the lock is damaged: {e!r}. Write it again with --saveLock.") from e
     moved = _differences(lock, plan)
@@ -195,28 +195,28 @@ def _lanes(lock: Mapping[str, Any], lowered: Network, profiles: Sequence[Profile
     return lanes
 
 
-def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, profiles, machine: Any, config: BuildConfig) -> EnginePlan:
+def _replayed(choices: dict[str, Choice], source: Network, lowered: Network, profiles, backend: Backend, config: BuildConfig) -> EnginePlan:
     layers = bound_layers(lowered, environment(lowered, profiles[0], OPT))
     picked = {}
     for name, layer in layers.items():
         if name not in choices:
             raise LockError(_text([f"the lowered network has a layer '{name}' that the lock has not"]))
-        picked[name] = _option(choices[name], layer, machine)
+        picked[name] = _option(choices[name], layer, backend)
     reformats = {name: c for name, c in choices.items() if name not in layers}
-    net, chosen = with_reformats(lowered, picked, _LockedReformats(reformats, machine))  # type: ignore[arg-type]
+    net, chosen = with_reformats(lowered, picked, _LockedReformats(reformats, backend))  # type: ignore[arg-type]
     moved = bound_layers(net, environment(net, profiles[0], OPT))
     for name in chosen.keys() - picked.keys():
         if name not in reformats:
             raise LockError(_text([f"the engine needs a reformat '{name}' that the lock has not"]))
-        chosen[name] = _option(reformats[name], moved[name], machine)
-    return assemble(net, chosen, profiles, machine, config, source)
+        chosen[name] = _option(reformats[name], moved[name], backend)
+    return assemble(net, chosen, profiles, backend, config, source)
 
 
 class _LockedReformats:
     """Answers for a tensor with the reformat that the lock has for it."""
 
-    def __init__(self, choices: Mapping[str, Choice], machine: Any):
-        self.choices, self.machine = choices, machine
+    def __init__(self, choices: Mapping[str, Choice], backend: Backend):
+        self.choices, self.backend = choices, backend
 
     def option(self, t: Tensor, source: Operand, target: Operand, *, apart: bool = False) -> Option:
         wanted = ((source.format, source.dtype.name),), ((target.format, target.dtype.name),)
@@ -243,14 +243,14 @@ def _tactic_of(choice: Choice) -> Tactic:
         raise LockError(_text([str(e)])) from e
 
 
-def _option(choice: Choice, layer, machine: Any) -> Option:
+def _option(choice: Choice, layer, backend: Backend) -> Option:
     tactic = _tactic_of(choice)
     try:
         signature = signature_of(choice, layer)
-        reason = tactic.why_not(layer) or tactic.refuses(layer, signature, machine)
+        reason = tactic.why_not(layer) or tactic.refuses(layer, signature, backend)
         if reason is not None:
             raise LockError(_text([f"{choice.tactic} refuses '{layer.name}' now: {reason}"]))
-        kernel = tactic.plan(layer, signature, choice.config, machine)
+        kernel = tactic.plan(layer, signature, choice.config, backend)
     except (PlanRefused, BackendError, EngineError) as e:
         raise LockError(_text([f"{choice.tactic} cannot run '{layer.name}' as locked: {e}"])) from e
     if kernel.implementation != choice.implementation:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import on_integers
 from whet.engine.plan import EnginePlan
@@ -58,7 +58,7 @@ def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: st
         if t is not None and t.maker is not None and t.maker.op in kinds:
             cost += times.get(t.maker.name, 0.0) / max(len(users.get(t, [])), 1)
     for t in layer.outputs:
-        cost += sum(times.get(r.name, 0.0) for r, _ in users.get(t, []) if r.op in kinds or (r.hint == "Table" and not only))
+        cost += sum(times.get(r.name, 0.0) for r, _ in users.get(t, []) if r.op in kinds or (r.composite == "QuantizedTable" and not only))
     return cost
 
 
@@ -67,13 +67,13 @@ def known_as(layer: Layer) -> frozenset[str]:
     return frozenset(layer.sources) or frozenset(layer.name.split(" + "))
 
 
-def in_turns(plans: list[EnginePlan], machine: Any, config: BuildConfig) -> list[list[float]]:
+def in_turns(plans: list[EnginePlan], backend: Backend, config: BuildConfig) -> list[list[float]]:
     """Seconds of several engines, run in turns on the same inputs; those that are clearly behind have few."""
     inputs = probe_inputs(plans[0].network, config.seed, probe_shapes(plans[0]))
-    store = WeightStore(machine)
+    store = WeightStore(backend)
     bounds = []
     for plan in plans:
-        bound = bind(plan, machine, store=store)
+        bound = bind(plan, backend, store=store)
         bound.feed(inputs)
         bound.seconds(1)
         bounds.append(bound)

@@ -181,8 +181,8 @@ def _built_float8(
         plan.report["quantized"] = {**recipe(ranges, skip | set(left)), "kind": "fp8", "rounded": pack_rounding(made, ranges.rounded)}
         return plan
 
-    machine = get_backend(config.backend, threads=max(config.threads, 0))
-    if not getattr(machine, "runs", True) or config.optimization_level == 0:
+    backend = get_backend(config.backend, threads=max(config.threads, 0))
+    if not getattr(backend, "runs", True) or config.optimization_level == 0:
         plan = low(frozenset())
         plan.report["info"] = [*plan.report.get("info", []), *info]
         plan.report["notes"] += [*notes, "FP8 is used wherever it can be: at this level nothing is timed, so it may not pay"]
@@ -192,7 +192,7 @@ def _built_float8(
     if judge is not None:
         for i, (_, plan, skip) in enumerate(tried[1:], 1):
             verdicts[i] = judge.engine(plan, config) or judge.low([x.name for x in layers if x.name not in skip])
-    times = in_turns([plan for _, plan, _ in tried], machine, config)
+    times = in_turns([plan for _, plan, _ in tried], backend, config)
     return note_found(_kept(tried, verdicts, times, left, ranges.float_sums, notes, info), config)
 
 

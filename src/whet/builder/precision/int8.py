@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import get_backend
+from whet.backends import Backend, get_backend
 from whet.builder.batching.per_sample import as_one, dealt_at_last
 from whet.builder.build import build
 from whet.builder.candidates.sparse_weights import with_sparsity
@@ -114,24 +114,24 @@ def _built_int8(
     extra: dict[str, Any] = {}
     progress.stage("calibration", 0)
     ranges = calibrated_ranges(net, made, _counted(calibration, progress), config, notes.append, extra, info.append)
-    machine = get_backend(config.backend, threads=max(config.threads, 0))
-    later = getattr(machine, "overlaps", False) and config.in_network
+    backend = get_backend(config.backend, threads=max(config.threads, 0))
+    later = getattr(backend, "overlaps", False) and config.in_network
     first = dataclasses.replace(config, in_network=config.in_network and not later)
     making = Making(net, made, ranges, first, layers, must, None, progress, inputs, notes, info)
     if budget is not None:
         samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
         making.judge = Judge(made, "int8", ranges, samples, budget, config, progress)
-    if not getattr(machine, "runs", True) or config.optimization_level == 0:
+    if not getattr(backend, "runs", True) or config.optimization_level == 0:
         plan = untimed(making)
         plan.report.update(extra)
         return plan
     tried = candidates(making)
     fit = fitted(making, tried) if making.judge is not None else Fit()
-    times = _in_turns(making, tried, machine)
+    times = _in_turns(making, tried, backend)
     if later:
         making.config = config
         tried = tuned(making, tried, times)
-        times = _in_turns(making, tried, machine)
+        times = _in_turns(making, tried, backend)
     plan = keep(making, tried, times)
     plan.report.update(extra)
     if making.judge is not None and budget is not None:
@@ -154,10 +154,10 @@ def _counted(calibration: Calibration, progress: Progress) -> Calibration:
     return dataclasses.replace(calibration, samples=told)
 
 
-def _in_turns(m: Making, tried: list[Tried], machine: Any) -> list[list[float]]:
+def _in_turns(m: Making, tried: list[Tried], backend: Backend) -> list[list[float]]:
     """Seconds of the engines, run in turns."""
     m.progress.stage("engines in turns", 1)
-    times = in_turns([t.plan for t in tried], machine, m.config)
+    times = in_turns([t.plan for t in tried], backend, m.config)
     m.progress.step("done")
     return times
 

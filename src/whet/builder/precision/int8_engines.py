@@ -93,7 +93,7 @@ class Making:
 
     def looks_up(self) -> bool:
         """Whether the backend has a kernel for tables, and the network something for it to look up."""
-        if not any(TABLE in t.hints for t in tactics_of(self.config.backend)):
+        if not any(TABLE in t.composites for t in tactics_of(self.config.backend)):
             return False
         return insert_tables(quantize(self.made, self.ranges, skip=demanded_floats(self.config)), self.ranges) > 0
 

@@ -74,14 +74,14 @@ class Stand:
 
     def __init__(self, search: Search, inputs: Mapping[str, np.ndarray]):
         self.search, self.inputs = search, inputs
-        self.store = WeightStore(search.machine)
+        self.store = WeightStore(search.backend)
 
     def bound(self, e: Entry) -> Bound:
         """The engine over memory; made, and run once, when it is asked for first. Raises BrokenKernel when one of its kernels fails."""
         if e.bound is not None:
             return e.bound
         self.search.tell.step(e.what)
-        bound = bind(e.plan, self.search.machine, store=self.store)
+        bound = bind(e.plan, self.search.backend, store=self.store)
         bound.feed(self.inputs)
         try:
             bound.run()

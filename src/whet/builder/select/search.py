@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from whet.backends import Backend
 from whet.builder.batching.profiles import OPT, bound_layers, environment
 from whet.builder.candidates.compile_ahead import start_compiling
 from whet.builder.candidates.enumerate import Candidates, list_candidates, no_tactic
@@ -45,7 +46,7 @@ class Search:
         self,
         net: Network,
         profiles: Sequence[Profile],
-        machine: Any,
+        backend: Backend,
         tactics: list[Tactic],
         permissions: Permissions,
         config: BuildConfig,
@@ -53,7 +54,7 @@ class Search:
         rival_ms: float | None = None,
     ):
         self.rival_ms = rival_ms  # of an engine that the one to be chosen competes with
-        self.net, self.machine, self.tactics, self.permissions, self.config, self.tell = net, machine, tactics, permissions, config, tell
+        self.net, self.backend, self.tactics, self.permissions, self.config, self.tell = net, backend, tactics, permissions, config, tell
         self.env = environment(net, profiles[0], OPT)
         self._fixed = len(profiles) == 1 and all(low == high for low, _, high in profiles[0].shapes.values())
         self.layers: dict[str, Layer] = {}
@@ -70,12 +71,12 @@ class Search:
         self.cache = TimingCache("" if self.cap == 0 else config.timing_cache, tell.note)
         self.timer: Timer | None = None
         if self.cap != 0:
-            conditions = Conditions.of(machine, self._footprint())
-            self.timer = Timer(machine, self.cache, conditions, config.avg_timing, config.error_on_cache_miss)
+            conditions = Conditions.of(backend, self._footprint())
+            self.timer = Timer(backend, self.cache, conditions, config.avg_timing, config.error_on_cache_miss)
         reformat_timer = None
         if self.timer is not None:
-            reformat_timer = Timer(machine, self.cache, self.timer.conditions, min(_REFORMAT_ROUNDS, config.avg_timing), config.error_on_cache_miss)
-        self.reformats = Reformats(tactics, machine, self.env, reformat_timer)
+            reformat_timer = Timer(backend, self.cache, self.timer.conditions, min(_REFORMAT_ROUNDS, config.avg_timing), config.error_on_cache_miss)
+        self.reformats = Reformats(tactics, backend, self.env, reformat_timer)
 
     def __enter__(self) -> Search:
         return self
@@ -114,7 +115,7 @@ class Search:
             if not found.options:
                 nothing.append((layer, found.refused))
         if nothing:
-            raise no_tactic(*nothing[0], self.machine, [layer for layer, _ in nothing[1:]])
+            raise no_tactic(*nothing[0], self.backend, [layer for layer, _ in nothing[1:]])
 
     def list_layer(self, layer: Layer) -> Candidates:
         """The candidates of a layer of this network, or of one that was made from it."""
@@ -129,20 +130,20 @@ class Search:
         if kind not in self.kinds:
             limit = self.config.memory_limit.get("workspace")
             self.kinds[kind] = list_candidates(
-                bound, self.tactics, self.machine, self.permissions, deterministic=self.config.deterministic, workspace=limit
+                bound, self.tactics, self.backend, self.permissions, deterministic=self.config.deterministic, workspace=limit
             )
             self._start_compiling(self.kinds[kind])
         return kind
 
     def _start_compiling(self, found: Candidates) -> None:
         """Compiles in the background what will be timed; of options whose times the cache knows, the few that may be used."""
-        if not hasattr(self.machine, "compile_ahead"):
+        if not hasattr(self.backend, "compile_ahead"):
             return
         options = self.timed_options(found) if found.options and self.timer is not None else found.options[:1]
         if len(options) > 1:
             assert self.timer is not None
             self.timer.knows(options, found.text)
-        start_compiling(options, self.machine)
+        start_compiling(options, self.backend)
         for o in found.options:
             o.texts = ()
 
@@ -163,7 +164,7 @@ class Search:
         """For each layer of a fused body whether it has a kernel of its own or its own parts have, by tactics other than those named `wrong`."""
         tactics = [t for t in self.tactics if not t.fallback and t.name not in wrong]
         for part in taken_apart(layer).layers:
-            whole = list_candidates(bind_layer(part, self.env), tactics, self.machine, self.permissions).options
+            whole = list_candidates(bind_layer(part, self.env), tactics, self.backend, self.permissions).options
             yield bool(whole) or (part.op == "Fused" and any(self._with_kernels(part, wrong)))
 
     # times
@@ -199,7 +200,7 @@ class Search:
 
     def timed_options(self, found: Candidates, *, alike: bool = False) -> list[Option]:
         """Which options are worth timing; `alike` as in `worth_timing`."""
-        ahead, level = hasattr(self.machine, "compile_ahead"), self.config.optimization_level
+        ahead, level = hasattr(self.backend, "compile_ahead"), self.config.optimization_level
         options = found.options if ahead or level > _SPARING else self._losers.without(found.options)
         return worth_timing(options, level, self.cap, ahead and not alike)
 
@@ -218,7 +219,7 @@ class Search:
             "conditions": self.timer.conditions.state,
             **self.timer.cold_report(),
             "disturbed_cpus": [round(load.others, 2) for load in self.timer.disturbed],
-            **machine_state(self.machine, self.tell),
+            **machine_state(self.backend, self.tell),
         }
 
     def outrun(self, ms: float) -> bool:
@@ -226,7 +227,7 @@ class Search:
 
         Never where launches overlap: there a sum says too little.
         """
-        return self.rival_ms is not None and not getattr(self.machine, "overlaps", False) and ms > HOPELESS * self.rival_ms
+        return self.rival_ms is not None and not getattr(self.backend, "overlaps", False) and ms > HOPELESS * self.rival_ms
 
     def least_ms(self) -> float:
         """What all layers take by their fastest kernels, without reformats between them."""
@@ -243,7 +244,7 @@ class Search:
         options = timed or options
         if not options:
             refused = [*self.kinds[kind].refused, *(o.candidate(self.why_not(layer, o, net) or "") for o in self.kinds[kind].options)]
-            raise no_tactic(layer, refused, self.machine)
+            raise no_tactic(layer, refused, self.backend)
         wanted = [o for o in options if self.permissions.meets(self.layers[layer.name], o.signature)]
         if not wanted:
             self.tell.note(f"'{layer.name}': no tactic computes it in the precision that --layerPrecisions or --layerOutputTypes prefers")

@@ -38,9 +38,9 @@ def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
     """The plan that runs fastest, the first of those that do not differ. All get a report of the counts and their times."""
     machines: list[Any] = [get_backend("cpu", threads=p.threads) for p in plans]
     bounds = []
-    for plan, machine in zip(plans, machines, strict=True):
-        machine.activate()
-        bound = bind(plan, machine)
+    for plan, backend in zip(plans, machines, strict=True):
+        backend.activate()
+        bound = bind(plan, backend)
         bound.feed(probe_inputs(plan.network, seed, probe_shapes(plan)))
         bounds.append(bound)
     once = sum(b.seconds(2)[1] for b in bounds)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import configs_with_texts
 from whet.builder.candidates.option import Option
 from whet.builder.candidates.unfuse import unfuse
@@ -129,7 +130,7 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def chains_apart(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, machine: Any) -> list[Option] | Apart:
+def chains_apart(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | Apart:
     """Chains of the parts of `layer` (static shapes) in the formats of `best`, its fastest fused kernel; or why there are none.
 
     `fused` are the tactics that have a kernel for the fused layer.
@@ -138,7 +139,7 @@ def chains_apart(layer: Layer, best: Option, fused: set[str], tactics: list[Tact
         return Apart(reason="not taken apart: between its parts numbers would stand as floats")
     if not 2 <= len(layer.regions["body"].layers) <= _LONGEST or len(layer.outputs) != 1:
         return Apart(reason=f"not taken apart: only 2 to {_LONGEST} parts with one result are")
-    chains = _chains(layer, best, fused, tactics, permissions, machine)
+    chains = _chains(layer, best, fused, tactics, permissions, backend)
     return Apart(reason=f"not taken apart: {chains}") if isinstance(chains, str) else chains
 
 
@@ -153,7 +154,7 @@ def timed_apart(layer: Layer, text: str, best: Option, chains: list[Option], tim
     return Apart(whole.ms, fastest.ms, max(fastest.spread_ms, whole.spread_ms), str(best.signature), fastest.kernel.implementation)
 
 
-def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, machine: Any) -> list[Option] | str:
+def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | str:
     """One option for each kernel of the anchor, followed by the first kernel of every other part; or the part that has none."""
     parts, head = taken_apart(layer), anchor(layer).op
     stored: dict[str, Operand] = {}
@@ -172,7 +173,7 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
         usable = [t for t in tactics if not t.fallback and not (leads and t.name in fused and t.name != best.tactic.name)]
         last = k == len(parts.layers) - 1
         writes = target if last else _between(part, layer, stored, target)
-        options = _options(static, stored, writes, usable, permissions, machine, first=not leads)
+        options = _options(static, stored, writes, usable, permissions, backend, first=not leads)
         if leads and len(options) > 1:
             options = [o for o in options if o.tactic is not best.tactic or o.config == best.config] or options
         if not options:
@@ -201,7 +202,7 @@ def _chain(best: Option, steps: list[_Step], between: Sequence[int], rank: int) 
 
 
 def _options(
-    part: Layer, stored: Mapping[str, Operand], target: Operand, tactics: list[Tactic], permissions: Any, machine: Any, *, first: bool
+    part: Layer, stored: Mapping[str, Operand], target: Operand, tactics: list[Tactic], permissions: Any, backend: Backend, *, first: bool
 ) -> list[Option]:
     """Kernels of a part that read its operands as they are stored and write `target`, none in place; with `first`, one is enough."""
 
@@ -217,10 +218,10 @@ def _options(
         try:
             if t.why_not(part) is not None:
                 continue
-            for s in (s for s in t.signatures(part, machine) if fits(s)):
-                if permissions.refuses(part, s) is None and t.refuses(part, s, machine) is None:
-                    for c, texts in configs_with_texts(t, part, s, machine):
-                        found.append(Option(t, s, c, t.plan(part, s, c, machine), len(found), texts=texts))
+            for s in (s for s in t.signatures(part, backend) if fits(s)):
+                if permissions.refuses(part, s) is None and t.refuses(part, s, backend) is None:
+                    for c, texts in configs_with_texts(t, part, s, backend):
+                        found.append(Option(t, s, c, t.plan(part, s, c, backend), len(found), texts=texts))
         except (PlanRefused, BackendError, NetworkError):
             continue
     return found

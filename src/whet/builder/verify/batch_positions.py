@@ -9,10 +9,10 @@ everywhere in the same way is seen by the reference. Both sides are compared in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.builder.batching.batch_items import Places
 from whet.network import F8E4M3, Tensor
 from whet.runtime import Bound
@@ -58,23 +58,23 @@ def _turn(bound: Bound, other: Bound, t: Tensor, axis: int | None, shift: int, b
 
 
 def _copy(bound: Bound, other: Bound, start: int, to: int, nbytes: int) -> None:
-    machine: Any = bound.backend
+    backend: Backend = bound.backend
     if bound.arena.array is None:
-        machine.copy(other.arena, to, bound.arena, start, nbytes)
+        backend.copy(other.arena, to, bound.arena, start, nbytes)
     else:
-        write_bytes(machine, other.arena, to, read_bytes(machine, bound.arena, start, nbytes))
+        write_bytes(backend, other.arena, to, read_bytes(backend, bound.arena, start, nbytes))
 
 
 def _difference(bound: Bound, other: Bound, t: Tensor, axis: int | None, shift: int, batch: int) -> float:
-    machine: Any = bound.backend
+    backend: Backend = bound.backend
     name = bound.shaped.operands[t.name].dtype.name
     if axis == 0 and bound.arena.array is None and name in ("f32", "f16", "bf16", "i8", "u8"):
-        parts = [machine.difference(other.arena, to, bound.arena, start, n, name) for start, to, n in _pieces(bound, t.name, shift, batch) if n]
+        parts = [backend.difference(other.arena, to, bound.arena, start, n, name) for start, to, n in _pieces(bound, t.name, shift, batch) if n]
         largest = max(p.largest for p in parts)
         worst = max(p.worst for p in parts)
         return float("inf") if any(p.odd for p in parts) else worst / largest if largest else worst
     if axis == 0 and bound.arena.array is None and name == F8E4M3.name:  # equal bits mostly, which the machine sees without a copy
-        alike = (machine.difference(other.arena, to, bound.arena, start, n, "u8") for start, to, n in _pieces(bound, t.name, shift, batch) if n)
+        alike = (backend.difference(other.arena, to, bound.arena, start, n, "u8") for start, to, n in _pieces(bound, t.name, shift, batch) if n)
         if not any(p.worst for p in alike):
             return 0.0
     want, got = bound.value(t.name), other.value(t.name)

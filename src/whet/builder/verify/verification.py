@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.builder.batching.batch_items import MOST, NOWHERE, Images, NotPerImage, Places, batch_of, image_places
 from whet.builder.candidates.enumerate import macs
 from whet.builder.config import BuildConfig
@@ -31,7 +32,7 @@ _LONG_MACS = 2e9  # multiply-adds of an image that the reference in NumPy takes 
 
 
 def verify_engine(
-    plan: EnginePlan, source: Network, machine: Any, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig, tell: Noting
+    plan: EnginePlan, source: Network, backend: Backend, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig, tell: Noting
 ) -> Checked:
     """Runs both checks at the first profile's opt shapes. The network is not judged when a layer fails.
 
@@ -43,14 +44,14 @@ def verify_engine(
     probe = probe_inputs(plan.network, config.seed, shapes)
     data = verification_inputs(plan, inputs, config)
     given = {k: v.shape for k, v in data.items()}
-    store = WeightStore(machine)
-    bound = bind(plan, machine, given, store=store)
+    store = WeightStore(backend)
+    bound = bind(plan, backend, given, store=store)
     bound.feed(data)
     found = Checked()
     images, places = _few(plan, source, given, config, tell)
     found.images = None if images is None else images.at
     few = batch_of(given) <= MOST or images is not None  # or the arrays of several layers at once could fill the memory
-    with np.errstate(all="ignore"), Beside(getattr(machine, "overlaps", False) and few) as beside:
+    with np.errstate(all="ignore"), Beside(getattr(backend, "overlaps", False) and few) as beside:
         whole = images if images is None else _for_the_network(images, source, given)
         judge = NetworkJudge(plan, source, data, whole, beside)
         try:
@@ -61,7 +62,7 @@ def verify_engine(
                 beside.then(partial(compare_layer, layer, plan.choices[layer.name], ins, outs, judged, places), found.take)
             beside.settle()
             if images is not None and not found.failures:
-                _check_positions(plan, machine, bound, data, places, images, store, found, config, tell)
+                _check_positions(plan, backend, bound, data, places, images, store, found, config, tell)
         except BackendError as e:
             name = plan.network.layers[min(found.layers, len(plan.network.layers) - 1)].name
             beside.settle()
@@ -77,7 +78,7 @@ def verify_engine(
             judge.judge(got, found)
     if not found.failures:
         if given != shapes:
-            bound = bind(plan, machine, store=store)
+            bound = bind(plan, backend, store=store)
         bound.feed(probe)
         bound.run()
         found.probe_outputs = bound.fetch()
@@ -123,7 +124,7 @@ def _reader(bound: Bound, places: Places, images: Images) -> Callable[[Layer, st
 
 def _check_positions(
     plan: EnginePlan,
-    machine: Any,
+    backend: Backend,
     bound: Bound,
     data: Mapping[str, np.ndarray],
     places: Places,
@@ -135,7 +136,7 @@ def _check_positions(
 ) -> None:
     """Every layer must give an image the same result wherever it stands in the batch, up to the layer's own bound."""
     try:
-        other = bind(plan, machine, {k: v.shape for k, v in data.items()}, store=store)
+        other = bind(plan, backend, {k: v.shape for k, v in data.items()}, store=store)
     except BackendError as e:
         tell.note(f"only images {', '.join(map(str, images.at))} of {images.batch} were verified: there is no memory for a second run ({e})")
         return

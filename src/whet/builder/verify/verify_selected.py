@@ -32,13 +32,13 @@ def kept_verified(
     if not config.verify or config.lock:
         return make(config)
     plan = make(dataclasses.replace(config, verify=False))
-    machine = get_backend(config.backend, threads=plan.threads)
-    if not getattr(machine, "runs", True):
+    backend = get_backend(config.backend, threads=plan.threads)
+    if not getattr(backend, "runs", True):
         return plan
     tell = Noting(progress)
     for k, part in enumerate(plan.by_profile()):
         own = config if not plan.others else dataclasses.replace(config, profiles=config.profiles[k : k + 1])
-        checked = verify_engine(part, source(plan), machine, fitting(inputs, own), own, tell)
+        checked = verify_engine(part, source(plan), backend, fitting(inputs, own), own, tell)
         if checked.failures:
             return make(config)
         whole = plan.part(k)[0]

@@ -12,12 +12,12 @@ from whet.passes._graph import Graph
 from whet.passes._quantize import dequantizer
 from whet.passes._sums import both_convs, small, summand
 
-HINT = "ConvSum"
+KIND = "ConvSum"
 
 
 @rule("*", phase=Phase.FINAL)
 def fuse_conv_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    if layer.op != "Fused" or layer.hint != "Conv":
+    if layer.op != "Fused" or layer.composite != "Conv":
         return None
     found = summand(g, layer, integers=False)
     if found is None:
@@ -35,7 +35,7 @@ def fuse_conv_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip("quantized weights: the convolutions compute in 8 bits, each by itself")
     if not any(small(h) for h in heads):
         return Skip("neither convolution is 1x1 without padding")
-    return fuse_whole(g, HINT, first, layer)
+    return fuse_whole(g, KIND, first, layer)
 
 
 def _quantized(g: Graph, layer: Layer) -> bool:

@@ -9,15 +9,15 @@ from whet.network import F32, Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import fuse_whole, plain_product
 from whet.passes._graph import Graph
-from whet.passes.final.fuse_moves import HINT as MOVES
+from whet.passes.final.fuse_moves import KIND as MOVES
 
-HINT = "HeadMoves"
+KIND = "HeadConvs"
 
 
 @rule("Fused", phase=Phase.FINAL, after=["fuse_moves", "pad_moved_channels"])
 def fuse_head_convs(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """All that is moved has to come from convolutions with nothing behind them: else images would be read from memory all the same."""
-    if layer.hint != MOVES:
+    if layer.composite != MOVES:
         return None
     moved = list(dict.fromkeys(t for t in layer.inputs if t is not None and not t.is_constant))
     convs = [g.maker(t) for t in moved]
@@ -34,4 +34,4 @@ def fuse_head_convs(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return Skip(f"%{conv.output.name} is {conv.output.dtype}: only 32-bit floating point is computed so")
         if reason := g.shared(conv.output, layer):
             return Skip(reason)
-    return fuse_whole(g, HINT, *sorted(found, key=g.place), layer)
+    return fuse_whole(g, KIND, *sorted(found, key=g.place), layer)

@@ -9,9 +9,9 @@ from whet.network import BF16, F16, F32, Layer, Tensor
 from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import ACTIVATIONS, fuse
 from whet.passes._graph import Graph
-from whet.passes.final.fuse_rearrange import HINT as REARRANGE
+from whet.passes.final.fuse_rearrange import KIND as REARRANGE
 
-HINT = "Moves"
+KIND = "Moves"
 MOVES = ("Concat", "Reshape", "Split", "Transpose")
 ARITHMETIC = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")
 UNARY = (*(a for a in ACTIVATIONS if a != "PRelu"), "Abs", "Exp", "Neg", "Sqrt")
@@ -22,7 +22,7 @@ SOURCES = 4  # tensors that are computed at run time and come from outside
 @rule("Concat", "Fused", "Reshape", "Transpose", *ARITHMETIC, *UNARY, phase=Phase.FINAL, after=["fuse_pointwise", "fuse_rearrange"])
 def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """From the last layer back to what is no move and no arithmetic. Needs a Transpose, a Concat and arithmetic: else there is little to gain."""
-    if len(layer.outputs) > 1 or layer.hint == HINT or not _able(layer) or any(_able(r) for r in g.readers(layer.output)):
+    if len(layer.outputs) > 1 or layer.composite == KIND or not _able(layer) or any(_able(r) for r in g.readers(layer.output)):
         return None
     members = _members(g, layer)
     ops = [x.op for m in members for x in (m.regions["body"].layers if m.op == "Fused" else [m])]
@@ -38,14 +38,14 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     unknown = next((t for t in sources if g.maker(t) is None), None)
     if unknown is not None:
         return Skip(f"%{unknown.name} comes from outside as it is: it lies row-major already")
-    return fuse(g, HINT, *members)
+    return fuse(g, KIND, *members)
 
 
 def _able(layer: Layer) -> bool:
     """Whether a layer can be one of them: its parameters are constants."""
     if layer.op in MOVES:
         return layer.op == "Concat" or all(t is None or t.is_constant for t in layer.inputs[1:])
-    if layer.hint == REARRANGE:
+    if layer.composite == REARRANGE:
         return True
     steps = layer.regions["body"].layers if layer.op == "Fused" else [layer]
     if any(x.op not in ARITHMETIC and x.op not in UNARY for x in steps):

@@ -25,22 +25,22 @@ def fuse_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
     skip: Skip | None = None
     for i, x in enumerate(layer.inputs[:2] if layer.op in _COMMUTES else layer.inputs[:1]):
         head = g.maker(x)
-        if head is None or x is None or (head.hint or head.op) not in HEADS or not _is_elementwise(head):
+        if head is None or x is None or (head.composite or head.op) not in HEADS or not _is_elementwise(head):
             continue
         reason = _unfit(layer, x, i) or obstacle(g, head, x, layer)
-        if reason is None and (head.hint or head.op) == "BatchNormalization" and not _takes_no_vector(layer):
+        if reason is None and (head.composite or head.op) == "BatchNormalization" and not _takes_no_vector(layer):
             reason = f"'{head.name}' is a batch norm, which takes activations only"
         if reason is None and head.op == "Fused" and len(head.regions["body"].layers) > LONGEST:
             reason = f"'{head.name}' has {LONGEST} steps already"
         if reason is None:
-            return fuse(g, head.hint or head.op, head, layer)
+            return fuse(g, head.composite or head.op, head, layer)
         skip = skip or Skip(reason)
     return skip
 
 
 def _is_elementwise(head: Layer) -> bool:
     """Whether a head computes elements of one shape, with constant parameters."""
-    op = head.hint or head.op
+    op = head.composite or head.op
     own = head.regions["body"].layers[0] if head.op == "Fused" else head
     if op in ARITHMETIC:
         return len(own.inputs) == 2

@@ -7,7 +7,7 @@ from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import fuse_whole, obstacle
 from whet.passes._graph import Graph
 
-HINT = "PoolChain"
+KIND = "PoolChain"
 
 
 @rule("Concat", phase=Phase.FINAL)
@@ -23,7 +23,7 @@ def fuse_pool_chain(g: Graph, layer: Layer) -> Tensor | Skip | None:
         integers = pool.output.dtype in (I8, U8)
         if reason := g.shared(pool.output, *readers) if integers else obstacle(g, pool, pool.output, *readers):
             return Skip(reason)
-    return fuse_whole(g, HINT, *pools, layer)
+    return fuse_whole(g, KIND, *pools, layer)
 
 
 def _chain(g: Graph, joined: Layer) -> list[Layer]:

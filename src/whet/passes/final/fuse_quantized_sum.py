@@ -11,7 +11,7 @@ from whet.passes._fuse import anchored, fuse_whole, steps
 from whet.passes._graph import Graph
 from whet.passes._sums import both_convs, small, summand
 
-HINT = "QuantizedSum"
+KIND = "QuantizedSum"
 
 
 @rule("Fused", phase=Phase.FINAL, after=["fuse_conv_sum", "fuse_quantized_pool"])
@@ -29,4 +29,4 @@ def fuse_quantized_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return heads
     if not small(heads[1]):
         return Skip("what adds is no 1x1 convolution without padding")
-    return fuse_whole(g, HINT, first, layer)
+    return fuse_whole(g, KIND, first, layer)

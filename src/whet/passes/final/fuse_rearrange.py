@@ -7,7 +7,7 @@ from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import fuse
 from whet.passes._graph import Graph
 
-HINT = "Rearrange"
+KIND = "Rearrange"
 
 
 @rule("Transpose", phase=Phase.FINAL, level=1)
@@ -22,4 +22,4 @@ def fuse_rearrange(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if not all(isinstance(d, int) for d in (*after[1:3], before[1])):
         return None
     reason = g.shared(reshape.output, layer)
-    return Skip(reason) if reason else fuse(g, HINT, reshape, layer)
+    return Skip(reason) if reason else fuse(g, KIND, reshape, layer)

@@ -2,7 +2,7 @@
 
 Nearest picks pixels and a 1x1 convolution sums within each of them, so either may come first: before it the convolution's share of the enlarged
 image is a quarter of the work at twice the size, and neither the enlarged image nor the join is written. Necks of detectors do it at each level.
-A machine that reads joined images where they lie (`fuse_concat_conv`) has no join left here.
+A machine that reads joined images where they lie (`fuse_concat_input_conv`) has no join left here.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import anchored, conv_of, conv_read, fuse_whole, plain_product, steps
 from whet.passes._graph import Graph
 
-HINT = "ResizedConv"
+KIND = "ResizedConv"
 
 
-@rule("Conv", "Fused", phase=Phase.FINAL, after=["fuse_forked_conv"])
+@rule("Conv", "Fused", phase=Phase.FINAL, after=["fuse_dual_output_conv"])
 def fuse_resized_conv(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | None:
     whole = _read(layer)
     join = g.maker(whole)
@@ -29,7 +29,7 @@ def fuse_resized_conv(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | N
     (resize,) = enlarged
     if resize.attrs["mode"] != "nearest" or resize.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize":
         return Skip(f"'{resize.name}' computes pixels, it does not only pick them")
-    if "add" in (steps(layer) if layer.op == "Fused" and layer.hint == "Conv" else []):
+    if "add" in (steps(layer) if layer.op == "Fused" and layer.composite == "Conv" else []):
         return Skip(f"'{layer.name}' adds something else already")
     if not whole.dtype.is_float:
         return Skip(f"%{whole.name} is {whole.dtype}: only floating point is fused")
@@ -38,7 +38,7 @@ def fuse_resized_conv(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | N
             return Skip(reason)
     if (sizes := _sizes(resize)) is None:
         return Skip(f"how large '{resize.name}' makes it is computed at run time")
-    made = fuse_whole(g, HINT, resize, join, layer, outputs=layer.outputs, given={resize: sizes})
+    made = fuse_whole(g, KIND, resize, join, layer, outputs=layer.outputs, given={resize: sizes})
     return dict(zip(layer.outputs, [made] if isinstance(made, Tensor) else made, strict=True))
 
 
@@ -52,7 +52,7 @@ def _sizes(resize: Layer) -> dict[str, tuple[float, ...]] | None:
 
 def _read(layer: Layer) -> Tensor | None:
     """What a 1x1 convolution in one group reads, or two convolutions of one image; None for another layer."""
-    if anchored(layer, ("ForkedConv",)):
+    if anchored(layer, ("DualOutputConv",)):
         body = layer.regions["body"]
         images = {conv_read(x, conv_of(x)) for x in body.layers if anchored(x, ("Conv",))}
         if len(images) != 1 or len(body.layers) != 2:  # of two joined images each

@@ -8,7 +8,7 @@ from whet.passes._fuse import anchored, conv_of, conv_read, fuse_whole, plain_pr
 from whet.passes._graph import Graph
 
 
-@rule("Mul", phase=Phase.FINAL, after=["fuse_conv_product"])
+@rule("Mul", phase=Phase.FINAL, after=["fuse_conv_then_pointwise"])
 def fuse_squeeze_excite(g: Graph, layer: Layer) -> Tensor | Skip | None:
     for x, gate in (layer.inputs, layer.inputs[::-1]):
         second = _product(g, gate)

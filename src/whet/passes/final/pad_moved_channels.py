@@ -13,14 +13,14 @@ from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import anchored
 from whet.passes._graph import Graph
 from whet.passes._weights import filled
-from whet.passes.final.fuse_moves import HINT
+from whet.passes.final.fuse_moves import KIND
 
 LINE = 16  # channels: 32 bytes of 16-bit numbers
 
 
 @rule("Fused", phase=Phase.FINAL, after=["fuse_moves"])
 def pad_moved_channels(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    if layer.hint != HINT:
+    if layer.composite != KIND:
         return None
     wider: dict[Tensor, Tensor] = {}
     skip: Skip | None = None
@@ -69,7 +69,7 @@ def _padded(g: Graph, conv: Layer, channels: int) -> Tensor:
         return g.constant(filled(t.weight, axis, layout, int(id(t) in scales)), f"{t.name}_filled")
 
     inputs = [wider(t) for t in conv.inputs]
-    more_args = dict(conv.attrs) if conv.op == "Conv" else {"regions": {"body": _again(conv, inputs)}, "hint": conv.hint}
+    more_args = dict(conv.attrs) if conv.op == "Conv" else {"regions": {"body": _again(conv, inputs)}, "composite": conv.composite}
     made: Tensor = g.add(conv.op, *inputs, **more_args)
     assert made.maker is not None
     made.maker.name, made.maker.sources = g.net.fresh(f"{conv.name} filled"), conv.sources
@@ -125,4 +125,4 @@ def _reading(g: Graph, layer: Layer, wider: dict[Tensor, Tensor]) -> Tensor:
             inside[t] = body.add_layer("Slice", [inside[t], zero, end, one], {}, name=f"{t.name}_own", outputs=[f"{t.name}_own"]).outputs[0]
     _copy(body, old, inside)
     body.outputs = [inside[t] for t in old.outputs]
-    return g.add("Fused", *inputs, regions={"body": body}, hint=HINT)
+    return g.add("Fused", *inputs, regions={"body": body}, composite=KIND)

@@ -16,11 +16,11 @@ from whet.passes._weights import scalar
 def fuse_attention_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if layer.op == "Transpose":
         attention = g.maker(layer.inputs[0])
-        if attention is None or attention.hint != "Attention":
+        if attention is None or attention.composite != "Attention":
             return None
         reason = g.shared(attention.output, layer)
         return Skip(reason) if reason else fuse(g, "Attention", attention, layer)
-    if layer.hint != "Attention":
+    if layer.composite != "Attention":
         return None
     members = [layer]
     while (more := _before(g, members)) is not None:

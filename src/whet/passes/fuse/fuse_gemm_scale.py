@@ -13,12 +13,12 @@ from whet.passes._weights import scalar
 def fuse_gemm_scale(g: Graph, layer: Layer) -> Tensor | Skip | None:
     for value, number in (layer.inputs, layer.inputs[::-1]) if layer.op == "Mul" else (layer.inputs,):
         head = g.maker(value)
-        hint = anchored(head, PRODUCTS)
-        if head is None or value is None or not hint or scalar(number) is None or layer.output.type != value.type:
+        composite = anchored(head, PRODUCTS)
+        if head is None or value is None or not composite or scalar(number) is None or layer.output.type != value.type:
             continue
         if reason := obstacle(g, head, value, layer):
             return Skip(reason)
         if steps(head):
             return Skip(f"'{head.name}' has an epilogue already")
-        return fuse(g, hint, head, layer)
+        return fuse(g, composite, head, layer)
     return None

@@ -52,7 +52,7 @@ def _weighted(g: Graph, layer: Layer, head: Layer, value: Tensor) -> Tensor | Sk
     return fuse(g, anchored(head, WEIGHTED), *found, head, layer)
 
 
-def _plain(g: Graph, layer: Layer, hint: str, members: list[Layer], value: Tensor) -> Tensor | Skip | None:
+def _plain(g: Graph, layer: Layer, composite: str, members: list[Layer], value: Tensor) -> Tensor | Skip | None:
     """Add and pools: every input dequantized, then they, then the quantizing layer."""
     head = members[0]
     made = [dequantizer(g, t) for t in head.inputs]
@@ -63,11 +63,11 @@ def _plain(g: Graph, layer: Layer, hint: str, members: list[Layer], value: Tenso
         return Skip(f"%{missing.name if missing else '?'} is not quantized: put Q/DQ on it too")
     own = list(dict.fromkeys(m for m in made if m is not None))
     reason = next((r for m in own if (r := unfit_activation(m))), None) or unfit_activation(layer) or g.shared(value, layer)
-    if hint == "Add" and any(t is not None and t.type != head.output.type for t in head.inputs):
+    if composite == "Add" and any(t is not None and t.type != head.output.type for t in head.inputs):
         reason = reason or "its inputs broadcast"
     if reason:
         return Skip(reason)
-    return fuse(g, hint, *own, *members, layer)
+    return fuse(g, composite, *own, *members, layer)
 
 
 def _gate(g: Graph, layer: Layer, head: Layer, value: Tensor) -> Tensor | Skip | None:

@@ -8,7 +8,7 @@ from whet.passes._fuse import ACTIVATIONS, fuse
 from whet.passes._graph import Graph
 from whet.passes._quantize import unfit_activation
 
-HINT = "Table"
+KIND = "QuantizedTable"
 ARITHMETIC = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")
 UNARY = (*(a for a in ACTIVATIONS if a != "PRelu"), "Abs", "Erf", "Exp", "Neg", "Reciprocal", "Sqrt")
 
@@ -30,7 +30,7 @@ def fuse_quantized_table(g: Graph, layer: Layer) -> Tensor | Skip | None:
         others = [r for r in g.readers(x.output) if r not in steps and not (r.op == "QuantizeLinear" and x.output is layer.inputs[0])]
         if others:
             return Skip(f"%{x.output.name} is also read by '{others[0].name}', in floating point")
-    return fuse(g, HINT, source, *steps, layer)
+    return fuse(g, KIND, source, *steps, layer)
 
 
 def _way(g: Graph, layer: Layer) -> tuple[Layer, list[Layer]] | None:

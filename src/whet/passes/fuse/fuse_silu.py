@@ -13,12 +13,12 @@ def fuse_silu(g: Graph, layer: Layer) -> Tensor | Skip | None:
         if sigmoid is None or sigmoid.op != "Sigmoid" or sigmoid.inputs[0] is not x or x is None or gate is None:
             continue
         head = g.maker(x)
-        hint = anchored(head, CONVS + PRODUCTS)
-        if head is None or not hint:
+        composite = anchored(head, CONVS + PRODUCTS)
+        if head is None or not composite:
             return None
         if reason := obstacle(g, head, x, sigmoid, layer) or obstacle(g, sigmoid, gate, layer):
             return Skip(reason)
         if steps(head)[-1:] == ["activation"]:
             return Skip(f"'{head.name}' ends with an activation already")
-        return fuse(g, hint, head, sigmoid, layer)
+        return fuse(g, composite, head, sigmoid, layer)
     return None

@@ -71,7 +71,7 @@ class Worker:
             return "judge" if self.recipe.data.judge else "score"
         return "judge" if knows_which(own_function(self.recipe.metric, "metric")) else "score"
 
-    def machine(self) -> Any:
+    def backend(self) -> Any:
         """The recipe's device."""
         return get_backend(self.recipe.backend, threads=self.recipe.threads)
 
@@ -87,7 +87,7 @@ class Worker:
     def rest(self) -> None:
         """Measures what the device draws while it is left alone, with this process's context on it. Asks for the timing lock."""
         self.say("resting")
-        self.machine()
+        self.backend()
         self.meter.rest(self.energy_seconds)
 
 

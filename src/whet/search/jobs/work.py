@@ -126,7 +126,7 @@ def _compare(w: Worker) -> dict[str, Any]:
         w.rest()
         w.say("timing")
         runs = [ready(c, data) for c in contexts]
-        times, load = in_turns(runs, w.effort.seconds, w.machine())
+        times, load = in_turns(runs, w.effort.seconds, w.backend())
         spent = [w.meter.of(run, batch, w.energy_seconds) for run, batch in zip(runs, batches, strict=True)]
     rows: list[dict[str, Any]] = []
     first: Score | None = None

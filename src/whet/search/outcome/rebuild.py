@@ -155,7 +155,7 @@ def _run(recipe: AutoRecipe, work: Path, progress: Callable[[str], None] | None)
 def made_again(w: Worker) -> dict[str, Any]:
     """The job "rebuild": the network and, where it is the lock's model, the engine."""
     deploy = Path(w.job.folders[0])
-    w.machine().key()  # PyTorch would otherwise load OpenMP first, with other waiting than the lock's machine has
+    w.backend().key()  # PyTorch would otherwise load OpenMP first, with other waiting than the lock's machine has
     held = j.read_json(deploy / RECIPE)
     made, original = _prepared(w, held)
     if held["finetuned"]:

@@ -130,7 +130,7 @@ def measured(w: Worker, engines: Sequence[Built], kept: Built, data: Feeds) -> d
         runs = [ready(c, data) for c in contexts]
         if w.job.reference:
             runs.insert(0, ready(w.load(Path(w.job.reference) / ENGINE).create_context(), data))
-        rows, load = in_turns(runs, w.effort.seconds, w.machine())
+        rows, load = in_turns(runs, w.effort.seconds, w.backend())
         for e, row in zip(engines, rows[-len(engines) :], strict=True):
             e.times = row
         i, batch = engines.index(kept), w.candidate.batch

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.runtime import Context
 from whet.search.stages.build_engine import Feeds, sample_feed
 
@@ -30,7 +31,7 @@ def ready(context: Context, data: Feeds) -> Callable[[], None]:
     return context.execute
 
 
-def in_turns(runs: Sequence[Callable[[], None]], seconds: float, machine: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def in_turns(runs: Sequence[Callable[[], None]], seconds: float, backend: Backend) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Times of several engines, `seconds` for each, and the load that others made meanwhile.
 
     A row: median_ms, p99_ms, mean_ms, runs, and against the first engine `ratio` (the median over rounds of the ratio of the
@@ -38,10 +39,10 @@ def in_turns(runs: Sequence[Callable[[], None]], seconds: float, machine: Any) -
     """
     best: tuple[float, list[dict[str, Any]], dict[str, Any]] | None = None
     for attempt in range(_TRIES):
-        with machine.watch() if hasattr(machine, "watch") else nullcontext() as watched:
+        with backend.watch() if hasattr(backend, "watch") else nullcontext() as watched:
             rows = _once(runs, seconds)
         others = getattr(watched, "others", None)
-        load = {"other_cpus": others, "disturbed": bool(getattr(watched, "disturbed", False)), "tries": attempt + 1, **_gpu(machine)}
+        load = {"other_cpus": others, "disturbed": bool(getattr(watched, "disturbed", False)), "tries": attempt + 1, **_gpu(backend)}
         if best is None or (others or 0.0) < best[0]:
             best = (others or 0.0, rows, load)
         if not load["disturbed"]:
@@ -89,9 +90,9 @@ def _once(runs: Sequence[Callable[[], None]], seconds: float) -> list[dict[str, 
     return rows
 
 
-def _gpu(machine: Any) -> dict[str, Any]:
+def _gpu(backend: Backend) -> dict[str, Any]:
     """Other processes on the GPU, its clock, power and temperature; nothing on a CPU."""
-    if not hasattr(machine, "state"):
+    if not hasattr(backend, "state"):
         return {}
-    state = machine.state()
+    state = backend.state()
     return {"gpu_processes": list(state.get("other_processes", ())), **{k: state.get(k) for k in ("sm_clock", "power", "temperature")}}

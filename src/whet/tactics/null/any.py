@@ -12,11 +12,11 @@ class NullAny(Tactic):
     ops = ("*",)
     fallback = True
 
-    def signatures(self, layer: Layer, machine) -> list[Signature]:
+    def signatures(self, layer: Layer, backend) -> list[Signature]:
         return [s for s in [signature(layer, "linear")] if s is not None]
 
-    def refuses(self, layer: Layer, signature: Signature, machine) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         return "moves values between formats, which null/reformat does" if layer.op == "Reformat" else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> NullKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> NullKernel:
         return NullKernel(layer, signature, "null_any", slow=4.0)

@@ -14,7 +14,7 @@ _SLOW = {"nChw16c": 1.0, "nhwc": 1.15, "linear": 2.0}
 class NullConv(Tactic):
     ops = ("Conv",)
 
-    def signatures(self, layer: Layer, machine) -> list[Signature]:
+    def signatures(self, layer: Layer, backend) -> list[Signature]:
         found = []
         for fmt in _SLOW:
             plain = signature(layer, fmt)
@@ -30,7 +30,7 @@ class NullConv(Tactic):
         y = layer.outputs[0].type
         return [p.other for p in steps if p.op == "Add" and p.other is not None and p.other_tensor is not None and p.other_tensor.type == y]
 
-    def refuses(self, layer: Layer, signature: Signature, machine) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         if epilogue(layer) is None:
             return "what follows the convolution is no chain"
         channels = anchor(layer).outputs[0].shape[1]
@@ -38,10 +38,10 @@ class NullConv(Tactic):
             return f"{channels} channels do not come in sixteens"
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend) -> list[Config]:
         return [(("tile", 4),), (("tile", 8),)]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> NullKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> NullKernel:
         fmt, tile = signature.outputs[0].format, int(dict(config)["tile"])
         wide = int(anchor(layer).outputs[0].shape[-1]) >= 28
         slow = _SLOW[fmt] * (1.0 if wide == (tile == 8) else 1.05) * (0.98 if signature.inplace else 1.0)

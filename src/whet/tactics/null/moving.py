@@ -19,10 +19,10 @@ class NullMoving(Tactic):
             return None
         return "computes poolings and elementwise ops"
 
-    def signatures(self, layer: Layer, machine) -> list[Signature]:
+    def signatures(self, layer: Layer, backend) -> list[Signature]:
         return [s for f in FORMATS if (s := signature(layer, f)) is not None]
 
-    def refuses(self, layer: Layer, signature: Signature, machine) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         formats = {o.format for o in (*signature.inputs, *signature.outputs) if o is not None}
         if formats == {"linear"}:
             return None
@@ -31,5 +31,5 @@ class NullMoving(Tactic):
             return "operands broadcast, which only row-major ones can"
         return None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> NullKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> NullKernel:
         return NullKernel(layer, signature, f"null_moving_{signature.outputs[0].format}")

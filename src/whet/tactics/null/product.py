@@ -12,11 +12,11 @@ from whet.tactics.null._cost import NullKernel, product_macs, signature
 class NullProduct(Tactic):
     ops = ("Gemm", "MatMul")
 
-    def signatures(self, layer: Layer, machine) -> list[Signature]:
+    def signatures(self, layer: Layer, backend) -> list[Signature]:
         return [s for s in [signature(layer, "linear")] if s is not None]
 
-    def refuses(self, layer: Layer, signature: Signature, machine) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         return "what follows the product is no chain" if epilogue(layer) is None else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> NullKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> NullKernel:
         return NullKernel(layer, signature, "null_product", product_macs(layer))

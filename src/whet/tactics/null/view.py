@@ -11,11 +11,11 @@ from whet.tactics.null._cost import NullKernel
 class NullView(Tactic):
     ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 
-    def signatures(self, layer: Layer, machine) -> list[Signature]:
+    def signatures(self, layer: Layer, backend) -> list[Signature]:
         if layer.op not in self.ops or layer.inputs[0] is None or layer.inputs[0].is_constant:
             return []
         ins = tuple(None if t is None or t.is_constant else Operand("linear", t.dtype) for t in layer.inputs)
         return [Signature(ins, (Operand("linear", layer.output.dtype),), ((0, 0),))]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> NullKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> NullKernel:
         return NullKernel(layer, signature, "null_view", slow=0.0)

@@ -6,10 +6,10 @@ Transposes around it are strides of the products; scale and mask go into the sof
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cpu import threads
 from whet.network import F32, Layer
 from whet.tactics._attention import Heads, View, taken_apart
@@ -85,7 +85,7 @@ class AttentionKernel:
 
 @tactic
 class Attention(Tactic):
-    hints = ("Attention",)
+    composites = ("Attention",)
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -98,7 +98,7 @@ class Attention(Tactic):
         found = taken_apart(layer)
         return found if isinstance(found, str) else _why_not(layer, found)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         found = taken_apart(layer)
@@ -107,25 +107,25 @@ class Attention(Tactic):
         inputs = tuple(Operand("linear", F32) if i in read and not t.is_constant else None for i, t in enumerate(layer.inputs))
         return [Signature(inputs, (Operand("linear", F32),))]
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         found = taken_apart(layer)
         assert isinstance(found, Heads)
-        threads.set_threads(machine.threads)
+        threads.set_threads(backend.threads)
         names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(found, _group(found))]
         return [(("scores", a), ("values", b)) for a in names[0] for b in names[1]]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> AttentionKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
         found = taken_apart(layer)
         if isinstance(found, str) or (said := self.why_not(layer)):
             raise PlanRefused(found if isinstance(found, str) else said or "")
-        threads.set_threads(machine.threads)
+        threads.set_threads(backend.threads)
         wanted = dict(config)
         try:
             first, last = _products(found, _group(found))
             chosen = first.select(str(wanted["scores"])), last.select(str(wanted["values"]))
         except dnn.Unimplemented as error:
             raise PlanRefused(str(error)) from None
-        return AttentionKernel(layer, signature, found, chosen, _group(found), machine.threads)
+        return AttentionKernel(layer, signature, found, chosen, _group(found), backend.threads)
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
         """Nothing: rows that are no numbers are what the op says."""

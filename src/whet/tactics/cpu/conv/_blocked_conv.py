@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
@@ -136,12 +136,12 @@ class ConvTactic(Tactic):
         channels is not asked."""
         raise NotImplementedError
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ConvKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ConvKernel:
         sizes = {name: int(value) for name, value in config}
         tiles = self.tiles(layer, sizes)
         if tiles is None or not all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
             raise PlanRefused(f"a tile of {', '.join(f'{v} {n}' for n, v in sizes.items())} does not fit a result of {layer.outputs[0].shape}")
-        return self.kernel(layer, signature, tiles, machine.threads)
+        return self.kernel(layer, signature, tiles, backend.threads)
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer) or jit.available()
@@ -157,7 +157,7 @@ class ConvTactic(Tactic):
             return f"is for convolutions with {self.behind}"
         return self.unfit(head)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         x = source_place(layer)

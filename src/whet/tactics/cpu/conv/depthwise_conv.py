@@ -6,10 +6,10 @@ For the same reason as pointwise.py: the taps are few, and oneDNN's SiLU costs a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics._fused import anchor
@@ -56,12 +56,12 @@ class Depthwise(ConvTactic):
             return "takes square windows of 3, 5 or 7, a stride of 1 or 2, pads below the window"
         return None
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not jit.has("avx512f"):
             return "its sums need the 32 registers of AVX-512"
-        return None if self.configs(layer, signature, machine) else f"fewer than {TILES[-1]} pixels of a row have all their taps within the image"
+        return None if self.configs(layer, signature, backend) else f"fewer than {TILES[-1]} pixels of a row have all their taps within the image"
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         return [(("pixels", p),) for p in TILES if self.fits(layer, signature, 1, p)]
 
     def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile]:

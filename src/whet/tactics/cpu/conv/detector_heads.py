@@ -10,10 +10,10 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import BF16, F32, DType, Layer, Tensor, static_shape, symbols
 from whet.ops import bind_layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
@@ -29,7 +29,7 @@ from whet.tactics.cpu.conv.pointwise_conv import packed
 from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._nonfinite import Reference
 
-HINT = "HeadMoves"
+KIND = "HeadConvs"
 _SMALL = 1 << 18  # multiplications that one thread has done before the others are there
 _TILES = (24, 48)  # pixels of an item
 _RUNS = 64  # of a level's image: more are no rows that lie together
@@ -111,12 +111,12 @@ def _weights(head: Head, groups: int, blocks: int) -> Packed:
 @tactic
 class Heads(Tactic):
     ops = ("*",)
-    hints = (HINT,) if jit.available() is None and jit.has("avx512f") else ()  # elsewhere such layers stay in pieces
+    composites = (KIND,) if jit.available() is None and jit.has("avx512f") else ()  # elsewhere such layers stay in pieces
     what = "1x1 convolutions and the moves behind them at once"
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint != HINT:
-            return f"computes {self.what}, not {layer.hint or layer.op}"
+        if layer.composite != KIND:
+            return f"computes {self.what}, not {layer.composite or layer.op}"
         if said := jit.available():
             return said
         if not jit.has("avx512f"):
@@ -144,7 +144,7 @@ class Heads(Tactic):
                 return None
         return reason
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or len(layer.outputs) != 1:
             return []
         images = {h.image for h in taken_apart(layer)[0]}
@@ -152,8 +152,8 @@ class Heads(Tactic):
         targets = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
         return [Signature(inputs, (Operand(target, F32),)) for target in targets]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        configs = self.configs(layer, signature, machine)
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        configs = self.configs(layer, signature, backend)
         if not configs:
             return "an image has fewer pixels than the smallest tile"
         try:
@@ -162,16 +162,16 @@ class Heads(Tactic):
             return str(e)
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """The tiles of registers of least work, with few and many pixels at once."""
         heads, _ = taken_apart(layer)
         least = min(prod(static_shape(h.made.shape)[2:]) for h in heads)
         fit = sorted(((b, p) for b, p in TILES if p <= least), key=lambda t: _cost(heads, *t))[:2]
         return [(("blocks", b), ("pixels", p), ("tile", n)) for b, p in fit for n in _TILES]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> HeadsKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> HeadsKernel:
         try:
-            return self._kernel(layer, signature, config, machine.threads)
+            return self._kernel(layer, signature, config, backend.threads)
         except Refused as e:
             raise PlanRefused(str(e)) from None
 

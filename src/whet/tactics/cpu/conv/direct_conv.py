@@ -8,10 +8,10 @@ left out. Few channels gain most.
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Operand, Packed, Signature, tactic
 from whet.tactics._fused import anchor, source_place
@@ -69,7 +69,7 @@ class Direct(ConvTactic):
             return f"takes windows of more than a pixel, up to {_WINDOW} a side, and pads below the window"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         x, steps = source_place(layer), steps_of(layer)
@@ -80,12 +80,12 @@ class Direct(ConvTactic):
         inplace = [] if steps[1] in (None, x) else [Signature(inputs, (STORED,), ((steps[1], 0),))]
         return [*inplace, Signature(inputs, (STORED,))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not jit.has("avx512f"):
             return "its tile of sums needs the 32 registers of AVX-512"
-        return None if self.configs(layer, signature, machine) else f"no tile of {_LEAST} pixels or more fits the rows"
+        return None if self.configs(layer, signature, backend) else f"no tile of {_LEAST} pixels or more fits the rows"
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """With SiLU, which gains most, for each number of blocks (one only where no others come into question) the tile that computes few pixels
         twice, with and without room for the weights of all taps of a row; else the cheapest tile. In place nothing may be computed twice."""
         steps = steps_of(layer)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics._fused import constants_of, seen, source_place
@@ -89,9 +89,9 @@ class ForkedKernel:
 
 
 @tactic
-class ForkedConv(OwnTactic):
+class DualOutputConv(OwnTactic):
     ops = ("*",)
-    hints = ("ForkedConv",)
+    composites = ("DualOutputConv",)
     what = "two convolutions of one image"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -109,27 +109,27 @@ class ForkedConv(OwnTactic):
             return "images of unknown sizes"
         return unfit(found.blocks, prod(map(int, sides)))
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = forked(layer)
         if isinstance(found, str) or not static(layer):
             return []
         return [Signature(tuple(STORED if i == found.x else None for i in range(len(layer.inputs))), (STORED, STORED))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = forked(layer)
         return found if isinstance(found, str) else unfit(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = forked(layer)
         return [] if isinstance(found, str) else tiles_that_fit(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ForkedKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ForkedKernel:
         found = forked(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
-        if config not in self.configs(layer, signature, machine):
+        if config not in self.configs(layer, signature, backend):
             raise PlanRefused(f"{dict(config)} is no tile of {found.blocks} blocks of channels for images of {layer.outputs[0].shape}")
-        return ForkedKernel(layer, signature, found, int(dict(config)["blocks"]), machine.threads)
+        return ForkedKernel(layer, signature, found, int(dict(config)["blocks"]), backend.threads)
 
 
 def tiles_that_fit(blocks: int, pixels: int) -> list[Config]:

@@ -7,10 +7,10 @@ activation is most of the work, that shows: 16 to 96 channels, 112x112: 0.56 to 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics.cpu._llvm import jit
@@ -54,12 +54,12 @@ class Pointwise(ConvTactic):
             return f"{head.inputs[1].shape[1]} channels: it takes multiples of {STEP}"
         return None
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not jit.has("avx512f"):
             return "its tile of 24 sums needs the 32 registers of AVX-512"
-        return None if self.configs(layer, signature, machine) else "the image has fewer pixels than the smallest tile"
+        return None if self.configs(layer, signature, backend) else "the image has fewer pixels than the smallest tile"
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """With SiLU, which gains most, all tiles that fit; else the one of fewest multiplications and loads."""
         _, channels, *sides = static_shape(layer.outputs[0].shape)
         steps, pixels, blocks = steps_of(layer), prod(sides), -(-channels // WIDE)

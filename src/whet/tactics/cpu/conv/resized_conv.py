@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
@@ -123,7 +123,7 @@ def _weights(found: Resized, image: Image, blocks: int, biased: bool) -> Packed:
 @tactic
 class ResizedConv(OwnTactic):
     ops = ("*",)
-    hints = ("ResizedConv",)
+    composites = ("ResizedConv",)
     what = "1x1 convolutions of an enlarged image joined to another one"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -141,28 +141,28 @@ class ResizedConv(OwnTactic):
             return "images of unknown sizes"
         return _unfit(found)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = resized(layer)
         if isinstance(found, str) or not static(layer):
             return []
         inputs = tuple(STORED if i in (found.small.place, found.large.place) else None for i in range(len(layer.inputs)))
         return [Signature(inputs, (STORED,) * len(found.ways))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = resized(layer)
         return found if isinstance(found, str) else _unfit(found)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = resized(layer)
         return [] if isinstance(found, str) else tiles_that_fit(found.blocks, found.small.pixels)
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ResizedKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ResizedKernel:
         found = resized(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
-        if config not in self.configs(layer, signature, machine):
+        if config not in self.configs(layer, signature, backend):
             raise PlanRefused(f"{dict(config)} is no tile of {found.blocks} blocks of channels for images of {found.small.tensor.shape}")
-        return ResizedKernel(layer, signature, found, int(dict(config)["blocks"]), machine.threads)
+        return ResizedKernel(layer, signature, found, int(dict(config)["blocks"]), backend.threads)
 
 
 def _unfit(found: Resized) -> str | None:
@@ -204,7 +204,7 @@ def resized(layer: Layer) -> Resized | str:
 
 def _convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Way, ...], tuple[str, ...]] | str:
     """The convolutions of the joined images, and what follows each of them; or why the kernel is not for them."""
-    if reader.hint == "ForkedConv":
+    if reader.composite == "DualOutputConv":
         found = forked(reader)
         if isinstance(found, str):
             return found

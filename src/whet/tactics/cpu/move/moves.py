@@ -5,10 +5,9 @@ A row of the result is read where its numbers lie together (of images: channels 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import F32, Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, operand_bytes, tactic
 from whet.tactics._moves_indices import Refused
@@ -44,14 +43,14 @@ class MovesKernel:
 @tactic
 class OwnMoves(Tactic):
     ops = ("*",)
-    hints = ("Moves",)
+    composites = ("Moves",)
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes moves with arithmetic between them, not {layer.hint or layer.op}"
+        if layer.composite not in self.composites:
+            return f"computes moves with arithmetic between them, not {layer.composite or layer.op}"
         return jit.available()
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or len(layer.outputs) != 1:
             return []
         places = _sources(layer)
@@ -67,19 +66,19 @@ class OwnMoves(Tactic):
             found += [Signature(inputs, (Operand(target, F32),)) for target in targets]
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         try:
             _code(layer, signature)
         except Refused as e:
             return str(e)
         return None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> MovesKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> MovesKernel:
         try:
             made, ir = _code(layer, signature)
         except Refused as e:
             raise PlanRefused(str(e)) from None
-        return MovesKernel(layer, signature, made, ir, machine.threads)
+        return MovesKernel(layer, signature, made, ir, backend.threads)
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
         """Nothing: NaN and infinities give what the ops give."""

@@ -6,8 +6,7 @@ channels of one image, the first axis of anything. Between pixels (nhwc along th
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.errors import EngineError
 from whet.network import Layer, Tensor, format_fits, static_shape, stored_shape
 from whet.ops.slice import ranges
@@ -54,12 +53,12 @@ class PartView(Tactic):
             return "where to cut is computed at run time"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         whole = layer.outputs[0] if layer.op == "Concat" else layer.needs(0)
         found = []
-        floats = storage_types([whole], machine)
+        floats = storage_types([whole], backend)
         others = [whole.dtype] if whole.dtype.bits >= 8 and whole.dtype.name != "string" else []
         for d in floats or others:
             for f in image_formats(whole.type.rank) if floats else ("linear",):
@@ -68,10 +67,10 @@ class PartView(Tactic):
                     found.append(_signature(layer, o))
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return None if _shifts(layer, signature.outputs[0]) is not None else "its parts do not lie one after the other"
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> PartKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> PartKernel:
         shifts = _shifts(layer, signature.outputs[0])
         assert shifts is not None, "refuses() said so"
         return PartKernel(layer, signature, shifts)

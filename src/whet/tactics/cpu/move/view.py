@@ -3,8 +3,7 @@ in place, or the bytes are copied once where the input is still needed."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import FORMATS, Layer, format_fits, static_shape
 from whet.network.types import DTYPES, DType
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, operand_bytes, stored_bytes, tactic
@@ -46,21 +45,21 @@ class OneDnnView(OneDnnTactic):
     def _reformats(self, layer: Layer) -> bool:
         return same_bytes(layer.attrs["source_format"], layer.attrs["format"], static_shape(layer.outputs[0].shape))
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         found = []
-        for source, target in self._operands(layer, machine):
+        for source, target in self._operands(layer, backend):
             inputs = (source, *(None,) * (len(layer.inputs) - 1))
             found += [Signature(inputs, (target,), ((0, 0),)), Signature(inputs, (target,))]
         return found
 
-    def _operands(self, layer: Layer, machine: Any) -> list[tuple[Operand, Operand]]:
+    def _operands(self, layer: Layer, backend: Backend) -> list[tuple[Operand, Operand]]:
         a, x, y = layer.attrs, layer.needs(0), layer.outputs[0]
         if layer.op == "Reformat":
             dtype = DTYPES[a["dtype"]]
             return [(Operand(a["source_format"], dtype), Operand(a["format"], dtype))]
-        types: list[DType] = storage_types([x, y], machine) or [x.dtype]
+        types: list[DType] = storage_types([x, y], backend) or [x.dtype]
         if layer.op in ("Identity", "Dropout"):
             pairs = [(f, f) for f in image_formats(x.type.rank)]
         else:  # a tensor of one value a channel lies in several formats at once
@@ -68,18 +67,18 @@ class OneDnnView(OneDnnTactic):
             pairs = [(f, "linear") for f in image_formats(len(shape)) if same_bytes(f, "linear", shape)]
         return [(Operand(f, d), Operand(g, d)) for d in types if d.bits >= 8 for f, g in pairs]
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         return [()]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return "strings have no place in an arena" if signature.outputs[0].dtype.name == "string" else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel | NothingToDo:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel | NothingToDo:
         if signature.inplace:
             return NothingToDo(layer, signature)
-        return self._plan(lambda: self.recipe(layer, signature, machine), layer, signature, (), machine)
+        return self._plan(lambda: self.recipe(layer, signature, backend), layer, signature, (), backend)
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe:
         layout = dnn.describe((operand_bytes(layer.outputs[0], signature.outputs[0]),), "u8")
         return Recipe(dnn.reorder(layout, layout), {"src": ("input", 0), "dst": ("output", 0)}, rtol=0.0)
 

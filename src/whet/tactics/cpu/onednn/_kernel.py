@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cpu import threads
 from whet.network import FORMATS, Layer, Tensor, format_fits, static_shape
 from whet.network.types import BF16, F32, DType
@@ -115,23 +116,23 @@ class OneDnnTactic(Tactic):
         """Ops of the layer whose NaNs (of some also infinities) the implementation treats otherwise than the op says, and how (`_declared`)."""
         return declared(layer, implementation)
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         """The layer in oneDNN's words, or why it cannot be. May raise dnn.Unimplemented."""
         raise NotImplementedError
 
-    def _recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def _recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         """`recipe` for this machine's threads; the last answer is kept, since refuses, configs and plan ask one after the other."""
-        threads.set_threads(machine.threads)
+        threads.set_threads(backend.threads)
         last = self._last
-        if last[0] is layer and last[1] == signature and last[2] == machine.threads:
+        if last[0] is layer and last[1] == signature and last[2] == backend.threads:
             return last[3]
         try:
-            got = self.recipe(layer, signature, machine)
+            got = self.recipe(layer, signature, backend)
             if isinstance(got, Recipe):
                 self._usable(got)
         except dnn.Unimplemented as error:
             got = f"{error} with {signature}"
-        self._last = (layer, signature, machine.threads, got)
+        self._last = (layer, signature, backend.threads, got)
         return got
 
     def _usable(self, recipe: Recipe) -> list[str]:
@@ -145,20 +146,20 @@ class OneDnnTactic(Tactic):
             fast = [n for n in fast if not n.endswith((":avx2", ":avx", ":sse41"))]
         return (fast or names)[:MAX_IMPLEMENTATIONS]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        got = self._recipe(layer, signature, machine)
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        got = self._recipe(layer, signature, backend)
         return got if isinstance(got, str) else None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
-        got = self._recipe(layer, signature, machine)
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        got = self._recipe(layer, signature, backend)
         return [] if isinstance(got, str) else [(("impl", name),) for name in self._usable(got)]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
-        return self._plan(lambda: self._recipe(layer, signature, machine), layer, signature, config, machine)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel:
+        return self._plan(lambda: self._recipe(layer, signature, backend), layer, signature, config, backend)
 
-    def _plan(self, ask: Callable[[], Recipe | str], layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
+    def _plan(self, ask: Callable[[], Recipe | str], layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel:
         """The kernel of a recipe with the configured implementation (default: oneDNN's first)."""
-        threads.set_threads(machine.threads)
+        threads.set_threads(backend.threads)
         try:
             got = ask()
             if isinstance(got, str):
@@ -186,9 +187,9 @@ class TwoPrimitives(OneDnnTactic):
         """Those implementations of the second that are timed."""
         return names
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         first, second = self.kinds
-        base = [(("kind", first), *c) for c in super().configs(layer, signature, machine)]
+        base = [(("kind", first), *c) for c in super().configs(layer, signature, backend)]
         try:
             other = self.other(layer, signature)
             names = [] if isinstance(other, str) else self.worth(self._usable(other))
@@ -196,10 +197,10 @@ class TwoPrimitives(OneDnnTactic):
             names = []
         return base + [(("kind", second), ("impl", n)) for n in names]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> OneDnnKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel:
         if dict(config).get("kind") != self.kinds[1]:
-            return super().plan(layer, signature, config, machine)
-        return self._plan(lambda: self.other(layer, signature), layer, signature, config, machine)
+            return super().plan(layer, signature, config, backend)
+        return self._plan(lambda: self.other(layer, signature), layer, signature, config, backend)
 
 
 def image_formats(rank: int) -> tuple[str, ...]:
@@ -208,11 +209,11 @@ def image_formats(rank: int) -> tuple[str, ...]:
     return tuple(f for f in ("nhwc", block, "linear") if f in FORMATS and format_fits(f, rank))
 
 
-def storage_types(tensors: Sequence[Tensor | None], machine: Any) -> list[DType]:
+def storage_types(tensors: Sequence[Tensor | None], backend: Backend) -> list[DType]:
     """Storage types for a layer of these activations: f32 and, where the CPU multiplies it, bf16."""
     names = {t.dtype.name for t in tensors if t is not None}
     if names == {"f32"}:
-        return [F32, BF16] if "avx512_bf16" in machine.features and dnn.has_isa("avx512_core_bf16") else [F32]
+        return [F32, BF16] if "avx512_bf16" in backend.features and dnn.has_isa("avx512_core_bf16") else [F32]
     return [BF16] if names == {"bf16"} and dnn.has_isa("avx512_core") else []
 
 

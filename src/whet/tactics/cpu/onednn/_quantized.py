@@ -72,12 +72,12 @@ def unsafe(x: Scale) -> str | None:
     return "without VNNI instructions oneDNN adds two products of u8 by i8 in 16 bits, which saturate"
 
 
-def float_types(parts: Parts, machine) -> list[DType]:
+def float_types(parts: Parts, backend) -> list[DType]:
     """Storage types for what the layer reads or stores in floating point, [F32] where that is nothing."""
     floats = parts.stores is None or any(
         t is not None and not t.is_constant and i not in parts.reads and t.dtype.is_float for i, t in enumerate(parts.view.inputs)
     )
-    return [F32, BF16] if floats and "avx512_bf16" in machine.features and dnn.has_isa("avx512_core_bf16") else [F32]
+    return [F32, BF16] if floats and "avx512_bf16" in backend.features and dnn.has_isa("avx512_core_bf16") else [F32]
 
 
 def same_format(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list[Signature]:
@@ -90,10 +90,10 @@ def same_format(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list
     return found
 
 
-def signatures(parts: Parts, fmt: str, machine) -> list[Signature]:
+def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
     """Signatures with all full-size operands in `fmt`: for each float type, and each summand that can be summed in place first."""
     made, rank = [], parts.view.outputs[0].type.rank
-    for real in float_types(parts, machine):
+    for real in float_types(parts, backend):
         inputs: list[Operand | None] = []
         for i, t in enumerate(parts.view.inputs):
             if t is None or t.is_constant:

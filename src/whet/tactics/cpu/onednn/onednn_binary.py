@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics._fused import anchor, epilogue, outer_input, steps_after
@@ -35,14 +35,14 @@ class OneDnnBinary(OneDnnTactic):
             return f"computes floats, not {head.inputs[0].dtype}"
         return "what is fused to it is not a chain" if epilogue(layer) is None else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         posts = epilogue(layer)
         if posts is None or self.why_not(layer) or not static(layer):
             return []
         head = anchor(layer)
         outer, rank = _outer(layer, head), layer.outputs[0].type.rank
         found = []
-        for dtype in storage_types(activations(layer), machine):
+        for dtype in storage_types(activations(layer), backend):
             for f in image_formats(rank):
                 out = Operand(f, dtype)
                 stored = second_operands(posts, layer, out)
@@ -53,7 +53,7 @@ class OneDnnBinary(OneDnnTactic):
                 found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (out,)))
         return found
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         posts, head = steps_after(layer), anchor(layer)
         if head.op == "BatchNormalization":
             return _batch_norm(layer, head, signature)

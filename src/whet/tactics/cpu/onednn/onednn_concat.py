@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -23,19 +22,19 @@ class OneDnnConcat(OneDnnTactic):
             return "joins alone: what is fused to it stays apart"
         return "all of its inputs are constant" if all(t is None or t.is_constant for t in layer.inputs) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         out = layer.outputs[0]
         integers = [out.dtype] if out.dtype.name in ("i8", "u8") else []
         return [
             Signature(tuple(None if t is None or t.is_constant else Operand(f, d) for t in layer.inputs), (Operand(f, d),))
-            for d in integers or storage_types(activations(layer), machine)
+            for d in integers or storage_types(activations(layer), backend)
             for f in image_formats(out.type.rank)
             if not (integers and f.startswith("nChw"))
         ]
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         out = signature.outputs[0]
         axis = layer.attrs["axis"] % layer.outputs[0].type.rank
         sources = [describe(t, out) for t in layer.inputs if t is not None]

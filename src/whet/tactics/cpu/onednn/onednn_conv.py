@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics._fused import Post, anchor, epilogue, outer_input, places, source_place, steps_after
@@ -30,7 +30,7 @@ class OneDnnConv(OneDnnTactic):
             return "what is fused to it is not a chain"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         posts = epilogue(layer)
         if posts is None or self.why_not(layer) or not static(layer):
             return []
@@ -41,12 +41,12 @@ class OneDnnConv(OneDnnTactic):
         if head.inputs[0].shape[1] in (1, 2, 3, 4) and head.op == "Conv":
             pairs = [("linear", f) for f in formats] + pairs  # images as they come: the kernels of first layers read them
         found = []
-        for dtype in storage_types(activations(layer), machine):
+        for dtype in storage_types(activations(layer), backend):
             for source, target in pairs:
                 found += _signatures(layer, posts, x, Operand(source, dtype), Operand(target, dtype))
         return found
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         posts = steps_after(layer)
         head = anchor(layer)
         x, w, b = places(layer)

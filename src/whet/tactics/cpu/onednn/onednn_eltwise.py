@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics._fused import anchor, epilogue, outer_input, source_place, steps_after
@@ -44,20 +45,20 @@ class OneDnnEltwise(OneDnnTactic):
             return [{op: f for op, f in table.items() if op != head.op} for table in found]
         return found
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         posts = epilogue(layer)
         if posts is None or self.why_not(layer) or not static(layer):
             return []
         x = source_place(layer)
         found = []
-        for dtype in storage_types(activations(layer), machine):
+        for dtype in storage_types(activations(layer), backend):
             for f in image_formats(layer.outputs[0].type.rank):
                 out = Operand(f, dtype)
                 others = second_operands(posts, layer, out)
                 found.append(Signature(tuple(out if i == x else others.get(i) for i in range(len(layer.inputs))), (out,)))
         return found
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         posts, head = steps_after(layer), anchor(layer)
         x = source_place(layer)
         bounds = _parameters(layer, head)

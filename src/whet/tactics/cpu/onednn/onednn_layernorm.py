@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -28,16 +28,16 @@ class OneDnnLayerNorm(OneDnnTactic):
             return "scale or bias is computed at run time"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         found = []
-        for dtype in storage_types(activations(layer), machine):
+        for dtype in storage_types(activations(layer), backend):
             operand = Operand("linear", dtype)
             found.append(Signature((operand, *(None,) * (len(layer.inputs) - 1)), (operand,)))
         return found
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         shape = static_shape(layer.outputs[0].shape)
         axis = layer.attrs.get("axis", -1) % len(shape)
         rows, width = prod(shape[:axis]), prod(shape[axis:])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics._fused import anchor, epilogue, outer_input, steps_after
@@ -33,13 +33,13 @@ class OneDnnMatMul(TwoPrimitives):
             return "the first operand is constant; oneDNN packs the second"
         return "what is fused to it is not a chain" if epilogue(layer) is None else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         posts = epilogue(layer)
         if posts is None or self.why_not(layer) or not static(layer):
             return []
         head = anchor(layer)
         found = []
-        for dtype in storage_types(activations(layer), machine):
+        for dtype in storage_types(activations(layer), backend):
             out = Operand("linear", dtype)
             stored = second_operands(posts, layer, out)
             for t in head.inputs:
@@ -52,7 +52,7 @@ class OneDnnMatMul(TwoPrimitives):
             found.append(Signature(inputs, (out,)))
         return found
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         return _Matrices(layer, signature).recipe("matmul")
 
     def other(self, layer: Layer, signature: Signature) -> Recipe | str:

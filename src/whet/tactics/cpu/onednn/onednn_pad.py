@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.ops.pad import amounts
 from whet.tactics._base import Operand, Signature, tactic
@@ -35,18 +36,18 @@ class OneDnnPad(OneDnnTactic):
             return f"adds to one axis, not {grown}"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         x, y = layer.inputs[0], layer.outputs[0]
         if self.why_not(layer) or not static(layer):
             return []
         absent = (None,) * (len(layer.inputs) - 1)
         return [
             Signature((Operand(f, d), *absent), (Operand(f, d),))
-            for d in storage_types([x, y], machine) or ([y.dtype] if y.dtype.name in _MOVABLE else [])
+            for d in storage_types([x, y], backend) or ([y.dtype] if y.dtype.name in _MOVABLE else [])
             for f in image_formats(y.type.rank)
         ]
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         x, y, stored = layer.needs(0), layer.outputs[0], signature.outputs[0]
         pads, shape = amounts(layer), static_shape(x.shape)
         axis = next(i for i, p in enumerate(pads) if p != (0, 0))

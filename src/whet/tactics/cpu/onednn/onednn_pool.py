@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics._fused import anchor, epilogue, source_place, steps_after
@@ -36,7 +36,7 @@ class OneDnnPool(OneDnnTactic):
             return "pools whole images: the axes must be all the spatial ones"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         posts = epilogue(layer)
         if posts is None or self.why_not(layer) or not static(layer):
             return []
@@ -52,7 +52,7 @@ class OneDnnPool(OneDnnTactic):
         found = []
         own = layer.inputs[x].dtype if x is not None else None
         integers = [own] if own is not None and own.name in ("i8", "u8") and head.op == "MaxPool" and layer is head else []
-        for dtype in integers or storage_types(activations(layer), machine):
+        for dtype in integers or storage_types(activations(layer), backend):
             for source, target in pairs:
                 out = Operand(target, dtype)
                 others = second_operands(posts, layer, out)
@@ -61,7 +61,7 @@ class OneDnnPool(OneDnnTactic):
                 )
         return found
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         posts, head = steps_after(layer), anchor(layer)
         x = source_place(layer)
         stored = signature.needs(x)

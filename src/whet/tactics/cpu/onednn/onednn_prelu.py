@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -23,13 +22,13 @@ class OneDnnPRelu(OneDnnTactic):
             return "stands alone: what is fused to it stays apart"
         return None if layer.inputs[1] is not None and layer.inputs[1].is_constant else "the slopes are computed at run time"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        types, formats = storage_types(activations(layer), machine), image_formats(layer.outputs[0].type.rank)
+        types, formats = storage_types(activations(layer), backend), image_formats(layer.outputs[0].type.rank)
         return [Signature((Operand(f, d), None), (Operand(f, d),)) for d in types for f in formats]
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         slope, layout = layer.needs(1), describe(layer.outputs[0], signature.outputs[0])
         shape = static_shape(slope.shape)
         full = (1,) * (layer.outputs[0].type.rank - len(shape)) + shape

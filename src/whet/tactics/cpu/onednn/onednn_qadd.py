@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -24,13 +23,13 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
             return "one of its summands is constant"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         parts = taken_apart(layer)
         return same_format(layer, {i: s.dtype for i, s in parts.reads.items()}, parts.result.dtype)
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         parts = taken_apart(layer)
         places = [i for i in (parts.place(t) for t in parts.head.inputs) if i is not None]
         shift = -sum(parts.reads[i].zero * parts.reads[i].number for i in places)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, format_fits, static_shape
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -41,13 +41,13 @@ class OneDnnQConv(OneDnnQuantized):
             return "oneDNN takes symmetric i8 weights"
         return unsafe(parts.reads[x])
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
         parts = taken_apart(layer)
-        return signatures(parts, "nhwc", machine)
+        return signatures(parts, "nhwc", backend)
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         parts = taken_apart(layer)
         head, view = parts.head, parts.view
         x, w, b = parts.places()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -52,13 +52,13 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
             return "transB of a computed matrix is for float products"
         return unsafe(parts.reads[a])
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         parts = taken_apart(layer)
-        return signatures(parts, "linear", machine)
+        return signatures(parts, "linear", backend)
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         return _product(layer, signature, "matmul")
 
     def other(self, layer: Layer, signature: Signature) -> Recipe | str:

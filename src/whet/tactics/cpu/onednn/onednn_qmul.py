@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.errors import BuildError
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Signature, tactic
@@ -29,14 +29,14 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
             return "the integer has the output's shape, the factor its rank, and both are computed"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         parts = taken_apart(layer)
         x, factor = integer_and_factor(parts)
         return same_format(layer, {x: parts.reads[x].dtype, factor: F32}, parts.result.dtype)
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         parts = taken_apart(layer)
         x, factor = integer_and_factor(parts)
         fused = chain(needed(parts), parts.view, signature)

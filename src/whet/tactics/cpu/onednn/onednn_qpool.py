@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer, format_fits, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -24,7 +23,7 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
             return f"oneDNN's pooling keeps the type; this reads {parts.reads[x].dtype} and stores {parts.stores.dtype}"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.inputs[0].type.rank):
             return []
         parts = taken_apart(layer)
@@ -35,7 +34,7 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
         whole = [Operand("linear", own.dtype)] if parts.head.op == "GlobalAveragePool" else []
         return [Signature(inputs, (o,)) for o in (own, *whole)]
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         parts = taken_apart(layer)
         x, head = parts.source_place(), parts.head
         source, target = static_shape(parts.view.inputs[x].shape), static_shape(parts.view.outputs[0].shape)

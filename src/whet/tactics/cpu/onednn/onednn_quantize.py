@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import BF16, F32, Layer, format_fits
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -41,11 +40,11 @@ class OneDnnQuantize(TwoPrimitives):
             return "zero points differ within the tensor"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         rank = layer.outputs[0].type.rank
-        reals = [F32, BF16] if "avx512_bf16" in machine.features and dnn.has_isa("avx512_core_bf16") else [F32]
+        reals = [F32, BF16] if "avx512_bf16" in backend.features and dnn.has_isa("avx512_core_bf16") else [F32]
         formats = [f for f in ("nhwc", "linear") if format_fits(f, rank)]
         found = []
         for real in reals:
@@ -55,7 +54,7 @@ class OneDnnQuantize(TwoPrimitives):
                     found.append(Signature((Operand(f, source), *(None,) * (len(layer.inputs) - 1)), (Operand(g, target),)))
         return found
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         side, values, shift = scales_of_layer(layer)
         x, stored = layer.needs(0), signature.needs(0)
         mask = 0 if values.size == 1 else 1 << (layer.attrs["axis"] % x.type.rank)

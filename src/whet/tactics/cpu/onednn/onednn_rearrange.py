@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer, format_fits, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -15,21 +14,21 @@ _INTEGERS = ("i8", "u8")
 
 @tactic
 class OneDnnRearrange(OneDnnTactic):
-    hints = ("Rearrange",)
+    composites = ("Rearrange",)
 
     def why_not(self, layer: Layer) -> str | None:
-        return None if layer.hint in self.hints else "cuts channels in two and moves the inner part behind the pixels"
+        return None if layer.composite in self.composites else "cuts channels in two and moves the inner part behind the pixels"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         x, y = layer.needs(0), layer.outputs[0]
-        types = storage_types([x, y], machine) or ([y.dtype] if y.dtype.name in _INTEGERS else [])
+        types = storage_types([x, y], backend) or ([y.dtype] if y.dtype.name in _INTEGERS else [])
         rest = (None,) * (len(layer.inputs) - 1)
         formats = [f for f in ("nhwc", "linear") if format_fits(f, x.type.rank)]
         return [Signature((Operand(f, d), *rest), (Operand("linear", d),)) for d in types for f in formats]
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         stored = signature.needs(0)
         axes = runs(layer, stored.format)
         shape = tuple(n for n, _, _ in axes)

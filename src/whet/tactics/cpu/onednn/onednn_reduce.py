@@ -3,8 +3,7 @@ mask over everything) then gives, and in plain loops they forget what came befor
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics._fused import anchor, epilogue, source_place
@@ -35,7 +34,7 @@ class OneDnnReduce(OneDnnTactic):
             return "the axes are none, or known only at run time"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         head = anchor(layer)
@@ -45,11 +44,11 @@ class OneDnnReduce(OneDnnTactic):
         formats = image_formats(rank) if same else ("linear",)
         return [
             Signature(tuple(Operand(f, d) if i == x else None for i in range(len(layer.inputs))), (Operand(f, d),))
-            for d in storage_types([t for t in activations(layer) if t.dtype.is_float], machine)
+            for d in storage_types([t for t in activations(layer) if t.dtype.is_float], backend)
             for f in formats
         ]
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         head = anchor(layer)
         x, axes = source_place(layer), reduced_axes(head)
         assert x is not None

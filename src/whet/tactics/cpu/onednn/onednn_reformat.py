@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import FORMATS, Layer, format_fits, static_shape
 from whet.network.types import DTYPES
 from whet.tactics._base import Operand, Signature, tactic
@@ -17,12 +16,12 @@ _TYPES = ("f32", "bf16", "f16", "i32", "i8", "u8")
 class OneDnnReformat(OneDnnTactic):
     ops = ("Reformat", "Transpose")
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         a, rank = layer.attrs, layer.outputs[0].type.rank
         if layer.op == "Transpose":
-            types = storage_types(activations(layer), machine) or [layer.outputs[0].dtype]
+            types = storage_types(activations(layer), backend) or [layer.outputs[0].dtype]
             return [Signature((Operand("linear", d),), (Operand("linear", d),)) for d in types if d.name in _TYPES]
         if any(f not in FORMATS or not format_fits(f, rank) for f in (a["source_format"], a["format"])):
             return []
@@ -30,7 +29,7 @@ class OneDnnReformat(OneDnnTactic):
             return []
         return [Signature((Operand(a["source_format"], DTYPES[a["source_dtype"]]),), (Operand(a["format"], DTYPES[a["dtype"]]),))]
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         source, target = signature.needs(0), signature.outputs[0]
         shape = static_shape(layer.outputs[0].shape)
         if len(shape) > 12:

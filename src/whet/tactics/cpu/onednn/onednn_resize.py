@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.ops.resize import targets
 from whet.tactics._base import Operand, Signature, tactic
@@ -27,17 +26,17 @@ class OneDnnResize(OneDnnTactic):
             return "sizes or scales are computed at run time"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         x, y = layer.inputs[0], layer.outputs[0]
         if self.why_not(layer) or not static(layer) or not 3 <= y.type.rank <= 5:
             return []
         return [
             Signature((Operand(f, d), *(None,) * (len(layer.inputs) - 1)), (Operand(f, d),))
-            for d in storage_types([x, y], machine) or ([y.dtype] if y.dtype.name in _MOVABLE and layer.attrs["mode"] == "nearest" else [])
+            for d in storage_types([x, y], backend) or ([y.dtype] if y.dtype.name in _MOVABLE and layer.attrs["mode"] == "nearest" else [])
             for f in image_formats(y.type.rank)
         ]
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         a = layer.attrs
         source, target = (static_shape(t.shape) for t in (layer.inputs[0], layer.outputs[0]))
         if source[:2] != target[:2]:

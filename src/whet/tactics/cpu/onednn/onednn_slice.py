@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape, strides
 from whet.ops.slice import ranges
 from whet.tactics._base import Operand, Signature, tactic
@@ -32,16 +33,16 @@ class OneDnnSlice(OneDnnTactic):
             return "gathers one entry, not a list of them"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         x, y = layer.needs(0), layer.outputs[0]
         if self.why_not(layer) or not static(layer):
             return []
-        types = storage_types([x], machine) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
+        types = storage_types([x], backend) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
         formats = [f for f in image_formats(y.type.rank) if not f.startswith("nChw") and (layer.op == "Slice" or f == "linear")]
         absent = (None,) * (len(layer.inputs) - 1)
         return [Signature((Operand(f, d), *absent), (Operand(f, d),)) for d in types for f in formats]
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         x, y, stored = layer.needs(0), layer.outputs[0], signature.outputs[0]
         own = static_shape(x.shape)
         steps = list(strides(stored.format, own))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -18,14 +18,14 @@ class OneDnnSoftmax(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         return super().why_not(layer) or ("computes softmax alone: what is fused to it stays apart" if layer.op == "Fused" else None)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         rank = layer.outputs[0].type.rank
         formats = [f for f in image_formats(rank) if f in ("nhwc", "linear")]
-        return [Signature((Operand(f, d),), (Operand(f, d),)) for d in storage_types(activations(layer), machine) for f in formats]
+        return [Signature((Operand(f, d),), (Operand(f, d),)) for d in storage_types(activations(layer), backend) for f in formats]
 
-    def recipe(self, layer: Layer, signature: Signature, machine: Any) -> Recipe | str:
+    def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         shape, stored = static_shape(layer.outputs[0].shape), signature.outputs[0]
         axis = layer.attrs.get("axis", -1) % max(len(shape), 1)
         if stored.format == "linear":  # three axes are enough: before, the one, after

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer, static_shape, strides
 from whet.ops.split import sizes
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
@@ -41,22 +40,22 @@ class OneDnnSplit(OneDnnTactic):
             return "splits one tensor that is computed at run time, and nothing else"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         x = layer.needs(0)
         if self.why_not(layer) or not static(layer):
             return []
-        types = storage_types([x], machine) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
+        types = storage_types([x], backend) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
         absent = (None,) * (len(layer.inputs) - 1)
         formats = [f for f in image_formats(x.type.rank) if not f.startswith("nChw")]
         return [Signature((Operand(f, d), *absent), (Operand(f, d),) * len(layer.outputs)) for d in types for f in formats]
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         return [()]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return None if all(isinstance(n, int) for n in sizes(layer)) else "the parts' sizes are known only at run time"
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> SplitKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> SplitKernel:
         x, stored = layer.needs(0), signature.outputs[0]
         own = static_shape(x.shape)
         axis, at, parts = layer.attrs["axis"] % len(own), 0, []

@@ -6,8 +6,8 @@ oneDNN reads every number of every window. 5x5, 104 channels of 20x20: 0.021 to 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Signature, Stream, tactic
 from whet.tactics.cpu._llvm import jit
@@ -61,14 +61,14 @@ class Pool(OwnTactic):
             return f"takes windows of up to {_WINDOW} a side, and pads below the window"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         return [] if self.why_not(layer) or not static(layer) else [Signature((STORED,), (STORED,))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return None if jit.has("avx512f") else "is written for registers of 16 floats"
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> PoolKernel:
-        return PoolKernel(layer, signature, machine.threads)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> PoolKernel:
+        return PoolKernel(layer, signature, backend.threads)
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
         """What oneDNN's kernels do: a NaN loses against a number."""

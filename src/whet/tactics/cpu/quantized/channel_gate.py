@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from functools import cache
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
 from whet.tactics._quantized import Parts, taken_apart
@@ -59,7 +59,7 @@ class Gate(QuantizedTactic, OwnTactic):
             return "the factor is one number for each channel of each image"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
         parts = taken_apart(layer)
@@ -68,8 +68,8 @@ class Gate(QuantizedTactic, OwnTactic):
         inputs, out = tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.result.dtype),)
         return [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GateKernel:
-        return GateKernel(layer, signature, taken_apart(layer), machine.threads)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GateKernel:
+        return GateKernel(layer, signature, taken_apart(layer), backend.threads)
 
 
 def _step(lanes: Lanes, s: str, signed: bool) -> str:

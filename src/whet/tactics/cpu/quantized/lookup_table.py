@@ -6,10 +6,9 @@ result at a time. The table is made by the reference, so results are the referen
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import DType, Layer, Tensor, format_fits
 from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, stored_bytes, tactic
@@ -17,7 +16,7 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS, OwnKernel, OwnTactic
 from whet.tactics.cpu.onednn._kernel import static
 
-HINT = "Table"
+KIND = "QuantizedTable"
 _SMALL = 1 << 15  # bytes that one thread has done before the others are there
 _STEP = 64
 
@@ -106,15 +105,15 @@ class TableKernel(OwnKernel):
 
 @tactic
 class Table(OwnTactic):
-    hints = (HINT,)
+    composites = (KIND,)
     quantized = True
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint != HINT:
+        if layer.composite != KIND:
             return "looks up what is a function of one 8-bit integer"
         return jit.available()
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         """In any format, in place or not: it does the same to every number."""
         if self.why_not(layer) or not static(layer):
             return []
@@ -126,8 +125,8 @@ class Table(OwnTactic):
                 found += [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> TableKernel:
-        return TableKernel(layer, signature, jit.has("avx512vbmi"), machine.threads)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> TableKernel:
+        return TableKernel(layer, signature, jit.has("avx512vbmi"), backend.threads)
 
 
 def _integer(layer: Layer) -> int:

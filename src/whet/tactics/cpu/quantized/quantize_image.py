@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from functools import cache
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
 from whet.tactics.cpu._llvm import jit
@@ -58,14 +58,14 @@ class QuantizeImage(OwnTactic):
             return f"is for images of {', '.join(map(str, _CHANNELS))} channels"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
         rest = (None,) * (len(layer.inputs) - 1)
         return [Signature((Operand("linear", F32), *rest), (Operand("nhwc", layer.outputs[0].dtype),))]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> ImageKernel:
-        return ImageKernel(layer, signature, machine.threads)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ImageKernel:
+        return ImageKernel(layer, signature, backend.threads)
 
 
 def _each(channels: int, lanes: Lanes, s: str, at: str) -> str:

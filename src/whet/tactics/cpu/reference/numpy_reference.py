@@ -78,18 +78,18 @@ class NumpyReference(Tactic):
     ops = ("*",)
     fallback = True
 
-    def signatures(self, layer: Layer, machine) -> list[Signature]:
+    def signatures(self, layer: Layer, backend) -> list[Signature]:
         ins = tuple(None if t is None or t.is_constant else Operand("linear", t.dtype) for t in layer.inputs)
         return [Signature(ins, tuple(Operand("linear", t.dtype) for t in layer.outputs))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         if layer.op == "Reformat":
             return "moves values between formats, which the reference does not know"
         if any(t is not None and t.dtype.name == "string" for t in (*layer.inputs, *layer.outputs)):
             return "strings have no place in an arena"
         return None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> NumpyKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> NumpyKernel:
         if not all(t.type.static for t in layer.outputs):
             raise PlanRefused(f"the shape of {layer.outputs} is known only from the data")
         get_op(layer.op)

@@ -47,7 +47,7 @@ class NumpyReformat(Tactic):
     ops = ("Reformat",)
     fallback = True
 
-    def signatures(self, layer: Layer, machine) -> list[Signature]:
+    def signatures(self, layer: Layer, backend) -> list[Signature]:
         a = layer.attrs
         if not all(f in FORMATS and format_fits(f, layer.output.type.rank) for f in (a["source_format"], a["format"])):
             return []
@@ -55,7 +55,7 @@ class NumpyReformat(Tactic):
             Signature((Operand(a["source_format"], DTYPES[a["source_dtype"]]),), (Operand(a["format"], DTYPES[a["dtype"]]),)),
         ]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine) -> ReformatKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> ReformatKernel:
         return ReformatKernel(layer, signature)
 
     def library_version(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import current, per_device
 from whet.backends.cuda.executor import GpuCall
@@ -56,20 +57,20 @@ class GpuKernel:
         stream.record(GpuCall(lambda ins, outs: self._make(Args(ins, outs, args.packed, args.scratch)), args.inputs, args.outputs))
 
 
-def machine_has(machine: Any, feature: str) -> bool:
+def machine_has(backend: Backend, feature: str) -> bool:
     """Whether the GPU has "wgmma", "tma", "sm_90", ..."""
-    return feature in getattr(machine, "features", ())
+    return feature in getattr(backend, "features", ())
 
 
-def shared_limit(machine: Any) -> int:
+def shared_limit(backend: Backend) -> int:
     """Bytes of shared memory that a block can have: what the GPU says, else what such GPUs have (CUDA C++ Programming Guide, 16.2)."""
-    told = getattr(machine, "shared_memory", 0)
-    return told or {"sm_90": 227, "sm_80": 163}.get(next(iter(f for f in getattr(machine, "features", ()) if f.startswith("sm_")), ""), 99) * 1024
+    told = getattr(backend, "shared_memory", 0)
+    return told or {"sm_90": 227, "sm_80": 163}.get(next(iter(f for f in getattr(backend, "features", ()) if f.startswith("sm_")), ""), 99) * 1024
 
 
-def ahead(machine: Any, sources: Sequence[str]) -> None:
+def ahead(backend: Backend, sources: Sequence[str]) -> None:
     """Lets a real GPU's backend compile candidates in the background while the list is still being made."""
-    start = getattr(machine, "compile_ahead", None)
+    start = getattr(backend, "compile_ahead", None)
     if start is not None:
         start(sources)
 

@@ -6,10 +6,10 @@ import struct
 from collections.abc import Sequence
 from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import F32
@@ -41,7 +41,7 @@ class OwnAttention(Tactic):
     """What recognize_attention and fuse_attention_transposes make: 32 to 128 elements a head, an added mask of any shape that repeats."""
 
     ops = ("*",)
-    hints = ("Attention",)
+    composites = ("Attention",)
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -52,7 +52,7 @@ class OwnAttention(Tactic):
         found = taken_apart(layer)
         return found if isinstance(found, str) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer):
             return []
         found = taken_apart(layer)
@@ -69,19 +69,19 @@ class OwnAttention(Tactic):
                 signatures.append(same(layer, operands, Operand("linear", t)))
         return signatures
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = taken_apart(layer)
         return found if isinstance(found, str) else None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         found = taken_apart(layer)
         if isinstance(found, str):
             return []
-        configs = candidates(found, machine.multiprocessors, machine_has(machine, "sm_90"), shared_limit(machine))
-        ahead(machine, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
+        configs = candidates(found, backend.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
+        ahead(backend, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
         return configs
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found = taken_apart(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
@@ -90,7 +90,7 @@ class OwnAttention(Tactic):
         if not known or said["kc"] not in (16, 32, 64) or said["stages"] not in (1, 2) or said["mi"] not in (1, 2):
             raise PlanRefused(f"no such tile: {config}")
         shared = shared_bytes(found, config)
-        if shared > min(SHARED, shared_limit(machine)) or not _registers(found, said["wr"], said["mi"], said["kc"]):
+        if shared > min(SHARED, shared_limit(backend)) or not _registers(found, said["wr"], said["mi"], said["kc"]):
             raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {found.size}")
         constants = tuple(sorted(_constants(found, config, layer, signature).items()))
         grid = (blocks_of(found.rows, 16 * said["wr"] * said["mi"]), found.batch * found.heads, 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer
@@ -29,23 +29,23 @@ NAMES = ("bn", "wgs", "stages", "turns")
 class OwnAttentionLong(OwnAttention):
     """The layers of attention that have no mask; keys and values come by bulk copies, so no axis may repeat."""
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (wgmma, sm_90a)"
         found = taken_apart(layer)
         return found if isinstance(found, str) else _unfit(found)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         found = taken_apart(layer)
         if isinstance(found, str):
             return []
         configs = candidates(found)
-        ahead(machine, [source("attention_long.cu", _constants(found, c, signature)) for c in configs])
+        ahead(backend, [source("attention_long.cu", _constants(found, c, signature)) for c in configs])
         return configs
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found = taken_apart(layer)
-        reason = self.refuses(layer, signature, machine)
+        reason = self.refuses(layer, signature, backend)
         if isinstance(found, str) or reason:
             raise PlanRefused(str(reason or found))
         said = {k: int(v) for k, v in config}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Operand, Signature, Tactic
 from whet.tactics._fused import anchor, epilogue, is_quantized, source_place
@@ -37,7 +37,7 @@ class ConvAndProduct(Tactic):
         """Why the kernel does not take such convolutions, whatever their sizes."""
         raise NotImplementedError
 
-    def unfit_sizes(self, both: Both, machine: Any) -> str | None:
+    def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
         """Why it does not take these sizes."""
         raise NotImplementedError
 
@@ -46,7 +46,7 @@ class ConvAndProduct(Tactic):
         both = _both(layer)
         return both if isinstance(both, str) else self.unfit_pair(both) or both
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer):
             return []
         both = self.pair(layer)
@@ -56,11 +56,11 @@ class ConvAndProduct(Tactic):
         types = float_types([layer.inputs[both.x], layer.outputs[0]], HALF)
         return [same(layer, {i: Operand("nhwc", t) for i in places}, Operand("nhwc", t)) for t in types]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         both = self.pair(layer)
-        return both if isinstance(both, str) else self.unfit_sizes(both, machine)
+        return both if isinstance(both, str) else self.unfit_sizes(both, backend)
 
 
 @dataclass(frozen=True)

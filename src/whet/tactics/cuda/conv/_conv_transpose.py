@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from whet.backends import Backend
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import DType
@@ -57,7 +57,7 @@ class TransposedTactic(Tactic):
         head = anchor(layer)
         return conv_reason(layer, head)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         return conv_signatures(layer, "nhwc", self.kinds)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
@@ -83,7 +84,7 @@ class F32Product(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         return super().why_not(layer) or product_reason(layer)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         head, posts = anchor(layer), epilogue(layer)
@@ -98,8 +99,8 @@ class F32Product(Tactic):
         sources = [form] if not conv or not Work.of(layer).row else [Operand("linear", F32), form]
         return [same(layer, {**dict.fromkeys(others, form), x: source}, form) for source in sources]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made, work = _ending(layer), Work.of(layer)
         if isinstance(made, str):
@@ -108,15 +109,15 @@ class F32Product(Tactic):
             return "one channel a group: products of single numbers, which the depthwise kernel does"
         return _tf32.refuses(work.shape)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
-        made, found = _ending(layer), candidates(Work.of(layer), self.terms, machine.multiprocessors)[:MAX_CONFIGS]
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        made, found = _ending(layer), candidates(Work.of(layer), self.terms, backend.multiprocessors)[:MAX_CONFIGS]
         if not isinstance(made, str):
             work, kind = Work.of(layer), made.finish.activation[0]
             wide = work.row > 0 or not work.shape.plain
-            ahead(machine, [_tf32.kernel_source(c, wide, kind, work.shape.k % 4 != 0, work.groups is not None) for c in found])
+            ahead(backend, [_tf32.kernel_source(c, wide, kind, work.shape.k % 4 != 0, work.groups is not None) for c in found])
         return [as_config(c, self.math) for c in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, work, tile = _ending(layer), Work.of(layer), self._tile(config)
         shape = work.tile(tile.bn)
         reason = made if isinstance(made, str) else _tf32.refuses(work.shape)
@@ -145,7 +146,7 @@ class F32Product(Tactic):
             windows = None
             if work.row:
                 start = -(-args.scratch // 16) * 16
-                launches.append(_widen(work, args.inputs[x], start, source.format == "nhwc", machine))
+                launches.append(_widen(work, args.inputs[x], start, source.format == "nhwc", backend))
                 windows = _row_windows(work, start, tile)
             launches.append(
                 _tf32.launch(
@@ -159,7 +160,7 @@ class F32Product(Tactic):
                     finish=finish,
                     groups=work.groups,
                     input_map=windows,
-                    multiprocessors=machine.multiprocessors,
+                    multiprocessors=backend.multiprocessors,
                     label=layer.name,
                 )
             )
@@ -217,10 +218,10 @@ def _rows(head: Layer, work: Work, given: np.ndarray, tile: Tf32Config) -> np.nd
     return out
 
 
-def _widen(work: Work, image: int, to: int, channels_last: bool, machine: Any) -> Any:
+def _widen(work: Work, image: int, to: int, channels_last: bool, backend: Backend) -> Any:
     """The launch that widens an image of few channels; see stem_as_channels.cu."""
     s = work.given
-    grid = (min(blocks_of(s.n * s.h * work.row, 256), 16 * machine.multiprocessors), 1, 1)
+    grid = (min(blocks_of(s.n * s.h * work.row, 256), 16 * backend.multiprocessors), 1, 1)
     constants = {"FROM": TYPE["f32"], "TO": TYPE["f32"], "CP": _FEW, "NHWC": int(channels_last)}
     return launch("stem_as_channels.cu", "widen", constants, grid, 256, "<QQ6i", image, to, s.n, s.c, s.h, s.w, work.row, s.pad[1])
 

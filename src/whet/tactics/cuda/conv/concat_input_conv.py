@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, epilogue, is_quantized, places
@@ -82,13 +82,13 @@ class Joined:
 
 @tactic
 class OwnJoinedConv(Tactic):
-    """What the pass fuse_concat_conv makes, in 16-bit floats or 8 bits; each image's channels come in 16 bytes, results in sixteens."""
+    """What the pass fuse_concat_input_conv makes, in 16-bit floats or 8 bits; each image's channels come in 16 bytes, results in sixteens."""
 
     ops = ("*",)
-    hints = ("JoinedConv",)
+    composites = ("ConcatInputConv",)
     what = "a convolution of joined images"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = joined_conv(layer) if all_static(layer) else "static"
         if isinstance(found, str):
             return []
@@ -100,8 +100,8 @@ class OwnJoinedConv(Tactic):
         results = [stores.dtype] if stores is not None else []
         return [_signature(layer, found, Operand("nhwc", image), Operand("nhwc", t)) for t in results]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         found = joined_conv(layer)
         if isinstance(found, str):
@@ -110,20 +110,20 @@ class OwnJoinedConv(Tactic):
             return f"{found.channels} channels of {found.size} bytes, {found.shape.k} results: images come in 16 bytes, results in sixteens"
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         found = joined_conv(layer)
         if isinstance(found, str):
             return []
-        m, k, steps, processors = found.shape.m, found.shape.k, found.steps(), machine.multiprocessors
+        m, k, steps, processors = found.shape.m, found.shape.k, found.steps(), backend.multiprocessors
         good = configs_of_steps(m, k, steps, found.bk, processors, found.size)
         able = [c for c in good if (c.outs < 3 or found.residual is not None) and (found.parts is None or c.bn % 32 == 0)]
         order = varied(able, MAX_CONFIGS)
         eight, _, finish = _ends(found, signature)[:3]
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        ahead(machine, [conv_source(c, False, finish.activation[0], bf16, eight=eight, pair=1) for c in order])
+        ahead(backend, [conv_source(c, False, finish.activation[0], bf16, eight=eight, pair=1) for c in order])
         return [as_config(c) for c in order]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found, tile = joined_conv(layer), from_config(config)
         if isinstance(found, str):
             raise PlanRefused(found)
@@ -150,7 +150,7 @@ class OwnJoinedConv(Tactic):
             return [
                 conv_launch(
                     tile, a, View(args.inputs[first], a.c), args.packed[0], biases, View(args.outputs[0], k), residual=residual, finish=finish,
-                    bf16=dtype.name == "bf16", multiprocessors=machine.multiprocessors, label=layer.name, eight=eight, numbers8=steps8,
+                    bf16=dtype.name == "bf16", multiprocessors=backend.multiprocessors, label=layer.name, eight=eight, numbers8=steps8,
                     second=Second(b, View(args.inputs[last], b.c)),
                 )
             ]  # fmt: skip

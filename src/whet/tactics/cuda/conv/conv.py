@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import DType
@@ -39,21 +40,21 @@ class OwnConv(Tactic):
             return "the kernel has no groups"
         return conv_reason(layer, head)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         return conv_signatures(layer, "nhwc")
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made = ending(layer, epilogue(layer))
         return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         shape = conv_shape(layer)
         odd = shape.k % 8 != 0
-        found = conv_configs(shape, machine.multiprocessors)
+        found = conv_configs(shape, backend.multiprocessors)
         if odd:  # only results that go straight from registers to memory may lie anywhere
             plain = [c for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128] or [replace(c, sk=1, halo=0, once=0) for c in found]
             direct = (replace(c, direct=1, outs=1) for c in plain)
@@ -62,10 +63,10 @@ class OwnConv(Tactic):
         made = ending(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
-            ahead(machine, [conv_source(c, not shape.plain and not c.halo, made.finish.activation[0], bf16, False, odd) for c in found])
+            ahead(backend, [conv_source(c, not shape.plain and not c.halo, made.finish.activation[0], bf16, False, odd) for c in found])
         return [as_config(c) for c in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = ending(layer, epilogue(layer))
         shape, tile = conv_shape(layer), from_config(config)
         reason = made if isinstance(made, str) else refuses(shape, made.residual is None and tile.direct == 1) or fits(tile, shape)
@@ -85,7 +86,7 @@ class OwnConv(Tactic):
         )
 
         def make(args: Args) -> list:
-            return [ended_launch(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, machine, layer.name)]
+            return [ended_launch(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, backend, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
 
@@ -97,7 +98,7 @@ def ended_launch(
     args: Args,
     made: Ending,
     dtype: DType,
-    machine: Any,
+    backend: Backend,
     label: str,
     *,
     out_f32: bool = False,
@@ -117,7 +118,7 @@ def ended_launch(
         bf16=dtype.name == "bf16",
         out_f32=out_f32,
         input_map=input_map,
-        multiprocessors=machine.multiprocessors,
+        multiprocessors=backend.multiprocessors,
         label=label,
         groups=groups,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
@@ -41,7 +40,7 @@ class OwnDirect(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         return super().why_not(layer) or product_reason(layer)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
             return []
         head, posts = anchor(layer), epilogue(layer)
@@ -54,18 +53,18 @@ class OwnDirect(Tactic):
             found.append(same(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         head = anchor(layer)
         made = ending(layer, epilogue(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             return made
         shape = conv_shape(layer) if head.op == "Conv" else gemm_shape(layer)
-        tensor_cores = machine_has(machine, "wgmma") and signature.outputs[0].dtype in HALF
+        tensor_cores = machine_has(backend, "wgmma") and signature.outputs[0].dtype in HALF
         if tensor_cores and (head.op != "Conv" or head.attrs["group"] == 1) and refuses(shape, head.op == "Conv" and made.residual is None) is None:
             return "a tensor-core kernel takes this"
         return None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         head = anchor(layer)
         conv = head.op == "Conv"
         made = ending(layer, epilogue(layer), 1 if conv else layer.outputs[0].type.rank - 1)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, epilogue, places
@@ -41,10 +41,10 @@ class OwnConvPair(Tactic):
     """What the pass fuse_conv_sum makes: two convolutions of one group, at least one of them 1x1 without padding, an Add, an activation."""
 
     ops = ("*",)
-    hints = ("ConvSum",)
+    composites = ("ConvSum",)
     what = "the sum of two convolutions"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         parts = _parts(layer)
         if not all_static(layer) or isinstance(parts, str):
             return []
@@ -53,19 +53,19 @@ class OwnConvPair(Tactic):
             for dtype in float_types([layer.inputs[parts[0].x], layer.outputs[0]], HALF)
         ]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         parts = _parts(layer)
         return parts if isinstance(parts, str) else refuses(parts[0].shape) or refuses(parts[1].shape)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         parts = _parts(layer)
         if isinstance(parts, str):
             return []
         a, b = parts
         bk = step_channels(max(a.shape.c, b.shape.c), 2)
-        m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), machine.multiprocessors
+        m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), backend.multiprocessors
         found: set[ConvConfig] = set()
         if m <= 30000:
             found.update(small_batch_configs(m, k, steps, bk, processors))
@@ -73,10 +73,10 @@ class OwnConvPair(Tactic):
             found.update(large_batch_configs(m, k, steps, bk, processors))
         order = varied(sorted(found, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
         bf16, kind = signature.outputs[0].dtype.name == "bf16", Second.kind(b.shape)
-        ahead(machine, [conv_source(c, not a.shape.plain, _finish(parts).activation[0], bf16, pair=kind) for c in order])
+        ahead(backend, [conv_source(c, not a.shape.plain, _finish(parts).activation[0], bf16, pair=kind) for c in order])
         return [as_config(c) for c in order]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts, tile = _parts(layer), from_config(config)
         if isinstance(parts, str):
             raise PlanRefused(parts)
@@ -110,7 +110,7 @@ class OwnConvPair(Tactic):
                     View(args.outputs[0], a.shape.k),
                     finish=_finish(parts),
                     bf16=dtype.name == "bf16",
-                    multiprocessors=machine.multiprocessors,
+                    multiprocessors=backend.multiprocessors,
                     label=layer.name,
                     second=Second(b.shape, View(args.inputs[b.x], b.shape.c)),
                 )

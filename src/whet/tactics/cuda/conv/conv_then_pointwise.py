@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import anchor, constants_of
@@ -21,31 +22,31 @@ MAX_CONFIGS = 24
 
 @tactic
 class OwnConvProduct(ConvAndProduct):
-    """What the pass fuse_conv_product makes: stride 1, no dilation, one group; channels of both in multiples of 64; 16-bit numbers."""
+    """What the pass fuse_conv_then_pointwise makes: stride 1, no dilation, one group; channels of both in multiples of 64; 16-bit numbers."""
 
-    hints = ("ConvProduct",)
+    composites = ("ConvThenPointwise",)
     what = "a convolution and the product behind it"
 
     def unfit_pair(self, both: Both) -> str | None:
         return None if anchor(both.first).attrs["group"] == 1 else "takes convolutions of one group"
 
-    def unfit_sizes(self, both: Both, machine: Any) -> str | None:
+    def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
         if reason := refuses(both.shape):
             return reason
-        if not tiles_of(both.shape, both.k, machine.multiprocessors):
+        if not tiles_of(both.shape, both.k, backend.multiprocessors):
             return f"no cluster of blocks shares out {both.shape.m} pixels, {both.shape.c}, {both.shape.k} and {both.k} channels"
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         both = self.pair(layer)
         if isinstance(both, str):
             return []
-        found = tiles_of(both.shape, both.k, machine.multiprocessors)[:MAX_CONFIGS]
+        found = tiles_of(both.shape, both.k, backend.multiprocessors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.finish.activation[0], both.made.finish.activation[0]), signature.outputs[0].dtype.name == "bf16"
-        ahead(machine, [product_source(t, both.shape, *kinds, bf16) for t in found])
+        ahead(backend, [product_source(t, both.shape, *kinds, bf16) for t in found])
         return [as_config(t) for t in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         both, tile = self.pair(layer), Tile(**{k: int(v) for k, v in config})
         if isinstance(both, str):
             raise PlanRefused(both)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, source_place
@@ -26,21 +26,21 @@ class OwnConvTranspose(TransposedTactic):
 
     kinds = HALF
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made, t = end_of(layer), Transposed.of(layer)
         if isinstance(made, str):
             return made
         return "the kernel has no groups" if t.group != 1 else refuses(product_of(t))
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
-        found = varied(configs_for(s.m, s.k, s.c, 1, machine.multiprocessors), MAX_CONFIGS, each=5)
-        ahead(machine, [conv_source(c, False, "clip", signature.outputs[0].dtype.name == "bf16") for c in found])
+        found = varied(configs_for(s.m, s.k, s.c, 1, backend.multiprocessors), MAX_CONFIGS, each=5)
+        ahead(backend, [conv_source(c, False, "clip", signature.outputs[0].dtype.name == "bf16") for c in found])
         return [as_config(c) for c in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, t, tile = end_of(layer), Transposed.of(layer), from_config(config)
         if isinstance(made, str):
             raise PlanRefused(made)
@@ -67,7 +67,7 @@ class OwnConvTranspose(TransposedTactic):
                 args.packed[1],
                 View(columns, shape.k),
                 bf16=dtype.name == "bf16",
-                multiprocessors=machine.multiprocessors,
+                multiprocessors=backend.multiprocessors,
                 label=layer.name,
             )
             residual = 0 if made.residual is None else args.inputs[made.residual]

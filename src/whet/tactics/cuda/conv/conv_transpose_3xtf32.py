@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
@@ -30,21 +30,21 @@ class OwnConvTransposeF32(TransposedTactic):
 
     kinds = (F32,)
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made, t = end_of(layer), Transposed.of(layer)
         if isinstance(made, str):
             return made
         return "the kernel has no groups" if t.group != 1 else _tf32.refuses(product_of(t))
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
-        found = _tf32.configs_for(s.m, s.k, s.c, 1, 3, machine.multiprocessors)[:MAX_CONFIGS]
-        ahead(machine, [_tf32.kernel_source(c, False, "clip", s.k % 4 != 0) for c in found])
+        found = _tf32.configs_for(s.m, s.k, s.c, 1, 3, backend.multiprocessors)[:MAX_CONFIGS]
+        ahead(backend, [_tf32.kernel_source(c, False, "clip", s.k % 4 != 0) for c in found])
         return [as_config(c, _MATH) for c in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, t, said = end_of(layer), Transposed.of(layer), dict(config)
         if isinstance(made, str) or said.pop("math", None) != _MATH:
             raise PlanRefused(made if isinstance(made, str) else f"this tactic computes in {_MATH}")
@@ -70,7 +70,7 @@ class OwnConvTransposeF32(TransposedTactic):
             source = View(args.inputs[x], t.c)
             target = View(columns, shape.k)
             product = _tf32.launch(
-                tile, shape, source, args.packed[0], args.packed[1], target, multiprocessors=machine.multiprocessors, label=layer.name
+                tile, shape, source, args.packed[0], args.packed[1], target, multiprocessors=backend.multiprocessors, label=layer.name
             )
             residual = 0 if made.residual is None else args.inputs[made.residual]
             return [product, transposed_launch("gather", t, columns, 0, args.packed[2], residual, args.outputs[0], made, F32, layer.name)]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
@@ -22,11 +21,11 @@ class OwnConvTransposeDirect(TransposedTactic):
     kinds = (F16, BF16, F32)
     fallback = True
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         made = end_of(layer)
         return made if isinstance(made, str) else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, t = end_of(layer), Transposed.of(layer)
         if isinstance(made, str):
             raise PlanRefused(made)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, is_quantized, source_place
@@ -102,13 +103,13 @@ class Forked:
 
 @tactic
 class OwnForkedConv(Tactic):
-    """What the pass fuse_forked_conv makes, in 16-bit floats; images' channels come in eights, those of results in sixteens."""
+    """What the pass fuse_dual_output_conv makes, in 16-bit floats; images' channels come in eights, those of results in sixteens."""
 
     ops = ("*",)
-    hints = ("ForkedConv",)
+    composites = ("DualOutputConv",)
     what = "two convolutions of one image"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = forked_conv(layer) if all_static(layer) else "static"
         if isinstance(found, str):
             return []
@@ -118,8 +119,8 @@ class OwnForkedConv(Tactic):
             signatures.append(Signature(tuple(image if i in found.images else None for i in range(len(layer.inputs))), (image, image)))
         return signatures
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         found = forked_conv(layer)
         if isinstance(found, str):
@@ -129,17 +130,17 @@ class OwnForkedConv(Tactic):
             return f"{sizes} channels in and {results} out: those of images come in eights, those of results in sixteens"
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         found = forked_conv(layer)
         if isinstance(found, str):
             return []
         shape, bf16 = found.shapes[0], signature.outputs[0].dtype.name == "bf16"
-        able = configs_of_steps(shape.m, shape.k, found.steps, found.bk, machine.multiprocessors)
+        able = configs_of_steps(shape.m, shape.k, found.steps, found.bk, backend.multiprocessors)
         tiles = varied([c for c in able if c.outs < 3 and Fork.panel(found.at, c)], MAX_CONFIGS)
-        ahead(machine, [found.source(c, bf16) for c in tiles])
+        ahead(backend, [found.source(c, bf16) for c in tiles])
         return [as_config(c) for c in tiles]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found, tile = forked_conv(layer), from_config(config)
         if isinstance(found, str):
             raise PlanRefused(found)
@@ -152,7 +153,7 @@ class OwnForkedConv(Tactic):
             return [
                 conv_launch(
                     tile, shapes[0], views[0], args.packed[0], args.packed[1], View(args.outputs[0], found.at), finish=found.finish,
-                    bf16=dtype.name == "bf16", multiprocessors=machine.multiprocessors, label=layer.name,
+                    bf16=dtype.name == "bf16", multiprocessors=backend.multiprocessors, label=layer.name,
                     second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
                     fork=Fork(found.at, View(args.outputs[1], shapes[0].k - found.at)),
                 )
@@ -184,7 +185,7 @@ def forked_conv(layer: Layer) -> Forked | str:
 
 
 def _way(part: Layer) -> Way | str:
-    if part.hint == "JoinedConv":
+    if part.composite == "ConcatInputConv":
         found = joined_conv(part)
         if isinstance(found, str):
             return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
@@ -17,21 +17,21 @@ from whet.tactics.cuda.conv.conv import OwnConv, conv_shape, packed_bias
 class OwnNarrowConv(OwnConv):
     """Group 1, filters of several taps, strides up to 2, no dilation; output channels in eights."""
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made = ending(layer, epilogue(layer))
         return made if isinstance(made, str) else narrow_reason(conv_shape(layer))
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s, made = conv_shape(layer), ending(layer, epilogue(layer))
-        found = narrow_tiles(s, machine.multiprocessors)
+        found = narrow_tiles(s, backend.multiprocessors)
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
-            ahead(machine, [t.source(s, made.finish, bf16) for t in found])
+            ahead(backend, [t.source(s, made.finish, bf16) for t in found])
         return [t.config for t in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), NarrowTile(**{k: int(v) for k, v in config})
         reason = made if isinstance(made, str) else narrow_reason(s) or tile.unfit(s)
         if isinstance(made, str) or reason:
@@ -42,7 +42,7 @@ class OwnNarrowConv(OwnConv):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            return [narrow_launch(tile, s, addresses, made.finish, dtype.name, machine.multiprocessors, layer.name)]
+            return [narrow_launch(tile, s, addresses, made.finish, dtype.name, backend.multiprocessors, layer.name)]
 
         packed = (narrow_filters(weights, dtype, made.finish, tile.dealt), packed_bias(made, own, s.k, halved(made.finish)))
         return GpuKernel(layer, signature, make, implementation=f"own narrow wgmma {tile}", packed=packed)

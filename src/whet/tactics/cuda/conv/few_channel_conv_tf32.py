@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer
@@ -94,8 +94,8 @@ class OwnNarrowTf32(F32Product):
     ops = ("Conv",)
     rtol = OwnTf32.rtol
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made, s = ending(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
@@ -107,16 +107,16 @@ class OwnNarrowTf32(F32Product):
             return f"{sizes}: fours up to 256, several taps, at most 49, strides up to 2, no dilation"
         return None if any(t.unfit(s) is None for t in _every(s)) else "the weights do not fit beside pieces of the image"
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s, made = conv_shape(layer), ending(layer, epilogue(layer))
         if isinstance(made, str):
             return []
         able = [t for t in _every(s) if t.unfit(s) is None]
-        found = sorted(able, key=lambda t: (t.estimate_us(s, machine.multiprocessors), t))[:_MOST]
-        ahead(machine, [source("few_channel_tf32.cu", t.constants(s, made.finish)) for t in found])
+        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.multiprocessors), t))[:_MOST]
+        ahead(backend, [source("few_channel_tf32.cu", t.constants(s, made.finish)) for t in found])
         return [t.config for t in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), NarrowTile.of(config)
         if isinstance(made, str) or tile.unfit(s):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
@@ -136,7 +136,7 @@ class OwnNarrowTf32(F32Product):
             residual = 0 if made.residual is None else args.inputs[made.residual]
             numbers = (s.p, s.q, s.k, s.pad[0], tiles_h, tiles_w, tiles, tiles_n)
             blob += struct.pack("<3Q8i2f", args.packed[1], residual, args.outputs[0], *numbers, *made.finish.activation[1:])
-            grid = max(1, min(-(-tiles // tile.groups), machine.multiprocessors * tile.blocks // tiles_n)) * tiles_n
+            grid = max(1, min(-(-tiles // tile.groups), backend.multiprocessors * tile.blocks // tiles_n)) * tiles_n
             return [Launch(kernel, (grid, 1, 1), tile.groups * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
 
         def rows() -> np.ndarray:

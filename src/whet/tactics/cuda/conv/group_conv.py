@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of, epilogue, source_place
@@ -44,13 +44,13 @@ class OwnGroupConv(Tactic):
             return "it has one group"
         return conv_reason(layer, head)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         return conv_signatures(layer, "nhwc")
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         groups = groups_of(layer)
         if groups.c == groups.k == 1:
@@ -58,17 +58,17 @@ class OwnGroupConv(Tactic):
         made = ending(layer, epilogue(layer))
         return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         shape, groups = conv_shape(layer), groups_of(layer)
-        found = varied(group_configs(shape, groups, machine.multiprocessors), MAX_CONFIGS)
+        found = varied(group_configs(shape, groups, backend.multiprocessors), MAX_CONFIGS)
         made = ending(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16, odd = signature.outputs[0].dtype.name == "bf16", shape.k % 8 != 0
             kind = made.finish.activation[0]
-            ahead(machine, [conv_source(c, not shape.plain and not c.halo, kind, bf16, False, odd, grouped=True) for c in found])
+            ahead(backend, [conv_source(c, not shape.plain and not c.halo, kind, bf16, False, odd, grouped=True) for c in found])
         return [as_config(c) for c in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = ending(layer, epilogue(layer))
         tile, groups = from_config(config), groups_of(layer)
         shape = tile_shape(conv_shape(layer), groups, tile.bn)
@@ -88,7 +88,7 @@ class OwnGroupConv(Tactic):
         )
 
         def make(args: Args) -> list:
-            return [ended_launch(tile, shape, View(args.inputs[x], groups.channels), args, made, dtype, machine, layer.name, groups=groups)]
+            return [ended_launch(tile, shape, View(args.inputs[x], groups.channels), args, made, dtype, backend, layer.name, groups=groups)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma groups {tile}", packed=packed)
 

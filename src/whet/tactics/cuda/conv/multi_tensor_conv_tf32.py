@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
@@ -76,21 +76,21 @@ class Several:
 
 @tactic
 class OwnSeveralTf32(Tactic):
-    """What fuse_concat_conv and fuse_forked_conv make, of f32 tensors; images' channels come in fours, those of two results in sixteens."""
+    """ConcatInputConv and DualOutputConv on f32 tensors. Input channels are multiples of 4; with two outputs, output channels are multiples of 16."""
 
     ops = ("*",)
-    hints = ("JoinedConv", "ForkedConv")
+    composites = ("ConcatInputConv", "DualOutputConv")
     what = "a convolution of joined images, or two of one image"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = several(layer) if all_static(layer) else "static"
         if isinstance(found, str) or F32 not in float_types([layer.inputs[found.images[0]], *layer.outputs], (F32,)):
             return []
         image, read = Operand("nhwc", F32), {*found.images, found.residual}
         return [Signature(tuple(image if i in read else None for i in range(len(layer.inputs))), (image,) * len(layer.outputs))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         found = several(layer)
         if isinstance(found, str):
@@ -100,16 +100,16 @@ class OwnSeveralTf32(Tactic):
             return f"{sizes} channels in and {results} out: those of images come in fours, those of two results in sixteens"
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         found = several(layer)
         if isinstance(found, str):
             return []
         shape = found.shapes[0]
-        tiles = _tf32.configs_of_steps(shape.m, shape.k, found.steps, found.bk, 1, machine.multiprocessors)[:MAX_CONFIGS]
-        ahead(machine, [found.source(t) for t in tiles])
+        tiles = _tf32.configs_of_steps(shape.m, shape.k, found.steps, found.bk, 1, backend.multiprocessors)[:MAX_CONFIGS]
+        ahead(backend, [found.source(t) for t in tiles])
         return [as_config(t, "tf32") for t in tiles]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found, said = several(layer), dict(config)
         if isinstance(found, str) or said.pop("math", None) != "tf32":
             raise PlanRefused(found if isinstance(found, str) else "this tactic computes in tf32")
@@ -132,19 +132,19 @@ class OwnSeveralTf32(Tactic):
                     finish=found.finish,
                     second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
                     fork=Fork(at, View(args.outputs[1], k - at)) if len(found.ways) == 2 else None,
-                    multiprocessors=machine.multiprocessors,
+                    multiprocessors=backend.multiprocessors,
                     label=layer.name,
                 )
             ]
 
-        name = f"own wgmma tf32 {layer.hint} {tile}"
+        name = f"own wgmma tf32 {layer.composite} {tile}"
         return GpuKernel(layer, signature, make, implementation=name, packed=found.packed(), rtol=OwnTf32.rtol)
 
 
 @functools.lru_cache(maxsize=8)
 def several(layer: Layer) -> Several | str:
     """The layer taken apart, or why the kernel is not for it."""
-    if layer.hint == "ForkedConv":
+    if layer.composite == "DualOutputConv":
         forked = forked_conv(layer)
         return forked if isinstance(forked, str) else Several(forked.ways, forked.images)
     found = joined_conv(layer)

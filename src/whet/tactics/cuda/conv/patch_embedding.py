@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
@@ -24,8 +24,8 @@ _MOST_BYTES = 256 << 20  # of windows laid out
 class OwnPatches(OwnConv):
     """What no other tensor-core kernel takes: windows above 7 x 7 over channels that are no multiple of eight."""
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made, s = ending(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
@@ -37,15 +37,15 @@ class OwnPatches(OwnConv):
             return "the windows are more than 256 MiB"
         return refuses(product)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(conv_shape(layer))
-        found = varied(configs_for(s.m, s.k, s.c, 1, machine.multiprocessors), MAX_CONFIGS, each=5)
+        found = varied(configs_for(s.m, s.k, s.c, 1, backend.multiprocessors), MAX_CONFIGS, each=5)
         made = ending(layer, epilogue(layer))
         if not isinstance(made, str):
-            ahead(machine, [conv_source(c, False, made.finish.activation[0], signature.outputs[0].dtype.name == "bf16") for c in found])
+            ahead(backend, [conv_source(c, False, made.finish.activation[0], signature.outputs[0].dtype.name == "bf16") for c in found])
         return [as_config(c) for c in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), from_config(config)
         if isinstance(made, str):
             raise PlanRefused(made)
@@ -69,7 +69,7 @@ class OwnPatches(OwnConv):
             at = -(-args.scratch // 128) * 128
             source: int = args.inputs[x]
             sizes = (s.h, s.w, s.c * 2 // unit, s.p, s.q, s.s, s.r * s.s, *s.stride, s.pad[0], s.pad[1], *s.dilation, width)
-            product = ended_launch(tile, shape, View(at, shape.c), args, made, dtype, machine, layer.name)
+            product = ended_launch(tile, shape, View(at, shape.c), args, made, dtype, backend, layer.name)
             return [launch("im2col.cu", "im2col", {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256, "<2Qq14i", source, at, count, *sizes), product]
 
         scratch = shape.m * shape.c * 2 + 128

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import anchor, constants_of
@@ -16,13 +16,13 @@ from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 
 @tactic
 class OwnProductConv(Tactic):
-    """What the pass fuse_product_conv makes, of 16, 32 or 64 channels from the input to the second convolution; 16-bit numbers."""
+    """What the pass fuse_pointwise_then_conv makes, of 16, 32 or 64 channels from the input to the second convolution; 16-bit numbers."""
 
     ops = ("*",)
-    hints = ("ProductConv",)
+    composites = ("PointwiseThenConv",)
     what = "a 1x1 convolution and the one behind it"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         pair = _pair(layer)
         if not all_static(layer) or isinstance(pair, str):
             return []
@@ -30,22 +30,22 @@ class OwnProductConv(Tactic):
         types = float_types([layer.inputs[pair.x], layer.outputs[0]], HALF)
         return [same(layer, {i: Operand("nhwc", t) for i in places}, Operand("nhwc", t)) for t in types]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         pair = _pair(layer)
         return pair if isinstance(pair, str) else narrow_reason(conv_shape(pair.second), front=True)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         pair = _pair(layer)
         if isinstance(pair, str):
             return []
         s, bf16 = conv_shape(pair.second), signature.outputs[0].dtype.name == "bf16"
-        found = narrow_tiles(s, machine.multiprocessors, front=True)
-        ahead(machine, [t.source(s, pair.made.finish, bf16, pair.inner.finish.activation, pair.residual == pair.x) for t in found])
+        found = narrow_tiles(s, backend.multiprocessors, front=True)
+        ahead(backend, [t.source(s, pair.made.finish, bf16, pair.inner.finish.activation, pair.residual == pair.x) for t in found])
         return [t.config for t in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         pair, tile = _pair(layer), NarrowTile(**{k: int(v) for k, v in config}, front=True)
         if isinstance(pair, str):
             raise PlanRefused(pair)
@@ -65,7 +65,7 @@ class OwnProductConv(Tactic):
             residual = 0 if pair.residual is None else args.inputs[pair.residual]
             front = Front(args.packed[2], args.packed[3], pair.inner.finish.activation, pair.residual == pair.x)
             addresses = (args.inputs[pair.x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            return [narrow_launch(tile, s, addresses, pair.made.finish, dtype.name, machine.multiprocessors, layer.name, front)]
+            return [narrow_launch(tile, s, addresses, pair.made.finish, dtype.name, backend.multiprocessors, layer.name, front)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma then narrow wgmma {tile}", packed=packed)
 

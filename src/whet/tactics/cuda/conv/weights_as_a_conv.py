@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import constants_of, epilogue, source_place
@@ -19,21 +19,21 @@ from whet.tactics.cuda.conv.conv import OwnConv, conv_shape, packed_bias
 class OwnUprightConv(OwnConv):
     """64 to up to 64 channels, stride 1, no dilation, one group, rows of results in pairs; 16-bit numbers, channels last."""
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made = ending(layer, epilogue(layer))
         return made if isinstance(made, str) else unfit_shape(conv_shape(layer))
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         made, s, bf16 = ending(layer, epilogue(layer)), conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
         if isinstance(made, str):
             return []
         found = uprights(s, made.residual is not None)
-        ahead(machine, [upright_source(upright_constants(t, s, made.finish, bf16)) for t in found])
+        ahead(backend, [upright_source(upright_constants(t, s, made.finish, bf16)) for t in found])
         return [t.config for t in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), Upright(**{k: int(v) for k, v in config})
         if isinstance(made, str):
             raise PlanRefused(made)
@@ -52,6 +52,6 @@ class OwnUprightConv(OwnConv):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
-            return [upright_launch(tile, s, addresses, made.finish, dtype.name == "bf16", machine.multiprocessors, layer.name)]
+            return [upright_launch(tile, s, addresses, made.finish, dtype.name == "bf16", backend.multiprocessors, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma upright {tile.rows} rows s{tile.slots}", packed=packed)

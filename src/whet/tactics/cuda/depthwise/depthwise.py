@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda.launch import MAX_SHARED
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
@@ -35,12 +35,12 @@ class OwnDepthwise(Tactic):
         w = head.inputs[1]
         return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "is for depthwise convolutions"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         return conv_signatures(layer, "nhwc", (F16, BF16, F32))
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         made, s = ending(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
@@ -50,17 +50,17 @@ class OwnDepthwise(Tactic):
             return "more than 2**31 groups of eight values"
         return "kernels above 7 x 7" if max(s.r, s.s) > 7 else None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(layer)
-        found: list[Config] = _tiles(layer, signature, s, machine)
+        found: list[Config] = _tiles(layer, signature, s, backend)
         for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
             large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
-            if not large and (tall == 1 or threads >= 256 * machine.multiprocessors):
+            if not large and (tall == 1 or threads >= 256 * backend.multiprocessors):
                 found.append((("wide", wide), ("tall", tall)))
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = ending(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
@@ -92,7 +92,7 @@ class OwnDepthwise(Tactic):
 
             def through(args: Args) -> list:
                 addresses = (args.inputs[x], *args.packed, args.outputs[0])
-                return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), machine.multiprocessors, layer.name)]
+                return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), backend.multiprocessors, layer.name)]
 
             return GpuKernel(layer, signature, through, implementation=f"own depthwise tile {tile}", packed=packed)
         grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
@@ -106,15 +106,15 @@ class OwnDepthwise(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"own depthwise {tall}x{wide}", packed=packed)
 
 
-def _tiles(layer: Layer, signature: Signature, s: ConvShape, machine: Any) -> list[Config]:
+def _tiles(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> list[Config]:
     """Configs of the kernel with tiles: 16-bit types, no residual, where there is enough to fill them."""
     made, dtype = ending(layer, epilogue(layer)), signature.outputs[0].dtype
-    if isinstance(made, str) or made.residual is not None or dtype == F32 or no_tile(s) or not machine_has(machine, "tma"):
+    if isinstance(made, str) or made.residual is not None or dtype == F32 or no_tile(s) or not machine_has(backend, "tma"):
         return []
-    if s.m * s.c < 8192 * machine.multiprocessors:  # a few values a thread: latency counts, not bytes
+    if s.m * s.c < 8192 * backend.multiprocessors:  # a few values a thread: latency counts, not bytes
         return []
-    tiles, kind = tiles_for(s, 2, machine.multiprocessors), TYPE[dtype.name]
-    ahead(machine, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.finish.activation[0])) for t in tiles])
+    tiles, kind = tiles_for(s, 2, backend.multiprocessors), TYPE[dtype.name]
+    ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.finish.activation[0])) for t in tiles])
     return [tile_config(t) for t in tiles]
 
 

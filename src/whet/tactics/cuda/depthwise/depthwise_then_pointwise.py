@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import anchor, constants_of
@@ -22,9 +22,9 @@ _MOST_TAPS = 25
 
 @tactic
 class OwnDepthwiseProduct(ConvAndProduct):
-    """What the pass fuse_depthwise_product makes: as many groups as channels, stride 1 or 2, no dilation; 16-bit numbers."""
+    """What the pass fuse_depthwise_then_pointwise makes: as many groups as channels, stride 1 or 2, no dilation; 16-bit numbers."""
 
-    hints = ("DepthwiseProduct",)
+    composites = ("DepthwiseThenPointwise",)
     what = "a depthwise convolution and the product behind it"
 
     def unfit_pair(self, both: Both) -> str | None:
@@ -32,7 +32,7 @@ class OwnDepthwiseProduct(ConvAndProduct):
         depthwise = anchor(both.first).attrs["group"] == s.c == s.k
         return None if depthwise else "no depthwise convolution with a 1x1 one behind it"
 
-    def unfit_sizes(self, both: Both, machine: Any) -> str | None:
+    def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
         s = both.shape
         if s.c % 8 or both.k % 8:
             return f"{s.c} channels inside and {both.k} out: they come in eights"
@@ -40,16 +40,16 @@ class OwnDepthwiseProduct(ConvAndProduct):
             return f"stride {s.stride}, dilation {s.dilation}, filter {s.r} x {s.s}: 1 or 2, none, at most {_MOST_TAPS} taps"
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         both = self.pair(layer)
         if isinstance(both, str):
             return []
-        found = configs_of(both.shape, both.k, machine.multiprocessors)[:MAX_CONFIGS]
+        found = configs_of(both.shape, both.k, backend.multiprocessors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.finish.activation[0], both.made.finish.activation[0]), signature.outputs[0].dtype.name == "bf16"
-        ahead(machine, [source_of(c, both.shape, both.k, *kinds, bf16) for c in found])
+        ahead(backend, [source_of(c, both.shape, both.k, *kinds, bf16) for c in found])
         return [as_config(c) for c in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         both, tile = self.pair(layer), from_config(config)
         if isinstance(both, str):
             raise PlanRefused(both)
@@ -78,6 +78,6 @@ class OwnDepthwiseProduct(ConvAndProduct):
             addresses = (args.inputs[both.x], *args.packed, args.outputs[0])
             residual = 0 if both.residual is None else args.inputs[both.residual]
             endings = (both.inner.finish.activation, both.made.finish)
-            return [depthwise_launch(tile, s, k, addresses, residual, *endings, dtype.name == "bf16", machine.multiprocessors, layer.name)]
+            return [depthwise_launch(tile, s, k, addresses, residual, *endings, dtype.name == "bf16", backend.multiprocessors, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own depthwise and wgmma {tile}", packed=packed)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
@@ -46,7 +47,7 @@ class OwnQDepthwise(QuantizedTactic):
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         return signatures_of(parts, "nhwc")
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
         made = parts if isinstance(parts, str) else ending_of(parts)
         if isinstance(parts, str) or isinstance(made, str):
@@ -58,24 +59,24 @@ class OwnQDepthwise(QuantizedTactic):
             return f"{s.c} channels are no multiple of 8, or there are more than 2**31 groups of eight values"
         return "kernels above 7 x 7" if max(s.r, s.s) > 7 else None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         s, made = conv_shape_of(parts), ending_of(parts)
         found: list[Config] = []
-        if _can_tile(parts, s, signature) and machine_has(machine, "tma") and s.m * s.c >= 8192 * machine.multiprocessors:
-            tiles, (reads, stores) = tiles_for(s, 1, machine.multiprocessors), _types(parts, signature)
+        if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.multiprocessors:
+            tiles, (reads, stores) = tiles_for(s, 1, backend.multiprocessors), _types(parts, signature)
             fold = folds(made, signature.outputs[0].dtype.name)
-            ahead(machine, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.finish.activation[0], fold)) for t in tiles])
+            ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.finish.activation[0], fold)) for t in tiles])
             found = [tile_config(t) for t in tiles]
         for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
             large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
-            if not large and (tall == 1 or threads >= 256 * machine.multiprocessors):
+            if not large and (tall == 1 or threads >= 256 * backend.multiprocessors):
                 found.append((("wide", wide), ("tall", tall)))
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
         made = parts if isinstance(parts, str) else ending_of(parts)
         if isinstance(parts, str) or isinstance(made, str):
@@ -102,7 +103,7 @@ class OwnQDepthwise(QuantizedTactic):
 
             def through(args: Args) -> list:
                 addresses = (args.inputs[x], *args.packed, args.outputs[0])
-                return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), machine.multiprocessors, layer.name)]
+                return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), backend.multiprocessors, layer.name)]
 
             return _kernel(layer, signature, through, f"own depthwise tile {tile}", packed)
         wide, tall = int(given["wide"]), int(given["tall"])

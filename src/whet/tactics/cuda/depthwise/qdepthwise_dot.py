@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer
@@ -38,9 +38,9 @@ class OwnQDepthwiseDot(OwnQDepthwise):
         padded = any(parts.head.attrs.get("pads") or ())
         return "copies fill padding with the integer 0, which is not this input's zero point" if parts.reads[x].zero and padded else None
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        said = super().refuses(layer, signature, machine)
-        if said or not machine_has(machine, "tma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        said = super().refuses(layer, signature, backend)
+        if said or not machine_has(backend, "tma"):
             return said or "needs Hopper's copy engine (sm_90a)"
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
@@ -49,21 +49,21 @@ class OwnQDepthwiseDot(OwnQDepthwise):
             return f"{s.c} channels are no multiple of 16"
         return no_tile(s)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         s, made = conv_shape_of(parts), ending_of(parts)
-        tiles = [t for t in tiles_for(s, 1, machine.multiprocessors) if _registers(s, t) <= _REGISTERS]
-        tiles = tiles if s.m * s.c >= _MANY * machine.multiprocessors else tiles[:3]
+        tiles = [t for t in tiles_for(s, 1, backend.multiprocessors) if _registers(s, t) <= _REGISTERS]
+        tiles = tiles if s.m * s.c >= _MANY * backend.multiprocessors else tiles[:3]
         if not isinstance(made, str):
-            ahead(machine, [source("depthwise_dot.cu", _constants(parts, made, s, t, signature)) for t in tiles])
+            ahead(backend, [source("depthwise_dot.cu", _constants(parts, made, s, t, signature)) for t in tiles])
         return [tile_config(t) for t in tiles]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
         made = parts if isinstance(parts, str) else ending_of(parts)
-        if isinstance(parts, str) or isinstance(made, str) or self.refuses(layer, signature, machine):
-            raise PlanRefused(str(made if isinstance(made, str) else self.refuses(layer, signature, machine)))
+        if isinstance(parts, str) or isinstance(made, str) or self.refuses(layer, signature, backend):
+            raise PlanRefused(str(made if isinstance(made, str) else self.refuses(layer, signature, backend)))
         s, stored = conv_shape_of(parts), signature.outputs[0].dtype.name
         tile, x = tile_from(config, s, 1), parts.source_place()
         out, per, shift, finish = Output.of(parts, made), 1.0, 0.0, made.finish
@@ -80,7 +80,7 @@ class OwnQDepthwiseDot(OwnQDepthwise):
         rows, columns = tile.input(s)
         groups, tiles_h, tiles_w = s.c // tile.cg, -(-s.p // (tile.rg * tile.th)), -(-s.q // tile.tw)
         tiles = s.n * tiles_h * tiles_w
-        each = -(-tiles // max(1, min(tiles, machine.multiprocessors * tile.blocks // groups)))
+        each = -(-tiles // max(1, min(tiles, backend.multiprocessors * tile.blocks // groups)))
 
         def make(args: Args) -> list:
             image, lines = args.inputs[x], (s.c, s.c * s.w, s.c * s.w * s.h)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
@@ -40,7 +40,7 @@ class OwnBroadcast(PlainTactic):
             return "gives a float of its operands' type"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         kinds = (F16, BF16, F32) if layer.outputs[0].dtype == F32 else (layer.outputs[0].dtype,)
@@ -50,15 +50,15 @@ class OwnBroadcast(PlainTactic):
             found.append(Signature(ins, (Operand("linear", kind),)))
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
             return "more than 2**31 elements"
         if layer.op not in ("Where", "Cast") and not isinstance(chain_of(layer), str):
             return "elementwise takes this, eight values a thread"
         return f"more than {_RANK} axes that differ" if len(_axes(layer)[0]) > _RANK else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        reason = self.refuses(layer, signature, machine)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        reason = self.refuses(layer, signature, backend)
         if reason:
             raise PlanRefused(reason)
         sizes, strides = _axes(layer)

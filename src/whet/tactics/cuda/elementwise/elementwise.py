@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape, to_stored
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
@@ -29,7 +30,7 @@ class OwnPointwise(Tactic):
         *BINARY, *UNARY, "Relu", "Clip", "Silu", "Swish", "HardSwish", "Gelu", "Sigmoid", "Tanh", "Mish", "LeakyRelu", "HardSigmoid", "Elu",
     )  # fmt: skip
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         chain = chain_of(layer)
@@ -49,13 +50,13 @@ class OwnPointwise(Tactic):
                 found.append(Signature(tuple(ins), (Operand(form, kind),)))
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         chain = chain_of(layer)
         if isinstance(chain, str):
             return chain
         return f"more than {_OPERANDS} operands" if len(chain.operands) > _OPERANDS else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         chain = chain_of(layer)
         if isinstance(chain, str):
             raise PlanRefused(chain)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
@@ -34,7 +34,7 @@ class OwnBmm(Tactic):
         made = _ending(layer)
         return made if isinstance(made, str) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         head = anchor(layer)
@@ -45,11 +45,11 @@ class OwnBmm(Tactic):
             found += [same(layer, {a: Operand("linear", t), b: Operand("linear", t)}, Operand("linear", r)) for r in results]
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         made = _sizes(layer)
         return made if isinstance(made, str) else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found, made = _sizes(layer), _ending(layer)
         if isinstance(found, str) or isinstance(made, str):
             raise PlanRefused(str(found) if isinstance(found, str) else str(made))

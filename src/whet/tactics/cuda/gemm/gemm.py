@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
@@ -33,7 +33,7 @@ class OwnGemm(Tactic):
             return said
         return gemm_reason(layer)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
             return []
         head, posts = anchor(layer), epilogue(layer)
@@ -46,15 +46,15 @@ class OwnGemm(Tactic):
             found += [same(layer, stored, Operand("linear", t)) for t in results]
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
         return made if isinstance(made, str) else refuses(gemm_shape(layer))
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = gemm_shape(layer)
-        found = configs_for(s.m, s.k, s.c, 1, machine.multiprocessors)
+        found = configs_for(s.m, s.k, s.c, 1, backend.multiprocessors)
         if signature.outputs[0].dtype == F32:
             found = [c for c in found if c.sk > 1 or c.direct]
         found = varied(found, MAX_CONFIGS, each=5)
@@ -62,10 +62,10 @@ class OwnGemm(Tactic):
         kind = signature.inputs[source_place(layer)].dtype.name
         if not isinstance(made, str):
             f32 = signature.outputs[0].dtype == F32
-            ahead(machine, [conv_source(c, False, made.finish.activation[0], kind == "bf16", f32) for c in found])
+            ahead(backend, [conv_source(c, False, made.finish.activation[0], kind == "bf16", f32) for c in found])
         return [as_config(c) for c in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = ending(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             raise PlanRefused(made)
@@ -89,7 +89,7 @@ class OwnGemm(Tactic):
         )
 
         def make(args: Args) -> list:
-            return [ended_launch(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, machine, layer.name, out_f32=out_f32)]
+            return [ended_launch(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, backend, layer.name, out_f32=out_f32)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma {tile}", packed=packed)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
@@ -38,10 +38,10 @@ class OwnPoolGemm(Tactic):
     """What the pass fuse_pool_gemm makes, for at most eight images."""
 
     ops = ("*",)
-    hints = ("PoolGemm",)
+    composites = ("PoolGemm",)
     what = "global pooling with the product behind it"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or layer.outputs[0].type.rank != 2:
             return []
         found = []
@@ -50,20 +50,20 @@ class OwnPoolGemm(Tactic):
                 found.append(same(layer, {0: Operand("nhwc", dtype)}, Operand("linear", to)))
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's clusters (sm_90)"
         s = _sizes(layer)
         if s.n > _MOST_IMAGES or s.pixels > _MOST_PIXELS:
             return f"{s.n} images of {s.pixels} pixels: the kernel is for at most {_MOST_IMAGES} of {_MOST_PIXELS}"
         return None if s.c % 8 == 0 and _ways(s) else f"{s.n} images of {s.c} channels: they come in eights, at most {_CLUSTER * 256}"
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s, ways = _sizes(layer), _ways(_sizes(layer))
-        ahead(machine, [source("pool_gemm.cu", _constants(s, signature, i)) for i in ways])
+        ahead(backend, [source("pool_gemm.cu", _constants(s, signature, i)) for i in ways])
         return [(("i", i),) for i in ways]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         s, i = _sizes(layer), int(dict(config)["i"])
         if i not in _ways(s):
             raise PlanRefused(f"{s.c} channels are not split into parts of {32 * i}")

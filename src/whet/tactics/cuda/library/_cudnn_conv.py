@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda.cudnn import library
 from whet.backends.cuda.cudnn.convolution import B, Convolution, Knobs, Plan, Proposal, W, X, Y, Z, fusible, graph_of, plan_of
 from whet.backends.cuda.cudnn.launch import CudnnLaunch
@@ -66,7 +67,7 @@ class LibraryConvolution(Tactic):
         head = anchor(layer)
         return conv_reason(layer, head)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         posts = epilogue(layer) or ()
@@ -77,15 +78,15 @@ class LibraryConvolution(Tactic):
         types = float_types([anchor(layer).inputs[0], layer.outputs[0]], self.kinds)
         return [same(layer, {i: Operand(f, t) for i in (*others, x)}, Operand(f, t)) for t in types for f in self.formats]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not getattr(machine, "runs", True):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not getattr(backend, "runs", True):
             return "the library plans on the GPU that it runs on"
         if library.library() is None:
             return "libcudnn 9 with the cuBLASLt that it needs is not installed: pip install whet[cudnn]"
         made = _ending(layer)
         return made if isinstance(made, str) else None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         made = _ending(layer)
         if isinstance(made, str):
             return []
@@ -134,7 +135,7 @@ class LibraryConvolution(Tactic):
     def _config(self, form: str, p: Proposal) -> Config:
         return (("math", self.math), ("form", form), ("engine", p.engine), *((f"k{k}", v) for k, v in p.knobs))
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = _ending(layer)
         if isinstance(made, str):
             raise PlanRefused(made)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer
 from whet.network.types import DType
@@ -68,7 +69,7 @@ class LibraryProduct(Tactic):
         groups = "the kernel has no groups" if anchor(layer).attrs.get("group", 1) != 1 else None
         return super().why_not(layer) or product_reason(layer) or groups
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         if anchor(layer).op == "Conv":
@@ -81,8 +82,8 @@ class LibraryProduct(Tactic):
             found.append(same(layer, {i: Operand("linear", t) for i in (*others, x)}, Operand("linear", t)))
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if getattr(machine, "runs", True) and _cublaslt.library() is None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if getattr(backend, "runs", True) and _cublaslt.library() is None:
             return "libcublasLt is not installed: pip install nvidia-cublas"
         made = _ending(layer)
         if isinstance(made, str):
@@ -95,10 +96,10 @@ class LibraryProduct(Tactic):
         size = signature.outputs[0].dtype.bits // 8
         return "an image's windows alone are more than 256 MiB" if work.each * work.padded * size > 256 << 20 else None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         return [(("algo", i), ("math", self.math)) for i in range(ALGORITHMS)]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = _ending(layer)
         if isinstance(made, str):
             raise PlanRefused(made)

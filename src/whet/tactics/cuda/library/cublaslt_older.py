@@ -1,7 +1,7 @@
 """Convolutions and products in f16 and bf16 by cuBLASLt on GPUs before Hopper, where whet has no tensor-core kernel for them."""
 
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16
 from whet.tactics._base import Signature, tactic
@@ -15,7 +15,7 @@ class CublasltOlder(LibraryProduct):
 
     kinds = (F16, BF16)
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if machine_has(backend, "wgmma"):
             return "whet's own kernels use this GPU's tensor cores"
-        return super().refuses(layer, signature, machine)
+        return super().refuses(layer, signature, backend)

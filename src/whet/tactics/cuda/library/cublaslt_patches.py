@@ -1,7 +1,7 @@
 """Convolutions in f16 and bf16 with large windows over few channels (a vision transformer's patches) by cuBLASLt."""
 
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16
 from whet.tactics._base import Signature, tactic
@@ -17,8 +17,8 @@ class CublasltPatches(LibraryProduct):
     ops = ("Conv",)
     kinds = (F16, BF16)
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         s = conv_shape(layer) if anchor(layer).op == "Conv" else None
         if s is None or s.c % 8 == 0 or s.r * s.s <= 49:
             return "whet's own kernels take this"
-        return super().refuses(layer, signature, machine)
+        return super().refuses(layer, signature, backend)

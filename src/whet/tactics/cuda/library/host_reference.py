@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda.driver import cu, ok
 from whet.backends.cuda.executor import GpuCall
 from whet.backends.cuda.stream import Stream
@@ -28,22 +29,22 @@ class HostReference(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         return "reformats run on the GPU" if layer.op == "Reformat" else super().why_not(layer)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         ins = tuple(None if t is None or t.is_constant else Operand("linear", t.dtype) for t in layer.inputs)
         return [Signature(ins, tuple(Operand("linear", t.dtype) for t in layer.outputs))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if any(t is not None and t.dtype.bits < 8 for t in (*layer.inputs, *layer.outputs)):
             return "elements of less than a byte"
         for t in tactics_of("cuda"):
             if not t.opt_in and t.why_not(layer) is None:
-                if any(t.refuses(layer, s, machine) is None for s in t.signatures(layer, machine)):
+                if any(t.refuses(layer, s, backend) is None for s in t.signatures(layer, backend)):
                     return f"{t.name} computes this on the GPU"
         return None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> HostKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> HostKernel:
         return HostKernel(layer, signature)
 
 

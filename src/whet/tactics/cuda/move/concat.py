@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape, stored_shape
 from whet.network.types import BF16, F16
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
@@ -17,7 +18,7 @@ class OwnConcat(Tactic):
 
     ops = ("Concat",)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or layer.op == "Fused" or not all_static(layer):
             return []
         own = layer.outputs[0].dtype
@@ -27,7 +28,7 @@ class OwnConcat(Tactic):
             return []
         return [Signature((Operand(f, k),) * len(layer.inputs), (Operand(f, k),)) for k in kinds for f in forms]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         out = signature.outputs[0]
         rank = layer.outputs[0].type.rank
         axis = int(layer.attrs["axis"]) % rank

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from whet.backends import Backend
 from whet.backends.cuda.launch import Launch
 from whet.errors import BackendError, NetworkError
 from whet.network import Layer, Tensor, Weight, static_shape
@@ -15,7 +15,7 @@ from whet.tactics.cuda._device.fused_body import seen
 from whet.tactics.cuda._device.kernel import HALF, RTOL, GpuKernel, all_static, float_types, launch, same
 from whet.tactics.cuda.move.reformat import FIELDS, moving
 
-_HINTS = ("ConvPool", "ConvProduct", "ConvSum", "DepthwiseProduct", "PoolGemm", "ProductConv", "QuantizedSum", "SqueezeExcite")
+_COMPOSITES = ("ConvPool", "ConvThenPointwise", "ConvSum", "DepthwiseThenPointwise", "PoolGemm", "PointwiseThenConv", "QuantizedSum", "SqueezeExcite")
 _INTEGERS = (I8, U8)
 _ALIGNMENT = 256
 _Place = tuple[str, int]  # "input", "output" or "scratch", and which or where
@@ -41,9 +41,9 @@ class OwnParts(Tactic):
     fallback = True
 
     def why_not(self, layer: Layer) -> str | None:
-        return None if layer.hint in _HINTS else f"takes {', '.join(_HINTS)} apart, not {layer.hint or layer.op}"
+        return None if layer.composite in _COMPOSITES else f"takes {', '.join(_COMPOSITES)} apart, not {layer.composite or layer.op}"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or len(layer.outputs) != 1:
             return []
         places = [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
@@ -52,14 +52,14 @@ class OwnParts(Tactic):
             return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in places}, Operand("nhwc", out.dtype))]
         for dtype in float_types([layer.inputs[places[0]], out], (*HALF, F32)):
             images = [Operand("nhwc", dtype)]
-            if layer.hint == "ConvPool":  # the image as it comes
+            if layer.composite == "ConvPool":  # the image as it comes
                 images = [Operand(f, t) for t in dict.fromkeys((F32, dtype)) for f in ("linear", "nhwc")]
             results = [Operand("nhwc", dtype)] if out.type.rank == 4 else [Operand("linear", t) for t in dict.fromkeys((F32, dtype))]
             found += [same(layer, dict.fromkeys(places, image), result) for image in images for result in results]
         return list(dict.fromkeys(found))
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        steps, scratch = _steps(layer, signature, machine)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        steps, scratch = _steps(layer, signature, backend)
         kernels = [s.kernel for s in steps if s.kernel is not None]
         own = max((k.scratch for k in kernels), default=0)
 
@@ -93,13 +93,13 @@ def _move(step: _Step, source: int, target: int) -> Launch:
     return launch("reformat.cu", entry, constants, grid, 256, FIELDS, source, target, count, rows, columns, 1.0, 0.0)
 
 
-def _steps(layer: Layer, signature: Signature, machine: Any) -> tuple[list[_Step], int]:
+def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_Step], int]:
     """The parts in order with what brings operands into their forms, and bytes of scratch between them. Raises PlanRefused."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     stored = [o for o in (*signature.inputs, *signature.outputs) if o is not None]
     dtype = next((o.dtype for o in stored if o.dtype in HALF), F32)
-    if layer.hint == "SqueezeExcite" and dtype in HALF:
+    if layer.composite == "SqueezeExcite" and dtype in HALF:
         # what a gate's exponential makes of a hidden number's rounding has no bound, so gates are computed in f32 whatever is stored;
         # their weights are those of the kernel that does the whole
         outer = {inner: _rounded(t, dtype) for inner, t in outer.items()}
@@ -128,7 +128,7 @@ def _steps(layer: Layer, signature: Signature, machine: Any) -> tuple[list[_Step
 
     for part in body.layers:
         view = seen(part, outer)
-        kernel, own = _kernel(view, dtype, machine)
+        kernel, own = _kernel(view, dtype, backend)
         reads = tuple(None if t is None or o is None else brought(t, o) for t, o in zip(view.inputs, own.inputs, strict=True))
         made, last = view.outputs[0], part is body.layers[-1]
         direct = last and own.outputs[0] == signature.outputs[0]
@@ -150,7 +150,7 @@ def _rounded(t: Tensor | None, dtype: DType) -> Tensor | None:
     return Tensor(f"{t.name} in {dtype}", t.type, weight=Weight(weight.array.astype(dtype.numpy).astype(weight.array.dtype), weight.origin))
 
 
-def _kernel(part: Layer, dtype: DType, machine: Any) -> tuple[GpuKernel, Signature]:
+def _kernel(part: Layer, dtype: DType, backend: Backend) -> tuple[GpuKernel, Signature]:
     """The first kernel for a part with channels last between images, row-major otherwise. Raises PlanRefused."""
 
     def forms(t: Tensor) -> Sequence[Operand]:
@@ -159,15 +159,15 @@ def _kernel(part: Layer, dtype: DType, machine: Any) -> tuple[GpuKernel, Signatu
     for t in sorted((t for t in TACTICS.values() if t.backend == "cuda" and t.name != "cuda/decomposed"), key=lambda t: (t.fallback, t.name)):
         if not t.name.startswith("cuda/own_") or t.why_not(part) is not None:  # ours alone: --pure holds, and no library has to be there
             continue
-        for s in t.signatures(part, machine):
+        for s in t.signatures(part, backend):
             fed = zip(part.inputs, s.inputs, strict=True)
             if s.inplace or s.outputs[0] not in forms(part.outputs[0]) or any(o is not None and (x is None or o not in forms(x)) for x, o in fed):
                 continue
-            if t.refuses(part, s, machine) is not None:
+            if t.refuses(part, s, backend) is not None:
                 continue
-            for config in t.configs(part, s, machine):
+            for config in t.configs(part, s, backend):
                 try:
-                    kernel = t.plan(part, s, config, machine)
+                    kernel = t.plan(part, s, config, backend)
                 except (PlanRefused, BackendError, NetworkError):
                     continue
                 if isinstance(kernel, GpuKernel):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Tactic, tactic
@@ -28,7 +28,7 @@ class OwnTake(Tactic):
             return "elements of 1, 2, 4 or 8 bytes, nothing fused"
         return None if at.dtype.name in ("i32", "i64") else "indices are 32 or 64 bits wide"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         x, at = layer.inputs
@@ -36,12 +36,12 @@ class OwnTake(Tactic):
         index = None if at.is_constant else Operand("linear", at.dtype)
         return [Signature((Operand("linear", k), index), (Operand("linear", k),)) for k in kinds]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not static_shape(layer.inputs[0].shape)[int(layer.attrs["axis"])]:
             return "there is nothing to take from"
         return "more than 2**31 elements" if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31 else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         x, at = layer.inputs
         shape = static_shape(x.shape)
         axis = int(layer.attrs["axis"]) % len(shape)

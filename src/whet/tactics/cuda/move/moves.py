@@ -6,6 +6,7 @@ import functools
 import struct
 from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape, stored_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
@@ -28,10 +29,10 @@ class OwnMoves(Tactic):
     """Sources of one type in any format each, results in that type or f32."""
 
     ops = ("*",)
-    hints = ("Moves",)
+    composites = ("Moves",)
     what = "moves with arithmetic between them"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         places = _sources(layer)
         if not all_static(layer) or len(layer.outputs) != 1 or not 0 < len(places) <= _SOURCES:
             return []
@@ -45,25 +46,25 @@ class OwnMoves(Tactic):
                     found += [same(layer, ins, Operand(f, to)) for f in (("nhwc", "linear") if out.type.rank == 4 else ("linear",))]
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         sizes = [static_shape(t.shape) for t in (*(layer.inputs[i] for i in _sources(layer)), layer.outputs[0])]
         if any(functools.reduce(int.__mul__, s, 1) >= 2**31 for s in sizes):
             return "more than 2**31 elements"
         made = _moves(layer, signature)
         return made if isinstance(made, str) else None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         row = static_shape(stored_shape(signature.outputs[0].format, layer.outputs[0].shape))[-1]
         found: list[Config] = [*((("rows", n),) for n in reversed(_ROWS) if row >= _LEAST), ()]
         if _LEAST <= row <= 32 * _EACH:
-            bulk = [((), (("bulk", 1),))[b] for b in reversed(range(1 + machine_has(machine, "tma")))]
+            bulk = [((), (("bulk", 1),))[b] for b in reversed(range(1 + machine_has(backend, "tma")))]
             wide = [(("together", n), *b) for n in _TOGETHER if n * row * signature.outputs[0].dtype.bits % 128 == 0 for b in bulk]
             found = [*(c for c in wide if not isinstance(_moves(layer, signature, c), str)), *found]  # likely ones first: a level times so many
         made = [(m, c) for c in found for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
-        ahead(machine, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
+        ahead(backend, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = _moves(layer, signature, config)
         if isinstance(made, str):
             raise PlanRefused(made)

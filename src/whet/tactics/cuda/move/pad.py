@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.ops.pad import amounts
@@ -33,7 +33,7 @@ class OwnPad(Tactic):
         known = all(t is None or t.is_constant for t in layer.inputs[1:])
         return None if known else "how much is padded, or with what, is computed at run time"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         own = layer.outputs[0].dtype
@@ -41,7 +41,7 @@ class OwnPad(Tactic):
         forms = ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",)
         return [same(layer, {0: Operand(form, k)}, Operand(form, k)) for k in kinds for form in forms]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
             return "more than 2**31 elements"
         shape = static_shape(layer.inputs[0].shape)
@@ -51,8 +51,8 @@ class OwnPad(Tactic):
                 return f"{most} elements around {left}: the kernel goes around once"
         return None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        reason = self.refuses(layer, signature, machine)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        reason = self.refuses(layer, signature, backend)
         if reason:
             raise PlanRefused(reason)
         stored = signature.outputs[0]

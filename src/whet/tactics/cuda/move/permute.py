@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.ops.split import sizes
@@ -32,7 +32,7 @@ class OwnGather(Tactic):
             return "elements of 1, 2, 4 or 8 bytes"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         own = layer.inputs[0].dtype
@@ -43,15 +43,15 @@ class OwnGather(Tactic):
         rest = (None,) * (len(layer.inputs) - 1)
         return [Signature((Operand(form, k), *rest), (Operand(form, k),) * len(layer.outputs)) for k in kinds]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if any(t is not None and not t.is_constant for t in layer.inputs[1:]):
             return "sizes are computed at run time"
         if max(prod(static_shape(t.shape)) for t in layer.outputs) >= 2**31:
             return "more than 2**31 elements"
         return _whole_factors(layer) if layer.op == "Resize" else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        reason = self.refuses(layer, signature, machine)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        reason = self.refuses(layer, signature, backend)
         if reason:
             raise PlanRefused(reason)
         moves = _moves(layer)

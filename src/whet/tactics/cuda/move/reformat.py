@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import DTYPES, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, launch
@@ -31,13 +31,13 @@ class OwnReformat(Tactic):
             return f"converts floats, not {a['source_dtype']} to {a['dtype']}"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         a = layer.attrs
         return [Signature((Operand(a["source_format"], DTYPES[a["source_dtype"]]),), (Operand(a["format"], DTYPES[a["dtype"]]),))]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         source, target = signature.needs(0), signature.outputs[0]
         shape = static_shape(layer.outputs[0].shape)
         entry, constants, grid, rows, columns = moving(shape, source, target)

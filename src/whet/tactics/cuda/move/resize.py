@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.ops.resize import resampling, targets
@@ -35,14 +35,14 @@ class OwnResize(PlainTactic):
     ops = ("Resize",)
     constants = "its region, scales or sizes are"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         forms = ("nhwc", "linear") if layer.inputs[0].type.rank == 4 else ("linear",)
         kinds = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
         return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if max(prod(static_shape(t.shape)) for t in (layer.inputs[0], layer.outputs[0])) >= 2**31:
             return "more than 2**31 elements"
         made = resampled(layer)
@@ -53,8 +53,8 @@ class OwnResize(PlainTactic):
             return "channels last: the kernel resamples height and width"
         return next((f"{a.places.shape[1]} taps along axis {a.axis}" for a in made if a.places.shape[1] > _MOST_TAPS), None)
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        reason = self.refuses(layer, signature, machine)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        reason = self.refuses(layer, signature, backend)
         if reason:
             raise PlanRefused(reason)
         x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)

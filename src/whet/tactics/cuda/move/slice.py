@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.ops.slice import ranges
@@ -33,7 +33,7 @@ class OwnSlice(Tactic):
             return "more than one index: gather does that"
         return f"more than {_RANK} axes" if max(x.type.rank, layer.outputs[0].type.rank) > _RANK else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         own = layer.inputs[0].dtype
@@ -42,13 +42,13 @@ class OwnSlice(Tactic):
         forms = ("nhwc", "linear") if layer.op == "Slice" and layer.outputs[0].type.rank == 4 else ("linear",)
         return [Signature((Operand(f, k), *rest), (Operand(f, k),)) for k in kinds for f in forms]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
             return "more than 2**31 elements"
         return None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        if self.refuses(layer, signature, machine):
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        if self.refuses(layer, signature, backend):
             raise PlanRefused("more than 2**31 elements")
         start, sizes, strides = _view(layer, signature.outputs[0].format)
         size = signature.outputs[0].dtype.bits // 8

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
@@ -24,7 +23,7 @@ class OwnView(Tactic):
         later = [t for t in layer.inputs[1:] if t is not None and not t.is_constant]
         return "the new shape is computed at run time" if later else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer) or layer.op == "Fused":
             return []
         t = layer.needs(0)
@@ -43,7 +42,7 @@ class OwnView(Tactic):
                 found += [Signature(ins, (Operand(form, kind),), ((0, 0),)), Signature(ins, (Operand(form, kind),))]
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         nbytes = operand_bytes(layer.outputs[0], signature.outputs[0])
 
         def make(args: Args) -> list:

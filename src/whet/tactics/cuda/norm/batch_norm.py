@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
@@ -42,7 +42,7 @@ class OwnBatchNorm(Tactic):
         made = _activation(layer)
         return made if isinstance(made, str) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         head = anchor(layer)
@@ -53,10 +53,10 @@ class OwnBatchNorm(Tactic):
         kinds = float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32))
         return [same(layer, {x: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return "more than 2**31 elements" if prod(static_shape(layer.outputs[0].shape)) >= 2**31 else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = _activation(layer)
         if isinstance(made, str):
             raise PlanRefused(made)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, tactic
@@ -25,16 +25,16 @@ class OwnNormalize(PlainTactic):
     ops = (*_SOFT, *_NORMS)
     constants = "its scale is"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         return [same(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in float_types([layer.inputs[0]], (F16, BF16, F32))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         shape = static_shape(layer.outputs[0].shape)
         return "more than 2**31 rows or elements of a row" if prod(shape) >= 2**31 else "it is empty" if not prod(shape) else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         shape, kind = static_shape(layer.outputs[0].shape), TYPE[signature.outputs[0].dtype.name]
         number = (_SOFT | _NORMS)[layer.op]
         length, per, groups, inner = _rows(layer, shape)

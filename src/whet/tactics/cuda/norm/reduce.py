@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.ops._reduce import reduced
@@ -27,13 +28,13 @@ class OwnReduce(PlainTactic):
     ops = tuple(_OPS)
     constants = "the axes are"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         kinds = (F32,) if layer.op == "ReduceProd" else (F16, BF16, F32)  # a product of many numbers leaves the range of 16 bits
         return [same(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in float_types([layer.inputs[0]], kinds)]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if prod(static_shape(layer.inputs[0].shape)) >= 2**31:
             return "more than 2**31 elements"
         if not prod(static_shape(layer.inputs[0].shape)):
@@ -41,7 +42,7 @@ class OwnReduce(PlainTactic):
         found = _walks(layer)
         return found if isinstance(found, str) else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found = _walks(layer)
         if isinstance(found, str):
             raise PlanRefused(found)

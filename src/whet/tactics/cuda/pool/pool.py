@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Signature, tactic
@@ -29,7 +29,7 @@ class OwnPool(PlainTactic):
             return "means over height and width only"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         outs: tuple[str, ...] = ("nhwc",)
@@ -40,7 +40,7 @@ class OwnPool(PlainTactic):
             types = [layer.outputs[0].dtype]
         return [same(layer, {0: Operand("nhwc", t)}, Operand(f, t)) for t in types for f in outs]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         channels = layer.inputs[0].shape[1]
         if channels % 8:
             return f"{channels} channels are no multiple of 8"
@@ -48,7 +48,7 @@ class OwnPool(PlainTactic):
             return "more than 2**31 groups of eight values"
         return "ceil_mode's own padding is not counted as the window's" if not _whole(layer) and _grown(layer) else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         n, c, h, w = static_shape(layer.inputs[0].shape)
         stored = TYPES[signature.outputs[0].dtype.name]
         entry, constants, grid, sizes = pool_launch(layer, (n, c, h, w), static_shape(layer.outputs[0].shape), stored, stored)

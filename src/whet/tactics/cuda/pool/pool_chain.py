@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
+from whet.backends import Backend
 from whet.backends.cuda.launch import Launch
 from whet.network import I8, U8, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
@@ -20,34 +20,34 @@ class OwnPoolChain(Tactic):
     """What fuse_pool_chain makes, in floats or 8-bit integers, channels last."""
 
     ops = ("*",)
-    hints = ("PoolChain",)
+    composites = ("PoolChain",)
     what = "max poolings in a row with their Concat"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer):
             return []
         x = layer.needs(0)
         types = [x.dtype] if x.dtype in (I8, U8) else float_types([x, layer.outputs[0]])
         return [same(layer, {0: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         n, c, h, w = static_shape(layer.inputs[0].shape)
         if c % (each := _each(signature)):
             return f"{c} channels are no multiple of {each}"
         if n > 65535:
             return f"{n} images: a grid has 65535"
-        if (need := _shared(h, w)) > (limit := shared_limit(machine)):
+        if (need := _shared(h, w)) > (limit := shared_limit(backend)):
             return f"an image of {h}x{w} takes {need} bytes of shared memory, a block has {limit}"
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         _, c, h, w = static_shape(layer.inputs[0].shape)
-        sides = [side for side in (1, 2) if c % (side * _each(signature)) == 0 and _shared(h, w, side) <= shared_limit(machine)]
+        sides = [side for side in (1, 2) if c % (side * _each(signature)) == 0 and _shared(h, w, side) <= shared_limit(backend)]
         found: list[Config] = [(("side", side),) for side in sides]
-        ahead(machine, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
+        ahead(backend, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         n, c, h, w = static_shape(layer.inputs[0].shape)
         side = int(dict(config).get("side", 1))
         made = _constants(layer, signature, side)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.ops._window import pool_of
@@ -29,17 +29,17 @@ class OwnPoolAny(Tactic):
             return "fuses nothing and gives no indices"
         return None if 3 <= layer.inputs[0].type.rank <= 5 else "takes one to three spatial axes"
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         forms = ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",)
         kinds = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
         return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return "more than 2**31 elements" if prod(static_shape(layer.inputs[0].shape)) >= 2**31 else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         x, y = static_shape(layer.inputs[0].shape), static_shape(layer.outputs[0].shape)
         stored, largest = signature.outputs[0], layer.op in ("MaxPool", "GlobalMaxPool")
         rows = axes_of(layer, x, y)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
@@ -71,7 +72,7 @@ class OwnSqueeze(Tactic):
     """What the pass fuse_squeeze_excite makes: channels in eights, 16-bit numbers; an image as large as a cluster's registers."""
 
     ops = ("*",)
-    hints = ("SqueezeExcite",)
+    composites = ("SqueezeExcite",)
     what = "squeeze and excitation"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -80,29 +81,29 @@ class OwnSqueeze(Tactic):
         found = _gate(layer) if all_static(layer) else None
         return found if isinstance(found, str) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or isinstance(gate := _gate(layer), str):
             return []
         types = float_types([layer.inputs[gate.x], layer.outputs[0]], HALF)
         return [same(layer, {gate.x: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's clusters (sm_90)"
         gate = _gate(layer)
         if isinstance(gate, str):
             return gate
         return None if _ways(gate, 132) else f"no cluster of blocks holds {gate.pixels} pixels of {gate.c} channels, {gate.hidden} hidden numbers"
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         gate = _gate(layer)
         if isinstance(gate, str):
             return []
-        ways = _ways(gate, machine.multiprocessors)
-        ahead(machine, [source("squeeze_excite.cu", _constants(gate, w, signature)) for w in ways])
+        ways = _ways(gate, backend.multiprocessors)
+        ahead(backend, [source("squeeze_excite.cu", _constants(gate, w, signature)) for w in ways])
         return [(("channels", w.channels), ("pixels", w.pixels), ("threads", w.threads)) for w in ways]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         gate, way = _gate(layer), _Way(**{k: int(v) for k, v in config})
         if isinstance(gate, str):
             raise PlanRefused(gate)

@@ -71,7 +71,7 @@ class Half:
 
 @dataclass(frozen=True)
 class Both8:
-    """The two halves of a quantized ConvProduct, and where the whole reads its input and what is added."""
+    """The two halves of a quantized ConvThenPointwise, and where the whole reads its input and what is added."""
 
     first: Half
     product: Half

@@ -26,10 +26,10 @@ class Image:
     step: float | None
 
 
-def image_parts(layer: Layer, hint: str) -> Image | str:
+def image_parts(layer: Layer, composite: str) -> Image | str:
     """The layer taken apart, or why the kernel is not for it."""
-    if layer.hint != hint:
-        return f"computes {hint}, not {layer.hint or layer.op}"
+    if layer.composite != composite:
+        return f"computes {composite}, not {layer.composite or layer.op}"
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     fused = next((x for x in body.layers if x.op == "Fused"), None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Signature, Tactic
 from whet.tactics._quantized import Parts
@@ -28,7 +27,7 @@ class QuantizedTactic(Tactic):
             return "computes on integers, not on float8"
         return self.unfit(layer, parts)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         parts = parts_of(layer)

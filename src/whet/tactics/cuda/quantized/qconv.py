@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
@@ -61,24 +62,24 @@ class OwnQConv(QuantizedTactic):
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         return signatures_of(parts, "nhwc")
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
-        return refuses_product(parts, pairs(conv_shape_of(parts)), machine)
+        return refuses_product(parts, pairs(conv_shape_of(parts)), backend)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         shape = pairs(conv_shape_of(parts))
-        return product_configs(parts, shape, signature, conv_configs(shape, machine.multiprocessors, 1), machine)
+        return product_configs(parts, shape, signature, conv_configs(shape, backend.multiprocessors, 1), backend)
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
         if isinstance(parts, str):
             raise PlanRefused(parts)
         w = parts.view.inputs[parts.places()[1]]
-        return product_plan(layer, parts, conv_shape_of(parts), signature, config, machine, lambda: weight_bytes(w), "conv")
+        return product_plan(layer, parts, conv_shape_of(parts), signature, config, backend, lambda: weight_bytes(w), "conv")
 
 
 def conv_channels(parts: Parts) -> tuple[Any, Any]:
@@ -101,9 +102,9 @@ def pairs(shape: ConvShape) -> ConvShape:
     return ConvShape(1, 1, shape.m // 2, shape.c * 2, shape.k * 2)
 
 
-def refuses_product(parts: Parts, shape: ConvShape, machine: Any, axis: int = 1) -> str | None:
+def refuses_product(parts: Parts, shape: ConvShape, backend: Backend, axis: int = 1) -> str | None:
     """Why the tensor-core kernel cannot take a product of 8-bit numbers, or None."""
-    if not machine_has(machine, "wgmma"):
+    if not machine_has(backend, "wgmma"):
         return "needs Hopper's tensor cores (sm_90a)"
     made = ending_of(parts, axis)
     return made if isinstance(made, str) else refuses(shape, made.residual is None, 1)
@@ -127,7 +128,7 @@ def storable(tile: ConvConfig, eight: Eight, shape: ConvShape) -> bool:
 
 
 def product_configs(
-    parts: Parts, shape: ConvShape, signature: Signature, found: list[ConvConfig], machine: Any, axis: int = 1
+    parts: Parts, shape: ConvShape, signature: Signature, found: list[ConvConfig], backend: Backend, axis: int = 1
 ) -> Sequence[Config]:
     """The first of `found` that can run and store this; tiles that would go through shared memory and cannot go directly."""
     made = ending_of(parts, axis)
@@ -139,7 +140,7 @@ def product_configs(
     most = MAX_CONFIGS + (6 if made.residual is not None else 0)
     good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)
     kind, odd = made.finish.activation[0], shape.k % 8 != 0
-    ahead(machine, [conv_source(c, not shape.plain and not c.halo, kind, False, False, odd, eight) for c in good])
+    ahead(backend, [conv_source(c, not shape.plain and not c.halo, kind, False, False, odd, eight) for c in good])
     return [as_config(c) for c in good]
 
 
@@ -149,7 +150,7 @@ def product_plan(
     shape: ConvShape,
     signature: Signature,
     config: Config,
-    machine: Any,
+    backend: Backend,
     array: Callable[[], np.ndarray],
     name: str,
     axis: int = 1,
@@ -196,7 +197,7 @@ def product_plan(
         return [
             conv_launch(
                 tile, shape, source, args.packed[0], biases, View(args.outputs[0], shape.k), residual=residual, finish=finish,
-                multiprocessors=machine.multiprocessors, label=layer.name, eight=eight, numbers8=numbers,
+                multiprocessors=backend.multiprocessors, label=layer.name, eight=eight, numbers8=numbers,
             )
         ]  # fmt: skip
 

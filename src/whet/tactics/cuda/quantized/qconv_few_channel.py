@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
@@ -49,23 +49,23 @@ class OwnQNarrow(QuantizedTactic):
         given = {i: Operand("nhwc", parts.reads[i].dtype) for i in (parts.source_place(), made.residual) if i is not None}
         return [Signature(tuple(given.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", stores.dtype),))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         parts = parts_of(layer)
         return parts if isinstance(parts, str) else narrow_reason8(conv_shape_of(parts))
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         made = ending_of(parts)
         assert not isinstance(made, str)
         fit = [t for t in tiles8(conv_shape_of(parts)) if t.fits(made.residual is not None)]
         good = [t for t in fit if replace(t, blocks=t.blocks + 2) not in fit]  # as many blocks as fit, and one less
-        ahead(machine, [text("qconv_few_channel.cu", t.constants(parts, made)) for t in good])
+        ahead(backend, [text("qconv_few_channel.cu", t.constants(parts, made)) for t in good])
         return [(("wide", t.wide), ("tall", t.tall), ("blocks", t.blocks)) for t in good]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
         made = parts if isinstance(parts, str) else ending_of(parts)
         if isinstance(parts, str) or isinstance(made, str):
@@ -91,7 +91,7 @@ class OwnQNarrow(QuantizedTactic):
             residual = 0 if made.residual is None else args.inputs[made.residual]
             sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
             blob += fields(args, s.k, residual, sizes, finish, out, out.add_step, outside)
-            return launches("qnarrow", constants, tile, tiles, machine.multiprocessors, blob + bytes(-len(blob) % 64), layer.name)
+            return launches("qnarrow", constants, tile, tiles, backend.multiprocessors, blob + bytes(-len(blob) % 64), layer.name)
 
         name = f"own narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=(rows, numbers), rtol=0.0)

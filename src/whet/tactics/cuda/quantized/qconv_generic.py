@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
@@ -45,7 +44,7 @@ class OwnQDirect(QuantizedTactic):
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         return signatures_of(parts, "nhwc" if parts.head.op == "Conv" else "linear")
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
@@ -55,11 +54,11 @@ class OwnQDirect(QuantizedTactic):
             return made
         group = int(parts.head.attrs["group"]) if conv else 1
         s = conv_shape_of(parts) if conv else rows_of(parts)
-        if machine_has(machine, "wgmma") and group == 1 and s.c > 4 and no_tensor_cores(pairs(s) if conv else s, made.residual is None, 1) is None:
+        if machine_has(backend, "wgmma") and group == 1 and s.c > 4 and no_tensor_cores(pairs(s) if conv else s, made.residual is None, 1) is None:
             return "tensor cores take it"
         return None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
         if isinstance(parts, str):
             raise PlanRefused(parts)

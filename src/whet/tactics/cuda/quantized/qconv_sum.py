@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, packed_array, same
@@ -55,7 +55,7 @@ class OwnQConvPair(Tactic):
     """What the pass fuse_quantized_sum makes: one group, input channels in sixteens, results in 32s, one type of integers in."""
 
     ops = ("*",)
-    hints = ("QuantizedSum",)
+    composites = ("QuantizedSum",)
     what = "the sum of two quantized convolutions"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -64,7 +64,7 @@ class OwnQConvPair(Tactic):
         found = _sum_of(layer)
         return found if isinstance(found, str) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = _sum_of(layer) if all_static(layer) else "static"
         if isinstance(found, str):
             return []
@@ -72,8 +72,8 @@ class OwnQConvPair(Tactic):
         assert stores is not None
         return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in (found.x, found.y)}, Operand("nhwc", stores.dtype))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         found = _sum_of(layer)
         if isinstance(found, str):
@@ -81,22 +81,22 @@ class OwnQConvPair(Tactic):
         a, b = found.first.shape, found.last.shape
         return f"{b.k} results: they come in 32s" if b.k % 32 else refuses(a, size=1) or refuses(b, size=1)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         found = _sum_of(layer)
         if isinstance(found, str):
             return []
-        s, bk, processors = found.last.shape, found.bk(), machine.multiprocessors
+        s, bk, processors = found.last.shape, found.bk(), backend.multiprocessors
         steps = found.steps(bk)
         every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _able(c))
         order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
         kind, finish = Second.kind(s), found.last.ends()[3]
         ahead(
-            machine,
+            backend,
             [conv_source(c, not found.first.shape.plain, finish.activation[0], False, eight=found.eight(), pair=kind, between=True) for c in order],
         )
         return [as_config(c) for c in order]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found, tile = _sum_of(layer), from_config(config)
         if isinstance(found, str):
             raise PlanRefused(found)
@@ -118,7 +118,7 @@ class OwnQConvPair(Tactic):
             return [
                 conv_launch(
                     tile, a, View(args.inputs[found.x], a.c), weights, numbers, View(args.outputs[0], b.k), finish=finish,
-                    multiprocessors=machine.multiprocessors, label=layer.name, eight=found.eight(),
+                    multiprocessors=backend.multiprocessors, label=layer.name, eight=found.eight(),
                     numbers8=Steps(found.last.factor(numbers), out.per_step, out.zero, out.add_step, out.add_shift, 0, bias_count(b.k)),
                     second=Second(b, View(args.inputs[found.y], b.c), between),
                 )

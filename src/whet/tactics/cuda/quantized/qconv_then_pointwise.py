@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, machine_has, same
@@ -17,10 +17,10 @@ from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Both8, both_
 
 @tactic
 class OwnQConvProduct(Tactic):
-    """What the pass fuse_quantized_product makes: stride 1, no dilation, one group; channels of both in multiples of 64; u8 or i8 by i8."""
+    """Quantized ConvThenPointwise: stride 1, no dilation, one group; channels of both in multiples of 64; u8 or i8 by i8."""
 
     ops = ("*",)
-    hints = ("ConvProduct",)
+    composites = ("ConvThenPointwise",)
     what = "a quantized convolution and the product behind it"
 
     def why_not(self, layer: Layer) -> str | None:
@@ -29,15 +29,15 @@ class OwnQConvProduct(Tactic):
         both = both_of(layer)
         return both if isinstance(both, str) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or isinstance(both := both_of(layer), str):
             return []
         assert both.product.parts.stores is not None
         places = [i for i in (both.x, both.residual) if i is not None]
         return [same(layer, {i: Operand("nhwc", layer.inputs[i].dtype) for i in places}, Operand("nhwc", both.product.parts.stores.dtype))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         both = both_of(layer)
         if isinstance(both, str):
@@ -45,20 +45,20 @@ class OwnQConvProduct(Tactic):
         s, k = both.first.shape, both.product.shape.k
         if reason := refuses(s, size=1):
             return reason
-        if not tiles_of(s, k, machine.multiprocessors, 1):
+        if not tiles_of(s, k, backend.multiprocessors, 1):
             return f"no cluster of blocks shares out {s.m} pixels, {s.c}, {s.k} and {k} channels"
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         both = both_of(layer)
         if isinstance(both, str):
             return []
-        found = tiles_of(both.first.shape, both.product.shape.k, machine.multiprocessors, 1)[:MAX_CONFIGS]
+        found = tiles_of(both.first.shape, both.product.shape.k, backend.multiprocessors, 1)[:MAX_CONFIGS]
         inner, last = (h.made.finish.activation[0] for h in (both.first, both.product))
-        ahead(machine, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in found])
+        ahead(backend, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in found])
         return [as_config(t) for t in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         both, tile = both_of(layer), Tile(**{k: int(v) for k, v in config}, size=1)
         if isinstance(both, str):
             raise PlanRefused(both)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
@@ -33,23 +33,23 @@ class OwnQGemm(QuantizedTactic):
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         return signatures_of(parts, "linear")
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
-        return parts if isinstance(parts, str) else refuses_product(parts, rows_of(parts), machine, layer.outputs[0].type.rank - 1)
+        return parts if isinstance(parts, str) else refuses_product(parts, rows_of(parts), backend, layer.outputs[0].type.rank - 1)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         s = rows_of(parts)
-        found = configs_for(s.m, s.k, s.c, 1, machine.multiprocessors, 1)
-        return product_configs(parts, s, signature, found, machine, layer.outputs[0].type.rank - 1)
+        found = configs_for(s.m, s.k, s.c, 1, backend.multiprocessors, 1)
+        return product_configs(parts, s, signature, found, backend, layer.outputs[0].type.rank - 1)
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
         if isinstance(parts, str):
             raise PlanRefused(parts)
         last = layer.outputs[0].type.rank - 1
-        return product_plan(layer, parts, rows_of(parts), signature, config, machine, lambda: matrix(parts), "gemm", last)
+        return product_plan(layer, parts, rows_of(parts), signature, config, backend, lambda: matrix(parts), "gemm", last)
 
 
 def why_not_rows(parts: Parts) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
@@ -43,13 +43,13 @@ class OwnQMul(QuantizedTactic):
             found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.stores.dtype),)))
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         channels = layer.outputs[0].shape[1]
         if channels % 8:
             return f"{channels} channels are no multiple of 8"
         return "more than 2**34 values" if prod(static_shape(layer.outputs[0].shape)) >= 2**34 else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
         if isinstance(parts, str) or parts.stores is None:
             raise PlanRefused(str(parts))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
@@ -35,7 +34,7 @@ class OwnQPool(QuantizedTactic):
         forms = ("nhwc", "linear") if parts.head.op == "GlobalAveragePool" else ("nhwc",)  # one value a channel lies row-major too
         return [Signature(ins, (Operand(f, parts.stores.dtype),)) for f in forms]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
@@ -44,7 +43,7 @@ class OwnQPool(QuantizedTactic):
             return f"{channels} channels are no multiple of 8"
         return "ceil_mode's own padding is not counted as the window's" if _grown(parts.head) else None
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
         if isinstance(parts, str) or parts.stores is None:
             raise PlanRefused(str(parts))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
@@ -40,7 +40,7 @@ class OwnQuantize(Tactic):
             return "e4m3 has no zero point"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         forms = ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",)
@@ -53,7 +53,7 @@ class OwnQuantize(Tactic):
                     found.append(Signature((source, *rest), (Operand(g, layer.outputs[0].dtype if quantizes else real),)))
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         source, target = signature.needs(0), signature.outputs[0]
         shape = static_shape(layer.outputs[0].shape)
         entry, constants, grid, rows, columns = moving(shape, source, target)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer
@@ -58,13 +58,13 @@ class OwnQFirst(QuantizedTactic):
             found.append(Signature(ins, (Operand("nhwc", parts.stores.dtype),)))
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
-        return first_refuses(conv_shape_of(parts), machine)
+        return first_refuses(conv_shape_of(parts), backend)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         made = parts if isinstance(parts, str) else ending_of(parts)
         assert isinstance(parts, Parts)
@@ -72,16 +72,16 @@ class OwnQFirst(QuantizedTactic):
         found, stores = first_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
         source = signature.inputs[parts.source_place()]
         tiles = ({k: int(v) for k, v in c} for c in found)
-        ahead(machine, [text("stem.cu", first_constants8(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
+        ahead(backend, [text("stem.cu", first_constants8(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
         made = parts if isinstance(parts, str) else ending_of(parts)
         if isinstance(parts, str) or isinstance(made, str):
             raise PlanRefused(str(made))
         x = parts.source_place()
-        return first_kernel(layer, parts, made, signature, config, machine, x)
+        return first_kernel(layer, parts, made, signature, config, backend, x)
 
 
 def first_configs(s: ConvShape) -> list[Config]:
@@ -97,9 +97,9 @@ def first_configs(s: ConvShape) -> list[Config]:
     return found
 
 
-def first_refuses(s: ConvShape, machine: Any) -> str | None:
+def first_refuses(s: ConvShape, backend: Backend) -> str | None:
     """Why the kernel does not do a convolution of these sizes, or None."""
-    if not machine_has(machine, "wgmma"):
+    if not machine_has(backend, "wgmma"):
         return "needs Hopper's tensor cores (sm_90a)"
     if s.c > 4 or s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
         return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 128 (in eights), 16 x 16, no dilation"
@@ -107,7 +107,7 @@ def first_refuses(s: ConvShape, machine: Any) -> str | None:
 
 
 def first_kernel(
-    layer: Layer, parts: Parts, made: Ending, signature: Signature, config: Config, machine: Any, image: int, step: float | None = None
+    layer: Layer, parts: Parts, made: Ending, signature: Signature, config: Config, backend: Backend, image: int, step: float | None = None
 ) -> GpuKernel:
     """The kernel that reads input `image`, which is integers, or floats that become such of this `step`."""
     s, tile, stored = conv_shape_of(parts), {k: int(v) for k, v in config}, signature.outputs[0].dtype.name
@@ -123,7 +123,7 @@ def first_kernel(
         sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
         more = b"" if step is None else struct.pack("<f", 1.0 / step)
         blob = first_end(parts, finish, s, out, args, args.inputs[image], sizes, box, more)
-        grid = min(tiles, machine.multiprocessors * tile["blocks"])
+        grid = min(tiles, backend.multiprocessors * tile["blocks"])
         return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob, label=layer.name)]
 
     name = f"own first of integers{' from floats' if step is not None else ''} {tile['th']}x{tile['tw']} b{tile['blocks']}"

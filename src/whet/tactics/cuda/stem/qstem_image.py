@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, ahead, all_static, same
@@ -11,44 +10,44 @@ from whet.tactics.cuda._device.source import source as text
 from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
 from whet.tactics.cuda.stem.qstem import first_configs, first_constants8, first_kernel, first_refuses
 
-_HINT = "ImageConv"
+_COMPOSITE = "QuantizeThenConv"
 
 
 @tactic
 class OwnQFirstImage(Tactic):
-    """What the pass fuse_quantized_image makes: a float image of up to 4 channels, up to 128 output channels, integers out."""
+    """What the pass fuse_quantize_then_conv makes: a float image of up to 4 channels, up to 128 output channels, integers out."""
 
     ops = ("*",)
-    hints = (_HINT,)
+    composites = (_COMPOSITE,)
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
         if said:
             return said
-        found = image_parts(layer, _HINT)
+        found = image_parts(layer, _COMPOSITE)
         return found if isinstance(found, str) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        found = image_parts(layer, _HINT)
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        found = image_parts(layer, _COMPOSITE)
         if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
             return []
         dtype = layer.inputs[found.image].dtype
         return [same(layer, {found.image: Operand(form, dtype)}, Operand("nhwc", found.parts.stores.dtype)) for form in ("linear", "nhwc")]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        found = image_parts(layer, _HINT)
-        return found if isinstance(found, str) else first_refuses(found.shape, machine)
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        found = image_parts(layer, _COMPOSITE)
+        return found if isinstance(found, str) else first_refuses(found.shape, backend)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
-        found = image_parts(layer, _HINT)
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
+        found = image_parts(layer, _COMPOSITE)
         assert isinstance(found, Image)
         configs, source, stores = first_configs(found.shape), signature.inputs[found.image], signature.outputs[0].dtype.name
         tiles = ({k: int(v) for k, v in c} for c in configs)
-        ahead(machine, [text("stem.cu", first_constants8(found.parts, found.made, found.shape, t, source, stores, floats=True)) for t in tiles])
+        ahead(backend, [text("stem.cu", first_constants8(found.parts, found.made, found.shape, t, source, stores, floats=True)) for t in tiles])
         return configs
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        found = image_parts(layer, _HINT)
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        found = image_parts(layer, _COMPOSITE)
         if isinstance(found, str):
             raise PlanRefused(found)
-        return first_kernel(layer, found.parts, found.made, signature, config, machine, found.image, found.step)
+        return first_kernel(layer, found.parts, found.made, signature, config, backend, found.image, found.step)

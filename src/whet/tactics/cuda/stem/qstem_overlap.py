@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
@@ -19,15 +19,15 @@ from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
 from whet.tactics.cuda.stem.qstem import first_numbers
 from whet.tactics.cuda.stem.stem_pool import _window
 
-_HINTS = ("ConvPool", "ImageConv")
+_COMPOSITES = ("ConvPool", "QuantizeThenConv")
 
 
 @tactic
 class OwnQStem(Tactic):
-    """What fuse_quantized_pool and fuse_quantized_image make of an image of floats: up to 4 channels in, 32 or 64 out, filters up to 8 x 8."""
+    """What fuse_quantized_pool and fuse_quantize_then_conv make of an image of floats: up to 4 channels in, 32 or 64 out, filters up to 8 x 8."""
 
     ops = ("*",)
-    hints = _HINTS
+    composites = _COMPOSITES
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -36,28 +36,28 @@ class OwnQStem(Tactic):
         found = _parts(layer)
         return found if isinstance(found, str) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = _parts(layer)
         if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
             return []
         return [same(layer, {found.image: Operand("linear", F32)}, Operand("nhwc", found.parts.stores.dtype))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = _parts(layer)
         if isinstance(found, str):
             return found
-        if not machine_has(machine, "wgmma"):
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         return _size_reason(layer, found)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = _parts(layer)
         assert isinstance(found, Image)
         good = [c for c in _tiles(layer, found.shape) if c.fits()]
-        ahead(machine, [text("qstem_overlap.cu", _constants(layer, found, signature, c)) for c in good])
+        ahead(backend, [text("qstem_overlap.cu", _constants(layer, found, signature, c)) for c in good])
         return [(("wide", c.wide), ("tall", c.tall), ("blocks", c.blocks)) for c in good]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found = _parts(layer)
         if isinstance(found, str):
             raise PlanRefused(found)
@@ -80,7 +80,7 @@ class OwnQStem(Tactic):
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
             arguments = fields(args, s.k, args.inputs[found.image], sizes, finish, out, 1.0 / step, zero)
-            return launches("qstem", constants, tile, tiles, machine.multiprocessors, arguments, layer.name)
+            return launches("qstem", constants, tile, tiles, backend.multiprocessors, arguments, layer.name)
 
         name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
@@ -125,16 +125,16 @@ class _Tile:
 
 def _parts(layer: Layer) -> Image | str:
     """The layer taken apart, or why the kernel is not for it."""
-    if layer.hint not in _HINTS:
-        return f"computes a quantized first convolution, not {layer.hint or layer.op}"
-    found = image_parts(layer, layer.hint)
+    if layer.composite not in _COMPOSITES:
+        return f"computes a quantized first convolution, not {layer.composite or layer.op}"
+    found = image_parts(layer, layer.composite)
     if isinstance(found, str):
         return found
     return found if found.step is not None else "the image is no f32 tensor that becomes the convolution's input"
 
 
 def _pooled(layer: Layer) -> bool:
-    return layer.hint == "ConvPool"
+    return layer.composite == "ConvPool"
 
 
 def _size_reason(layer: Layer, found: Image) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
@@ -22,7 +22,7 @@ class OwnQFirstPool(Tactic):
     """What the pass fuse_quantized_pool makes: up to 4 input channels, 64 output channels, integers out; square windows and strides."""
 
     ops = ("*",)
-    hints = ("ConvPool",)
+    composites = ("ConvPool",)
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -31,25 +31,25 @@ class OwnQFirstPool(Tactic):
         found = image_parts(layer, "ConvPool")
         return found if isinstance(found, str) else None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = image_parts(layer, "ConvPool")
         if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
             return []
         dtype = layer.inputs[found.image].dtype
         return [same(layer, {found.image: Operand(form, dtype)}, Operand("nhwc", found.parts.stores.dtype)) for form in ("linear", "nhwc")]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = image_parts(layer, "ConvPool")
         if isinstance(found, str):
             return found
         s = found.shape
-        if not machine_has(machine, "wgmma"):
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         if s.c > 4 or s.k != 64 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
             return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 64, 16 x 16, no dilation"
         return _window_reason(layer)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = image_parts(layer, "ConvPool")
         assert isinstance(found, Image)
         s, pool, good = found.shape, _window(layer), []
@@ -60,10 +60,10 @@ class OwnQFirstPool(Tactic):
                 fits = threads <= 1024 and blocks * threads <= 2048 and 100 + pixels <= 65536 // (blocks * threads)
                 if fits and _shared(s, pool, ph, pw) * blocks < 220 * 1024:
                     good.append((("ph", ph), ("pw", pw), ("blocks", blocks)))
-        ahead(machine, [text("stem.cu", _constants(layer, found, signature, c)) for c in good])
+        ahead(backend, [text("stem.cu", _constants(layer, found, signature, c)) for c in good])
         return good  # type: ignore[return-value]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         found = image_parts(layer, "ConvPool")
         if isinstance(found, str):
             raise PlanRefused(found)
@@ -83,7 +83,7 @@ class OwnQFirstPool(Tactic):
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
             more = struct.pack("<2if", p, q, 0.0 if found.step is None else 1.0 / found.step)
             blob = first_end(parts, finish, s, out, args, args.inputs[found.image], sizes, box, more)
-            return [Launch(kernel, (min(tiles, machine.multiprocessors * blocks), 1, 1), threads, blob, label=layer.name)]
+            return [Launch(kernel, (min(tiles, backend.multiprocessors * blocks), 1, 1), threads, blob, label=layer.name)]
 
         name = f"own first of integers{' from floats' if found.step is not None else ''} pooled {ph}x{pw} b{blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)

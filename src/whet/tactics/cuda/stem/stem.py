@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor
@@ -26,8 +27,8 @@ _TILES = ((8, 16), (4, 16), (8, 32), (16, 16), (4, 32))  # output rows and colum
 class OwnFirst(FirstLayer):
     """Up to 4 input channels, filter rows up to 16 taps, up to 128 output channels, no dilation."""
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made, s = ending(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
@@ -36,7 +37,7 @@ class OwnFirst(FirstLayer):
             return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 128 (in eights), 16 x 16"
         return "the kernel has no dilation" if s.dilation != (1, 1) else None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(layer)
         found: list[Config] = []
         for th, tw in _TILES:
@@ -50,10 +51,10 @@ class OwnFirst(FirstLayer):
         source = signature.inputs[source_place(layer)]
         if not isinstance(made, str):
             kind, dtype = made.finish.activation[0], signature.outputs[0].dtype.name
-            ahead(machine, [text("stem.cu", first_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
+            ahead(backend, [text("stem.cu", first_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = ending(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
@@ -74,7 +75,7 @@ class OwnFirst(FirstLayer):
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
             numbers = (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)
-            grid = min(tiles, machine.multiprocessors * tile["blocks"])
+            grid = min(tiles, backend.multiprocessors * tile["blocks"])
             return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, first_arguments(box, numbers), label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
@@ -76,7 +76,7 @@ class FirstLayer(Tactic):
             return "is for first layers: at most 8 input channels"
         return None
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         head, posts = anchor(layer), epilogue(layer)
@@ -95,8 +95,8 @@ class FirstLayer(Tactic):
 class OwnStem(FirstLayer):
     """Convolutions of up to 8 input channels, group 1; reads the image as it comes: f32 or 16-bit, channels first or last."""
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made, shape = ending(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
@@ -107,11 +107,11 @@ class OwnStem(FirstLayer):
             return f"{shape.k} output channels are no multiple of 8 (16 bytes)"
         return refuses(replace(Wide.of(shape).shape, c=8))
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = Wide.of(conv_shape(layer)).shape
-        return [as_config(c) for c in configs_for(s.m, s.k, s.c, s.r, machine.multiprocessors)[:MAX_CONFIGS]]
+        return [as_config(c) for c in configs_for(s.m, s.k, s.c, s.r, backend.multiprocessors)[:MAX_CONFIGS]]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = ending(layer, epilogue(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
@@ -151,11 +151,11 @@ class OwnStem(FirstLayer):
                 channels=tile.bk,
                 pixels=tile.bm,
             )
-            grid = (min(blocks_of(pixels, 256), 16 * machine.multiprocessors), 1, 1)
+            grid = (min(blocks_of(pixels, 256), 16 * backend.multiprocessors), 1, 1)
             image = (args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide.row, shape.pad[1])
             return [
                 launch("stem_as_channels.cu", "widen", constants, grid, 256, "<QQ6i", *image),
-                ended_launch(tile, seen, View(args.scratch, wide.channels), args, made, dtype, machine, layer.name, input_map=windows),
+                ended_launch(tile, seen, View(args.scratch, wide.channels), args, made, dtype, backend, layer.name, input_map=windows),
             ]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor
@@ -75,8 +75,8 @@ class PlacesTile:
 class OwnFirstPlaces(FirstLayer):
     """Up to 3 input channels, stride 2 along rows, image rows of a multiple of 4 pixels, filters up to 8 x 8, up to 128 output channels."""
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made, s = ending(layer, epilogue(layer)), conv_shape(layer)
         image = signature.inputs[source_place(layer)]
@@ -89,18 +89,18 @@ class OwnFirstPlaces(FirstLayer):
             return f"{sizes}: at most 3, at most 128 in eights, at most 8 x 8, 2, fours"
         return None
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s, image = conv_shape(layer), signature.inputs[source_place(layer)]
         made, dtype = ending(layer, epilogue(layer)), signature.outputs[0].dtype
         if image is None or isinstance(made, str):
             return []
         every = [PlacesTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
         able = [t for t in every if t.unfit(s, image.dtype) is None]
-        found = sorted(able, key=lambda t: (t.estimate_us(s, machine.multiprocessors), t))[:_MOST]
-        ahead(machine, [source("stem_overlap.cu", t.constants(s, made.finish, image.dtype, dtype)) for t in found])
+        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.multiprocessors), t))[:_MOST]
+        ahead(backend, [source("stem_overlap.cu", t.constants(s, made.finish, image.dtype, dtype)) for t in found])
         return [t.config for t in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), PlacesTile(**{k: int(v) for k, v in config})
         x, dtype = source_place(layer), signature.outputs[0].dtype
         image = signature.inputs[x]
@@ -115,7 +115,7 @@ class OwnFirstPlaces(FirstLayer):
             box = tensormap.tiled(args.packed[0], dtype.name, (row(s), columns(s)), (row(s) * 2,), (64, columns(s)))
             numbers = (s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1] + s.pad[1] % 2 + 2 * lead(s), tiles_h, tiles_w, tiles)
             blob = box + struct.pack("<2Q10i2f", args.inputs[x], args.outputs[0], *numbers, *made.finish.activation[1:])
-            grid = min(tiles, machine.multiprocessors * tile.blocks)
+            grid = min(tiles, backend.multiprocessors * tile.blocks)
             return [Launch(kernel, (grid, 1, 1), tile.wgs * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
 
         weights, own = constants_of(layer)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
@@ -28,17 +28,17 @@ class OwnFirstPool(FirstLayer):
     """What the pass fuse_conv_pool makes: up to 4 input channels, up to 64 output channels; square windows and strides."""
 
     ops = ("*",)
-    hints = ("ConvPool",)
+    composites = ("ConvPool",)
 
     def why_not(self, layer: Layer) -> str | None:
-        if layer.hint not in self.hints:
-            return f"computes a convolution and its max pooling, not {layer.hint or layer.op}"
+        if layer.composite not in self.composites:
+            return f"computes a convolution and its max pooling, not {layer.composite or layer.op}"
         head = layer.regions["body"].layers[0]
         if head.op == "QuantizeLinear" or is_quantized(head):
             return "is for floating point"
         return super().why_not(_conv(layer))
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer) or layer.outputs[0].type.rank != 4:
             return []
         conv = _conv(layer)
@@ -51,8 +51,8 @@ class OwnFirstPool(FirstLayer):
                 found += [same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)) for form in ("linear", "nhwc")]
         return found
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         conv = _conv(layer)
         made, s = ending(conv, epilogue(conv)), conv_shape(conv)
@@ -62,7 +62,7 @@ class OwnFirstPool(FirstLayer):
             return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}: at most 4, 56 or 64, 16 x 16, no dilation"
         return _window_reason(layer)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         conv, found = _conv(layer), []
         s, pool = conv_shape(conv), _window(layer)
         for ph, pw in _TILES:
@@ -76,10 +76,10 @@ class OwnFirstPool(FirstLayer):
                     found.append(config)
         made = ending(conv, epilogue(conv))
         if not isinstance(made, str):
-            ahead(machine, [text("stem.cu", _constants(layer, signature, c)) for c in found])
+            ahead(backend, [text("stem.cu", _constants(layer, signature, c)) for c in found])
         return found
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         conv = _conv(layer)
         made = ending(conv, epilogue(conv))
         if isinstance(made, str):
@@ -102,7 +102,7 @@ class OwnFirstPool(FirstLayer):
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
             numbers = (args.packed[1], args.inputs[place], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)
-            grid = min(tiles, machine.multiprocessors * blocks)
+            grid = min(tiles, backend.multiprocessors * blocks)
             return [Launch(kernel, (grid, 1, 1), threads, first_arguments(box, numbers, struct.pack("<2i", p, q)), label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too

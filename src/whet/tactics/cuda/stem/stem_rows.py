@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import F32, DType
@@ -46,11 +46,11 @@ class Columns:
 class OwnFirstRows(OwnFirstPool):
     """At most 3 input channels, 64 output channels, 14 x 7 taps, strides of 2; windows of 3x3, 2 apart, padding 1; a clip at most behind it."""
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
-        return [s for s in super().signatures(layer, machine) if all(o is None or o.format == "linear" for o in s.inputs)]
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        return [s for s in super().signatures(layer, backend) if all(o is None or o.format == "linear" for o in s.inputs)]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         conv = _conv(layer)
         made, s = ending(conv, epilogue(conv)), conv_shape(conv)
@@ -64,7 +64,7 @@ class OwnFirstRows(OwnFirstPool):
             return f"rows of {s.w} pixels, {s.p} x {s.q} results: the kernel reads four pixels at once and pools pairs"
         return None if _pools_pairs(layer) else "windows that are not 3 x 3, 2 apart, with padding 1"
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(_conv(layer))
         *_, p, q = static_shape(layer.outputs[0].shape)
         found: dict[Config, float] = {}
@@ -75,13 +75,13 @@ class OwnFirstRows(OwnFirstPool):
             for rows, blocks in ((r, b) for r in _ROWS if r <= p for b in (1, 2, 3, 4)):
                 if _registers(s, columns) <= 65536 // (128 * blocks) and _shared(s, columns) * blocks < 220 * 1024:
                     config: Config = (("rows", rows), ("wide", wide), ("blocks", blocks))
-                    found[config] = _estimate(s, columns, p, rows, blocks, machine.multiprocessors)
+                    found[config] = _estimate(s, columns, p, rows, blocks, backend.multiprocessors)
         best = sorted(found, key=lambda c: (found[c], c))[:MAX_CONFIGS]
-        ahead(machine, list(dict.fromkeys(text("stem_rows.cu", _constants(s, signature, c, q)) for c in best)))
+        ahead(backend, list(dict.fromkeys(text("stem_rows.cu", _constants(s, signature, c, q)) for c in best)))
         return best
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
-        if reason := self.refuses(layer, signature, machine):
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        if reason := self.refuses(layer, signature, backend):
             raise PlanRefused(reason)
         conv = _conv(layer)
         made, s, place = ending(conv, epilogue(conv)), conv_shape(conv), _image(layer, conv)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, Tensor
@@ -96,15 +96,15 @@ class FirstTile:
 class OwnFirstTf32(FirstLayer):
     """Up to 3 input channels, strides of 1 or 2 along rows of a multiple of 4 pixels, filters up to 11 x 11, up to 128 output channels in fours."""
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         if F32 not in float_types([anchor(layer).inputs[0], layer.outputs[0]], (F32,)):
             return []
         return [same(layer, {source_place(layer): Operand("linear", F32)}, Operand("nhwc", F32))]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         made, s = ending(layer, epilogue(layer)), conv_shape(layer)
         if isinstance(made, str):
@@ -116,16 +116,16 @@ class OwnFirstTf32(FirstLayer):
             return f"{sizes}: at most 3, at most 128 in fours, three taps to 11 x 11, 1 or 2, fours, no dilation"
         return None if any(t.unfit(s) is None for t in _every()) else "the weights do not fit beside an image's tile"
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> list[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s, made = conv_shape(layer), ending(layer, epilogue(layer))
         if isinstance(made, str):
             return []
         able = [t for t in _every() if t.unfit(s) is None]
-        found = sorted(able, key=lambda t: (t.estimate_us(s, machine.multiprocessors), t))[:_MOST]
-        ahead(machine, [source("stem_tf32.cu", t.constants(s, made.finish)) for t in found])
+        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.multiprocessors), t))[:_MOST]
+        ahead(backend, [source("stem_tf32.cu", t.constants(s, made.finish)) for t in found])
         return [t.config for t in found]
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made, s, tile = ending(layer, epilogue(layer)), conv_shape(layer), FirstTile.of(config)
         if isinstance(made, str) or tile.unfit(s):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
@@ -144,7 +144,7 @@ class OwnFirstTf32(FirstLayer):
             box += tensormap.tiled(args.inputs[x], "f32", (s.w, s.h, s.c, s.n), lines, (wide, tall, s.c, 1), plain=True)
             numbers = (s.p, s.q, s.k, s.pad[0], s.pad[1] + lead(s), tiles_h, tiles_w, tiles)
             blob = box + struct.pack("<Q8i2f", args.outputs[0], *numbers, *made.finish.activation[1:])
-            grid = min(tiles, machine.multiprocessors * tile.blocks)
+            grid = min(tiles, backend.multiprocessors * tile.blocks)
             return [Launch(kernel, (grid, 1, 1), tile.wgs * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
 
         packed = (first_filters(s, weights, made, own),)

@@ -10,11 +10,11 @@ from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import anchored, fuse_whole
 from whet.passes._graph import Graph
 
-HINT = "JoinedConv"
+KIND = "ConcatInputConv"
 
 
-@rule("Conv", "Fused", phase=Phase.FINAL, after=["fuse_conv_pool", "fuse_conv_sum", "fuse_dequantized", "fuse_depthwise_product"])
-def fuse_concat_conv(g: Graph, layer: Layer) -> Tensor | Skip | None:
+@rule("Conv", "Fused", phase=Phase.FINAL, after=["fuse_conv_pool", "fuse_conv_sum", "fuse_dequantized", "fuse_depthwise_then_pointwise"])
+def fuse_concat_input_conv(g: Graph, layer: Layer) -> Tensor | Skip | None:
     conv = _conv(layer)
     joined = _joined(g, layer) if conv is not None else None
     if conv is None or joined is None or not _small(conv):
@@ -30,7 +30,7 @@ def fuse_concat_conv(g: Graph, layer: Layer) -> Tensor | Skip | None:
         theirs = _conv(other)
         if theirs is None or not _small(theirs) or sum(t is whole for t in other.inputs) > 1:
             return Skip(f"%{whole.name} is also read by '{other.name}', which is no 1x1 convolution")
-    return fuse_whole(g, HINT, joined, layer)
+    return fuse_whole(g, KIND, joined, layer)
 
 
 def _conv(layer: Layer) -> Layer | None:

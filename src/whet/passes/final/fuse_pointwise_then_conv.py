@@ -10,9 +10,9 @@ from whet.passes._graph import Graph
 _MOST = 64  # channels between the two: with more, multiplying the pixels at the edges of tiles twice costs more than a launch
 
 
-@rule("*", phase=Phase.FINAL, after=["fuse_conv_product"])
-def fuse_product_conv(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    if anchored(layer, ("Conv",)) != "Conv" or layer.hint == "ProductConv":
+@rule("*", phase=Phase.FINAL, after=["fuse_conv_then_pointwise"])
+def fuse_pointwise_then_conv(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    if anchored(layer, ("Conv",)) != "Conv" or layer.composite == "PointwiseThenConv":
         return None
     head = conv_of(layer)
     w, a = head.inputs[1], head.attrs
@@ -29,4 +29,4 @@ def fuse_product_conv(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(reason)
     if "add" in steps(first):
         return Skip(f"'{first.name}' adds something to what the convolution reads")
-    return fuse_whole(g, "ProductConv", first, layer)
+    return fuse_whole(g, "PointwiseThenConv", first, layer)

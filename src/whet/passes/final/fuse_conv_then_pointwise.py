@@ -8,8 +8,8 @@ from whet.passes._fuse import before_product, conv_of, fuse_product
 from whet.passes._graph import Graph
 
 
-@rule("*", phase=Phase.FINAL, after=["fuse_conv_sum", "fuse_depthwise_product"])
-def fuse_conv_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
+@rule("*", phase=Phase.FINAL, after=["fuse_conv_sum", "fuse_depthwise_then_pointwise"])
+def fuse_conv_then_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
     found = before_product(g, layer)
     if found is None:
         return None
@@ -20,4 +20,4 @@ def fuse_conv_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     if a["group"] != 1:
         return None
-    return fuse_product(g, "ConvProduct", first, value, layer)
+    return fuse_product(g, "ConvThenPointwise", first, value, layer)

@@ -9,7 +9,7 @@ from whet.passes._graph import Graph
 
 
 @rule("*", phase=Phase.FINAL, after=["fuse_conv_sum"])
-def fuse_depthwise_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
+def fuse_depthwise_then_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
     found = before_product(g, layer)
     if found is None:
         return None
@@ -18,4 +18,4 @@ def fuse_depthwise_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
     w = head.inputs[1]
     if w is None or w.type.rank != 4 or w.shape[1] != 1 or head.attrs["group"] != w.shape[0] or w.shape[2:] == (1, 1):
         return None
-    return fuse_product(g, "DepthwiseProduct", first, value, layer)
+    return fuse_product(g, "DepthwiseThenPointwise", first, value, layer)

@@ -12,7 +12,7 @@ _FEW = 4  # input channels: larger images are read by other kernels
 
 
 @rule("Fused", phase=Phase.FINAL, after=["fuse_quantized_pool"])
-def fuse_quantized_image(g: Graph, layer: Layer) -> Tensor | Skip | None:
+def fuse_quantize_then_conv(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if anchored(layer, ("Conv",)) != "Conv" or layer.output.dtype.bits != 8:
         return None
     conv = next(x for x in layer.regions["body"].layers if x.op == "Conv")
@@ -24,4 +24,4 @@ def fuse_quantized_image(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip("the image has more than one scale, or one that is computed at run time")
     if reason := g.shared(image.output, layer):
         return Skip(reason)
-    return fuse_whole(g, "ImageConv", image, layer)
+    return fuse_whole(g, "QuantizeThenConv", image, layer)

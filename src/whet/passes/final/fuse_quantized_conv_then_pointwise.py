@@ -8,8 +8,8 @@ from whet.passes._fuse import anchored, conv_of, fuse_whole, plain_product, step
 from whet.passes._graph import Graph
 
 
-@rule("*", phase=Phase.FINAL, after=["fuse_conv_product", "fuse_quantized_pool", "fuse_quantized_sum"])
-def fuse_quantized_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
+@rule("*", phase=Phase.FINAL, after=["fuse_conv_then_pointwise", "fuse_quantized_pool", "fuse_quantized_sum"])
+def fuse_quantized_conv_then_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
     value = _integers(layer)
     first = g.maker(value)
     if value is None or first is None or _integers(first) is None or not plain_product(conv_of(layer)):
@@ -24,7 +24,7 @@ def fuse_quantized_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(f"'{first.name}' adds something to what the product reads")
     if reason := g.shared(value, layer):
         return Skip(reason)
-    return fuse_whole(g, "ConvProduct", first, layer)
+    return fuse_whole(g, "ConvThenPointwise", first, layer)
 
 
 def _integers(layer: Layer) -> Tensor | None:

@@ -10,11 +10,11 @@ from whet.passes._base import Phase, Skip, rule
 from whet.passes._fuse import anchored, conv_of, conv_read, fuse_whole, plain_product, steps
 from whet.passes._graph import Graph
 
-HINT = "ForkedConv"
+KIND = "DualOutputConv"
 
 
-@rule("*", phase=Phase.FINAL, after=["fuse_concat_conv", "fuse_conv_product", "fuse_product_conv"])
-def fuse_forked_conv(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | None:
+@rule("*", phase=Phase.FINAL, after=["fuse_concat_input_conv", "fuse_conv_then_pointwise", "fuse_pointwise_then_conv"])
+def fuse_dual_output_conv(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | None:
     images = _images(layer)
     if images is None:
         return None
@@ -24,12 +24,12 @@ def fuse_forked_conv(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | No
     other = min(others, key=g.place)
     if _ends(other) != _ends(layer):
         return Skip(f"'{layer.name}' and '{other.name}' end in different ways")
-    return dict(zip((layer.output, other.output), fuse_whole(g, HINT, layer, other, outputs=(layer.output, other.output)), strict=True))
+    return dict(zip((layer.output, other.output), fuse_whole(g, KIND, layer, other, outputs=(layer.output, other.output)), strict=True))
 
 
 def _images(layer: Layer) -> tuple[Tensor, ...] | None:
     """What a 1x1 convolution in floating point reads, one image or two whose channels are joined; None for another layer."""
-    if anchored(layer, ("JoinedConv",)):
+    if anchored(layer, ("ConcatInputConv",)):
         inner = layer.regions["body"].layers[-1]
         images = layer.inputs[:2]
     elif anchored(layer, ("Conv",)) and plain_product(conv_of(layer)):
@@ -43,7 +43,7 @@ def _images(layer: Layer) -> tuple[Tensor, ...] | None:
 
 def _ends(layer: Layer) -> list[tuple]:
     """What follows the convolution."""
-    inner = layer.regions["body"].layers[-1] if layer.hint == "JoinedConv" else layer
+    inner = layer.regions["body"].layers[-1] if layer.composite == "ConcatInputConv" else layer
     if inner.op != "Fused":
         return []
     return [(x.op, sorted(x.attrs.items())) for x in inner.regions["body"].layers if x.op != "Conv"]
