@@ -133,7 +133,16 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
         x, w, y = memory.take([s.n * s.h * s.w * s.c * size, -(-s.k // 32) * 32 * s.steps(config.bk) * config.bk * size, s.m * s.k * size], i)
         found.append(
             conv_launch(
-                config, s, View(x, s.c), w, memory.floats.address, View(y, s.k), finish=FINISH, bf16=case.kind == "bf16", eight=eight_of(case), numbers8=steps
+                config,
+                s,
+                View(x, s.c),
+                w,
+                memory.floats.address,
+                View(y, s.k),
+                finish=FINISH,
+                bf16=case.kind == "bf16",
+                eight=eight_of(case),
+                numbers8=steps,
             )
         )
     return found

@@ -15,6 +15,7 @@ from whet.ops._quantized_samples import SAMPLES as QUANTIZED
 from whet.ops._quantized_sum_samples import SAMPLES as QUANTIZED_SUMS
 from whet.ops._resized_samples import SAMPLES as RESIZED
 from whet.ops._squeeze_samples import SAMPLES as GATES
+from whet.ops._two_four_samples import SAMPLES as TWO_FOUR
 from whet.ops._upright_samples import SAMPLES as UPRIGHT
 
 
@@ -58,5 +59,6 @@ op(
         *QUANTIZED,
         *QUANTIZED_SUMS,
         *UPRIGHT,
+        *TWO_FOUR,
     ],
 )

@@ -52,7 +52,7 @@ def find_violation(matrix: np.ndarray) -> Group | None:
         raise ValueError(f"rows of {matrix.shape[1]} elements have no whole groups of four")
     for start, block in _row_blocks(matrix):
         bad = _COUNT[_nonzero_mask(block)] > 2
-        nan = (block != block).reshape(*bad.shape, 4).any(-1)  # noqa: PLR0124  (true of NaN alone; np.isnan has no int8)
+        nan = (block != block).reshape(*bad.shape, 4).any(-1)
         bad |= nan
         if bad.any():
             row, group = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))

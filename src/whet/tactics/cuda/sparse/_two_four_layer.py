@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Packed, PlanRefused
 from whet.tactics.cuda._device.kernel import Ending, ahead, packed_array
@@ -68,12 +68,12 @@ def unfit_shape(shape: ConvShape, types: Types) -> str | None:
     return None
 
 
-def sparse_configs(shape: ConvShape, types: Types, finish: Finish, machine: Any) -> Sequence[Config]:
+def sparse_configs(shape: ConvShape, types: Types, finish: Finish, backend: Backend) -> Sequence[Config]:
     """Tiles for a shape, the most promising first; a real GPU's backend compiles them in the background."""
     steps = shape.steps(step_elements(types.in_size))
-    found = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, finish.residual > 0, machine.multiprocessors)
+    found = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, finish.residual > 0, backend.multiprocessors)
     tiles = varied_tiles(found, MAX_CONFIGS)
-    ahead(machine, [sparse_text(sparse_constants(t, types, not shape.plain, finish)) for t in tiles])
+    ahead(backend, [sparse_text(sparse_constants(t, types, not shape.plain, finish)) for t in tiles])
     return [t.config for t in tiles]
 
 
@@ -112,7 +112,16 @@ def packed_sparse(
 
 
 def launch_of(
-    layer: Layer, tile: SparseTile, shape: ConvShape, types: Types, x: int, made: Ending, finish: Finish, args: Args, machine: Any, scales: Scales | None = None
+    layer: Layer,
+    tile: SparseTile,
+    shape: ConvShape,
+    types: Types,
+    x: int,
+    made: Ending,
+    finish: Finish,
+    args: Args,
+    backend: Backend,
+    scales: Scales | None = None,
 ) -> list:
     """The launch of a planned layer: input `x`, the operands of `packed_sparse`, the residual of `made`."""
     return [
@@ -126,7 +135,7 @@ def launch_of(
             residual=None if made.residual is None else View(args.inputs[made.residual], shape.k),
             finish=finish,
             scales=scales,
-            multiprocessors=machine.multiprocessors,
+            multiprocessors=backend.multiprocessors,
             label=layer.name,
         )
     ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
@@ -48,17 +48,17 @@ class SparseTactic(Tactic):
         reason = super().why_not(layer) or self.unfit(layer)
         return reason or why_not_two_four(constants_of(layer)[0], self.name, lambda: self.filters(layer))
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
-        if not machine_has(machine, "wgmma"):
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         end = self.ending(layer)
         return end if isinstance(end, str) else unfit_shape(self.shape(layer), _types(signature.outputs[0].dtype))
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         end = self.ending(layer)
-        return [] if isinstance(end, str) else sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.finish, machine)
+        return [] if isinstance(end, str) else sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.finish, backend)
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         end, shape, dtype = self.ending(layer), self.shape(layer), signature.outputs[0].dtype
         types = _types(dtype)
         reason = end if isinstance(end, str) else unfit_shape(shape, types)
@@ -77,7 +77,7 @@ class SparseTactic(Tactic):
         )
 
         def make(args: Args) -> list:
-            return launch_of(layer, tile, shape, types, x, end, end.finish, args, machine)
+            return launch_of(layer, tile, shape, types, x, end, end.finish, args, backend)
 
         return GpuKernel(layer, signature, make, implementation=f"sparse wgmma {tile}", packed=packed)
 
@@ -96,7 +96,7 @@ class SparseConv(SparseTactic):
         head = anchor(layer)
         return "the kernel has no groups" if head.attrs["group"] != 1 else conv_reason(layer, head)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         return conv_signatures(layer, "nhwc") if all_static(layer) and not self.why_not(layer) else []
 
     def filters(self, layer: Layer) -> np.ndarray:

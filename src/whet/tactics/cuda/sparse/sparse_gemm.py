@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Signature, get_tactic, tactic
 from whet.tactics._fused import anchor, constants_of
@@ -23,10 +22,10 @@ class SparseGemm(SparseTactic):
     def unfit(self, layer: Layer) -> str | None:
         return gemm_reason(layer)
 
-    def signatures(self, layer: Layer, machine: Any) -> list[Signature]:
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer):
             return []
-        return [s for s in get_tactic("cuda/gemm").signatures(layer, machine) if s.outputs[0].dtype.bits == 16]
+        return [s for s in get_tactic("cuda/gemm").signatures(layer, backend) if s.outputs[0].dtype.bits == 16]
 
     def filters(self, layer: Layer) -> np.ndarray:
         head, weights = anchor(layer), np.asarray(constants_of(layer)[0].array(), np.float32)

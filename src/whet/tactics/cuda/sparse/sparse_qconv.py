@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import FLOAT8, Parts
@@ -68,11 +69,11 @@ class SparseQuantizedTactic(QuantizedTactic):
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         return [s for s in signatures_of(parts, self.format) if s.outputs[0].dtype.bits <= 16]
 
-    def refuses(self, layer: Layer, signature: Signature, machine: Any) -> str | None:
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
-        if not machine_has(machine, "wgmma"):
+        if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         return self._unfit_parts(layer, parts, signature)
 
@@ -92,14 +93,14 @@ class SparseQuantizedTactic(QuantizedTactic):
         eight = kinds_of(parts, end, signature, self.shape(parts))
         return Types(eight.source, eight.result, eight.residual, eight.fold)
 
-    def configs(self, layer: Layer, signature: Signature, machine: Any) -> Sequence[Config]:
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         end = ending_of(parts, self.channel_axis(layer))
         assert isinstance(end, Ending)
-        return sparse_configs(self.shape(parts), self._types(parts, end, signature), end.finish, machine)
+        return sparse_configs(self.shape(parts), self._types(parts, end, signature), end.finish, backend)
 
-    def plan(self, layer: Layer, signature: Signature, config: Config, machine: Any) -> GpuKernel:
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
         reason = parts if isinstance(parts, str) else self._unfit_parts(layer, parts, signature)
         if reason or isinstance(parts, str):
@@ -127,7 +128,7 @@ class SparseQuantizedTactic(QuantizedTactic):
         scales = Scales(out.per_step, out.zero, out.add_step, out.add_shift)
 
         def make(args: Args) -> list:
-            return launch_of(layer, tile, shape, types, x, end, finish, args, machine, scales)
+            return launch_of(layer, tile, shape, types, x, end, finish, args, backend, scales)
 
         rtol = 0.0 if types.result in EIGHT else RTOL.get(types.result, 0.0)
         if FLOAT8 in (types.source, types.result):
