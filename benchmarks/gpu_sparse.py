@@ -3,8 +3,8 @@
     python benchmarks/gpu_sparse.py [--cases TEXT,...] [--seconds N] [--tiles N]       $OUT/sparse.json, and a table
     python benchmarks/gpu_sparse.py --merge PART...                                    results/h200/sparse.json
 
-A case is a shape in one precision. Dense: the fastest of whet's own tensor-core convolution over its candidate tiles, and of cuBLASLt through
-torch for products of 16-bit floats and FP8 (torch has no fast INT8 product). Sparse: the fastest tile of the sparse kernel. Each
+A case is a shape in one precision. Dense: the fastest of whet's own tensor-core convolution over its candidate tiles, of cuBLASLt through torch
+for products of 16-bit floats and FP8, and of cuDNN through torch for convolutions of floats (torch has no fast INT8 layer). Sparse: the fastest tile of the sparse kernel. Each
 candidate is timed alone; the fastest of each kind then run again in alternation, and a row has the medians of those rounds. A time
 is that of one launch in a CUDA graph of several on different operands that together exceed the L2 cache. Operands are random: zeros are
 faster than real data. `floor_us`: the larger of bytes over 4.25 TB/s and of multiplications over the sparse peak (1979 T/s for 16 bits, 3958 for
@@ -36,8 +36,9 @@ from whet.backends.cuda.launch import Graph, Launch
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.tactics.cuda.conv._conv import NONE, ConvShape, Eight, Finish, Steps, View
+from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
 from whet.tactics.cuda.conv._conv_launch import conv_launch, conv_source
-from whet.tactics.cuda.conv._conv_tiles import conv_configs
+from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._launch import Packed24, Types, padded_rows, sparse_constants, sparse_launch, step_elements
 from whet.tactics.cuda.sparse._tile import SparseTile, candidate_tiles, varied_tiles
@@ -125,6 +126,11 @@ def eight_of(case: Case) -> Eight | None:
     return None if case.size == 2 else Eight(case.kind, case.kind, fold=True)
 
 
+def dense_configs(case: Case, most: int) -> list[ConvConfig]:
+    """Candidates of the dense kernel."""
+    return varied([c for c in conv_configs(case.shape, 132, case.size) if c.valid() and fits(c, case.shape) is None and c.outs < 3], most)
+
+
 def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
     """Launches of the dense kernel on different operands."""
     s, size, found = case.shape, case.size, []
@@ -166,22 +172,29 @@ def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
     return found
 
 
-def torch_product(case: Case) -> Callable[[], Any] | None:
-    """cuBLASLt's product through torch, or None where torch has no fast one."""
+def torch_dense(case: Case) -> tuple[str, Callable[[], Any]] | None:
+    """(library, function) of torch's dense layer: cuBLASLt for products, cuDNN for convolutions of floats; None where torch has no fast one."""
     s = case.shape
-    if case.kind == "i8" or not s.plain:
+    if case.kind == "i8" or (case.kind == "f8e4m3" and not s.plain):
         return None
     import torch
 
+    torch.backends.cudnn.benchmark = True
     if case.kind == "f8e4m3":
         x = torch.randn(s.m, s.c, device="cuda").to(torch.float8_e4m3fn)
         w = torch.randn(s.k, s.c, device="cuda").to(torch.float8_e4m3fn)
         one = torch.ones((), device="cuda")
-        return lambda: torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return "cublaslt", lambda: torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
     kind = torch.bfloat16 if case.kind == "bf16" else torch.half
-    x, w = (torch.randn(n, s.c, device="cuda", dtype=kind) / 16 for n in (s.m, s.k))
-    out = torch.empty(s.m, s.k, device="cuda", dtype=kind)
-    return lambda: torch.mm(x, w.t(), out=out)
+    if s.plain:
+        x, w = (torch.randn(n, s.c, device="cuda", dtype=kind) / 16 for n in (s.m, s.k))
+        out = torch.empty(s.m, s.k, device="cuda", dtype=kind)
+        return "cublaslt", lambda: torch.mm(x, w.t(), out=out)
+    image, filters = (
+        (torch.randn(*size, device="cuda", dtype=kind) / 16).to(memory_format=torch.channels_last)
+        for size in ((s.n, s.c, s.h, s.w), (s.k, s.c, s.r, s.s))
+    )
+    return "cudnn", lambda: torch.nn.functional.conv2d(image, filters, stride=s.stride, padding=s.pad[:2])
 
 
 class Timed:
@@ -246,16 +259,14 @@ def fastest(makers: dict[str, Callable[[], Any]], deadline: float) -> tuple[str,
 def measure(case: Case, memory: Memory, stream: Stream, tiles: int, rounds: int, seconds: float) -> dict[str, Any]:
     """The row of a case."""
     s, size, until = case.shape, case.size, time.time() + seconds
-    dense = [c for c in conv_configs(s, 132, size) if c.valid()][:tiles]
-    if size == 1:
-        dense = [c for c in dense if s.k % 16 == 0]
+    dense = dense_configs(case, tiles)
     sparse = sparse_tiles(case, tiles)
     found = {
         "dense": fastest({str(c): lambda c=c: Timed(dense_launches(case, c, memory), stream) for c in dense}, until - seconds / 2),
         "sparse": fastest({str(t): lambda t=t: Timed(sparse_launches(case, t, memory), stream) for t in sparse}, until),
     }
-    product = torch_product(case)
-    runs = {k: v[1] for k, v in found.items() if v is not None} | ({} if product is None else {"cublaslt": TimedTorch(product)})
+    library = torch_dense(case)
+    runs = {k: v[1] for k, v in found.items() if v is not None} | ({} if library is None else {library[0]: TimedTorch(library[1])})
     times: dict[str, list[float]] = {k: [] for k in runs}
     for _ in range(rounds):
         for k, run in runs.items():
@@ -285,7 +296,7 @@ def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[
             [sparse_text(sparse_constants(t, types, not s.plain, finish))
              for t in sparse_tiles(case, tiles)]
             + [conv_source(c, not s.plain and not c.halo, "clip", case.kind == "bf16", False, False, eight_of(case))
-               for c in [c for c in conv_configs(s, 132, case.size) if c.valid()][:tiles]]
+               for c in dense_configs(case, tiles)]
         )  # fmt: skip
     for case in cases:
         if time.time() > until:
@@ -297,7 +308,7 @@ def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[
         assert memory is not None
         row = measure(case, memory, stream, tiles, rounds, max(4.0, (until - time.time()) / 3))
         rows.append(row)
-        told = " ".join(f"{k} {row[f'{k}_us']}" for k in ("dense", "cublaslt", "sparse") if f"{k}_us" in row)
+        told = " ".join(f"{k} {row[f'{k}_us']}" for k in ("dense", "cublaslt", "cudnn", "sparse") if f"{k}_us" in row)
         print(f"{case.name}: {told} us, {row['speedup']}x, {row['sparse_tflops']} T/s, floor {row['floor_us']}; {row['tiles']}", flush=True)
         out = Path(os.environ.get("OUT", ".")) / "sparse.json"
         out.write_text(json.dumps({**provenance(["numpy", "cuda-bindings"]), "rows": rows}, indent=1))

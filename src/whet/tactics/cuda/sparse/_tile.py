@@ -127,7 +127,8 @@ def estimate_us(tile: SparseTile, m: int, k: int, steps: int, multiprocessors: i
 def varied_tiles(found: list[SparseTile], most: int, each: int = 2) -> list[SparseTile]:
     """The first `most` tiles; at most `each` of one size before any other size has a turn."""
     counts: dict[tuple[int, int], int] = {}
-    first, rest = [], []
+    first: list[SparseTile] = []
+    rest: list[SparseTile] = []
     for tile in found:
         size = (tile.bm, tile.bn)
         counts[size] = counts.get(size, 0) + 1
