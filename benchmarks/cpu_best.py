@@ -70,7 +70,7 @@ def runners() -> list[str]:
     """Those that this CPU has instructions for."""
     from whet.backends import get_backend
 
-    narrow = "avx512_bf16" in get_backend("cpu").features
+    narrow = "avx512_bf16" in get_backend("cpu").capabilities.features
     return [n for n in RUNNERS if narrow or not n.endswith("bf16")]
 
 

@@ -14,7 +14,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 
 from _record import provenance
 
@@ -22,6 +21,7 @@ sys.path.insert(0, "src")
 from whet import zoo
 from whet.backends import get_backend
 from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.lowering import lowered_network
@@ -44,7 +44,7 @@ def network(name: str, batch: int, **options: int) -> Network:
 
 def kernels(net: Network) -> set[str]:
     """Texts of all tensor-core kernels that a build of `net` would try."""
-    machine = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=True)
+    machine = CompileOnlyGpu(executes=True)
     found = set()
     lowered, _ = lowered_network(net, CONFIG)
     tactics = [t for t in tactics_of("cuda") if t.name in ("cuda/conv", "cuda/stem_as_channels", "cuda/gemm")]

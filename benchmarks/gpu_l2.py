@@ -112,7 +112,7 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
         kinds.append({"work": kind.text.splitlines()[0][:160], "layers": len(kind.layers), "options": shown})
     engines = {what: chain._executable(_exchanged(chain, chosen)) for what, chosen in picks.items()}
     times = turns(chain, list(engines.values()), WHOLE_ROUNDS)
-    emptied = turns(chain, list(engines.values()), WHOLE_ROUNDS, bound.backend.allocate(2 * bound.backend.l2_bytes))
+    emptied = turns(chain, list(engines.values()), WHOLE_ROUNDS, bound.backend.allocate(2 * bound.backend.capabilities.cache_bytes[2]))
     compared = {}
     for k, what in enumerate(engines):
         errors = [in_network._error(list(d)) for d in slower[what]]
@@ -138,16 +138,17 @@ def _exchanged(chain: Any, chosen: dict[Kind, Option]) -> dict[int, list[Any]]:
 def main() -> None:
     cold.NEAR, cold.MOST = 1.3, 20  # every option that may win in the network
     machine, networks = get_backend("cuda"), []
+    l2 = machine.capabilities.cache_bytes[2]
     for word in sys.argv[1:]:
         name, batch = word.split(":")
         networks.append(row_of(name, int(batch)))
         r = networks[-1]
-        print(f"{word}: weights {r['weights_mb']} MB, arena {r['arena_mb']} MB, L2 {machine.l2_bytes / 1e6:.0f} MB; built in {r['build_s']} s, "
+        print(f"{word}: weights {r['weights_mb']} MB, arena {r['arena_mb']} MB, L2 {l2 / 1e6:.0f} MB; built in {r['build_s']} s, "
               f"of them timing {r['timing_s']}, with cold weights {r['cold_s']} ({r['cold_timed']} options); kept {r['kept_us']} us", flush=True)
         for what, c in r["rankings"].items():
             print(f"  {what:15} {c}", flush=True)
         rows = [{"network": n["network"], "batch": n["batch"], "ranking": what, **c} for n in networks for what, c in n["rankings"].items()]
-        made = {**provenance(("numpy", "cuda-bindings")), "device": machine.describe()["model"], "l2_bytes": machine.l2_bytes, "rows": rows}
+        made = {**provenance(("numpy", "cuda-bindings")), "device": machine.describe()["model"], "l2_bytes": l2, "rows": rows}
         text = json.dumps(made | {"state": machine.state(), "networks": networks}, indent=1)
         (Path(os.environ.get("OUT", ".")) / "l2.json").write_text(text + "\n")
 

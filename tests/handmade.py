@@ -6,7 +6,7 @@ from time import perf_counter
 
 import numpy as np
 
-from whet.backends import Buffer
+from whet.backends import Backend, Buffer, Executable
 from whet.engine import ArenaPlan, Choice, EnginePlan, Profile
 from whet.network import Network, Origin, Weight, evaluate, format_bytes, parse_type
 from whet.ops import bind_symbols
@@ -14,7 +14,7 @@ from whet.runtime.kernels import libraries
 from whet.tactics import load_tactics
 
 
-class PlainExecutable:
+class PlainExecutable(Executable):
     def __init__(self, calls):
         self.calls = calls
 
@@ -42,11 +42,10 @@ class PlainStream:
         return PlainExecutable(self.calls)
 
 
-class PlainBackend:
+class PlainBackend(Backend):
     """The smallest host backend: runs recorded calls from Python."""
 
     name = "cpu"
-    features: frozenset[str] = frozenset()
 
     def __init__(self, threads: int = 1, model: str = "plain"):
         self.threads, self.model = threads, model

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from whet.backends import BACKENDS, get_backend
+from whet.backends import BACKENDS, Call, get_backend
 from whet.backends.cpu import info, load, loop, machine_code, threads
 from whet.errors import BackendError
 
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)
 
 
-class Native:
+class Native(Call):
     """A native call that notes its words; `status` is what it returns."""
 
     def __init__(self, log, words=(1, 2, 3, 4), status=0, returns_status=True):
@@ -32,9 +32,7 @@ class Native:
         raise AssertionError("native calls are run by the loop")
 
 
-class Python:
-    native = None
-
+class Python(Call):
     def __init__(self, log, what):
         self.log, self.what = log, what
 
@@ -109,9 +107,7 @@ def test_run_timed_gives_a_time_for_each_call(finish):
 def test_each_run_sets_the_calling_threads_own_thread_count():
     backend, seen = get_backend("cpu", threads=1), []
 
-    class Ask:
-        native = None
-
+    class Ask(Call):
         def run(self):
             seen.append(threads.get_threads())
 

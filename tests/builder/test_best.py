@@ -23,7 +23,7 @@ from whet.builder.select.search import Search
 from whet.tactics import is_quantized
 
 BEST = dataclasses.replace(CONFIG, precisions=("best",), whole_engines=4)
-BF16 = pytest.mark.skipif("avx512_bf16" not in get_backend("cpu").features, reason="this CPU has no instructions for BF16")
+BF16 = pytest.mark.skipif("avx512_bf16" not in get_backend("cpu").capabilities.features, reason="this CPU has no instructions for BF16")
 
 
 @pytest.fixture

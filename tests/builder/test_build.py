@@ -193,7 +193,7 @@ def test_bf16_is_a_permission():
     plain = build(net, QUICK)
     assert not any(d == "bf16" for c in plain.choices.values() for _, d in c.outputs)
     allowed = build(net, dataclasses.replace(QUICK, precisions=("bf16",)))
-    if "avx512_bf16" in get_backend("cpu").features:
+    if "avx512_bf16" in get_backend("cpu").capabilities.features:
         assert any("--bf16" in c.reason for rows in plain.report["candidates"].values() for c in rows)
         assert any(c.ms is not None and "bf16" in c.signature for rows in allowed.report["candidates"].values() for c in rows)
     assert allowed.report["verification"]["network_error"] <= allowed.report["verification"]["network_bound"]
@@ -207,7 +207,7 @@ def test_a_permission_that_nothing_uses_is_reported_once_and_refused_under_stric
 
 
 def test_layer_precisions_bind_when_obeyed():
-    if "avx512_bf16" not in get_backend("cpu").features:
+    if "avx512_bf16" not in get_backend("cpu").capabilities.features:
         pytest.skip("no BF16 kernels here")
     net = residual(channels=32, size=16)
     config = dataclasses.replace(QUICK, precision_constraints="obey", layer_precisions=(("conv2", "bf16"),))
@@ -220,7 +220,7 @@ def test_layer_precisions_bind_when_obeyed():
 
 @pytest.mark.parametrize("constraints", ["none", "prefer", "obey"])
 def test_output_types_and_preferences(constraints):
-    if "avx512_bf16" not in get_backend("cpu").features:
+    if "avx512_bf16" not in get_backend("cpu").capabilities.features:
         pytest.skip("no BF16 kernels here")
     net = residual(channels=32, size=16)
     config = dataclasses.replace(QUICK, precision_constraints=constraints, layer_output_types=(("relu2", "bf16"), ("flatten", "fp16")))

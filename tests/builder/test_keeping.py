@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from whet.backends import get_backend
 from whet.builder.select import whole_engine
 from whet.builder.select.engine_candidate import Entry
 from whet.measure.timing_cache import Timed
@@ -59,7 +60,8 @@ def test_who_is_not_timed_again_is_compared_as_it_would_be_now(now, monkeypatch)
     monkeypatch.setattr(whole_engine, "refined_entry", lambda *_: refined)
     monkeypatch.setattr(whole_engine, "_layer_ms", lambda e: {})
     tell = SimpleNamespace(phase=lambda name: None, step=lambda what: None)
-    search = SimpleNamespace(config=SimpleNamespace(optimization_level=3, in_network=True), outrun=lambda ms: False, tell=tell, backend=None)
+    config = SimpleNamespace(optimization_level=3, in_network=True)
+    search = SimpleNamespace(config=config, outrun=lambda ms: False, tell=tell, backend=get_backend("null"))
     best = whole_engine._raced(search, None, None, [a, b, c])
     assert races == [["a", "b", "c"], ["a", "b", "b changed"]]
     assert best.entry.what == "b"

@@ -8,7 +8,7 @@ import pytest
 from nets import residual
 
 import whet.tactics
-from whet.backends import get_backend
+from whet.backends import Backend, Capabilities, get_backend
 from whet.builder.candidates.enumerate import list_candidates, macs
 from whet.builder.candidates.option import Option
 from whet.builder.candidates.reformats import Reformats, with_reformats
@@ -241,9 +241,8 @@ def test_interrupted_samples_do_not_count_on_a_busy_machine():
 
 
 def test_caches_are_left_as_the_network_leaves_them():
-    class Machine:
-        runs = True
-        cache_bytes = {2: 1 << 20, 3: 32 << 20}  # noqa: RUF012
+    class Machine(Backend):
+        capabilities = Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20})
 
     assert Conditions.of(Machine, 1 << 19).state == "hot"
     assert Conditions.of(Machine, 8 << 20) == Conditions("cold L2", 2 << 20)

@@ -69,7 +69,7 @@ def test_all_that_moved_is_named_at_once(built):
     with pytest.raises(LockError, match=r"(?s)the number of threads: was \d+, is 1.*the option passes") as e:
         locked(built[1], threads=1, passes=("-cancel_transposes",))
     get_backend("cpu")  # sets this thread's number of threads back
-    assert re.search(r"the machine: was \.\.\..*threads=\d+.*, is \.\.\..*threads=1", str(e.value)), "the part that differs is shown"
+    assert re.search(r"the machine: was .*threads=\d+.*, is .*threads=1", str(e.value)), "the part that differs is shown"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Quantized engines: built, verified, chosen by time; ties are allowed for, wrong scales are not."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("passes",
 from test_calibration import samples, small_network
 from test_pass_quantize import residual_network
 
+from support.isa import VNNI
 from whet.builder import build
 from whet.builder.config import BuildConfig
 from whet.builder.precision.int8 import Calibration, build_int8, invented_ranges, prepared, slow_layers
@@ -19,11 +21,9 @@ from whet.ops import run_network
 from whet.precision import calibrate, find_places, quantize
 from whet.runtime import Runtime
 from whet.tactics import TACTICS, is_quantized, load_tactics, tactic
-from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.reference.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
 
 QUICK = {"timing_cache": "", "threads": 1, "avg_timing": 1, "optimization_level": 1, "whole_engines": 1}
-VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
 load_tactics("cpu")
 
 
@@ -78,6 +78,7 @@ def test_a_network_without_weights_says_so():
     assert any("no convolution or product" in n for n in plan.report["notes"])
 
 
+@VNNI
 def test_layers_that_took_longer_are_found():
     net = small_network()
     config = BuildConfig(profiles=profile(1, 12), **QUICK)
@@ -160,7 +161,7 @@ def test_a_wrong_integer_kernel_is_found_and_banned(off):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_kept_engine_alone_is_verified_and_all_where_it_fails(fails, monkeypatch):
-    import whet.builder.build as building
+    building = importlib.import_module("whet.builder.build")  # the package's attribute of that name is the function
     import whet.builder.verify.verify_selected as verified
 
     calls = []

@@ -59,7 +59,8 @@ def test_the_same_as_in_one_piece(precision):
     data = samples(3, 9)
     whole, parts = (Analysis(net, precision, data, run_of, ranges) for run_of in (EngineRun, SegmentedRuns(net, data)))
     for names in (["stem"], ["a3"], ["b4"], ["a7"], ["b7"], ["a1", "b6"], ["b0", "b7"], None):
-        assert parts.snr(names) == pytest.approx(whole.snr(names), abs=0.02)
+        # dB; a part may run other float kernels than the whole, and what rounds to bf16 on their results falls either way
+        assert parts.snr(names) == pytest.approx(whole.snr(names), abs=0.1 if precision == "bf16" else 0.02)
 
 
 def test_only_what_differs_is_built_and_run(built, monkeypatch):

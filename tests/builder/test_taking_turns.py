@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from whet.backends import Backend, Load
 from whet.measure import timing
 from whet.measure.timing import Conditions, Timer
 from whet.measure.timing_cache import TimingCache
@@ -12,7 +13,7 @@ from whet.measure.timing_cache import TimingCache
 GOOD, SLOW, ABSURD = 0, 1, 2
 
 
-class Machine:
+class Machine(Backend):
     """Runs take what is written here, in ms by option; the first `busy` measurements find other programs at work."""
 
     def __init__(self, busy=0, **ms):
@@ -28,7 +29,7 @@ class Machine:
     @contextmanager
     def watch(self):
         disturbed, self.busy = self.busy > 0, self.busy - 1
-        yield SimpleNamespace(disturbed=disturbed, others=1.0)
+        yield Load(1.0, 1.0 if disturbed else 0.0)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_an_engine_is_explained(folder):
 def test_a_layer_is_explained(folder):
     named = [r["layer"] for r in json.loads(said(explain.command, folder / "a.engine", "--layers", "--json"))["layer_table"]]
     for name in (CONV, HEAD):
-        (layer,) = [n for n in named if name in n]
+        layer = next(n for n in named if name in n and not n.endswith("reformat"))  # a CPU may need a reformat beside it
         text = said(explain.command, folder / "a.engine", layer)
         assert text.startswith(layer)
         assert f"from {name}" in text

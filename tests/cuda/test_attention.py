@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
 from whet.builder.lowering import lowered_network
 from whet.frontends.onnx import network_from_onnx
@@ -94,7 +94,7 @@ def test_tiles_fit(sizes):
 
 def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
     layer, _ = layer_of(4, 8, 2048, 2048, 128, lies="rows")
-    machines = [SimpleNamespace(name="cuda", features=frozenset({f}), multiprocessors=84) for f in ("sm_80", "sm_86", "sm_89")]
+    machines = [CompileOnlyGpu(f, multiprocessors=84) for f in ("sm_80", "sm_86", "sm_89")]
     large = (("wr", 4), ("wk", 1), ("mi", 1), ("kc", 64), ("stages", 2)), (("wr", 2), ("wk", 2), ("mi", 1), ("kc", 64), ("stages", 2))
     found, t = taken_apart(layer), OwnAttention()
     signature = t.signatures(layer, machines[0])[0]
@@ -176,7 +176,7 @@ def test_what_long_sequences_are_refused_for(sizes, how, why):
     assert why in tactic.refuses(layer, signature, HOPPER)
     good, _ = layer_of(1, 2, 300, 301, 64, lies="rows")
     assert tactic.refuses(good, signature, HOPPER) is None
-    assert "Hopper" in tactic.refuses(good, signature, SimpleNamespace(features=frozenset({"sm_80"})))
+    assert "Hopper" in tactic.refuses(good, signature, CompileOnlyGpu("sm_80"))
     with pytest.raises(PlanRefused, match="no such tile"):
         tactic.plan(good, signature, (("bn", 100), ("wgs", 2), ("stages", 2), ("turns", 0)), HOPPER)
 
@@ -250,7 +250,7 @@ def test_masks_that_hide_keys_and_whole_rows(gpu):
 
 def test_machines_are_asked_nothing_that_they_have_not():
     layer, _ = layer_of(1, 2, 16, 16, 64, lies="rows")
-    old = SimpleNamespace(**{**vars(HOPPER), "features": frozenset({"sm_80"})})
+    old = CompileOnlyGpu("sm_80")
     tactic = OwnAttention()
     for signature in tactic.signatures(layer, old):
         assert tactic.refuses(layer, signature, old) is None, "mma.sync and cp.async exist from sm_80 on"

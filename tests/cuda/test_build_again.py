@@ -41,8 +41,8 @@ def gpu(monkeypatch, standin_gpu, tmp_path):
         stream.calls[-1].cost *= 1 + sum(map(ord, self.implementation)) % 97 / 50
 
     monkeypatch.setattr(GpuKernel, "enqueue", by_name)
-    monkeypatch.setattr(StandInGpu, "overlaps", True, raising=False)
-    monkeypatch.setattr(StandInGpu, "compile_ahead", lambda self, sources: compiled.extend(sources), raising=False)
+    monkeypatch.setattr(StandInGpu, "capabilities", replace(StandInGpu.capabilities, overlapping_launches=True, compiles_ahead=True))
+    monkeypatch.setattr(StandInGpu, "compile_ahead", lambda self, sources: compiled.extend(sources))
     return compiled
 
 
@@ -127,10 +127,11 @@ def test_configurations_that_cannot_be_told_apart_stay_together():
 
         def configs(self, layer, signature, machine):
             machine.compile_ahead(["one", "two"])
-            assert machine.multiprocessors == 132
+            assert machine.capabilities.multiprocessors == 132
             return [("a",), ("b",), ("c",)]
 
     machine = StandInGpu()
+    machine.capabilities = replace(machine.capabilities, compiles_ahead=True)
     machine.compile_ahead = lambda sources: pytest.fail("nothing is compiled while configurations are listed")
     assert configs_with_texts(Half(), None, None, machine) == [(("a",), ("one", "two")), (("b",), ()), (("c",), ())]
     assert get_tactic("cuda/conv").name == "cuda/conv"
@@ -145,6 +146,7 @@ def test_a_test_compiles_what_it_runs_and_no_more():
             return [("a",), ("b",), ("c",)]
 
     machine, compiled = StandInGpu(), []
+    machine.capabilities = replace(machine.capabilities, compiles_ahead=True)
     machine.compile_ahead = compiled.extend
     assert first_configs(Each(), None, None, machine, 2) == [("a",), ("b",)]
     assert compiled == ["one", "two"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from support.standin_gpu import LAUNCH_S, StandInGpu
+from support.standin_gpu import LAUNCH_S, StandInCall, StandInGpu
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.candidates.tactic_sources import tactics_for
@@ -39,10 +39,8 @@ HOST_S = 5e-6  # that a launch by itself waits for the host
 FAST, SLOW = 1e11, 1e10  # bytes a second of weights out of the cache and out of memory
 
 
-class Call:
+class ReadingCall(StandInCall):
     """A launch that takes so long beside what its weights take."""
-
-    native, label, launches = None, "", ()
 
     def __init__(self, seconds: float, reads: list[tuple[int, int]]):
         self.cost, self.reads = seconds, reads
@@ -54,7 +52,7 @@ class Call:
 class CachedGpu(StandInGpu):
     """A stand-in with an L2 cache, of weights alone: what was read longest ago leaves it first. Its clock counts how long the host takes."""
 
-    overlaps, l2_bytes = True, L2
+    capabilities = replace(StandInGpu.capabilities, overlapping_launches=True, cold_cache_clock=True, cache_bytes={2: L2})
     cached: OrderedDict[int, int]
     cold_runs: list
 
@@ -90,7 +88,7 @@ def gpu(monkeypatch, standin_gpu):
 
     def enqueue(self, args, stream):
         reads = [(at, p.nbytes) for at, p in zip(args.packed, self.packed, strict=True)]
-        stream.record(Call(LAUNCH_S * (1 + sum(map(ord, self.implementation)) % 7 / 100), reads))
+        stream.record(ReadingCall(LAUNCH_S * (1 + sum(map(ord, self.implementation)) % 7 / 100), reads))
 
     monkeypatch.setattr(GpuKernel, "enqueue", enqueue)
     monkeypatch.setattr(CachedGpu, "cached", OrderedDict(), raising=False)

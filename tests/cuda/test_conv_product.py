@@ -2,11 +2,11 @@
 Steps with slots of their own: where they are used, and that others are refused."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.backends.cuda.launch import MAX_SHARED
 from whet.builder import BuildConfig, build
 from whet.engine import engine_bytes, read_engine
@@ -18,7 +18,7 @@ from whet.tactics.cuda.conv._conv_config import with_once
 from whet.tactics.cuda.conv._conv_then_pointwise import MOST_BLOCKS, Tile, halo_of, shared_bytes, tiles_of, unfit
 from whet.tactics.cuda.conv._conv_tiles import Halo, conv_configs, fits
 
-HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+HOPPER = CompileOnlyGpu()
 PAD = (1, 1, 1, 1)
 STAGES = [
     (ConvShape(1, 56, 56, 64, 64, 3, 3, pad=PAD), 256),

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends import get_backend
 from whet.backends.cuda import CudaBackend, driver
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.cli._infer import _computes_in
 from whet.engine.plan import Choice
@@ -19,7 +20,7 @@ from whet.runtime import EngineWarning, Runtime
 from whet.runtime.kernels import plan_layer
 from whet.tactics.cuda.library import _cublaslt
 
-AMPERE = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_80"}), multiprocessors=108, runs=False)
+AMPERE = CompileOnlyGpu("sm_80")
 
 
 class Binding:
@@ -91,7 +92,7 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
 @pytest.mark.parametrize(("op", "tactic"), [("Conv", "cuda/conv"), ("Gemm", "cuda/gemm"), ("MatMul", "cuda/cublaslt_gone")])
 def test_without_its_tensor_cores_a_layer_runs_on_a_kernel_of_the_gpu(op, tactic, there, monkeypatch):
     monkeypatch.setattr(_cublaslt, "library", lambda: object() if there == "cublaslt_older" else None)
-    machine = SimpleNamespace(**{**vars(AMPERE), "runs": True})
+    machine = CompileOnlyGpu("sm_80", executes=True)
     sample = next(s for s in OPS[op].samples if all(not i or i.startswith("const") for i in s.inputs[1:]))
     _, layer, _ = sample_layer(op, sample)
     form = "nhwc" if op == "Conv" else "linear"

@@ -1,11 +1,11 @@
 """Joined images and the 1x1 convolution that reads both: what is packed, in which order, and where the builder takes it."""
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
@@ -13,7 +13,7 @@ from whet.tactics import tactics_of
 from whet.tactics.cuda.conv.concat_input_conv import joined_conv
 from whet.tactics.cuda.conv.conv import from_config
 
-HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+HOPPER = CompileOnlyGpu()
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "ConcatInputConv"]
 TACTIC = next(t for t in tactics_of("cuda") if "ConcatInputConv" in t.composites)
 

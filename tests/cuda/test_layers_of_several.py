@@ -2,13 +2,13 @@
 that slow their neighbours down are exchanged in the network."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.standin_gpu import StandInGpu
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.builder.select import refine
 from whet.engine import engine_bytes, read_engine
@@ -17,8 +17,8 @@ from whet.ops import OPS, sample_layer
 from whet.tactics import tactics_of
 from whet.tactics.cuda._device.kernel import GpuKernel
 
-HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
-AMPERE = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_80"}), multiprocessors=108, runs=False)
+HOPPER = CompileOnlyGpu()
+AMPERE = CompileOnlyGpu("sm_80")
 
 NET = """network block source
 in %x: f32[1,3,64,64]
@@ -105,7 +105,7 @@ def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_pat
 
     monkeypatch.setattr(StandInGpu, "seconds", seconds)
     assert middle(build(parse_network(NET), CONFIG)) == alone
-    monkeypatch.setattr(StandInGpu, "overlaps", True, raising=False)
+    monkeypatch.setattr(StandInGpu, "capabilities", replace(StandInGpu.capabilities, overlapping_launches=True))
     cached = replace(CONFIG, timing_cache=str(tmp_path / "timings.sqlite"))
     plan = build(parse_network(NET), cached)
     assert middle(plan) != alone

@@ -1,12 +1,12 @@
 """The cuBLASLt pack: who may use it, TF32 that is allowed for, and, on a GPU, f32 networks through the library."""
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.tactic_sources import tactics_for
 from whet.builder.verify.emulation import rounded_tf32
@@ -18,7 +18,7 @@ from whet.tactics import get_tactic
 from whet.tactics._base import PlanRefused
 from whet.tactics.cuda.library import _cublaslt
 
-HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+HOPPER = CompileOnlyGpu()
 LIBRARY = {"cuda/cublaslt_f32", "cuda/cublaslt_older", "cuda/cublaslt_patches", "cuda/cublaslt_tf32"}
 
 
@@ -57,7 +57,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(_cublaslt, "library", lambda: None)
     _, layer, _ = sample_layer("Conv", OPS["Conv"].samples[0])
     t = get_tactic("cuda/cublaslt_f32")
-    here = SimpleNamespace(**{**vars(HOPPER), "runs": True})
+    here = CompileOnlyGpu(executes=True)
     assert "pip install nvidia-cublas" in t.refuses(layer, t.signatures(layer, here)[0], here)
 
 

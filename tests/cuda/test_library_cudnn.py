@@ -12,6 +12,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, compute, judge, reference
 
 from whet.backends.cuda import driver
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.backends.cuda.cudnn import convolution, descriptor, library
 from whet.backends.cuda.cudnn import numbers as n
 from whet.backends.cuda.cudnn.convolution import Convolution, Proposal, fusible
@@ -25,7 +26,7 @@ from whet.tactics import get_tactic
 from whet.tactics._base import PlanRefused
 from whet.tactics.cuda.library import _cudnn_conv
 
-HERE = SimpleNamespace(**{**vars(HOPPER), "runs": True})
+HERE = CompileOnlyGpu(executes=True)
 PACK = {"cuda/cudnn_f32", "cuda/cudnn_half", "cuda/cudnn_tf32"}
 RELU = ("clip", 0.0, np.inf)
 

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from test_tactics import compute, judge, reference
 
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.builder.precision.int8 import prepared
 from whet.frontends.onnx import network_from_onnx
@@ -35,7 +35,7 @@ from whet.tactics.cuda.move.moves import _constants, _moves
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _half import half
 
-HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+HOPPER = CompileOnlyGpu()
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "Moves"]
 COMPILER = shutil.which("g++")
 HOST = """

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import CudaBackend
 from whet.backends.cuda import compile as compiler
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.builder import build as building_module
 from whet.errors import BackendError
@@ -18,7 +19,7 @@ from whet.ops import OPS, sample_layer
 from whet.tactics import Args, tactics_of
 from whet.tactics.cuda._device.source import source
 
-AMPERE = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_80"}), multiprocessors=108, runs=False)
+AMPERE = CompileOnlyGpu("sm_80")
 #: their kernels are wgmma and bulk copies through and through
 HOPPER_ONLY = {"conv", "stem", "gemm", "stem_as_channels", "qconv", "qstem", "group_conv"}
 OURS = [t for t in tactics_of("cuda") if t.name.startswith("cuda/own_")]
@@ -114,7 +115,7 @@ def test_convolutions_and_products_in_16_bits_keep_a_kernel():
         for sample in OPS[op].samples:
             network, layer, _ = sample_layer(op, sample)
             taken = [t.name for t in OURS if not t.why_not(layer) and any(not t.refuses(layer, s, AMPERE) for s in t.signatures(layer, AMPERE))]
-            hopper = SimpleNamespace(**{**vars(AMPERE), "features": frozenset({"sm_90", "wgmma", "tma"})})
+            hopper = CompileOnlyGpu(multiprocessors=108)
             there = [t.name for t in OURS if not t.why_not(layer) and any(not t.refuses(layer, s, hopper) for s in t.signatures(layer, hopper))]
             assert bool(taken) >= bool(there), (op, sample, network)
 

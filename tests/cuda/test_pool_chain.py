@@ -1,7 +1,6 @@
 """Poolings in a row in one launch: the emulated kernel against the reference, machine code, what is refused, the network that has them."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from test_compile import sass
 
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
 from whet.builder.lowering import lowered_network
 from whet.frontends.onnx import network_from_onnx
@@ -19,7 +19,7 @@ from whet.ops._pool_chain_samples import SAMPLES, chain
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.pool.pool_chain import OwnPoolChain, _constants
 
-HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+HOPPER = CompileOnlyGpu()
 
 
 def as_the_kernel(x, constants):
@@ -53,7 +53,7 @@ def test_rows_then_columns_give_the_reference(sample):
 
 def test_large_images_and_odd_channels_are_refused():
     t = OwnPoolChain()
-    old = SimpleNamespace(**{**vars(HOPPER), "features": frozenset({"sm_86"})})
+    old = CompileOnlyGpu("sm_86")
     cases = (
         ("f32[1,12,8,8]", HOPPER, "12 channels"),
         ("u8[1,24,8,8]", HOPPER, "24 channels"),

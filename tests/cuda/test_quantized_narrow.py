@@ -7,6 +7,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_quantized_pool import by_registers
 
 from whet.backends.cuda import driver
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
 from whet.builder.precision.int8 import prepared
 from whet.network import Network, parse_type
@@ -18,7 +19,7 @@ from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized.qconv_few_channel import narrow_reason8, narrow_registers, tiles8
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16", "int8"), timing_cache="", avg_timing=1)
-HOPPER = type("Hopper", (), {"features": ("wgmma", "tma"), "multiprocessors": 132})
+HOPPER = CompileOnlyGpu()
 
 
 def layer_of(image=(2, 32, 20, 24), channels=32, filters=(3, 3), stride=1, pads=(1, 1, 1, 1), act="Silu", added="", low=-1.0):
@@ -86,7 +87,7 @@ def test_what_it_does_not_do_is_refused_with_the_reason(changed, why):
 def test_gpus_without_these_products_and_other_activations_are_refused():
     load_tactics("cuda")
     mine, layer = TACTICS["cuda/qconv_few_channel"], layer_of()
-    assert "Hopper" in mine.refuses(layer, mine.signatures(layer, HOPPER)[0], type("Ampere", (), {"features": ()}))
+    assert "Hopper" in mine.refuses(layer, mine.signatures(layer, HOPPER)[0], CompileOnlyGpu("sm_80"))
     assert "clip or SiLU" in mine.why_not(layer_of(act="LeakyRelu"))
 
 

@@ -5,6 +5,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.builder.precision.int8 import prepared
 from whet.network import Network, parse_type
@@ -84,13 +85,13 @@ def test_it_is_taken_apart_where_its_parts_are_faster(standin_gpu):
 )
 def test_what_a_kernel_does_not_do_is_refused_with_the_reason(changed, why):
     load_tactics("cuda")
-    machine = type("Hopper", (), {"features": ("wgmma", "tma")})
+    machine = CompileOnlyGpu()
     layer = whole(stem(**changed))
     for name, reason in zip(("cuda/qstem_pool", "cuda/qstem_overlap"), why, strict=True):
         mine = TACTICS[name]
         said = mine.refuses(layer, mine.signatures(layer, machine)[0], machine)
         assert said is None if reason is None else reason in said
-        assert "Hopper" in mine.refuses(layer, mine.signatures(layer, machine)[0], type("Ampere", (), {"features": ()}))
+        assert "Hopper" in mine.refuses(layer, mine.signatures(layer, machine)[0], CompileOnlyGpu("sm_80"))
 
 
 def by_registers(packed):

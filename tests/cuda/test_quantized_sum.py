@@ -5,6 +5,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
 from whet.builder.precision.int8 import prepared
 from whet.network import Network, parse_type
@@ -14,7 +15,7 @@ from whet.precision import Range, Ranges, find_places, quantize
 from whet.tactics import TACTICS, load_tactics
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16", "int8"), timing_cache="", avg_timing=1)
-HOPPER = type("Hopper", (), {"features": ("wgmma", "tma"), "multiprocessors": 132})
+HOPPER = CompileOnlyGpu()
 
 
 def block(n=2, size=16, channels=(64, 64), filters=256, stride=1, taps=1, low=-1.0, act="Relu"):
@@ -69,7 +70,7 @@ def test_what_it_does_not_do_is_refused_with_the_reason():
     assert "padding is no zero" in mine.why_not(layer)
     (layer,) = sums(block(filters=80))
     assert "80 results" in mine.refuses(layer, mine.signatures(layer, HOPPER)[0], HOPPER)
-    assert "Hopper" in mine.refuses(layer, mine.signatures(layer, HOPPER)[0], type("Ampere", (), {"features": ()}))
+    assert "Hopper" in mine.refuses(layer, mine.signatures(layer, HOPPER)[0], CompileOnlyGpu("sm_80"))
 
 
 @pytest.mark.gpu

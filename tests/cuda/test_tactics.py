@@ -1,18 +1,18 @@
 """CUDA tactics against the contract: on any machine what they list and pack, on a GPU every sample against the op's reference."""
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.compiling import first_configs
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.network import from_stored, static_shape, stored_shape, to_stored
 from whet.ops import OPS, run_layer, run_regions
 from whet.ops import sample_layer as layer_of
 from whet.tactics import Args, tactics_of
 
-HOPPER = SimpleNamespace(name="cuda", threads=1, features=frozenset({"sm_90", "wgmma", "tma"}), multiprocessors=132, runs=False)
+HOPPER = CompileOnlyGpu()
 # the host's is the reference itself; what cuDNN offers is asked of it on the GPU (test_library_cudnn.py)
 TACTICS = [t for t in tactics_of("cuda") if t.name != "cuda/host_reference" and "cudnn" not in t.name]
 SAMPLES = [(op, i) for op in sorted(OPS) for i in range(len(OPS[op].samples))]
@@ -55,7 +55,7 @@ def test_every_tactic_takes_some_sample():
 
 def test_without_tensor_cores_the_convolution_says_so():
     layer, _ = sample_layer("Conv", 1)
-    old = SimpleNamespace(**{**vars(HOPPER), "features": frozenset({"sm_80"})})
+    old = CompileOnlyGpu("sm_80")
     conv = next(t for t in TACTICS if t.name == "cuda/conv")
     signature = conv.signatures(layer, old)[0]
     assert "Hopper" in conv.refuses(layer, signature, old)

@@ -1,7 +1,6 @@
 """Transposed convolutions and batch normalizations that stay alone: packing, machine code, refusals; on a GPU sizes of real networks."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from test_compile import sass
 from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.ops import OPS, Sample, sample_layer
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv_transpose import Transposed
@@ -80,7 +80,7 @@ def test_refusals_say_why():
     _, grouped, _ = sample_layer("ConvTranspose", Sample(["f32[1,16,4,4]", "const f32[16,8,2,2]", None], {"group": 2}))
     signature = tactic.signatures(grouped, HOPPER)[0]
     assert "groups" in tactic.refuses(grouped, signature, HOPPER)
-    old = SimpleNamespace(**{**vars(HOPPER), "features": frozenset({"sm_80"})})
+    old = CompileOnlyGpu("sm_80")
     assert "Hopper" in tactic.refuses(grouped, signature, old)
     _, odd, _ = sample_layer("ConvTranspose", Sample(["f32[1,9,4,4]", "const f32[9,8,2,2]", None], {}))
     assert "9 input" in tactic.refuses(odd, tactic.signatures(odd, HOPPER)[0], HOPPER)

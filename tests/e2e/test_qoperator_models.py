@@ -9,13 +9,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import datasets, realdata
+from support.isa import HAS_VNNI, VNNI
 from whet.builder import build
 from whet.builder.config import BuildConfig
 from whet.frontends import network_from_onnx
 from whet.ops import run_network
 from whet.runtime import Runtime
 from whet.tactics import is_quantized, tactics_of
-from whet.tactics.cpu.onednn import _api as dnn
 
 tactics_of("cpu")
 pytestmark = pytest.mark.data
@@ -36,7 +36,7 @@ def quantized(path, name, images, into, activations="QUInt8"):
 
     tool.quantize_static(
         str(model.path), str(path), Reader(), quant_format=tool.QuantFormat.QOperator, per_channel=True,
-        activation_type=getattr(tool.QuantType, activations), weight_type=tool.QuantType.QInt8,
+        activation_type=getattr(tool.QuantType, activations), weight_type=tool.QuantType.QInt8, reduce_range=not HAS_VNNI,
     )  # fmt: skip
     return {n.op_type for n in onnx.load(path).graph.node}
 
@@ -59,7 +59,7 @@ def both(path, into, images):
     return np.concatenate(ours), np.concatenate(theirs), plan
 
 
-@pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
+@VNNI
 @pytest.mark.parametrize("activations", ["QUInt8", "QInt8"])
 def test_a_resnet_runs_in_integers(activations, tmp_path):
     train, test = datasets.cifar10_train_lossless()[0], datasets.cifar10_lossless()[0]

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from support.isa import LARGEST_WEIGHT
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends import network_from_onnx
 from whet.ops import run_network
@@ -19,7 +20,7 @@ def u8(*shape):
 
 
 def i8(*shape):
-    return _rng.integers(-127, 128, shape).astype(np.int8)
+    return _rng.integers(-LARGEST_WEIGHT, LARGEST_WEIGHT + 1, shape).astype(np.int8)  # ONNX Runtime saturates without VNNI
 
 
 def f(v):

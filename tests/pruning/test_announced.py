@@ -39,7 +39,8 @@ def events(monkeypatch, standin_gpu):
         return seconds(self, executable, repeats)
 
     monkeypatch.setattr(StandInGpu, "seconds", timed)
-    monkeypatch.setattr(StandInGpu, "compile_ahead", lambda self, sources: seen.append(("compile", list(sources))), raising=False)
+    monkeypatch.setattr(StandInGpu, "capabilities", replace(StandInGpu.capabilities, compiles_ahead=True))
+    monkeypatch.setattr(StandInGpu, "compile_ahead", lambda self, sources: seen.append(("compile", list(sources))))
     return seen
 
 

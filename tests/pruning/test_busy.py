@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from whet import zoo
-from whet.backends.cpu.load import Load
+from whet.backends import Capabilities, Load, get_backend
 from whet.backends.null import NullBackend
 from whet.builder.config import BuildConfig
 from whet.cli.latency_table import command as latency_table
@@ -47,7 +47,8 @@ def machine(monkeypatch):
         found = seconds(self, executable, repeats)
         return [t * (10 if state.others and t > 2e-6 else 1) for t in found]
 
-    monkeypatch.setattr(NullBackend, "watch", watch, raising=False)
+    monkeypatch.setattr(NullBackend, "watch", watch)
+    monkeypatch.setattr(NullBackend, "capabilities", replace(NullBackend.capabilities, measures_load=True))
     monkeypatch.setattr(NullBackend, "seconds", slowed)
     for name in ("_WINDOW", "_LOOK", "_BELIEVED"):
         monkeypatch.setattr(busy, name, 0.0)
@@ -191,7 +192,7 @@ def test_short_timings_share_a_window(monkeypatch):
         taken.append(load.seconds)
 
     monkeypatch.setattr(busy, "_WINDOW", 0.15)
-    seen = busy.Neighbours(SimpleNamespace(watch=watch))
+    seen = busy.Neighbours(SimpleNamespace(watch=watch, capabilities=Capabilities(measures_load=True)))
     windows = []
     for k in range(40):
         seen.begin()
@@ -202,4 +203,4 @@ def test_short_timings_share_a_window(monkeypatch):
     assert {w.others for w in windows if w.keys} == {1.0}
     assert all(s >= 0.15 for s in taken)
     assert 2 <= len(taken) <= 4
-    assert busy.Neighbours(object()).quiet(), "a machine that cannot tell"
+    assert busy.Neighbours(get_backend("null")).quiet(), "a backend that does not measure the load"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from search.conftest import RECIPE, perceptron, recipe_with
+from support.isa import VNNI
 from whet.frontends import network_from_onnx
 from whet.search import search
 from whet.search.jobs.job import result_of
@@ -88,6 +89,7 @@ def trained(poor, tmp_path_factory):
     return out, json.loads(done.stdout), result_of(out / "survivors" / "0000")
 
 
+@VNNI
 def test_it_wins_back_what_poor_ranges_lost(trained):
     _, data, result = trained
     qat = result["qat"]
@@ -103,6 +105,7 @@ def test_it_goes_on_after_a_kill_and_leaves_no_checkpoint(trained):
     assert not list(out.rglob("*.safetensors"))
 
 
+@VNNI
 def test_both_numbers_are_in_the_report(trained):
     out, data, result = trained
     steps = {s["step"]: s for s in data["steps"]}
@@ -119,6 +122,7 @@ def test_both_numbers_are_in_the_report(trained):
     assert json.loads((out / "deploy" / "recipe.json").read_text())["qat"]["kept"] == "trained"
 
 
+@VNNI
 def test_what_is_deployed_has_the_trained_ranges_and_its_lock_builds_it(trained, case):
     import whet
 
@@ -142,6 +146,7 @@ def test_what_is_deployed_has_the_trained_ranges_and_its_lock_builds_it(trained,
     assert np.mean(theirs == np.array(guesses)) > 0.98, "another runtime computes the same Q/DQ"
 
 
+@VNNI
 def test_a_calibrated_engine_that_is_not_trained_says_why_and_its_lock_builds_it(case, tmp_path):
     level = {"scout__level": 0, "survivor__level": 0, "survivor__count": 1}
     recipe = recipe_with(case, tmp_path / "w", space={"width": False, "depth": False, "precision": ["int8"]}, **level)

@@ -11,6 +11,6 @@ from whet.tactics import Config, Signature, Tactic
 def first_configs(tactic: Tactic, layer: Any, signature: Signature, machine: Any, most: int | None = None) -> list[Config]:
     """The first `most` configurations (all of them by default), on their way to the compiler where `machine` has one."""
     found = configs_with_texts(tactic, layer, signature, machine)[:most]
-    if hasattr(machine, "compile_ahead"):
+    if machine.capabilities.compiles_ahead:
         machine.compile_ahead([text for _, texts in found for text in texts])
     return [config for config, _ in found]

@@ -4,23 +4,24 @@ Kernels are those of the CUDA backend; none is compiled. A launch takes the time
 than 32; `slow` makes layers on 8 bits dearer by name.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 import pytest
 
-from whet.backends import BACKENDS, Buffer
+from whet.backends import BACKENDS, Backend, Buffer, Call, Executable
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.tactics import load_tactics
 from whet.tactics.cuda._device.kernel import GpuKernel
 
 BYTES_PER_S, LAUNCH_S = 1e9, 1e-6
 
 
-class StandInCall:
+class StandInCall(Call):
     """A launch of known cost."""
 
-    native, label, launches = None, "", ()
+    launches = ()
 
     def __init__(self, seconds: float):
         self.cost = seconds
@@ -29,7 +30,7 @@ class StandInCall:
         """Costs the same elsewhere."""
 
 
-class StandInExecutable:
+class StandInExecutable(Executable):
     """Launches that take their costs by the clock and no time at all."""
 
     def __init__(self, calls: list):
@@ -53,12 +54,14 @@ class StandInStream:
         return StandInExecutable(self.calls)
 
 
-class StandInGpu:
+class StandInGpu(Backend):
     """Memory is the host's; results are zeros."""
 
-    name, runs, multiprocessors = "cuda", True, 132
-    features = frozenset({"sm_90", "wgmma", "tma"})
-    cache_bytes: Mapping[int, int] = {}
+    name = "cuda"
+    capabilities = replace(
+        CompileOnlyGpu().capabilities, executes=True, overlapping_launches=False, compiles_ahead=False, cold_cache_clock=False, user_streams=False,
+        cache_bytes={},
+    )  # fmt: skip
 
     def __init__(self, device: int | None = None, threads: int = 0, **_):
         self.threads = threads or 1

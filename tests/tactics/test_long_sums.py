@@ -15,7 +15,7 @@ from whet.tactics.cpu.onednn import _api as dnn
 
 LONG = 20_000
 pytestmark = pytest.mark.skipif(
-    "avx512_bf16" not in CPU.features or not dnn.has_isa("avx512_core_bf16"), reason="this CPU stores nothing in 16 bits: no AVX-512 BF16"
+    "avx512_bf16" not in CPU.capabilities.features or not dnn.has_isa("avx512_core_bf16"), reason="this CPU has no AVX-512 BF16"
 )
 
 #: op -> (input types, indices of constant inputs, attributes); numbers are around one

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from support.isa import LARGEST_WEIGHT
 from whet.errors import BackendError
 from whet.network import from_stored, to_stored
 from whet.tactics.cpu.onednn import _api as dnn
@@ -129,7 +130,7 @@ def test_bf16_convolution_rounds_inputs_and_output_only():
 
 
 def test_int8_convolution_with_scales_is_exact_before_rounding():
-    x, w = rng.integers(0, 255, (1, 16, 6, 6)).astype(np.uint8), rng.integers(-127, 127, (16, 16, 3, 3)).astype(np.int8)
+    x, w = rng.integers(0, 255, (1, 16, 6, 6)).astype(np.uint8), rng.integers(-LARGEST_WEIGHT, LARGEST_WEIGHT, (16, 16, 3, 3)).astype(np.int8)
     attributes = dnn.Attributes(scales=(("src", 0, 1), ("weights", 1, 16)))
     scale, per = np.array([0.25], np.float32), (2.0 ** rng.integers(-6, -2, 16)).astype(np.float32)
     first = dnn.convolution(dnn.describe(x.shape, "u8", "nhwc"), dnn.describe(w.shape, "i8", "any"), None,

@@ -174,6 +174,9 @@ def check(layer, arrays):
     count = 0
     sizes = [np.abs(a.astype(np.float64)) for a in arrays if a is not None and a.dtype.kind == "f"]
     reach = max((s[(s > 1e3) & (s < 1e30)].max(initial=0) for s in sizes), default=0.0)  # the extremes' 1e4, which sums cancel
+    if layer.op == "Fused" and any(x.op == "Clip" for x in layer.regions["body"].layers):  # a kernel's error is that of its accumulators
+        unclipped = [np.abs(w) for w in declared_reference(layer, arrays, {"Clip": lambda own, layer, x, *bounds: x}) if w.dtype.kind == "f"]
+        reach = max([reach, *(w[w < 1e30].max(initial=0) for w in unclipped)])
     for tactic in TACTICS:
         if tactic.why_not(layer) is not None:
             continue

@@ -9,6 +9,7 @@ from test_finetune import FAST, digits_net
 
 import whet
 from support import datasets, realdata
+from support.isa import VNNI
 from whet.errors import TrainingError
 from whet.network import Network, parse_type
 from whet.ops import run_network
@@ -90,6 +91,7 @@ def test_it_recovers_what_poor_ranges_lost(learned, digits):
     assert learning.training.accuracy > before + 0.02
 
 
+@VNNI
 def test_the_cpu_builder_runs_it_in_integers_with_zeros_held(learned, digits):
     sparse = finetune(learned, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.01}, masks="2:4")).network
     config = FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.002}, masks="2:4")

@@ -1,8 +1,26 @@
-"""Machines: memory, streams, executors, clocks. One file or folder a backend."""
+"""Backends: memory, launch lists, clocks and capabilities of a device. One folder each."""
 
-from whet.backends._base import BACKENDS, Backend, Buffer, Executable, Laned, backend, get_backend, in_row
+from whet.backends._base import (
+    BACKENDS,
+    Backend,
+    Buffer,
+    Call,
+    Capabilities,
+    Completion,
+    Difference,
+    Executable,
+    Load,
+    Recorder,
+    backend,
+    backend_class,
+    capabilities_of,
+    get_backend,
+)
 from whet.registry import load_folder
 
-__all__ = ["BACKENDS", "Backend", "Buffer", "Executable", "Laned", "backend", "get_backend", "in_row"]
+__all__ = [
+    "BACKENDS", "Backend", "Buffer", "Call", "Capabilities", "Completion", "Difference", "Executable", "Load", "Recorder", "backend",
+    "backend_class", "capabilities_of", "get_backend",
+]  # fmt: skip
 
 load_folder(__name__, __path__)

@@ -1,20 +1,58 @@
-"""What a backend is: a machine with memory, a stream to record launches on, an executor and a clock."""
+"""The contract of a backend: one protocol with memory, launch lists and a clock, and the capabilities that everything else reads.
+
+A backend is a folder `backends/<name>/` (or a module) with one class under `@backend`. `Backend` has an implementation of every method that not
+all devices need, so a class that derives from it defines `allocate`, `stream`, `seconds`, `key` and `describe`, and more where its
+capabilities say so. No other package compares backend names or probes for methods: it reads `backend.capabilities`, or `capabilities_of(name)`
+where no device is open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
 from whet.errors import BackendError
 from whet.registry import nearest
 
+_Class = TypeVar("_Class", bound="type[Backend]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """Properties of a device and what its backend can do with it.
+
+    A backend's class has those that hold for every device of its kind; an instance has the device's own properties too, as the operating system
+    or the driver report them. A property that is not reported is 0 or empty.
+    """
+
+    # properties of the device
+    features: frozenset[str] = frozenset()  # instruction sets ("avx512f", "amx_int8"), or architecture and units of a GPU ("sm_90", "wgmma", "tma")
+    multiprocessors: int = 0  # streaming multiprocessors of a GPU
+    shared_memory: int = 0  # bytes of shared memory that one thread block can use
+    cache_bytes: Mapping[int, int] = field(default_factory=dict)  # level -> bytes of data cache, summed over all cores
+    # what the backend does
+    executes: bool = True  # False: kernels are planned and their cost is estimated; outputs are not computed
+    host_memory: bool = True  # buffers are host memory: NumPy views and kernels in Python can use them
+    workers: bool = False  # the number of threads can be chosen, and several launch lists can run in parallel, one thread each (`parallel_launch`)
+    overlapping_launches: bool = False  # a launch may start while its predecessor runs, so a kernel's cost is known only within the network
+    compiles_ahead: bool = False  # kernels are compiled from source before their first launch, and `compile_ahead` starts that in the background
+    cold_cache_clock: bool = False  # `cold_seconds` times a run that does not find its operands in the L2 cache
+    measures_load: bool = False  # `watch` measures what other programs use of the device
+    user_streams: bool = False  # `enqueue` starts a run on a user's stream and returns before it is done
+    numbered_devices: bool = False  # there may be several devices, chosen by number: `--device=N`, `cuda:N`
+    dlpack_device: int = 1  # device type of its memory in DLPack: 1 is the CPU (kDLCPU), 2 CUDA (kDLCUDA)
+    unsupported_types: frozenset[str] = frozenset()  # storage types that no kernel of this backend computes with ("f16")
+    int8_beside: tuple[str, ...] = ()  # precisions that `whet auto` permits together with 8 bits ("fp16")
+    energy_seconds: float = 1.0  # how long energy must be measured: the update interval of the device's energy counter sets it
+
 
 @dataclass
 class Buffer:
-    """Memory of the backend: address, bytes, and (host memory only) a NumPy view of them."""
+    """Memory of a backend: address, bytes, and (host memory only) a NumPy view of them."""
 
     address: int
     nbytes: int
@@ -22,70 +60,271 @@ class Buffer:
     owner: Any = None  # keeps the memory alive
 
 
-class Executable(Protocol):
-    """A recorded sequence of launches, ready to run again and again."""
+@dataclass
+class Load:
+    """CPU time that other programs used while something was timed: `others` in CPUs (0.5 is half a core), None where it was not measured.
+
+    `stolen` is the part of it during which a hypervisor let other guests of the same host run although this virtual machine had work (steal time,
+    proc_stat(5)). What such guests take of shared caches, memory bandwidth or the sibling hyperthread is not included.
+    """
+
+    others: float | None = None
+    seconds: float = 0.0
+    stolen: float = 0.0
+
+    @property
+    def who(self) -> str:
+        """The source of the load, for messages."""
+        if self.others is None or self.stolen <= 0.1 * self.others:
+            return "other processes"
+        guests = "other guests of this machine's host"
+        return guests if self.stolen >= 0.9 * self.others else f"other processes and {guests}"
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether more than a fifth of a CPU was used by others; never for less than 0.1 s, as /proc counts in ticks of 10 ms."""
+        return self.others is not None and self.seconds >= 0.1 and self.others > 0.2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Comparison of values a with a reference b over the elements where both are finite, and the count of unequal elements elsewhere."""
+
+    worst: float  # max |a - b|
+    error: float  # ||a - b||
+    largest: float  # max |b|
+    norm: float  # ||b||
+    odd: int  # elements that are not finite in both and not the same
+
+    @property
+    def relative(self) -> float:
+        """The larger of max|a-b|/max|b| and ||a-b||/||b||; infinite where NaN or infinities differ."""
+        if self.odd:
+            return float("inf")
+        if self.worst == 0:
+            return 0.0
+        return max(self.worst / self.largest, self.error / self.norm) if self.largest else self.worst
+
+
+class Call:
+    """One recorded launch; base class of what kernels put on a stream."""
+
+    #: (function, a, b, c, d): five machine words for a loop in machine code; None: `run` is called
+    native: tuple[int, int, int, int, int] | None = None
+    #: False: the native function returns nothing; True: it returns a status, where 0 means success
+    returns_status: bool = True
+    #: the library's or kernel's name, for messages; "" stands for the class name
+    implementation: str = ""
+    #: names of the source nodes, for profilers
+    label: str = ""
 
     def run(self) -> None:
-        """Runs all launches and returns when the results are there."""
+        """Executes the launch now."""
+        raise NotImplementedError
+
+    def point(self, kind: str, index: int, address: int) -> None:
+        """Replaces the address of operand `index` of `kind` ("input" or "output"): users' own buffers."""
+        raise NotImplementedError
+
+
+class Recorder(Protocol):
+    """A stream that launches are recorded on: `calls` has them in order."""
+
+    calls: list[Any]
+
+    def record(self, call: Any) -> None:
+        """Appends a launch."""
+
+    def finish(self) -> Executable:
+        """The recorded launches, ready to run."""
+
+
+class Executable(Protocol):
+    """Recorded launches that run again and again."""
+
+    def run(self) -> None:
+        """Runs all launches and returns when the results are there. Raises BackendError when a kernel fails."""
 
     def run_timed(self) -> list[float]:
         """Runs launch by launch; seconds of each (for the profiler; slower as a whole)."""
 
+    def refresh(self) -> None:
+        """Called after operands of recorded launches got other addresses."""
+        return None
+
+
+class Completion(Protocol):
+    """The end of a run that was enqueued."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the outputs are there. Raises BackendError when a kernel failed."""
+
+    def synchronize(self) -> None:
+        """Waits for the outputs. Raises BackendError when a kernel failed."""
+
+    def close(self) -> None:
+        """Releases what it holds."""
+
 
 class Backend(Protocol):
-    """A machine. `key()` and `describe()` identify it: in timing keys and engines, and for people."""
+    """A device with memory, recorded launches and a clock. Derive from it: methods with a body below are defaults.
 
-    name: str
-    threads: int
-    features: frozenset[str]
-    multiprocessors: int
-    shared_memory: int
-    l2_bytes: int
+    `name` is its folder's name, set by `@backend`. `threads` is the number of CPU threads that kernels are planned for (1 on a GPU). The
+    constructor takes `threads` (0: the backend chooses) and ignores keywords that it does not know; it raises BackendError when the device, its
+    driver or a library is missing.
+    """
 
-    def activate(self) -> None: ...
+    name: str = ""
+    threads: int = 1
+    capabilities: Capabilities = Capabilities()
 
-    def warm(self, array: np.ndarray) -> None: ...
+    # required
 
-    def evict(self, pieces: Iterable[tuple[int, int]]) -> bool: ...
+    def allocate(self, nbytes: int, alignment: int = 64) -> Buffer:
+        """Zeroed memory. Raises BackendError (with the sizes) when there is not enough."""
+        raise NotImplementedError
 
-    def copy(self, target: Buffer, to: int, source: Buffer, at: int, nbytes: int) -> None: ...
+    def stream(self) -> Recorder:
+        """A new Recorder for kernels' `enqueue`."""
+        raise NotImplementedError
 
-    def difference(self, a: Buffer, at: int, b: Buffer, to: int, nbytes: int, dtype: str) -> Any: ...
-
-    def cold_seconds(self, executable: Any, before: Any, other: Buffer) -> float: ...
-
-    def allocate(self, nbytes: int, alignment: int = 64) -> Buffer: ...
-
-    def stream(self) -> Any:
-        """A new recording stream (see tactics' Stream); `finish()` makes an Executable of it."""
-
-    def seconds(self, executable: Executable, repeats: int) -> list[float]:
-        """Times `repeats` runs of an executable by the backend's clock."""
+    def seconds(self, executable: Any, repeats: int) -> list[float]:
+        """Seconds of each of `repeats` runs by the device's clock."""
+        raise NotImplementedError
 
     def key(self) -> str:
-        """Everything about the machine that can change a time or a result: model, features, threads, library versions."""
+        """Everything about the device that can change a time or a result: model, features, threads, driver and compiler versions."""
+        raise NotImplementedError
 
-    def describe(self) -> dict[str, Any]: ...
+    def describe(self) -> dict[str, Any]:
+        """The device for people and for engines' headers: "backend", "model" and more, as plain data."""
+        raise NotImplementedError
 
-
-class Laned(Backend, Protocol):
-    """A backend that can run several lists of launches at once, each on a thread of its own (the CPU)."""
+    # threads of the calling process
 
     def activate(self) -> None:
-        """Makes the calling thread plan and run on as many threads as this backend has."""
+        """Makes the calling thread ready to plan and run kernels: its OpenMP thread count, its GPU context."""
+        return None
 
-    def lanes(self, programs: Sequence[Sequence[Any]]) -> Any:
-        """One launch of several lists of launches. Raises BackendError where `why_no_lanes` says so."""
+    @property
+    def caution(self) -> str:
+        """What users of this device should know before they trust times or kernels; "" for nothing."""
+        return ""
 
-    def why_no_lanes(self, calls: Sequence[Any]) -> str | None:
-        """Why launches that were recorded for one thread cannot run in lanes here; None where they can."""
+    @property
+    def lost(self) -> str:
+        """Why the process's context on the device is gone, after which no buffer of it can be used; "" while it works."""
+        return ""
+
+    # memory that the host cannot address: required where `host_memory` is False
+
+    def read(self, buffer: Buffer, offset: int, nbytes: int) -> np.ndarray:
+        """A copy of `nbytes` bytes (uint8) of a buffer."""
+        self._missing("read")
+
+    def write(self, buffer: Buffer, offset: int, data: np.ndarray) -> None:
+        """Copies bytes (uint8) into a buffer; returns when they are there."""
+        self._missing("write")
+
+    def copy(self, target: Buffer, to: int, source: Buffer, at: int, nbytes: int) -> None:
+        """Copies `nbytes` from offset `at` of `source` to offset `to` of `target`; returns when they are there."""
+        self.write(target, to, self.read(source, at, nbytes))
+
+    def difference(self, a: Buffer, at: int, b: Buffer, to: int, nbytes: int, dtype: str) -> Difference:
+        """Compares `nbytes` bytes of `a` from offset `at` with the reference values in `b` from offset `to`, elements of type `dtype`."""
+        self._missing("difference")
+
+    # users' memory on the device, by address: required where `dlpack_device` is not the CPU's
+
+    @property
+    def device_number(self) -> int:
+        """The number of the device, where they are numbered."""
+        return 0
+
+    def read_address(self, address: int, nbytes: int) -> np.ndarray:
+        """A copy of bytes (uint8) that belong to another library."""
+        self._missing("read_address")
+
+    def write_address(self, address: int, data: np.ndarray) -> None:
+        """Copies bytes to memory that belongs to another library; returns when they are there."""
+        self._missing("write_address")
+
+    def copy_address(self, to: int, source: int, nbytes: int) -> None:
+        """Copies bytes from one address on the device to another; returns when they are there."""
+        self._missing("copy_address")
+
+    # users' streams: required where `user_streams` is True
+
+    def enqueue(self, executable: Any, stream: Any = None) -> Completion:
+        """Starts a run on a user's stream (None: the executable's own) and returns at once."""
+        self._missing("enqueue")
+
+    def after_default_stream(self, executable: Any) -> None:
+        """Makes the next run of `executable` wait for the work that other libraries have put on the device's default stream."""
+        self._missing("after_default_stream")
+
+    # several launch lists at once: required where `workers` is True
+
+    def why_not_parallel(self, calls: Sequence[Any]) -> str | None:
+        """Why launches that were recorded for one thread cannot run next to others; None where they can."""
+        return f"the backend '{self.name}' runs one launch list at a time"
+
+    def parallel_launch(self, launch_lists: Sequence[Sequence[Any]]) -> Call:
+        """One launch that runs several launch lists in parallel, one thread each. Raises BackendError where `why_not_parallel` says so."""
+        raise BackendError(f"launch lists cannot run in parallel: {self.why_not_parallel(())}.")
+
+    # measuring
+
+    def seconds_in_row(self, executables: Sequence[Any]) -> list[float]:
+        """Seconds of one run of each executable, back to back, so that the time to launch one is hidden by the run of its predecessor.
+
+        On a GPU the clock otherwise counts the microseconds in which the host launches, as many as a layer of a small network takes.
+        """
+        return [self.seconds(executable, 1)[0] for executable in executables]
+
+    def cold_seconds(self, executable: Any, before: Any | None, other: Buffer) -> float:
+        """Seconds of a run that finds only what a run of `before` left in the L2 cache; `other` is memory larger than that cache."""
+        self._missing("cold_seconds")
+
+    def warm(self, array: np.ndarray) -> None:
+        """Reads an array into the caches. For backends with `cache_bytes`."""
+        return None
+
+    def evict(self, pieces: Iterable[tuple[int, int]]) -> bool:
+        """Removes memory (address, bytes) from all caches; False, and nothing is done, where the device has no fast way to."""
+        return False
+
+    def watch(self) -> AbstractContextManager[Load]:
+        """A context that measures the external load; its Load is complete when the context ends."""
+        return _not_measured()
+
+    def compile_ahead(self, sources: Iterable[str]) -> None:
+        """Starts to compile kernels that are timed soon, in the background."""
+        return None
+
+    def peaks(self) -> dict[str, float]:
+        """Peak rates of the hardware: "bytes" a second and operations a second by type ("f16", ...); {} where they are unknown."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Clocks (MHz), power (W), temperature (degrees Celsius) and other processes at this moment; {} where the device does not report them."""
+        return {}
+
+    def _missing(self, method: str) -> NoReturn:
+        raise BackendError(f"the backend '{self.name}' has no method {method}(), which its capabilities require")
 
 
-BACKENDS: dict[str, Any] = {}
+@contextmanager
+def _not_measured() -> Iterator[Load]:
+    yield Load()
 
 
-def backend(cls):
-    """Class decorator: registers a backend under its file's or folder's name."""
+BACKENDS: dict[str, type[Backend]] = {}
+
+
+def backend(cls: _Class) -> _Class:
+    """Class decorator: registers a backend under its file's or folder's name. Raises BackendError when the name is taken."""
     name = cls.__module__.split(".")[2]
     if name in BACKENDS:
         raise BackendError(f"backend {name} has two owners")
@@ -94,20 +333,18 @@ def backend(cls):
     return cls
 
 
-def get_backend(name: str = "cpu", **options: Any) -> Any:
-    """A backend by name. Raises BackendError for an unknown one, or one whose machine or library is missing."""
+def backend_class(name: str) -> type[Backend]:
+    """The class registered as `name`. Raises BackendError with the registered names and the nearest of them."""
     if name not in BACKENDS:
         raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}.{nearest(name, BACKENDS)}")
-    return BACKENDS[name](**options)
+    return BACKENDS[name]
 
 
-def in_row(backend: Backend, executables: Sequence[Any]) -> list[float]:
-    """Seconds of one run of each executable, by the machine's clock.
+def capabilities_of(name: str) -> Capabilities:
+    """The capabilities that all devices of a backend have; no device is opened. Raises BackendError for an unknown name."""
+    return backend_class(name).capabilities
 
-    On a GPU they are started one behind the other, as trtexec does for its GPU compute time: around a launch by itself the clock counts the
-    microseconds that the host takes to launch, which are as many as a small network's layer takes, differ from run to run, and are the same
-    for a large network and a small one.
-    """
-    if hasattr(backend, "seconds_in_row"):
-        return list(backend.seconds_in_row(executables))
-    return [backend.seconds(executable, 1)[0] for executable in executables]
+
+def get_backend(name: str = "cpu", **options: Any) -> Backend:
+    """A backend by name. Raises BackendError for an unknown one, or one whose device, driver or library is missing."""
+    return backend_class(name)(**options)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends._base import Buffer, backend
+from whet.backends._base import Backend, Buffer, Capabilities, Executable, backend
 from whet.errors import BackendError
 
 
-class NullExecutable:
+class NullExecutable(Executable):
     """A launch list that takes `cost` seconds by the table and no time at all."""
 
     def __init__(self, calls: list):
@@ -41,16 +41,13 @@ class NullList:
 
 
 @backend
-class NullBackend:
+class NullBackend(Backend):
     """The null machine. Memory is addresses without bytes: what is written is forgotten, what is read is zero."""
 
-    name = "null"
-    runs = False
+    capabilities = Capabilities(executes=False, host_memory=False)
 
     def __init__(self, threads: int = 0, **_: Any):
         self.threads = threads or 1
-        self.features: frozenset[str] = frozenset()
-        self.cache_bytes: dict[int, int] = {}
         self._next = 1 << 20
 
     def allocate(self, nbytes: int, alignment: int = 64) -> Buffer:

@@ -90,7 +90,7 @@ def _built(
     """The engine for one number of threads."""
     started, inputs = time.perf_counter(), fitting(inputs, config)
     backend = get_backend(config.backend, threads=config.threads)
-    if caution := getattr(backend, "caution", ""):
+    if caution := backend.caution:
         tell.note(caution)
     permissions = Permissions.of(config)
     tactics = tactics_for(backend.name, config.tactic_sources)
@@ -110,7 +110,7 @@ def _built(
             locked_plan(lock, net, lowered, profiles, backend, config),
             {"choice": {"method": "lock"}, "unfused": [(n, "locked") for n in lock["unfused"]]},
         )
-        if config.verify and getattr(backend, "runs", True):
+        if config.verify and backend.capabilities.executes:
             if plan.arenas[0].lanes:
                 why = verify_dealt(plan, net, backend, config, inputs, tell)
             else:
@@ -160,7 +160,7 @@ def _searched(
                 "unfused": [*search.unfused, *best.entry.unfused],
                 "banned": search.banned,
             }
-            if not config.verify or not getattr(backend, "runs", True):
+            if not config.verify or not backend.capabilities.executes:
                 return best.plan, report
             checked = verify_engine(best.plan, net, backend, inputs, config, tell)
             report["verification"] = checked.report()

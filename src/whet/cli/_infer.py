@@ -135,7 +135,7 @@ def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes
     from whet.inspector.facts import layer_facts
 
     engine = context.engine
-    peaks = engine.backend.peaks() if hasattr(engine.backend, "peaks") else None
+    peaks = engine.backend.peaks()
     facts = layer_facts(engine.plan.part(context.profile_index)[0], shapes) if peaks else []
     log.info("   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   " + ("      MB    GFLOP   Bound    Peak(%)   " if peaks else "") + "Layer")
     for i, r in enumerate(records):

@@ -108,7 +108,7 @@ def measure_gpu(
     query finds nothing in the L2 cache, as after other work (and the wall clock has the time of emptying it).
     """
     depth = DEPTH if overlap else 1
-    other = DeviceBuffer(2 * engine.backend.device.l2_bytes) if cold else None
+    other = DeviceBuffer(2 * engine.backend.capabilities.cache_bytes[2]) if cold else None
     lanes = []
     for _ in range(streams):
         slots = [Slot(engine.create_context(profile), feed, spin) for _ in range(depth)]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from whet.backends import Backend, in_row
+from whet.backends import Backend
 from whet.builder.candidates.option import Option
 from whet.network import DType, Layer
 from whet.runtime.memory import write_bytes
@@ -66,16 +66,16 @@ class Bench:
         """An executable for the option and how many launches it holds."""
         args = self.args(o)
         executable = self.record(o, [args])
-        if self.shop.flush_bytes or not getattr(self.shop.backend, "runs", True):
+        if self.shop.flush_bytes or not self.shop.backend.capabilities.executes:
             return executable, 1
-        once = min(in_row(self.shop.backend, [executable] * 3)) * 1e3
+        once = min(self.shop.backend.seconds_in_row([executable] * 3)) * 1e3
         count = max(1, min(64, int(_HOT_SAMPLE_MS / max(once, 1e-4))))
         return (executable, 1) if count == 1 else (self.record(o, [args] * count), count)
 
     def record(self, o: Option, runs: list[Args]) -> Any:
         """The option run on each of these operands in turn, in a row, as an executable."""
         stream = self.shop.backend.stream()
-        again = getattr(self.shop.backend, "overlaps", False)  # a graph takes the same launches again; making them anew takes longer than they run
+        again = self.shop.backend.capabilities.overlapping_launches  # a graph repeats a launch; making it again takes longer
         known: dict[int, list[Any]] = {}
         for args in runs:
             if id(args) in known:
@@ -133,7 +133,7 @@ class Bench:
             self.held.append(found)  # earlier options point at it
             found, self._used[key] = self.shop.lend(key, nbytes), nbytes
             self.buffers[key] = found
-            if kind == "in" and dtype is not None and getattr(self.shop.backend, "runs", True):
+            if kind == "in" and dtype is not None and self.shop.backend.capabilities.executes:
                 raw = np.zeros(found.nbytes, np.uint8) if found.array is None else found.array[:nbytes]
                 fill(raw, dtype)
                 if found.array is None:
@@ -143,7 +143,7 @@ class Bench:
     def _weight(self, p: Packed) -> int:
         if p.key not in self._packed:
             buffer = self.shop.backend.allocate(max(p.nbytes, 64))
-            if getattr(self.shop.backend, "runs", True):
+            if self.shop.backend.capabilities.executes:
                 write_bytes(self.shop.backend, buffer, 0, p.make())
             self._packed[p.key] = buffer
         return self._packed[p.key].address

@@ -14,7 +14,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from whet.backends import in_row
 from whet.builder.assemble import choice_of
 from whet.builder.candidates.option import Option
 from whet.errors import BackendError, BuildError, EngineError
@@ -116,7 +115,7 @@ class _Chain:
         once = sum(median(s) for s in samples.values() if s)
         for r in range(max(least, min(rounds, int(min(seconds / max(once, 1e-6), 1e6))))):
             order = list(samples)[:: 1 if r % 2 == 0 else -1]
-            for i, seconds_of_one in zip(order, in_row(self.bound.backend, [variants[i][1] for i in order]), strict=True):
+            for i, seconds_of_one in zip(order, self.bound.backend.seconds_in_row([variants[i][1] for i in order]), strict=True):
                 samples[i].append(seconds_of_one)
 
     def _runs(self, executable: Any) -> bool:

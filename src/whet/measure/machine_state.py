@@ -14,10 +14,10 @@ def machine_state(backend: Backend, tell: Noting) -> dict[str, Any]:
 
     Other processes on the GPU get a note: two that compute at once slow each other, and times taken meanwhile may be off.
     """
-    if not hasattr(backend, "state"):
-        return {}
     try:
         state = backend.state()
+        if not state:
+            return {}
     except BackendError as error:
         return {"gpu": {"unknown": str(error)}}
     others = state.get("other_processes") or ()

@@ -6,7 +6,6 @@ Where launches overlap (a GPU), that is a chain of equal launches in a warm L2 c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import Backend, in_row
+from whet.backends import Backend
 from whet.builder.candidates.option import Option
 from whet.errors import BackendError, BuildError
 from whet.measure.bench import Bench
@@ -51,11 +50,11 @@ class Conditions:
     @staticmethod
     def of(backend: Backend, footprint: int) -> Conditions:
         """From the bytes that one run of the network touches: what fits a cache is found there again, what does not is not."""
-        if hasattr(backend, "cold_seconds"):
-            return Conditions("hot, in a row", 0, backend.l2_bytes)
-        caches = getattr(backend, "cache_bytes", {})
+        if backend.capabilities.cold_cache_clock:
+            return Conditions("hot, in a row", 0, backend.capabilities.cache_bytes[2])
+        caches = backend.capabilities.cache_bytes
         second, last = caches.get(2, 0), max(caches.values(), default=0)
-        if not getattr(backend, "runs", True) or footprint <= second or not last:
+        if not backend.capabilities.executes or footprint <= second or not last:
             return Conditions("hot", 0)
         if footprint <= last:
             return Conditions("cold L2", 2 * second)
@@ -138,7 +137,7 @@ class Timer:
         samples: dict[int, list[float]] = {}
         again = list(options)
         while True:
-            with self.backend.watch() if hasattr(self.backend, "watch") else nullcontext() as load:
+            with self.backend.watch() as load:
                 fresh = _take_turns(self, self._bench, again)
             disturbed = load is not None and load.disturbed
             settled = {k: v for k, v in samples.items() if k not in {o.rank for o in again}}
@@ -268,15 +267,15 @@ def _take_turns(timer: Timer, bench: Bench, options: list[Option]) -> dict[int, 
         alive.append((o, executable, count))
     if best >= _LONG_MS:
         alive = [a for a in alive if samples[a[0].rank][0] <= _HOPELESS_FIRST * best]
-    elif not getattr(timer.backend, "overlaps", False):  # a GPU loads kernels when they are launched first
+    elif not timer.backend.capabilities.overlapping_launches:  # a GPU loads kernels when they are launched first
         alive = [a for a in alive if samples[a[0].rank][0] <= max(_ABSURD_MS, _ABSURD * best)]
-    rounds = timer.rounds if getattr(timer.backend, "runs", True) else 1
+    rounds = timer.rounds if timer.backend.capabilities.executes else 1
     for r in range(rounds):
         order = alive if r % 2 == 0 else alive[::-1]
         if timer.conditions.flush_bytes:
             taken = [timer.chilled(bench, o, executable) for o, executable, _ in order]
         else:
-            taken = in_row(timer.backend, [executable for _, executable, _ in order])
+            taken = timer.backend.seconds_in_row([executable for _, executable, _ in order])
         for (o, _, count), seconds in zip(order, taken, strict=True):
             if r == 0:
                 samples[o.rank] = []  # the run before only warmed up

@@ -93,8 +93,9 @@ class Sample:
     """Inputs and attributes that an op is tested with, by every tactic too.
 
     An input is "f32[2,8]" (normal numbers), "const f32[4,3]" (the same, as a constant), "extreme f32[2,8]" (with NaN, infinities,
-    zeros of both signs, denormals, largest values), "full i8[2,8]" (every integer), "positive f32[8]", a NumPy array (constant),
-    or None (absent).
+    zeros of both signs, denormals, largest values), "nonfinite f32[2,8]" (extreme without the largest values: whether partial sums of
+    those overflow depends on the order of summation, which is a kernel's own), "full i8[2,8]" (every integer), "positive f32[8]", a NumPy
+    array (constant), or None (absent).
     `regions` builds what If/Loop/Fused hold.
     """
 

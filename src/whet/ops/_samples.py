@@ -57,8 +57,10 @@ def _array(spec, rng: np.random.Generator) -> np.ndarray | None:
     if kind.endswith("positive"):
         a = np.abs(a) + 0.1
     a = a.astype(dtype)
-    if kind == "extreme" and a.size:
+    if kind in ("extreme", "nonfinite") and a.size:
         special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 3e38, -3e38, 88.8, -88.8, 1e4, -1e4], np.float64)
+        if kind == "nonfinite":
+            special = special[np.abs(special) != 3e38]
         places = rng.permutation(a.size)[: min(a.size, len(special))]
         with np.errstate(over="ignore"):
             a.reshape(-1)[places] = special[: len(places)].astype(dtype)

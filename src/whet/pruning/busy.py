@@ -28,7 +28,7 @@ class Neighbours:
     """Watches what others take of a machine's CPUs. A machine that cannot tell (a GPU, the null machine) is always quiet."""
 
     def __init__(self, backend: Backend):
-        self._watch = getattr(backend, "watch", None)
+        self._watch = backend.watch if backend.capabilities.measures_load else None
         self._open: AbstractContextManager | None = None
         self._load: Any = None
         self._keys: list[str] = []

@@ -80,7 +80,7 @@ class Meter:
 
     def announce(self, layers: Iterable[Layer]) -> None:
         """Says which layers will be timed: what that needs is compiled in the background. Nothing where nothing is compiled."""
-        if not hasattr(self.backend, "compile_ahead"):
+        if not self.backend.capabilities.compiles_ahead:
             return
         for layer in layers:
             text = layer_text(layer)
@@ -94,7 +94,7 @@ class Meter:
         found = list_candidates(layer, self.tactics, self.backend, self.permissions)
         kernels = [o for o in found.options if not o.tactic.fallback]
         found.options = [] if not kernels and layer.op == "Fused" else _some(kernels or found.options)
-        if hasattr(self.backend, "compile_ahead") and not self.timer.knows(found.options, found.text):
+        if self.backend.capabilities.compiles_ahead and not self.timer.knows(found.options, found.text):
             start_compiling(found.options, self.backend)
         return found
 

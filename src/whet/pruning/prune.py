@@ -240,7 +240,7 @@ def _timed(
     `priced` with it, if it has become quiet meanwhile."""
     costs = priced()
     batch = batch_of(net, config.build)
-    runs = config.engines and getattr(meter.backend, "runs", True)
+    runs = config.engines and meter.backend.capabilities.executes
     if target.value is not None and not runs:
         share = target.of(costs.total({}), batch)
     else:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from whet.backends import Backend
 from whet.errors import ShapeError
 from whet.network import DType
-from whet.runtime.dlpack import DeviceArray, device_array, on_gpu
+from whet.runtime.dlpack import CPU, DeviceArray, device_array, on_gpu
 from whet.runtime.memory import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -41,16 +42,15 @@ UserArray = np.ndarray | DeviceArray
 _DEVICE_ALIGNMENT = 16  # bytes; what vector accesses and bulk copies of GPU kernels ask for
 
 
-def user_array(name: str, value: Any, dtype: DType, backend: Any) -> UserArray:
+def user_array(name: str, value: Any, dtype: DType, backend: Backend) -> UserArray:
     """As `as_array`; a tensor on a GPU stays there when the backend is that GPU. Raises ShapeError."""
     if not on_gpu(value):
         return as_array(name, value, dtype)
-    here = getattr(getattr(backend, "device", None), "ordinal", None)
     array = device_array(name, value)
-    if here is None:
+    if backend.capabilities.dlpack_device == CPU:
         raise ShapeError(f"'{name}' is on a GPU, this engine runs on the backend '{backend.name}': copy it to the host first (.cpu())")
-    if array.device != here:
-        raise ShapeError(f"'{name}' is on GPU {array.device}, this engine runs on GPU {here}: copy it there first")
+    if array.device != backend.device_number:
+        raise ShapeError(f"'{name}' is on GPU {array.device}, this engine runs on GPU {backend.device_number}: copy it there first")
     if array.dtype != dtype:
         raise ShapeError(f"'{name}' is {array.dtype}, the engine takes {dtype}: convert it first (torch: .to(torch.{dtype.numpy.name}))")
     return array
@@ -66,9 +66,9 @@ def copy_in(bound: Bound, name: str, array: UserArray) -> None:
     if isinstance(array, np.ndarray):
         bound.write(name, array)
     elif _as_stored(bound, name):
-        bound.backend.copy_address(bound.address(name), array.address, array.nbytes)  # type: ignore[attr-defined]
+        bound.backend.copy_address(bound.address(name), array.address, array.nbytes)
     else:
-        raw = bound.backend.read_address(array.address, array.nbytes)  # type: ignore[attr-defined]
+        raw = bound.backend.read_address(array.address, array.nbytes)
         bound.write(name, raw.view(array.dtype.numpy).reshape(array.shape))
 
 
@@ -77,9 +77,9 @@ def copy_out(bound: Bound, name: str, array: UserArray) -> None:
     if isinstance(array, np.ndarray):
         np.copyto(array, bound.output(name))
     elif _as_stored(bound, name):
-        bound.backend.copy_address(array.address, bound.address(name), array.nbytes)  # type: ignore[attr-defined]
+        bound.backend.copy_address(array.address, bound.address(name), array.nbytes)
     else:
-        bound.backend.write_address(array.address, bound.output(name))  # type: ignore[attr-defined]
+        bound.backend.write_address(array.address, bound.output(name))
 
 
 def _as_stored(bound: Bound, name: str) -> bool:

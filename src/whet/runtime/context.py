@@ -10,13 +10,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from whet.backends import Completion
 from whet.engine import LayerTimes, display_names, profile_suffix
 from whet.errors import BackendError, ContextError, ShapeError
 from whet.network import Expr, evaluate, static_shape
 from whet.registry import nearest
 from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_out, user_array, why_copied
 from whet.runtime.dealing import dealt_bytes, launches
-from whet.runtime.dlpack import DeviceArray
+from whet.runtime.dlpack import CPU, DeviceArray
 from whet.runtime.engine import Engine
 from whet.runtime.memory import ALIGNMENT, aligned_empty
 from whet.runtime.profiles import nearest_profile, takes
@@ -152,7 +153,7 @@ class Context:
                 self._ready = self._make_ready()
             bound, copied_in, copied_out = self._ready
             if any(isinstance(a, DeviceArray) for a in self._users.values()):
-                self.engine.backend.after_default_stream(bound.executable.stream)  # type: ignore[attr-defined]
+                self.engine.backend.after_default_stream(bound.executable)
             for n, a in copied_in:
                 copy_in(bound, n, a)
             bound.run()
@@ -171,8 +172,8 @@ class Context:
             if self._ready is None:
                 self._ready = self._make_ready()
             bound, copied_in, copied_out = self._ready
-            backend: Any = self.engine.backend
-            if not hasattr(backend, "as_stream"):
+            backend = self.engine.backend
+            if not backend.capabilities.user_streams:
                 for n, a in copied_in:
                     copy_in(bound, n, a)
                 bound.run()
@@ -183,11 +184,7 @@ class Context:
                 n, a = (copied_in + copied_out)[0]
                 why = "it is in host memory" if isinstance(a, np.ndarray) else why_copied(bound, n, a, self._users)
                 raise ContextError(f"enqueue() cannot copy '{n}': {why}. Bind a tensor on the GPU that needs no copy, or use execute().")
-            target = bound.executable.stream if stream is None else backend.as_stream(stream)  # type: ignore[attr-defined]
-            bound.executable.enqueue(target)  # type: ignore[attr-defined]
-            event = backend.event()
-            event.record(target)
-            return Pending(event, bound)
+            return Pending(backend.enqueue(bound.executable, stream), bound)
 
     def output_tensor(self, name: str) -> DeviceArray:
         """The memory on the GPU where an output without a bound array lies after a run, for torch.from_dlpack and the like.
@@ -200,8 +197,7 @@ class Context:
             o, t = bound.shaped.operands.get(name), bound.shaped.types[name]
             if bound.arena.array is not None or o is None or o.format != "linear" or o.dtype != t.dtype:
                 raise ContextError(f"output '{name}' has no memory on a GPU that others can read (it is stored as {o}): use fetch()")
-            backend: Any = self.engine.backend
-            return DeviceArray(bound.address(name), static_shape(t.shape), t.dtype, backend.device.ordinal, bound)
+            return DeviceArray(bound.address(name), static_shape(t.shape), t.dtype, self.engine.backend.device_number, bound)
 
     def device_array(self, name: str) -> DeviceArray:
         """New memory on the GPU for an input or output at its present shape, to bind. Raises ContextError on other backends."""
@@ -209,11 +205,11 @@ class Context:
         self._known(name, types, "input or output")
         shape = self._shapes[name] if name in self.engine.inputs else self.output_shapes()[name]
         dtype = types[name].dtype
-        backend: Any = self.engine.backend
-        if not hasattr(backend, "as_stream"):
-            raise ContextError(f"the backend '{backend.name}' has no memory apart from the host's: use input_array and output_array")
+        backend = self.engine.backend
+        if backend.capabilities.dlpack_device == CPU:
+            raise ContextError(f"the backend '{backend.name}' has no device memory: use input_array and output_array")
         buffer = backend.allocate(max(int(np.prod(shape)) * dtype.bits // 8, 1), 256)
-        return DeviceArray(buffer.address, tuple(shape), dtype, backend.device.ordinal, buffer)
+        return DeviceArray(buffer.address, tuple(shape), dtype, backend.device_number, buffer)
 
     def fetch(self) -> dict[str, np.ndarray]:
         """Copies of the outputs of the last `execute` that have no bound array. Raises ContextError when nothing was executed since."""
@@ -404,7 +400,7 @@ class Context:
 class Pending:
     """A run that was started. It keeps the context's memory until it is done."""
 
-    def __init__(self, event: Any, bound: Bound):
+    def __init__(self, event: Completion | None, bound: Bound):
         self._event, self._bound = event, bound
 
     @property

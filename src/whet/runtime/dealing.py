@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from whet.backends import Backend, Buffer, Executable, Laned, get_backend, in_row
+from whet.backends import Backend, Buffer, Executable, get_backend
 from whet.engine.plan import ArenaPlan, EnginePlan
 from whet.errors import EngineError, ShapeError
 from whet.network import Network, TensorType, evaluate, static_shape
@@ -31,13 +31,13 @@ class Dealt(Shaped):
     """
 
     lane: Shaped
-    alone: Laned  # that runs a lane: this machine with one thread
+    alone: Backend  # that runs a lane: this machine with one thread
     team: Shaped
     batch: int
     lanes: int
 
 
-def dealt_plan(plan: EnginePlan, backend: Laned, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> Dealt:
+def dealt_plan(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> Dealt:
     """Kernels of one sample for these shapes of a batch: for one thread, and for all that the backend has. Raises as `shape_plan` does."""
     env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)
     single, one = plan.of_one_sample(profile), {n: (1, *s[1:]) for n, s in shapes.items()}
@@ -45,7 +45,7 @@ def dealt_plan(plan: EnginePlan, backend: Laned, shapes: Mapping[str, tuple[int,
     if batch < 1:
         raise ShapeError(f"the batch has {batch} samples; the engine runs them one by one, and takes at least one")
     team = lane = shape_plan(single, backend, one, 0, store)
-    alone: Laned = backend
+    alone: Backend = backend
     lanes = min(plan.arenas[profile].lanes, backend.threads)
     if lanes > 1:
         alone = get_backend(backend.name, threads=1)
@@ -71,7 +71,7 @@ def dealt_bytes(plan: EnginePlan, profile: int = 0) -> int:
 class Deal:
     """A recorded batch over an arena of `dealt_bytes`; to a context what Bound is. Not safe from several threads at once."""
 
-    def __init__(self, shaped: Dealt, backend: Laned, arena: Buffer | None = None):
+    def __init__(self, shaped: Dealt, backend: Backend, arena: Buffer | None = None):
         self.shaped, self.backend = shaped, backend
         self.network: Network = shaped.plan.network
         self.arena = arena if arena is not None else backend.allocate(dealt_bytes(shaped.plan, shaped.profile), ALIGNMENT)
@@ -86,7 +86,7 @@ class Deal:
         self._lanes = [Bound(shaped.lane, shaped.alone, self._slice(k * _padded(own.total), own.total)) for k in range(shaped.lanes)]
         self._refuse_unfit()
         launches = [call for calls in self._lanes[0].step_calls for call in calls]
-        self.why_no_lanes: str | None = backend.why_no_lanes(launches) if shaped.lanes > 1 else None
+        self.why_no_lanes: str | None = backend.why_not_parallel(launches) if shaped.lanes > 1 else None
         if self.why_no_lanes is not None:
             steps = zip(shaped.lane.steps, self._lanes[0].step_calls, strict=True)
             named = next((f" (layer '{s.layer.name}')" for s, calls in steps if any(c.native is None for c in calls)), "")
@@ -115,7 +115,7 @@ class Deal:
         for i in range(dealt):
             programs[i % lanes] += self._added(self._lanes[i % lanes], first=i < lanes)
         if programs:
-            stream.record(self.backend.lanes(programs))
+            stream.record(self.backend.parallel_launch(programs))
         team = self._team() if dealt < batch else []
         for i in range(dealt, batch):
             for call in self._added(team[0], first=i == dealt):
@@ -173,8 +173,8 @@ class Deal:
         return self.backend.seconds(self.executable, repeats)
 
     def seconds_in_row(self, repeats: int) -> list[float]:
-        """The same, on a GPU without the time that the host takes to launch each (see `backends.in_row`)."""
-        return in_row(self.backend, [self.executable] * repeats)
+        """The same, back to back: on a GPU without the host's launch time (see `Backend.seconds_in_row`)."""
+        return self.backend.seconds_in_row([self.executable] * repeats)
 
     def run_timed(self) -> list[float]:
         """Runs the first sample layer by layer, on one lane (on all threads where there are none); seconds of each layer."""
@@ -226,13 +226,13 @@ class _Pointed:
 def plan_shapes(plan: EnginePlan, backend: Backend, shapes: Mapping[str, tuple[int, ...]], profile: int, store: WeightStore) -> Shaped:
     """Kernels and weights for these input shapes, of the whole batch or of its samples, as the profile is run. Raises as `shape_plan` does."""
     if plan.arenas[profile].lanes:  # an engine of another backend is refused where it is read (engine/check.py)
-        return dealt_plan(plan, cast(Laned, backend), shapes, profile, store)
+        return dealt_plan(plan, backend, shapes, profile, store)
     return shape_plan(plan, backend, shapes, profile, store)
 
 
 def launches(shaped: Shaped, backend: Backend, arena: Buffer | None = None) -> Any:
     """What was planned, recorded over an arena of `dealt_bytes` (its own where none is given): a Bound, or a Deal, which a context uses alike."""
-    return Deal(shaped, cast(Laned, backend), arena) if isinstance(shaped, Dealt) else Bound(shaped, backend, arena)
+    return Deal(shaped, backend, arena) if isinstance(shaped, Dealt) else Bound(shaped, backend, arena)
 
 
 def bind(

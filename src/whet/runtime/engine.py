@@ -252,7 +252,7 @@ class Engine:
 
     def failed(self, error: BackendError) -> None:
         """Told of each failure of a context: one that took the machine's memory with it (`lost`) ends the engine."""
-        if getattr(self.backend, "lost", ""):
+        if self.backend.lost:
             self.poisoned = self.poisoned or str(error)
 
     def _warn(self, text: str) -> None:

@@ -111,7 +111,7 @@ def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Back
             return _checked(Planned(layer, signature, _ask(t, layer, signature, None, backend), t.name, why))
         except WhetError:
             continue
-    if backend.name != "cpu":
+    if not backend.capabilities.host_memory:
         raise BackendError(f"no tactic of {backend.name} computes layer '{layer.name}' as the engine stores it: {why}. Build the engine again here.")
     return Planned(layer, signature, SafeKernel(layer, signature), "safe reference", why)
 

@@ -41,7 +41,7 @@ def read_bytes(backend: Backend, buffer: Buffer, offset: int, nbytes: int) -> np
     """Bytes of backend memory: a view on a host, a copy from a device."""
     if buffer.array is not None:
         return buffer.array.reshape(-1).view(np.uint8)[offset : offset + nbytes]
-    return _transfer(backend, "read")(buffer, offset, nbytes)
+    return backend.read(buffer, offset, nbytes)
 
 
 def write_bytes(backend: Backend, buffer: Buffer, offset: int, data: np.ndarray) -> None:
@@ -50,14 +50,7 @@ def write_bytes(backend: Backend, buffer: Buffer, offset: int, data: np.ndarray)
     if buffer.array is not None:
         buffer.array.reshape(-1).view(np.uint8)[offset : offset + flat.nbytes] = flat
     else:
-        _transfer(backend, "write")(buffer, offset, flat)
-
-
-def _transfer(backend: Backend, name: str) -> Callable[..., Any]:
-    found = getattr(backend, name, None)
-    if found is None:
-        raise BackendError(f"backend {backend.name} gives memory that the host cannot see and has no {name}(buffer, offset, ...)")
-    return found
+        backend.write(buffer, offset, flat)
 
 
 class Shared:

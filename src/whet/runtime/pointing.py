@@ -25,8 +25,7 @@ class Sites:
     def note(self, step: Planned, calls: list[Any]) -> None:
         """The launches that a layer recorded; they are labelled with the nodes that it came from."""
         for call in calls:
-            if hasattr(call, "label"):
-                call.label = ", ".join(step.layer.sources) or step.layer.name
+            call.label = ", ".join(step.layer.sources) or step.layer.name
         for kind, tensors, operands in (
             ("input", step.layer.inputs, step.signature.inputs),
             ("output", step.layer.outputs, step.signature.outputs),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from whet.backends import Call
 from whet.errors import BackendError
 from whet.network import Layer, from_stored, static_shape, stored_shape, to_stored
 from whet.ops import run_layer, run_regions
@@ -24,10 +25,8 @@ class SafeKernel:
         stream.record(SafeCall(self, args))
 
 
-class SafeCall:
+class SafeCall(Call):
     """One run of the reference over memory."""
-
-    native = None
 
     def __init__(self, kernel: SafeKernel, args: Args):
         self.kernel = kernel

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import Backend, Buffer, Executable, in_row
+from whet.backends import Backend, Buffer, Executable, Recorder
 from whet.errors import BackendError
 from whet.network import Layer
 from whet.runtime.memory import ALIGNMENT
@@ -26,9 +26,9 @@ from whet.tactics import Args, Kernel
 
 
 class _Recorder:
-    """A stream that notes which launches a layer recorded, and passes them on."""
+    """A stream that passes launches on to another and keeps those of the current layer in `calls`."""
 
-    def __init__(self, stream: Any):
+    def __init__(self, stream: Recorder):
         self._stream = stream
         self.calls: list[Any] = []
 
@@ -36,8 +36,8 @@ class _Recorder:
         self.calls.append(call)
         self._stream.record(call)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def finish(self) -> Executable:
+        return self._stream.finish()
 
 
 class Bound(Values):
@@ -77,8 +77,8 @@ class Bound(Values):
         return self.backend.seconds(self.executable, repeats)
 
     def seconds_in_row(self, repeats: int) -> list[float]:
-        """The same, on a GPU without the time that the host takes to launch each (see `backends.in_row`)."""
-        return in_row(self.backend, [self.executable] * repeats)
+        """The same, back to back: on a GPU without the host's launch time (see `Backend.seconds_in_row`)."""
+        return self.backend.seconds_in_row([self.executable] * repeats)
 
     def walk(
         self, value: Callable[[Layer, str], np.ndarray] | None = None
@@ -145,9 +145,7 @@ class Bound(Values):
         Ask `why_not_pointed` first.
         """
         self._sites.point(self, name, address)
-        refresh = getattr(self.executable, "refresh", None)
-        if refresh is not None:
-            refresh()
+        self.executable.refresh()
 
     def nbytes(self) -> dict[str, int]:
         """Bytes this holds: arena, scratch beyond the arena's, and the packed weights (shared with others)."""

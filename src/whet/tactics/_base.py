@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from whet.backends import Backend
+from whet.backends import Backend, Call
 from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor, format_bytes
 from whet.registry import nearest
@@ -84,19 +84,6 @@ class Args:
     scratch: int
 
 
-class Call(Protocol):
-    """A recorded launch on the CPU. `native` is (function, a, b, c, d): five machine words that a compiled loop can call, or None."""
-
-    @property
-    def native(self) -> tuple[int, int, int, int, int] | None: ...
-
-    def run(self) -> None:
-        """Does the work now."""
-
-    def point(self, kind: str, index: int, address: int) -> None:
-        """Re-points operand `index` of `kind` ("input" | "output") to other memory: users' own buffers."""
-
-
 class Stream(Protocol):
     """Where launches are recorded: a launch list on the CPU, a graph capture on a GPU."""
 
@@ -151,6 +138,7 @@ class Tactic:
     fallback = False  # listed after all others: always there, never first
     composites: tuple[str, ...] = ()  # fused layers that are around no single op ("ConvSum", "Attention") and that it computes whole
     what = ""  # of a tactic that takes layers of its composites alone: what they are, for the reason why it takes no other
+    float8 = False  # computes on 8-bit floats
     opt_in = False  # used only where --tacticSources=+NAME asks for it
     line = 1  # bytes of a pixel's channels that it reads at once: with other numbers of channels only slower tactics are left
     quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others

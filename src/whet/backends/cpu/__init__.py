@@ -4,39 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from whet.backends._base import Buffer, backend
+from whet.backends._base import Backend, Buffer, Capabilities, Load, backend
 from whet.backends.cpu import caches, info
 from whet.backends.cpu import threads as _threads
-from whet.backends.cpu.lanes import Lanes, why_no_lanes
 from whet.backends.cpu.launch import LaunchExecutable, LaunchList
-from whet.backends.cpu.load import Load, watch
+from whet.backends.cpu.load import watch
 from whet.backends.cpu.machine_code import no_compiler
 from whet.backends.cpu.memory import allocate
+from whet.backends.cpu.workers import ParallelLaunch, why_not_parallel
 from whet.errors import BackendError
 
 
 @backend
-class CpuBackend:
+class CpuBackend(Backend):
     """This machine's CPU with `threads` threads (0: all that the process may use).
 
     Making one sets the calling thread's OpenMP thread count, because oneDNN's descriptors are made for the count in force.
     """
 
-    name = "cpu"
-    runs = True
+    capabilities = Capabilities(workers=True, measures_load=True, unsupported_types=frozenset({"f16"}))
 
     def __init__(self, threads: int = 0, **_: Any):
         usable = _threads.usable_cpus()
         if threads < 0:
             raise BackendError(f"the number of threads is at least 1 (or 0 for all usable ones), not {threads}")
         self.threads = threads or usable
-        self.features = info.features()
-        self.cache_bytes = info.cache_bytes()  # level -> bytes, what all cores together have
+        self.capabilities = replace(self.capabilities, features=info.features(), cache_bytes=info.cache_bytes())
         self._nothing = _threads.address("omp_get_thread_num")
         self.activate()
 
@@ -47,8 +46,8 @@ class CpuBackend:
         if why is None:
             return ""
         return (
-            f"Engines built here are slower than they could be: {why}. Without it there are no kernels for attention, SiLU behind convolutions, "
-            "tables, gates on integers or the quantization of images, and the loop over the layers is not compiled."
+            f"Engines built here are slower than they could be: {why}. Without it there are no kernels for attention, SiLU after convolutions, "
+            "lookup tables, gates on integers or the quantization of images, and the loop over the layers is not compiled."
         )
 
     def activate(self) -> None:
@@ -63,13 +62,13 @@ class CpuBackend:
         """A new launch list."""
         return LaunchList(self.threads)
 
-    def why_no_lanes(self, calls: Sequence[Any]) -> str | None:
-        """Why launches that were recorded for one thread cannot run in lanes here; None where they can."""
-        return why_no_lanes(calls)
+    def why_not_parallel(self, calls: Sequence[Any]) -> str | None:
+        """Why launches that were recorded for one thread cannot run next to others; None where they can."""
+        return why_not_parallel(calls)
 
-    def lanes(self, programs: Sequence[Sequence[Any]]) -> Lanes:
-        """A launch that runs several lists of launches at once, each on a thread of its own. Raises BackendError where `why_no_lanes` says so."""
-        return Lanes(programs)
+    def parallel_launch(self, launch_lists: Sequence[Sequence[Any]]) -> ParallelLaunch:
+        """One launch that runs several launch lists in parallel, one thread each. Raises BackendError where `why_not_parallel` says so."""
+        return ParallelLaunch(launch_lists)
 
     def seconds(self, executable: LaunchExecutable, repeats: int) -> list[float]:
         """Wall-clock seconds of each of `repeats` runs.
@@ -102,9 +101,9 @@ class CpuBackend:
 
     def key(self) -> str:
         """Model, caches, instruction sets, thread count and wait policy."""
-        caches = ",".join(f"L{level}={size}" for level, size in sorted(self.cache_bytes.items()))
+        caches = ",".join(f"L{level}={size}" for level, size in sorted(self.capabilities.cache_bytes.items()))
         spin = _threads.settings()["spin"]
-        return f"{info.model()} | {caches} | {info.feature_text(self.features)} | threads={self.threads} spin={spin}"
+        return f"{info.model()} | {caches} | {info.feature_text(self.capabilities.features)} | threads={self.threads} spin={spin}"
 
     def describe(self) -> dict[str, Any]:
         """The machine, for people and for engines' headers."""
@@ -113,8 +112,8 @@ class CpuBackend:
             "model": info.model(),
             "cpus": _threads.usable_cpus(),
             "threads": self.threads,
-            "caches": {f"L{level}": size for level, size in sorted(self.cache_bytes.items())},
-            "features": sorted(self.features),
+            "caches": {f"L{level}": size for level, size in sorted(self.capabilities.cache_bytes.items())},
+            "features": sorted(self.capabilities.features),
             "memory_bytes": info.total_memory(),
             "wait_policy": _threads.settings(),
             "loop": LaunchList(self.threads).loop_kind(),

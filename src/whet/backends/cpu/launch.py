@@ -6,6 +6,7 @@ from time import perf_counter
 
 import numpy as np
 
+from whet.backends._base import Call, Executable
 from whet.backends.cpu import loop as loops
 from whet.backends.cpu import threads
 from whet.errors import BackendError
@@ -45,13 +46,13 @@ class _Native:
         failed = self.loop(self.address, self.count)
         if failed >= 0:
             call = self.calls[failed]
-            name = getattr(call, "implementation", None) or type(call).__name__
+            name = name_of(call)
             raise BackendError(
                 f"the kernel {name} failed at run time. Build the engine again on this machine: verification bans such kernels."
             )
 
 
-class LaunchExecutable:
+class LaunchExecutable(Executable):
     """Calls in order. `run()` does all of them and returns when the results are there; one thread at a time."""
 
     def __init__(self, calls: list, thread_count: int, loop: loops.Loop):
@@ -94,7 +95,13 @@ class LaunchExecutable:
         return times
 
 
-def row_of(call) -> tuple[int, ...]:
+def name_of(call: Call | str) -> str:
+    """The kernel's name, for messages."""
+    return call if isinstance(call, str) else call.implementation or type(call).__name__
+
+
+def row_of(call: Call) -> tuple[int, ...]:
     """A native call's words and the mask for its status, as signed 64-bit numbers."""
-    mask = -1 if getattr(call, "returns_status", True) else 0
+    assert call.native is not None, "a launch in Python has no words"
+    mask = -1 if call.returns_status else 0
     return (*(w - (1 << 64) if w >= 1 << 63 else w for w in call.native), mask)

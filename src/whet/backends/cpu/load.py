@@ -1,46 +1,23 @@
-"""How much of the CPUs others take while something is timed, other processes and other guests of the host: a timing under load says nothing."""
+"""External CPU load: what other processes, and other guests of the host, use while something is timed. Times taken under load are not kept."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+
+from whet.backends._base import Load
 
 STAT = Path("/proc/stat")
 
 
-@dataclass
-class Load:
-    """What others took: `others` is in CPUs (0.5: half a core); None while unknown. /proc counts in ticks of 10 ms.
-
-    `stolen` is the part of it that a hypervisor kept this virtual machine waiting for while it had work: other guests of the same host. What
-    they take of a core's caches, memory and, as its other hyperthread, units does not show in it.
-    """
-
-    others: float | None = None
-    seconds: float = 0.0
-    stolen: float = 0.0
-
-    @property
-    def who(self) -> str:
-        """Who took it, in words."""
-        if self.others is None or self.stolen <= 0.1 * self.others:
-            return "other processes"
-        guests = "other guests of this machine's host"
-        return guests if self.stolen >= 0.9 * self.others else f"other processes and {guests}"
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether others took more than a fifth of one CPU, over long enough to be told from counting noise."""
-        return self.others is not None and self.seconds >= 0.1 and self.others > 0.2
-
-
 def cpu_seconds() -> tuple[float, float] | None:
-    """CPU seconds since boot: what all processes have used (user, nice, system, interrupts), and what a hypervisor has kept from this machine
-    while it had work (steal, proc_stat(5); 0 on bare metal). None without /proc."""
+    """CPU seconds since boot that all processes have used (user, nice, system, interrupts), and steal time (proc_stat(5); 0 on bare metal).
+
+    None without /proc.
+    """
     try:
         fields = STAT.read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -51,14 +28,14 @@ def cpu_seconds() -> tuple[float, float] | None:
 
 
 def own_seconds() -> float:
-    """CPU seconds of this process, all its threads."""
+    """CPU seconds of this process, all threads together."""
     t = os.times()
     return t.user + t.system
 
 
 @contextmanager
 def watch() -> Iterator[Load]:
-    """Measures others' CPU use inside the block; the Load is filled in at its end."""
+    """Measures the CPU use of others inside the block; the Load is complete at its end."""
     load = Load()
     before, own, start = cpu_seconds(), own_seconds(), perf_counter()
     try:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from whet.backends._base import Buffer, backend
+from whet.backends._base import Backend, Buffer, Capabilities, Difference, backend
 from whet.backends.cuda import driver, nvml
-from whet.backends.cuda.compare import Difference, difference
+from whet.backends.cuda.compare import difference
 from whet.backends.cuda.compile import compile_ahead, nvrtc_version
 from whet.backends.cuda.executor import GpuExecutable, GpuStream
 from whet.backends.cuda.memory import DeviceBuffer
@@ -21,14 +21,14 @@ MEASURED = (9, 0)  # the compute capability that whet's kernels have run on
 
 
 @backend
-class CudaBackend:
+class CudaBackend(Backend):
     """GPU number `device` (default: `default_device`). Raises BackendError when there is none, the driver is too old or the packages are missing."""
 
-    name = "cuda"
-    runs = True
-    overlaps = True  # a launch begins while the one in front still runs: what a kernel costs shows only in the network
-    default_device = 0  # the GPU that is taken where none is named: `whet exec --device=N`
-    cache_bytes: dict[int, int] = {}  # noqa: RUF012 - candidates are timed as overlapping chains in a warm L2 cache, finalists by `cold_seconds` too
+    capabilities = Capabilities(
+        host_memory=False, overlapping_launches=True, compiles_ahead=True, cold_cache_clock=True, user_streams=True, numbered_devices=True,
+        dlpack_device=2, int8_beside=("fp16",), energy_seconds=2.0,
+    )  # fmt: skip
+    default_device = 0  # the GPU number that `whet exec --device=N` sets
 
     def __init__(self, device: int | None = None, threads: int = 0, **_: Any) -> None:
         self.device = driver.device(self.default_device if device is None else device)
@@ -36,9 +36,10 @@ class CudaBackend:
         major, minor = self.device.capability
         if major < 8:
             raise BackendError(f"{self.device.name} has compute capability {major}.{minor}; whet's kernels need 8.0 or newer. Use --backend=cpu.")
-        self.features = frozenset({f"sm_{major}{minor}", *(("wgmma", "tma") if (major, minor) == (9, 0) else ())})
-        self.multiprocessors, self.l2_bytes = self.device.multiprocessors, self.device.l2_bytes
-        self.shared_memory = self.device.shared_memory  # bytes that a block can have
+        self.capabilities = replace(
+            self.capabilities, features=features(major, minor), multiprocessors=self.device.multiprocessors,
+            shared_memory=self.device.shared_memory, cache_bytes={2: self.device.l2_bytes},
+        )  # fmt: skip
 
     @property
     def caution(self) -> str:
@@ -103,22 +104,26 @@ class CudaBackend:
             driver.ok(driver.cu().cuMemcpyDtoD(to, source, nbytes))
             driver.ok(driver.cu().cuStreamSynchronize(0))
 
-    def as_stream(self, stream: Any) -> Stream:
-        """A user's stream (torch, CuPy, cuda-core, an address) as one that launches take."""
-        self.activate()
-        return Stream.of(stream)
+    @property
+    def device_number(self) -> int:
+        """The ordinal of the GPU among those that CUDA_VISIBLE_DEVICES shows."""
+        return self.device.ordinal
 
-    def event(self) -> Event:
-        """A new event without timing."""
+    def enqueue(self, executable: GpuExecutable, stream: Any = None) -> Event:
+        """Starts a run on a user's stream (torch, CuPy, cuda-core, an address; None: the executable's own) and returns at once."""
         self.activate()
-        return Event(timing=False)
+        target = executable.stream if stream is None else Stream.of(stream)
+        executable.enqueue(target)
+        event = Event(timing=False)
+        event.record(target)
+        return event
 
-    def after_default_stream(self, stream: Stream) -> None:
-        """What follows on `stream` waits for the work given to the default stream so far: where other libraries put theirs."""
+    def after_default_stream(self, executable: GpuExecutable) -> None:
+        """Makes the next run of `executable` wait for the work that other libraries have put on the default stream."""
         self.activate()
         event = Event(timing=False)
         event.record(Stream.of(0))
-        stream.wait(event)
+        executable.stream.wait(event)
         event.close()
 
     def copy(self, target: Buffer, to: int, source: Buffer, at: int, nbytes: int) -> None:
@@ -155,7 +160,7 @@ class CudaBackend:
         """Model, capability, multiprocessors, driver and compiler version."""
         major, minor = self.device.capability
         version = driver.ok(driver.cu().cuDriverGetVersion())
-        return f"{self.device.name} | sm_{major}{minor} x{self.multiprocessors} | driver {version} | nvrtc {nvrtc_version()}"
+        return f"{self.device.name} | sm_{major}{minor} x{self.device.multiprocessors} | driver {version} | nvrtc {nvrtc_version()}"
 
     def describe(self) -> dict[str, Any]:
         """The machine, for people and for engines' headers."""
@@ -166,7 +171,7 @@ class CudaBackend:
             "model": self.device.name,
             "capability": f"{major}.{minor}",
             **({} if (major, minor) == MEASURED else {"measured": "never run on this capability"}),
-            "multiprocessors": self.multiprocessors,
+            "multiprocessors": self.device.multiprocessors,
             "memory_bytes": total,
             "l2_bytes": self.device.l2_bytes,
             "bytes_per_s": self.peaks()["bytes"],
@@ -182,6 +187,11 @@ class CudaBackend:
     def state(self) -> dict[str, Any]:
         """Clocks, power, temperature and other processes now."""
         return asdict(nvml.state(self.device.bus_id))
+
+
+def features(major: int, minor: int) -> frozenset[str]:
+    """The architecture of a compute capability and the units that kernels ask for."""
+    return frozenset({f"sm_{major}{minor}", *(("wgmma", "tma") if (major, minor) == (9, 0) else ())})
 
 
 __all__ = ["CudaBackend", "GpuExecutable", "GpuStream"]

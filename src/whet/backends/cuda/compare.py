@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import struct
-from dataclasses import dataclass
 
 import numpy as np
 
+from whet.backends._base import Difference
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import Device
 from whet.backends.cuda.launch import Kernel, Launch, Module
@@ -53,26 +53,6 @@ extern "C" __global__ void __launch_bounds__(256) compare(const __grid_constant_
 }
 """
 KINDS = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2), "u8": (3, 1), "i8": (3, 1)}  # i8 as bytes: equal or not is what counts
-
-
-@dataclass(frozen=True)
-class Difference:
-    """max|a-b|, ||a-b||, max|b|, ||b|| over finite places, and how many others are not the same."""
-
-    worst: float
-    error: float
-    largest: float
-    norm: float
-    odd: int
-
-    @property
-    def relative(self) -> float:
-        """The larger of max|a-b|/max|b| and ||a-b||/||b||; infinite where NaN or infinities differ."""
-        if self.odd:
-            return float("inf")
-        if self.worst == 0:
-            return 0.0
-        return max(self.worst / self.largest, self.error / self.norm) if self.largest else self.worst
 
 
 def text(kind: int) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from whet.backends._base import Call, Executable
 from whet.backends.cuda import nvtx
 from whet.backends.cuda.driver import Device, LostContext
-from whet.backends.cuda.launch import Graph, Launch
+from whet.backends.cuda.launch import GpuWork, Graph
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
@@ -16,19 +17,17 @@ from whet.errors import BackendError
 REPEATS = 8  # of a call when it is timed alone
 
 
-class GpuCall:
+class GpuCall(Call):
     """One recorded layer: `make(inputs, outputs)` gives its launches for these addresses; made again when a user's buffer comes in."""
-
-    native = None
 
     def __init__(self, make: Any, inputs: Iterable[int], outputs: Iterable[int]) -> None:
         self._make = make
         self._at = {"input": list(inputs), "output": list(outputs)}
-        self._launches: list[Launch] | None = None
+        self._launches: list[GpuWork] | None = None
         self.label = ""  # the user's names of the nodes, for the profiler's ranges
 
     @property
-    def launches(self) -> list[Launch]:
+    def launches(self) -> list[GpuWork]:
         """The launches, in order; none for a layer that only renames its bytes."""
         if self._launches is None:
             self._launches = list(self._make(tuple(self._at["input"]), tuple(self._at["output"])))
@@ -63,7 +62,7 @@ class GpuStream:
         return GpuExecutable(self.calls, self._device)
 
 
-class GpuExecutable:
+class GpuExecutable(Executable):
     """Calls in order, as one graph. `run()` returns when the results are there; `enqueue()` at once, on a stream of its own or a given one.
 
     Launched one by one where the driver refuses to capture them (`graph_refused` says why), where `use_graph` is False, and while ranges
@@ -94,7 +93,7 @@ class GpuExecutable:
         self._device.make_current()
         if self._graph is None and self.use_graph and not self.graph_refused:
             launches = [launch for call in self.calls for launch in call.launches]  # kernels are loaded here: no capture is under way
-            if any(getattr(launch, "on_host", False) for launch in launches):
+            if any(launch.on_host for launch in launches):
                 self.graph_refused = "a layer runs on the host"
                 return
             try:
@@ -188,7 +187,7 @@ class GpuExecutable:
             if not call.launches:
                 times.append(0.0)
                 continue
-            if any(getattr(launch, "on_host", False) for launch in call.launches):
+            if any(launch.on_host for launch in call.launches):
                 start.record(self.stream)
                 for launch in call.launches:
                     launch.run(self.stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from whet.backends.cuda.driver import cu, current, ok, release
 from whet.backends.cuda.stream import Stream
@@ -53,8 +53,18 @@ class Kernel:
         return int(ok(cu().cuFuncGetAttribute(number, self.handle)))
 
 
+class GpuWork:
+    """Work for a stream: a kernel launch, a library's call, or a step on the host. A CUDA graph cannot hold what is `on_host`."""
+
+    on_host: ClassVar[bool] = False
+
+    def run(self, stream: Stream) -> None:
+        """Puts the work on the stream."""
+        raise NotImplementedError
+
+
 @dataclass
-class Launch:
+class Launch(GpuWork):
     """One kernel launch: everything but the stream. `args` is the kernel's single by-value structure, as bytes."""
 
     kernel: Kernel
@@ -113,7 +123,7 @@ class Launch:
 class Graph:
     """A list of launches captured once and replayed with one call; overlap edges between neighbours are kept by the capture."""
 
-    def __init__(self, launches: Iterable[Launch], stream: Stream) -> None:
+    def __init__(self, launches: Iterable[GpuWork], stream: Stream) -> None:
         driver = cu()
         self._device = current()
         self.launches = list(launches)

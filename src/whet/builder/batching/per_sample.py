@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -155,7 +154,7 @@ def _batch(profile: Profile, which: int = 1) -> int:
 
 
 def _why_not(net: Network, profiles: Sequence[Profile], config: BuildConfig, backend: Backend) -> str | None:
-    if not getattr(backend, "runs", True) or not hasattr(backend, "lanes"):
+    if not backend.capabilities.executes or not backend.capabilities.workers:
         return f"the backend '{config.backend}' has no lanes"
     if _batch(profiles[0], 0) < 1:
         return "the profile takes empty batches"
@@ -176,7 +175,7 @@ def _timed(runs: Sequence[Any], order: Sequence[int], plan: EnginePlan, backend:
     for run in runs:
         run.feed(inputs)
         run.seconds(1)
-    with backend.watch() if hasattr(backend, "watch") else nullcontext():
+    with backend.watch():
         times = race([partial(_once, r) for r in runs], _SECONDS, _TURNS)
     backend.activate()
     return standing(times, order)

@@ -182,7 +182,7 @@ def _built_float8(
         return plan
 
     backend = get_backend(config.backend, threads=max(config.threads, 0))
-    if not getattr(backend, "runs", True) or config.optimization_level == 0:
+    if not backend.capabilities.executes or config.optimization_level == 0:
         plan = low(frozenset())
         plan.report["info"] = [*plan.report.get("info", []), *info]
         plan.report["notes"] += [*notes, "FP8 is used wherever it can be: at this level nothing is timed, so it may not pay"]

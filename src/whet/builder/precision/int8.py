@@ -115,13 +115,13 @@ def _built_int8(
     progress.stage("calibration", 0)
     ranges = calibrated_ranges(net, made, _counted(calibration, progress), config, notes.append, extra, info.append)
     backend = get_backend(config.backend, threads=max(config.threads, 0))
-    later = getattr(backend, "overlaps", False) and config.in_network
+    later = backend.capabilities.overlapping_launches and config.in_network
     first = dataclasses.replace(config, in_network=config.in_network and not later)
     making = Making(net, made, ranges, first, layers, must, None, progress, inputs, notes, info)
     if budget is not None:
         samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
         making.judge = Judge(made, "int8", ranges, samples, budget, config, progress)
-    if not getattr(backend, "runs", True) or config.optimization_level == 0:
+    if not backend.capabilities.executes or config.optimization_level == 0:
         plan = untimed(making)
         plan.report.update(extra)
         return plan

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from whet.backends import get_backend
+from whet.backends import capabilities_of, get_backend
 from whet.builder.config import BuildConfig
 from whet.errors import BackendError, BuildError, UsageError
 from whet.network import BF16, F8E4M3, F16, F32, I8, U8, DType, Layer
@@ -20,7 +20,6 @@ from whet.tactics import Signature, anchor, is_quantized, tactics_of
 _PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
 _STORAGE: dict[str, DType] = {"fp32": F32, "fp16": F16, "bf16": BF16, "int8": I8, "fp8": F8E4M3}
 _QUANTIZED = (I8, F8E4M3)
-_NO_KERNELS: dict[str, tuple[DType, ...]] = {"cpu": (F16,)}  # by backend: what is never used there, however little integers leave to do
 _NO_FLOAT8 = "no tactic of this backend computes in FP8: it has no fast kernels here, only an emulation (whet debug precision --fp8)"
 _FLAG = {F16: "--fp16", BF16: "--bf16"}
 
@@ -168,14 +167,14 @@ def is_float8(layer: Layer) -> bool:
 
 def has_float8(config: BuildConfig) -> bool:
     """Whether the backend of a build has kernels for FP8."""
-    if config.backend == "null":
+    if not capabilities_of(config.backend).executes:
         return True
-    return any(getattr(t, "float8", False) for t in tactics_of(config.backend)) and _too_old(config) is None
+    return any(t.float8 for t in tactics_of(config.backend)) and _too_old(config) is None
 
 
 def no_float8(layer: Layer, config: BuildConfig) -> str | None:
     """Why a fused layer of float8 numbers has no kernel on the backend; None for other layers, and where one takes it."""
-    if config.backend == "null" or not is_float8(layer):
+    if not capabilities_of(config.backend).executes or not is_float8(layer):
         return None
     reasons = []
     for t in tactics_of(config.backend):
@@ -191,11 +190,9 @@ def no_float8(layer: Layer, config: BuildConfig) -> str | None:
 
 
 def _too_old(config: BuildConfig) -> str | None:
-    """Why a GPU has no FP8 kernels."""
-    if config.backend != "cuda":
-        return None
+    """Why the device has no FP8 kernels although its backend has some."""
     try:
-        if "wgmma" in get_backend(config.backend).features:
+        if "wgmma" in get_backend(config.backend).capabilities.features:
             return None
     except BackendError:
         return None  # nothing runs here: the engine is for a GPU elsewhere
@@ -230,7 +227,7 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
         if p == "fp8":
             used += float8
         reason = ""
-        little = 2 * integers > len(ran) and any(k not in _NO_KERNELS.get(config.backend, ()) for k in kinds)
+        little = 2 * integers > len(ran) and any(k.name not in capabilities_of(config.backend).unsupported_types for k in kinds)
         if not used and not little:  # 16 bits that have little left to do beside the integers are no mistake
             reason = {
                 "int8": "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)",

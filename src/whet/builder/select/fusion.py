@@ -19,7 +19,7 @@ _LEVEL = 3  # from which fused layers are timed against their parts
 
 def list_parts(search: Search) -> None:
     """Lists the parts that will be timed each by itself, so that they compile while other layers are timed; for machines that compile ahead."""
-    if _looks(search) and hasattr(search.backend, "compile_ahead"):
+    if _looks(search) and search.backend.capabilities.compiles_ahead:
         for layer in [x for x in search.layers.values() if x.op == "Fused" and anchor(x) is x]:
             for part in taken_apart(layer).layers:
                 search.listed_kind(bind_layer(part, {}))
@@ -78,7 +78,7 @@ def without_fused(search: Search) -> tuple[Network, list[tuple[str, str]]] | Non
 
 
 def _looks(search: Search) -> bool:
-    return search.timer is not None and search.config.optimization_level >= _LEVEL and getattr(search.backend, "runs", True)
+    return search.timer is not None and search.config.optimization_level >= _LEVEL and search.backend.capabilities.executes
 
 
 def _parts_alone(search: Search, layer: Layer, best: Option) -> Apart:

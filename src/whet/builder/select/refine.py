@@ -24,12 +24,12 @@ def refined_entry(search: Search, base: Entry, make: Make, stand: Stand) -> Entr
 
     What an earlier build found for the same engine and options is taken from the timing cache.
     """
-    kinds = _kinds_in_chain(search, base) if getattr(search.backend, "overlaps", False) else _runners_up(search, base)
+    kinds = _kinds_in_chain(search, base) if search.backend.capabilities.overlapping_launches else _runners_up(search, base)
     if not kinds:
         return None
     picked = recalled_options(search, base, kinds)
     if picked is None:
-        if getattr(search.backend, "overlaps", False):
+        if search.backend.capabilities.overlapping_launches:
             winners = chosen_in_chain(stand.bound(base), kinds, stand.store, _IN_CHAIN_S)
         else:
             winners = _chosen_in_turns(base, kinds, make, stand)

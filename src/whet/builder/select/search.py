@@ -137,7 +137,7 @@ class Search:
 
     def _start_compiling(self, found: Candidates) -> None:
         """Compiles in the background what will be timed; of options whose times the cache knows, the few that may be used."""
-        if not hasattr(self.backend, "compile_ahead"):
+        if not self.backend.capabilities.compiles_ahead:
             return
         options = self.timed_options(found) if found.options and self.timer is not None else found.options[:1]
         if len(options) > 1:
@@ -200,7 +200,7 @@ class Search:
 
     def timed_options(self, found: Candidates, *, alike: bool = False) -> list[Option]:
         """Which options are worth timing; `alike` as in `worth_timing`."""
-        ahead, level = hasattr(self.backend, "compile_ahead"), self.config.optimization_level
+        ahead, level = self.backend.capabilities.compiles_ahead, self.config.optimization_level
         options = found.options if ahead or level > _SPARING else self._losers.without(found.options)
         return worth_timing(options, level, self.cap, ahead and not alike)
 
@@ -227,7 +227,7 @@ class Search:
 
         Never where launches overlap: there a sum says too little.
         """
-        return self.rival_ms is not None and not getattr(self.backend, "overlaps", False) and ms > HOPELESS * self.rival_ms
+        return self.rival_ms is not None and not self.backend.capabilities.overlapping_launches and ms > HOPELESS * self.rival_ms
 
     def least_ms(self) -> float:
         """What all layers take by their fastest kernels, without reformats between them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -70,7 +69,7 @@ def best_engine(search: Search, make: Make) -> Best:
     """Chooses, builds the different engines worth a try, times them in turns, keeps the fastest (the first where they do not differ)."""
     search.tell.stage("choice", 1)
     entries = _settled_entries(search, make)
-    timed = search.timer is not None and getattr(search.backend, "runs", True) and search.config.whole_engines > 0
+    timed = search.timer is not None and search.backend.capabilities.executes and search.config.whole_engines > 0
     if not timed:
         first = entries[0]
         return Best(first, [], first.choosing.cost)
@@ -88,7 +87,7 @@ def _raced(search: Search, make: Make, stand: Stand, entries: list[Entry], *, an
         refined = refined_entry(search, min(entries, key=lambda e: e.ms), make, stand)
         search.tell.phase("whole engines")
         if refined is not None:
-            overlaps, lead = getattr(search.backend, "overlaps", False), min(entries, key=lambda e: e.ms)
+            overlaps, lead = search.backend.capabilities.overlapping_launches, min(entries, key=lambda e: e.ms)
             least = lead.ms
             entries.append(refined)
             again = entries if overlaps else [e for e in entries if e is refined or e.ms <= _CLOSE * least]
@@ -144,7 +143,7 @@ def _entries(search: Search, make: Make) -> list[Entry]:
     """The engine of least total time first, then others that differ: fused layers whole or apart, fewer reformats, one format throughout."""
     options = {layer.name: search.usable(layer, search.net) for layer in search.net.layers}
     first = _Way("least sum of times", choose(search.net, options, search.reformats.cost), search.net, [])
-    several = search.timer is not None and getattr(search.backend, "runs", True) and search.config.whole_engines > 1
+    several = search.timer is not None and search.backend.capabilities.executes and search.config.whole_engines > 1
     several = several and not search.outrun(first.choosing.cost)
     ways = [first]
     if several:
@@ -183,7 +182,8 @@ def _other_ways(search: Search, like: _Way, known: Mapping[str, list[Option]] | 
         return _Way(what, choose(net, options, cost), net, like.unfused)
 
     wide = {n: [o for o in group if not is_narrow(o)] or group for n, group in options.items()}
-    without = [way(WIDE, wide, cost)] if not getattr(search.backend, "overlaps", False) and any(len(wide[n]) < len(options[n]) for n in wide) else []
+    changes = not search.backend.capabilities.overlapping_launches and any(len(wide[n]) < len(options[n]) for n in wide)
+    without = [way(WIDE, wide, cost)] if changes else []
     formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
     single = [way(f"{f} wherever it can be", _only_format(options, f), cost) for f in formats]
     single.sort(key=lambda w: total(net, w.choosing.picked, links(net), cost))
@@ -195,7 +195,7 @@ def _other_ways(search: Search, like: _Way, known: Mapping[str, list[Option]] | 
 def _worth_a_try(search: Search, known: Sequence[_Way], others: Sequence[_Way]) -> list[_Way]:
     """Those of `others` whose layers and reformats do not take so much longer that the network cannot make up for it. On a machine whose
     launches overlap a sum says less, and a run takes next to nothing: there it is all of them."""
-    if getattr(search.backend, "overlaps", False):
+    if search.backend.capabilities.overlapping_launches:
         return list(others)
     least = min(w.choosing.cost for w in known)
     return [w for w in others if total(w.lowered, w.choosing.picked, links(w.lowered), search.reformats.cost) <= HOPELESS * least]
@@ -228,7 +228,7 @@ def _time(search: Search, entries: Sequence[Entry]) -> None:
     for e in entries:
         e.samples, e.pace = [], 1.0
     for _ in range(2):
-        with backend.watch() if hasattr(backend, "watch") else nullcontext() as load:
+        with backend.watch() as load:
             times = race([run_of(e) for e in entries], _SECONDS, _TURNS)
         for e, found in zip(entries, times, strict=True):
             e.disturbed = load is not None and load.disturbed

@@ -51,7 +51,7 @@ def verify_engine(
     images, places = _few(plan, source, given, config, tell)
     found.images = None if images is None else images.at
     few = batch_of(given) <= MOST or images is not None  # or the arrays of several layers at once could fill the memory
-    with np.errstate(all="ignore"), Beside(getattr(backend, "overlaps", False) and few) as beside:
+    with np.errstate(all="ignore"), Beside(backend.capabilities.overlapping_launches and few) as beside:
         whole = images if images is None else _for_the_network(images, source, given)
         judge = NetworkJudge(plan, source, data, whole, beside)
         try:

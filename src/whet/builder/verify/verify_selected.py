@@ -33,7 +33,7 @@ def kept_verified(
         return make(config)
     plan = make(dataclasses.replace(config, verify=False))
     backend = get_backend(config.backend, threads=plan.threads)
-    if not getattr(backend, "runs", True):
+    if not backend.capabilities.executes:
         return plan
     tell = Noting(progress)
     for k, part in enumerate(plan.by_profile()):

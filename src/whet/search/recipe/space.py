@@ -251,7 +251,7 @@ def missing_types(recipe: AutoRecipe) -> dict[str, str]:
         return {p: f"the backend '{recipe.backend}' computes nothing: its times are of shapes" for p in PRECISIONS if p != "fp32"}
     missing = {"fp16": "for device cuda: no CPU kernel here computes in it, 16 bits are BF16 there", "fp8": "for device cuda"}
     try:
-        can = get_backend("cpu", threads=recipe.threads).features & {"avx512_bf16", "amx_bf16"}
+        can = get_backend("cpu", threads=recipe.threads).capabilities.features & {"avx512_bf16", "amx_bf16"}
     except BackendError:
         can = frozenset()
     return missing if can else missing | {"bf16": "this processor has no BF16 instructions"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -39,10 +38,10 @@ def in_turns(runs: Sequence[Callable[[], None]], seconds: float, backend: Backen
     """
     best: tuple[float, list[dict[str, Any]], dict[str, Any]] | None = None
     for attempt in range(_TRIES):
-        with backend.watch() if hasattr(backend, "watch") else nullcontext() as watched:
+        with backend.watch() as watched:
             rows = _once(runs, seconds)
-        others = getattr(watched, "others", None)
-        load = {"other_cpus": others, "disturbed": bool(getattr(watched, "disturbed", False)), "tries": attempt + 1, **_gpu(backend)}
+        others = watched.others
+        load = {"other_cpus": others, "disturbed": watched.disturbed, "tries": attempt + 1, **_gpu(backend)}
         if best is None or (others or 0.0) < best[0]:
             best = (others or 0.0, rows, load)
         if not load["disturbed"]:
@@ -92,7 +91,7 @@ def _once(runs: Sequence[Callable[[], None]], seconds: float) -> list[dict[str, 
 
 def _gpu(backend: Backend) -> dict[str, Any]:
     """Other processes on the GPU, its clock, power and temperature; nothing on a CPU."""
-    if not hasattr(backend, "state"):
-        return {}
     state = backend.state()
+    if not state:
+        return {}
     return {"gpu_processes": list(state.get("other_processes", ())), **{k: state.get(k) for k in ("sm_clock", "power", "temperature")}}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from whet.backends.cuda.cudnn.convolution import Plan, pointers
 from whet.backends.cuda.cudnn.library import check, handle, loaded
+from whet.backends.cuda.launch import GpuWork
 from whet.backends.cuda.stream import Stream
 
 
-class CudnnLaunch:
+class CudnnLaunch(GpuWork):
     """One run of a plan; `addresses` are those of the tensors by their numbers, `workspace` has as many bytes as the plan says."""
 
     def __init__(self, plan: Plan, addresses: dict[int, int], workspace: int) -> None:

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from whet.backends import Call
 from whet.backends.cpu import threads
 from whet.backends.cpu.info import cpuinfo
 from whet.backends.cpu.machine_code import address as address
@@ -62,7 +63,7 @@ def _team() -> int:
     return address(team_ir(threads.address("GOMP_parallel")), "team")
 
 
-class ParallelCall:
+class ParallelCall(Call):
     """A recorded launch of `void function(int64* context)` on `count` threads of the pool, or on the calling one.
 
     `context` holds addresses and sizes; `operands` says which operand of the layer lies at which of its places, for re-pointing. With one thread

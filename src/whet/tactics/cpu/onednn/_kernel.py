@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import Backend
+from whet.backends import Backend, Call
 from whet.backends.cpu import threads
 from whet.network import FORMATS, Layer, Tensor, format_fits, static_shape
 from whet.network.types import BF16, F32, DType
@@ -25,7 +25,7 @@ Place = tuple[str, int]
 """Where an operand of a call lies: ("input" | "output" | "packed", index)."""
 
 
-class OneDnnCall:
+class OneDnnCall(Call):
     """One recorded launch: oneDNN's call and which of its operands are inputs and outputs of the layer."""
 
     def __init__(self, kernel: OneDnnKernel, args: Args) -> None:
@@ -213,7 +213,7 @@ def storage_types(tensors: Sequence[Tensor | None], backend: Backend) -> list[DT
     """Storage types for a layer of these activations: f32 and, where the CPU multiplies it, bf16."""
     names = {t.dtype.name for t in tensors if t is not None}
     if names == {"f32"}:
-        return [F32, BF16] if "avx512_bf16" in backend.features and dnn.has_isa("avx512_core_bf16") else [F32]
+        return [F32, BF16] if "avx512_bf16" in backend.capabilities.features and dnn.has_isa("avx512_core_bf16") else [F32]
     return [BF16] if names == {"bf16"} and dnn.has_isa("avx512_core") else []
 
 

@@ -77,7 +77,7 @@ def float_types(parts: Parts, backend) -> list[DType]:
     floats = parts.stores is None or any(
         t is not None and not t.is_constant and i not in parts.reads and t.dtype.is_float for i, t in enumerate(parts.view.inputs)
     )
-    return [F32, BF16] if floats and "avx512_bf16" in backend.features and dnn.has_isa("avx512_core_bf16") else [F32]
+    return [F32, BF16] if floats and "avx512_bf16" in backend.capabilities.features and dnn.has_isa("avx512_core_bf16") else [F32]
 
 
 def same_format(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list[Signature]:

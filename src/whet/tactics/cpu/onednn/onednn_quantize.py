@@ -44,7 +44,7 @@ class OneDnnQuantize(TwoPrimitives):
         if self.why_not(layer) or not static(layer):
             return []
         rank = layer.outputs[0].type.rank
-        reals = [F32, BF16] if "avx512_bf16" in backend.features and dnn.has_isa("avx512_core_bf16") else [F32]
+        reals = [F32, BF16] if "avx512_bf16" in backend.capabilities.features and dnn.has_isa("avx512_core_bf16") else [F32]
         formats = [f for f in ("nhwc", "linear") if format_fits(f, rank)]
         found = []
         for real in reals:

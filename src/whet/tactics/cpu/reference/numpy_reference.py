@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from whet.backends import Call
 from whet.errors import BackendError
 from whet.network import Layer, static_shape
 from whet.ops import get_op, run_layer, run_regions
@@ -21,10 +22,8 @@ def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarra
     return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype).reshape(shape)
 
 
-class NumpyCall:
+class NumpyCall(Call):
     """Runs the reference over memory: not native, so the plan's loop comes back to Python for it."""
-
-    native = None
 
     def __init__(self, kernel: NumpyKernel, args: Args):
         self.kernel, self.addresses = kernel, {"input": list(args.inputs), "output": list(args.outputs)}

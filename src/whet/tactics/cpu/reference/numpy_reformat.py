@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from whet.backends import Call
 from whet.network import FORMATS, Layer, format_fits, from_stored, static_shape, stored_shape, to_stored
 from whet.network.types import DTYPES
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, operand_bytes, tactic
 from whet.tactics.cpu.reference.numpy_reference import array_at
 
 
-class ReformatCall:
-    native = None
+class ReformatCall(Call):
+    """Converts one tensor."""
 
     def __init__(self, kernel: ReformatKernel, args: Args):
         self.kernel, self.at = kernel, {"input": args.inputs[0], "output": args.outputs[0]}

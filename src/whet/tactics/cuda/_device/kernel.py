@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import current, per_device
 from whet.backends.cuda.executor import GpuCall
-from whet.backends.cuda.launch import Kernel, Launch, Module
+from whet.backends.cuda.launch import GpuWork, Kernel, Launch, Module
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_bytes
@@ -35,7 +35,7 @@ class GpuKernel:
         self,
         layer: Layer,
         signature: Signature,
-        make: Callable[[Args], Sequence[Launch]],
+        make: Callable[[Args], Sequence[GpuWork]],
         *,
         implementation: str,
         packed: Sequence[Packed] = (),
@@ -48,7 +48,7 @@ class GpuKernel:
         self.rtol = max((RTOL[name] for name in stored if name in RTOL), default=0.0) if rtol is None else rtol
         self._make = make
 
-    def launches(self, args: Args) -> Sequence[Launch]:
+    def launches(self, args: Args) -> Sequence[GpuWork]:
         """The launches for these addresses."""
         return self._make(args)
 
@@ -59,20 +59,17 @@ class GpuKernel:
 
 def machine_has(backend: Backend, feature: str) -> bool:
     """Whether the GPU has "wgmma", "tma", "sm_90", ..."""
-    return feature in getattr(backend, "features", ())
+    return feature in backend.capabilities.features
 
 
 def shared_limit(backend: Backend) -> int:
-    """Bytes of shared memory that a block can have: what the GPU says, else what such GPUs have (CUDA C++ Programming Guide, 16.2)."""
-    told = getattr(backend, "shared_memory", 0)
-    return told or {"sm_90": 227, "sm_80": 163}.get(next(iter(f for f in getattr(backend, "features", ()) if f.startswith("sm_")), ""), 99) * 1024
+    """Bytes of shared memory that a block can use."""
+    return backend.capabilities.shared_memory
 
 
 def ahead(backend: Backend, sources: Sequence[str]) -> None:
     """Lets a real GPU's backend compile candidates in the background while the list is still being made."""
-    start = getattr(backend, "compile_ahead", None)
-    if start is not None:
-        start(sources)
+    backend.compile_ahead(sources)
 
 
 @per_device

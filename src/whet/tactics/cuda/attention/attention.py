@@ -77,7 +77,7 @@ class OwnAttention(Tactic):
         found = taken_apart(layer)
         if isinstance(found, str):
             return []
-        configs = candidates(found, backend.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
+        configs = candidates(found, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
         ahead(backend, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
         return configs
 

@@ -110,7 +110,7 @@ class F32Product(Tactic):
         return _tf32.refuses(work.shape)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        made, found = _ending(layer), candidates(Work.of(layer), self.terms, backend.multiprocessors)[:MAX_CONFIGS]
+        made, found = _ending(layer), candidates(Work.of(layer), self.terms, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         if not isinstance(made, str):
             work, kind = Work.of(layer), made.finish.activation[0]
             wide = work.row > 0 or not work.shape.plain
@@ -160,7 +160,7 @@ class F32Product(Tactic):
                     finish=finish,
                     groups=work.groups,
                     input_map=windows,
-                    multiprocessors=backend.multiprocessors,
+                    multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             )
@@ -221,7 +221,7 @@ def _rows(head: Layer, work: Work, given: np.ndarray, tile: Tf32Config) -> np.nd
 def _widen(work: Work, image: int, to: int, channels_last: bool, backend: Backend) -> Any:
     """The launch that widens an image of few channels; see stem_as_channels.cu."""
     s = work.given
-    grid = (min(blocks_of(s.n * s.h * work.row, 256), 16 * backend.multiprocessors), 1, 1)
+    grid = (min(blocks_of(s.n * s.h * work.row, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
     constants = {"FROM": TYPE["f32"], "TO": TYPE["f32"], "CP": _FEW, "NHWC": int(channels_last)}
     return launch("stem_as_channels.cu", "widen", constants, grid, 256, "<QQ6i", image, to, s.n, s.c, s.h, s.w, work.row, s.pad[1])
 

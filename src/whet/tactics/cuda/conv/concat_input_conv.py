@@ -114,7 +114,7 @@ class OwnJoinedConv(Tactic):
         found = joined_conv(layer)
         if isinstance(found, str):
             return []
-        m, k, steps, processors = found.shape.m, found.shape.k, found.steps(), backend.multiprocessors
+        m, k, steps, processors = found.shape.m, found.shape.k, found.steps(), backend.capabilities.multiprocessors
         good = configs_of_steps(m, k, steps, found.bk, processors, found.size)
         able = [c for c in good if (c.outs < 3 or found.residual is not None) and (found.parts is None or c.bn % 32 == 0)]
         order = varied(able, MAX_CONFIGS)
@@ -150,7 +150,7 @@ class OwnJoinedConv(Tactic):
             return [
                 conv_launch(
                     tile, a, View(args.inputs[first], a.c), args.packed[0], biases, View(args.outputs[0], k), residual=residual, finish=finish,
-                    bf16=dtype.name == "bf16", multiprocessors=backend.multiprocessors, label=layer.name, eight=eight, numbers8=steps8,
+                    bf16=dtype.name == "bf16", multiprocessors=backend.capabilities.multiprocessors, label=layer.name, eight=eight, numbers8=steps8,
                     second=Second(b, View(args.inputs[last], b.c)),
                 )
             ]  # fmt: skip

@@ -54,7 +54,7 @@ class OwnConv(Tactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         shape = conv_shape(layer)
         odd = shape.k % 8 != 0
-        found = conv_configs(shape, backend.multiprocessors)
+        found = conv_configs(shape, backend.capabilities.multiprocessors)
         if odd:  # only results that go straight from registers to memory may lie anywhere
             plain = [c for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128] or [replace(c, sk=1, halo=0, once=0) for c in found]
             direct = (replace(c, direct=1, outs=1) for c in plain)
@@ -118,7 +118,7 @@ def ended_launch(
         bf16=dtype.name == "bf16",
         out_f32=out_f32,
         input_map=input_map,
-        multiprocessors=backend.multiprocessors,
+        multiprocessors=backend.capabilities.multiprocessors,
         label=label,
         groups=groups,
     )

@@ -65,7 +65,7 @@ class OwnConvPair(Tactic):
             return []
         a, b = parts
         bk = step_channels(max(a.shape.c, b.shape.c), 2)
-        m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), backend.multiprocessors
+        m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), backend.capabilities.multiprocessors
         found: set[ConvConfig] = set()
         if m <= 30000:
             found.update(small_batch_configs(m, k, steps, bk, processors))
@@ -110,7 +110,7 @@ class OwnConvPair(Tactic):
                     View(args.outputs[0], a.shape.k),
                     finish=_finish(parts),
                     bf16=dtype.name == "bf16",
-                    multiprocessors=backend.multiprocessors,
+                    multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                     second=Second(b.shape, View(args.inputs[b.x], b.shape.c)),
                 )

@@ -33,7 +33,7 @@ class OwnConvProduct(ConvAndProduct):
     def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
         if reason := refuses(both.shape):
             return reason
-        if not tiles_of(both.shape, both.k, backend.multiprocessors):
+        if not tiles_of(both.shape, both.k, backend.capabilities.multiprocessors):
             return f"no cluster of blocks shares out {both.shape.m} pixels, {both.shape.c}, {both.shape.k} and {both.k} channels"
         return None
 
@@ -41,7 +41,7 @@ class OwnConvProduct(ConvAndProduct):
         both = self.pair(layer)
         if isinstance(both, str):
             return []
-        found = tiles_of(both.shape, both.k, backend.multiprocessors)[:MAX_CONFIGS]
+        found = tiles_of(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.finish.activation[0], both.made.finish.activation[0]), signature.outputs[0].dtype.name == "bf16"
         ahead(backend, [product_source(t, both.shape, *kinds, bf16) for t in found])
         return [as_config(t) for t in found]

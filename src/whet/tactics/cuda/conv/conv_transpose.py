@@ -36,7 +36,7 @@ class OwnConvTranspose(TransposedTactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
-        found = varied(configs_for(s.m, s.k, s.c, 1, backend.multiprocessors), MAX_CONFIGS, each=5)
+        found = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
         ahead(backend, [conv_source(c, False, "clip", signature.outputs[0].dtype.name == "bf16") for c in found])
         return [as_config(c) for c in found]
 
@@ -67,7 +67,7 @@ class OwnConvTranspose(TransposedTactic):
                 args.packed[1],
                 View(columns, shape.k),
                 bf16=dtype.name == "bf16",
-                multiprocessors=backend.multiprocessors,
+                multiprocessors=backend.capabilities.multiprocessors,
                 label=layer.name,
             )
             residual = 0 if made.residual is None else args.inputs[made.residual]

@@ -40,7 +40,7 @@ class OwnConvTransposeF32(TransposedTactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
-        found = _tf32.configs_for(s.m, s.k, s.c, 1, 3, backend.multiprocessors)[:MAX_CONFIGS]
+        found = _tf32.configs_for(s.m, s.k, s.c, 1, 3, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         ahead(backend, [_tf32.kernel_source(c, False, "clip", s.k % 4 != 0) for c in found])
         return [as_config(c, _MATH) for c in found]
 
@@ -70,7 +70,7 @@ class OwnConvTransposeF32(TransposedTactic):
             source = View(args.inputs[x], t.c)
             target = View(columns, shape.k)
             product = _tf32.launch(
-                tile, shape, source, args.packed[0], args.packed[1], target, multiprocessors=backend.multiprocessors, label=layer.name
+                tile, shape, source, args.packed[0], args.packed[1], target, multiprocessors=backend.capabilities.multiprocessors, label=layer.name
             )
             residual = 0 if made.residual is None else args.inputs[made.residual]
             return [product, transposed_launch("gather", t, columns, 0, args.packed[2], residual, args.outputs[0], made, F32, layer.name)]

@@ -135,7 +135,7 @@ class OwnForkedConv(Tactic):
         if isinstance(found, str):
             return []
         shape, bf16 = found.shapes[0], signature.outputs[0].dtype.name == "bf16"
-        able = configs_of_steps(shape.m, shape.k, found.steps, found.bk, backend.multiprocessors)
+        able = configs_of_steps(shape.m, shape.k, found.steps, found.bk, backend.capabilities.multiprocessors)
         tiles = varied([c for c in able if c.outs < 3 and Fork.panel(found.at, c)], MAX_CONFIGS)
         ahead(backend, [found.source(c, bf16) for c in tiles])
         return [as_config(c) for c in tiles]
@@ -153,7 +153,7 @@ class OwnForkedConv(Tactic):
             return [
                 conv_launch(
                     tile, shapes[0], views[0], args.packed[0], args.packed[1], View(args.outputs[0], found.at), finish=found.finish,
-                    bf16=dtype.name == "bf16", multiprocessors=backend.multiprocessors, label=layer.name,
+                    bf16=dtype.name == "bf16", multiprocessors=backend.capabilities.multiprocessors, label=layer.name,
                     second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
                     fork=Fork(found.at, View(args.outputs[1], shapes[0].k - found.at)),
                 )

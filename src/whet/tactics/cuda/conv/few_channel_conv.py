@@ -25,7 +25,7 @@ class OwnNarrowConv(OwnConv):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s, made = conv_shape(layer), ending(layer, epilogue(layer))
-        found = narrow_tiles(s, backend.multiprocessors)
+        found = narrow_tiles(s, backend.capabilities.multiprocessors)
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
             ahead(backend, [t.source(s, made.finish, bf16) for t in found])
@@ -42,7 +42,7 @@ class OwnNarrowConv(OwnConv):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            return [narrow_launch(tile, s, addresses, made.finish, dtype.name, backend.multiprocessors, layer.name)]
+            return [narrow_launch(tile, s, addresses, made.finish, dtype.name, backend.capabilities.multiprocessors, layer.name)]
 
         packed = (narrow_filters(weights, dtype, made.finish, tile.dealt), packed_bias(made, own, s.k, halved(made.finish)))
         return GpuKernel(layer, signature, make, implementation=f"own narrow wgmma {tile}", packed=packed)

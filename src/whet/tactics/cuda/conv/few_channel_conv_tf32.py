@@ -112,7 +112,7 @@ class OwnNarrowTf32(F32Product):
         if isinstance(made, str):
             return []
         able = [t for t in _every(s) if t.unfit(s) is None]
-        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.multiprocessors), t))[:_MOST]
+        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
         ahead(backend, [source("few_channel_tf32.cu", t.constants(s, made.finish)) for t in found])
         return [t.config for t in found]
 
@@ -136,7 +136,7 @@ class OwnNarrowTf32(F32Product):
             residual = 0 if made.residual is None else args.inputs[made.residual]
             numbers = (s.p, s.q, s.k, s.pad[0], tiles_h, tiles_w, tiles, tiles_n)
             blob += struct.pack("<3Q8i2f", args.packed[1], residual, args.outputs[0], *numbers, *made.finish.activation[1:])
-            grid = max(1, min(-(-tiles // tile.groups), backend.multiprocessors * tile.blocks // tiles_n)) * tiles_n
+            grid = max(1, min(-(-tiles // tile.groups), backend.capabilities.multiprocessors * tile.blocks // tiles_n)) * tiles_n
             return [Launch(kernel, (grid, 1, 1), tile.groups * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
 
         def rows() -> np.ndarray:

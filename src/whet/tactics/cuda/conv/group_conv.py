@@ -60,7 +60,7 @@ class OwnGroupConv(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         shape, groups = conv_shape(layer), groups_of(layer)
-        found = varied(group_configs(shape, groups, backend.multiprocessors), MAX_CONFIGS)
+        found = varied(group_configs(shape, groups, backend.capabilities.multiprocessors), MAX_CONFIGS)
         made = ending(layer, epilogue(layer))
         if not isinstance(made, str):
             bf16, odd = signature.outputs[0].dtype.name == "bf16", shape.k % 8 != 0

@@ -105,7 +105,7 @@ class OwnSeveralTf32(Tactic):
         if isinstance(found, str):
             return []
         shape = found.shapes[0]
-        tiles = _tf32.configs_of_steps(shape.m, shape.k, found.steps, found.bk, 1, backend.multiprocessors)[:MAX_CONFIGS]
+        tiles = _tf32.configs_of_steps(shape.m, shape.k, found.steps, found.bk, 1, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         ahead(backend, [found.source(t) for t in tiles])
         return [as_config(t, "tf32") for t in tiles]
 
@@ -132,7 +132,7 @@ class OwnSeveralTf32(Tactic):
                     finish=found.finish,
                     second=Second(shapes[1], views[1]) if len(shapes) == 2 else None,
                     fork=Fork(at, View(args.outputs[1], k - at)) if len(found.ways) == 2 else None,
-                    multiprocessors=backend.multiprocessors,
+                    multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]

@@ -39,7 +39,7 @@ class OwnPatches(OwnConv):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(conv_shape(layer))
-        found = varied(configs_for(s.m, s.k, s.c, 1, backend.multiprocessors), MAX_CONFIGS, each=5)
+        found = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
         made = ending(layer, epilogue(layer))
         if not isinstance(made, str):
             ahead(backend, [conv_source(c, False, made.finish.activation[0], signature.outputs[0].dtype.name == "bf16") for c in found])

@@ -41,7 +41,7 @@ class OwnProductConv(Tactic):
         if isinstance(pair, str):
             return []
         s, bf16 = conv_shape(pair.second), signature.outputs[0].dtype.name == "bf16"
-        found = narrow_tiles(s, backend.multiprocessors, front=True)
+        found = narrow_tiles(s, backend.capabilities.multiprocessors, front=True)
         ahead(backend, [t.source(s, pair.made.finish, bf16, pair.inner.finish.activation, pair.residual == pair.x) for t in found])
         return [t.config for t in found]
 
@@ -65,7 +65,7 @@ class OwnProductConv(Tactic):
             residual = 0 if pair.residual is None else args.inputs[pair.residual]
             front = Front(args.packed[2], args.packed[3], pair.inner.finish.activation, pair.residual == pair.x)
             addresses = (args.inputs[pair.x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            return [narrow_launch(tile, s, addresses, pair.made.finish, dtype.name, backend.multiprocessors, layer.name, front)]
+            return [narrow_launch(tile, s, addresses, pair.made.finish, dtype.name, backend.capabilities.multiprocessors, layer.name, front)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma then narrow wgmma {tile}", packed=packed)
 

@@ -52,6 +52,6 @@ class OwnUprightConv(OwnConv):
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]
             addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
-            return [upright_launch(tile, s, addresses, made.finish, dtype.name == "bf16", backend.multiprocessors, layer.name)]
+            return [upright_launch(tile, s, addresses, made.finish, dtype.name == "bf16", backend.capabilities.multiprocessors, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own wgmma upright {tile.rows} rows s{tile.slots}", packed=packed)

@@ -56,7 +56,7 @@ class OwnDepthwise(Tactic):
         for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
             large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
-            if not large and (tall == 1 or threads >= 256 * backend.multiprocessors):
+            if not large and (tall == 1 or threads >= 256 * backend.capabilities.multiprocessors):
                 found.append((("wide", wide), ("tall", tall)))
         return found
 
@@ -92,7 +92,7 @@ class OwnDepthwise(Tactic):
 
             def through(args: Args) -> list:
                 addresses = (args.inputs[x], *args.packed, args.outputs[0])
-                return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), backend.multiprocessors, layer.name)]
+                return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), backend.capabilities.multiprocessors, layer.name)]
 
             return GpuKernel(layer, signature, through, implementation=f"own depthwise tile {tile}", packed=packed)
         grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
@@ -111,9 +111,9 @@ def _tiles(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -
     made, dtype = ending(layer, epilogue(layer)), signature.outputs[0].dtype
     if isinstance(made, str) or made.residual is not None or dtype == F32 or no_tile(s) or not machine_has(backend, "tma"):
         return []
-    if s.m * s.c < 8192 * backend.multiprocessors:  # a few values a thread: latency counts, not bytes
+    if s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes
         return []
-    tiles, kind = tiles_for(s, 2, backend.multiprocessors), TYPE[dtype.name]
+    tiles, kind = tiles_for(s, 2, backend.capabilities.multiprocessors), TYPE[dtype.name]
     ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.finish.activation[0])) for t in tiles])
     return [tile_config(t) for t in tiles]
 

@@ -44,7 +44,7 @@ class OwnDepthwiseProduct(ConvAndProduct):
         both = self.pair(layer)
         if isinstance(both, str):
             return []
-        found = configs_of(both.shape, both.k, backend.multiprocessors)[:MAX_CONFIGS]
+        found = configs_of(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.finish.activation[0], both.made.finish.activation[0]), signature.outputs[0].dtype.name == "bf16"
         ahead(backend, [source_of(c, both.shape, both.k, *kinds, bf16) for c in found])
         return [as_config(c) for c in found]
@@ -78,6 +78,7 @@ class OwnDepthwiseProduct(ConvAndProduct):
             addresses = (args.inputs[both.x], *args.packed, args.outputs[0])
             residual = 0 if both.residual is None else args.inputs[both.residual]
             endings = (both.inner.finish.activation, both.made.finish)
-            return [depthwise_launch(tile, s, k, addresses, residual, *endings, dtype.name == "bf16", backend.multiprocessors, layer.name)]
+            blocks = backend.capabilities.multiprocessors
+            return [depthwise_launch(tile, s, k, addresses, residual, *endings, dtype.name == "bf16", blocks, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"own depthwise and wgmma {tile}", packed=packed)

@@ -64,15 +64,15 @@ class OwnQDepthwise(QuantizedTactic):
         assert isinstance(parts, Parts)
         s, made = conv_shape_of(parts), ending_of(parts)
         found: list[Config] = []
-        if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.multiprocessors:
-            tiles, (reads, stores) = tiles_for(s, 1, backend.multiprocessors), _types(parts, signature)
+        if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.capabilities.multiprocessors:
+            tiles, (reads, stores) = tiles_for(s, 1, backend.capabilities.multiprocessors), _types(parts, signature)
             fold = folds(made, signature.outputs[0].dtype.name)
             ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.finish.activation[0], fold)) for t in tiles])
             found = [tile_config(t) for t in tiles]
         for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
             large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
-            if not large and (tall == 1 or threads >= 256 * backend.multiprocessors):
+            if not large and (tall == 1 or threads >= 256 * backend.capabilities.multiprocessors):
                 found.append((("wide", wide), ("tall", tall)))
         return found
 
@@ -103,7 +103,8 @@ class OwnQDepthwise(QuantizedTactic):
 
             def through(args: Args) -> list:
                 addresses = (args.inputs[x], *args.packed, args.outputs[0])
-                return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), backend.multiprocessors, layer.name)]
+                blocks = backend.capabilities.multiprocessors
+                return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), blocks, layer.name)]
 
             return _kernel(layer, signature, through, f"own depthwise tile {tile}", packed)
         wide, tall = int(given["wide"]), int(given["tall"])

@@ -53,8 +53,8 @@ class OwnQDepthwiseDot(OwnQDepthwise):
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         s, made = conv_shape_of(parts), ending_of(parts)
-        tiles = [t for t in tiles_for(s, 1, backend.multiprocessors) if _registers(s, t) <= _REGISTERS]
-        tiles = tiles if s.m * s.c >= _MANY * backend.multiprocessors else tiles[:3]
+        tiles = [t for t in tiles_for(s, 1, backend.capabilities.multiprocessors) if _registers(s, t) <= _REGISTERS]
+        tiles = tiles if s.m * s.c >= _MANY * backend.capabilities.multiprocessors else tiles[:3]
         if not isinstance(made, str):
             ahead(backend, [source("depthwise_dot.cu", _constants(parts, made, s, t, signature)) for t in tiles])
         return [tile_config(t) for t in tiles]
@@ -80,7 +80,7 @@ class OwnQDepthwiseDot(OwnQDepthwise):
         rows, columns = tile.input(s)
         groups, tiles_h, tiles_w = s.c // tile.cg, -(-s.p // (tile.rg * tile.th)), -(-s.q // tile.tw)
         tiles = s.n * tiles_h * tiles_w
-        each = -(-tiles // max(1, min(tiles, backend.multiprocessors * tile.blocks // groups)))
+        each = -(-tiles // max(1, min(tiles, backend.capabilities.multiprocessors * tile.blocks // groups)))
 
         def make(args: Args) -> list:
             image, lines = args.inputs[x], (s.c, s.c * s.w, s.c * s.w * s.h)

@@ -54,7 +54,7 @@ class OwnGemm(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = gemm_shape(layer)
-        found = configs_for(s.m, s.k, s.c, 1, backend.multiprocessors)
+        found = configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors)
         if signature.outputs[0].dtype == F32:
             found = [c for c in found if c.sk > 1 or c.direct]
         found = varied(found, MAX_CONFIGS, each=5)

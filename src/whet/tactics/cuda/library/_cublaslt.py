@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from whet.backends.cuda.driver import per_device
+from whet.backends.cuda.launch import GpuWork
 from whet.backends.cuda.libraries import CUBLASLT, first_library
 from whet.backends.cuda.stream import Stream
 from whet.errors import BackendError
@@ -74,7 +75,7 @@ class Product:
     align: int = 16  # bytes at which all operands begin
 
 
-class LtLaunch:
+class LtLaunch(GpuWork):
     """One product with its addresses, ready to go on a stream (or into a graph's capture)."""
 
     def __init__(self, product: Product, x: int, w: int, bias: int, residual: int, out: int, workspace: int) -> None:

@@ -79,7 +79,7 @@ class LibraryConvolution(Tactic):
         return [same(layer, {i: Operand(f, t) for i in (*others, x)}, Operand(f, t)) for t in types for f in self.formats]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if not getattr(backend, "runs", True):
+        if not backend.capabilities.executes:
             return "the library plans on the GPU that it runs on"
         if library.library() is None:
             return "libcudnn 9 with the cuBLASLt that it needs is not installed: pip install whet[cudnn]"

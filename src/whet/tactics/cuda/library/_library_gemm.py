@@ -83,7 +83,7 @@ class LibraryProduct(Tactic):
         return found
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if getattr(backend, "runs", True) and _cublaslt.library() is None:
+        if backend.capabilities.executes and _cublaslt.library() is None:
             return "libcublasLt is not installed: pip install nvidia-cublas"
         made = _ending(layer)
         if isinstance(made, str):

@@ -9,6 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.backends.cuda.driver import cu, ok
 from whet.backends.cuda.executor import GpuCall
+from whet.backends.cuda.launch import GpuWork
 from whet.backends.cuda.stream import Stream
 from whet.errors import BackendError
 from whet.network import Layer, from_stored, static_shape
@@ -62,7 +63,7 @@ class HostKernel:
         stream.record(GpuCall(lambda ins, outs: [HostStep(self, ins, outs)], args.inputs, args.outputs))
 
 
-class HostStep:
+class HostStep(GpuWork):
     """One run: waits for the stream, copies, computes, copies back. No graph can hold it (`on_host`)."""
 
     on_host = True

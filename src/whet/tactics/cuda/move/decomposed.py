@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whet.backends import Backend
-from whet.backends.cuda.launch import Launch
+from whet.backends.cuda.launch import GpuWork
 from whet.errors import BackendError, NetworkError
 from whet.network import Layer, Tensor, Weight, static_shape
 from whet.network.types import F32, I8, U8, DType
@@ -70,7 +70,7 @@ class OwnParts(Tactic):
                 kind, which = place
                 return args.scratch + which if kind == "scratch" else args.inputs[which] if kind == "input" else args.outputs[which]
 
-            launches: list[Launch] = []
+            launches: list[GpuWork] = []
             for s in steps:
                 if s.kernel is None:
                     launches.append(_move(s, at(s.reads[0]), at(s.writes)))
@@ -85,7 +85,7 @@ class OwnParts(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=[p for k in kernels for p in k.packed], scratch=scratch + own, rtol=rtol)
 
 
-def _move(step: _Step, source: int, target: int) -> Launch:
+def _move(step: _Step, source: int, target: int) -> GpuWork:
     entry, constants, grid, rows, columns = moving(step.shape, *step.forms)
     count = 1
     for d in step.shape:

@@ -99,7 +99,7 @@ class OwnSqueeze(Tactic):
         gate = _gate(layer)
         if isinstance(gate, str):
             return []
-        ways = _ways(gate, backend.multiprocessors)
+        ways = _ways(gate, backend.capabilities.multiprocessors)
         ahead(backend, [source("squeeze_excite.cu", _constants(gate, w, signature)) for w in ways])
         return [(("channels", w.channels), ("pixels", w.pixels), ("threads", w.threads)) for w in ways]
 

@@ -72,7 +72,7 @@ class OwnQConv(QuantizedTactic):
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         shape = pairs(conv_shape_of(parts))
-        return product_configs(parts, shape, signature, conv_configs(shape, backend.multiprocessors, 1), backend)
+        return product_configs(parts, shape, signature, conv_configs(shape, backend.capabilities.multiprocessors, 1), backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
@@ -197,7 +197,7 @@ def product_plan(
         return [
             conv_launch(
                 tile, shape, source, args.packed[0], biases, View(args.outputs[0], shape.k), residual=residual, finish=finish,
-                multiprocessors=backend.multiprocessors, label=layer.name, eight=eight, numbers8=numbers,
+                multiprocessors=backend.capabilities.multiprocessors, label=layer.name, eight=eight, numbers8=numbers,
             )
         ]  # fmt: skip
 

@@ -91,7 +91,7 @@ class OwnQNarrow(QuantizedTactic):
             residual = 0 if made.residual is None else args.inputs[made.residual]
             sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
             blob += fields(args, s.k, residual, sizes, finish, out, out.add_step, outside)
-            return launches("qnarrow", constants, tile, tiles, backend.multiprocessors, blob + bytes(-len(blob) % 64), layer.name)
+            return launches("qnarrow", constants, tile, tiles, backend.capabilities.multiprocessors, blob + bytes(-len(blob) % 64), layer.name)
 
         name = f"own narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=(rows, numbers), rtol=0.0)

@@ -85,7 +85,7 @@ class OwnQConvPair(Tactic):
         found = _sum_of(layer)
         if isinstance(found, str):
             return []
-        s, bk, processors = found.last.shape, found.bk(), backend.multiprocessors
+        s, bk, processors = found.last.shape, found.bk(), backend.capabilities.multiprocessors
         steps = found.steps(bk)
         every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _able(c))
         order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
@@ -118,7 +118,7 @@ class OwnQConvPair(Tactic):
             return [
                 conv_launch(
                     tile, a, View(args.inputs[found.x], a.c), weights, numbers, View(args.outputs[0], b.k), finish=finish,
-                    multiprocessors=backend.multiprocessors, label=layer.name, eight=found.eight(),
+                    multiprocessors=backend.capabilities.multiprocessors, label=layer.name, eight=found.eight(),
                     numbers8=Steps(found.last.factor(numbers), out.per_step, out.zero, out.add_step, out.add_shift, 0, bias_count(b.k)),
                     second=Second(b, View(args.inputs[found.y], b.c), between),
                 )

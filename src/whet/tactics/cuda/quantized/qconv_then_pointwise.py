@@ -45,7 +45,7 @@ class OwnQConvProduct(Tactic):
         s, k = both.first.shape, both.product.shape.k
         if reason := refuses(s, size=1):
             return reason
-        if not tiles_of(s, k, backend.multiprocessors, 1):
+        if not tiles_of(s, k, backend.capabilities.multiprocessors, 1):
             return f"no cluster of blocks shares out {s.m} pixels, {s.c}, {s.k} and {k} channels"
         return None
 
@@ -53,7 +53,7 @@ class OwnQConvProduct(Tactic):
         both = both_of(layer)
         if isinstance(both, str):
             return []
-        found = tiles_of(both.first.shape, both.product.shape.k, backend.multiprocessors, 1)[:MAX_CONFIGS]
+        found = tiles_of(both.first.shape, both.product.shape.k, backend.capabilities.multiprocessors, 1)[:MAX_CONFIGS]
         inner, last = (h.made.finish.activation[0] for h in (both.first, both.product))
         ahead(backend, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in found])
         return [as_config(t) for t in found]

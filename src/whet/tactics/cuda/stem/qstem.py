@@ -123,7 +123,7 @@ def first_kernel(
         sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
         more = b"" if step is None else struct.pack("<f", 1.0 / step)
         blob = first_end(parts, finish, s, out, args, args.inputs[image], sizes, box, more)
-        grid = min(tiles, backend.multiprocessors * tile["blocks"])
+        grid = min(tiles, backend.capabilities.multiprocessors * tile["blocks"])
         return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, blob, label=layer.name)]
 
     name = f"own first of integers{' from floats' if step is not None else ''} {tile['th']}x{tile['tw']} b{tile['blocks']}"

@@ -80,7 +80,7 @@ class OwnQStem(Tactic):
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
             arguments = fields(args, s.k, args.inputs[found.image], sizes, finish, out, 1.0 / step, zero)
-            return launches("qstem", constants, tile, tiles, backend.multiprocessors, arguments, layer.name)
+            return launches("qstem", constants, tile, tiles, backend.capabilities.multiprocessors, arguments, layer.name)
 
         name = f"own stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)

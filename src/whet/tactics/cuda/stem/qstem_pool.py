@@ -83,7 +83,7 @@ class OwnQFirstPool(Tactic):
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
             more = struct.pack("<2if", p, q, 0.0 if found.step is None else 1.0 / found.step)
             blob = first_end(parts, finish, s, out, args, args.inputs[found.image], sizes, box, more)
-            return [Launch(kernel, (min(tiles, backend.multiprocessors * blocks), 1, 1), threads, blob, label=layer.name)]
+            return [Launch(kernel, (min(tiles, backend.capabilities.multiprocessors * blocks), 1, 1), threads, blob, label=layer.name)]
 
         name = f"own first of integers{' from floats' if found.step is not None else ''} pooled {ph}x{pw} b{blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)

@@ -75,7 +75,7 @@ class OwnFirst(FirstLayer):
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             sizes = (s.n, s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1], tiles_h, tiles_w, tiles)
             numbers = (args.packed[1], args.inputs[x], args.outputs[0], *sizes, *made.finish.activation[1:], 1.0, 0.0, 0, 0)
-            grid = min(tiles, backend.multiprocessors * tile["blocks"])
+            grid = min(tiles, backend.capabilities.multiprocessors * tile["blocks"])
             return [Launch(kernel, (grid, 1, 1), tile["th"] * tile["tw"] * 2, first_arguments(box, numbers), label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded too

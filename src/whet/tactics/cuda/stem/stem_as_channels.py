@@ -109,7 +109,7 @@ class OwnStem(FirstLayer):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = Wide.of(conv_shape(layer)).shape
-        return [as_config(c) for c in configs_for(s.m, s.k, s.c, s.r, backend.multiprocessors)[:MAX_CONFIGS]]
+        return [as_config(c) for c in configs_for(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         made = ending(layer, epilogue(layer))
@@ -151,7 +151,7 @@ class OwnStem(FirstLayer):
                 channels=tile.bk,
                 pixels=tile.bm,
             )
-            grid = (min(blocks_of(pixels, 256), 16 * backend.multiprocessors), 1, 1)
+            grid = (min(blocks_of(pixels, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
             image = (args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide.row, shape.pad[1])
             return [
                 launch("stem_as_channels.cu", "widen", constants, grid, 256, "<QQ6i", *image),

@@ -96,7 +96,7 @@ class OwnFirstPlaces(FirstLayer):
             return []
         every = [PlacesTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
         able = [t for t in every if t.unfit(s, image.dtype) is None]
-        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.multiprocessors), t))[:_MOST]
+        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
         ahead(backend, [source("stem_overlap.cu", t.constants(s, made.finish, image.dtype, dtype)) for t in found])
         return [t.config for t in found]
 
@@ -115,7 +115,7 @@ class OwnFirstPlaces(FirstLayer):
             box = tensormap.tiled(args.packed[0], dtype.name, (row(s), columns(s)), (row(s) * 2,), (64, columns(s)))
             numbers = (s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1] + s.pad[1] % 2 + 2 * lead(s), tiles_h, tiles_w, tiles)
             blob = box + struct.pack("<2Q10i2f", args.inputs[x], args.outputs[0], *numbers, *made.finish.activation[1:])
-            grid = min(tiles, backend.multiprocessors * tile.blocks)
+            grid = min(tiles, backend.capabilities.multiprocessors * tile.blocks)
             return [Launch(kernel, (grid, 1, 1), tile.wgs * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
 
         weights, own = constants_of(layer)

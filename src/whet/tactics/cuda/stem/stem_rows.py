@@ -75,7 +75,7 @@ class OwnFirstRows(OwnFirstPool):
             for rows, blocks in ((r, b) for r in _ROWS if r <= p for b in (1, 2, 3, 4)):
                 if _registers(s, columns) <= 65536 // (128 * blocks) and _shared(s, columns) * blocks < 220 * 1024:
                     config: Config = (("rows", rows), ("wide", wide), ("blocks", blocks))
-                    found[config] = _estimate(s, columns, p, rows, blocks, backend.multiprocessors)
+                    found[config] = _estimate(s, columns, p, rows, blocks, backend.capabilities.multiprocessors)
         best = sorted(found, key=lambda c: (found[c], c))[:MAX_CONFIGS]
         ahead(backend, list(dict.fromkeys(text("stem_rows.cu", _constants(s, signature, c, q)) for c in best)))
         return best

@@ -121,7 +121,7 @@ class OwnFirstTf32(FirstLayer):
         if isinstance(made, str):
             return []
         able = [t for t in _every() if t.unfit(s) is None]
-        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.multiprocessors), t))[:_MOST]
+        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
         ahead(backend, [source("stem_tf32.cu", t.constants(s, made.finish)) for t in found])
         return [t.config for t in found]
 
@@ -144,7 +144,7 @@ class OwnFirstTf32(FirstLayer):
             box += tensormap.tiled(args.inputs[x], "f32", (s.w, s.h, s.c, s.n), lines, (wide, tall, s.c, 1), plain=True)
             numbers = (s.p, s.q, s.k, s.pad[0], s.pad[1] + lead(s), tiles_h, tiles_w, tiles)
             blob = box + struct.pack("<Q8i2f", args.outputs[0], *numbers, *made.finish.activation[1:])
-            grid = min(tiles, backend.multiprocessors * tile.blocks)
+            grid = min(tiles, backend.capabilities.multiprocessors * tile.blocks)
             return [Launch(kernel, (grid, 1, 1), tile.wgs * 128, blob + bytes(-len(blob) % 64), label=layer.name)]
 
         packed = (first_filters(s, weights, made, own),)

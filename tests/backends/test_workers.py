@@ -1,4 +1,4 @@
-"""Lanes on the CPU: each list of launches on a thread of its own, in order, and what fails is named."""
+"""Parallel launch lists on the CPU: each worker is one thread, its launches run in order, and a kernel that fails is named."""
 
 import ctypes
 import re
@@ -8,15 +8,15 @@ import pytest
 from test_cpu import Native, Python
 
 from whet.backends import get_backend
-from whet.backends.cpu import lanes, loop, machine_code, threads
+from whet.backends.cpu import loop, machine_code, threads, workers
 from whet.errors import BackendError
 
 pytest.importorskip("llvmlite")
 
 
-def test_every_lane_runs_its_launches_in_order_each_time():
+def test_every_worker_runs_its_launches_in_order_each_time():
     logs = [[] for _ in range(3)]
-    call = get_backend("cpu").lanes([[Native(log, (k, i, 0, 0)) for i in range(5)] for k, log in enumerate(logs)])
+    call = get_backend("cpu").parallel_launch([[Native(log, (k, i, 0, 0)) for i in range(5)] for k, log in enumerate(logs)])
     stream = get_backend("cpu").stream()
     stream.record(call)
     executable = stream.finish()
@@ -25,9 +25,9 @@ def test_every_lane_runs_its_launches_in_order_each_time():
     assert logs == [[(k, i, 0, 0) for i in range(5)] * 3 for k in range(3)]
 
 
-def test_lanes_have_threads_of_their_own_and_kernels_in_them_one():
+def test_workers_have_threads_of_their_own_and_their_kernels_one():
     seen = set()
-    meet = threading.Barrier(2, timeout=10)  # passes only where two lanes are under way at once
+    meet = threading.Barrier(2, timeout=10)  # passes only where two workers run at once
 
     class Ask(Native):
         def __init__(self):
@@ -38,14 +38,14 @@ def test_lanes_have_threads_of_their_own_and_kernels_in_them_one():
             meet.wait()
 
     threads.set_threads(2)
-    get_backend("cpu").lanes([[Ask()], [Ask()]]).run()
+    get_backend("cpu").parallel_launch([[Ask()], [Ask()]]).run()
     assert len(seen) == 2
     assert {count for _, count in seen} == {1}
-    assert threads.get_threads() == 2  # of the thread that asked for the lanes
+    assert threads.get_threads() == 2  # of the calling thread
     get_backend("cpu")
 
 
-def test_all_lanes_run_where_there_are_fewer_threads(monkeypatch):
+def test_all_lists_run_where_there_are_fewer_threads(monkeypatch):
     """A program may allow no threads in threads, or fewer than are asked for."""
     kind = ctypes.CFUNCTYPE(ctypes.c_int32)
     functions = {"omp_get_num_threads": kind(lambda: 1), "omp_get_thread_num": kind(lambda: 0)}
@@ -56,35 +56,35 @@ def test_all_lanes_run_where_there_are_fewer_threads(monkeypatch):
 
     monkeypatch.setattr(threads, "address", address)
     log = []
-    get_backend("cpu").lanes([[Native(log, (k, 0, 0, 0))] for k in range(4)]).run()
+    get_backend("cpu").parallel_launch([[Native(log, (k, 0, 0, 0))] for k in range(4)]).run()
     assert {words[0] for words in log} == {0, 1, 2, 3}
 
 
-def test_a_kernel_that_fails_in_a_lane_is_named():
+def test_a_kernel_that_fails_on_a_worker_is_named():
     class Broken(Native):
         implementation = "broken:kernel"
 
     log = []
     stream = get_backend("cpu").stream()
-    stream.record(get_backend("cpu").lanes([[Native(log)], [Native(log), Broken(log, status=3), Native(log)]]))
+    stream.record(get_backend("cpu").parallel_launch([[Native(log)], [Native(log), Broken(log, status=3), Native(log)]]))
     with pytest.raises(BackendError, match="broken:kernel"):
         stream.finish().run()
-    assert len(log) == 3  # what stands behind it in its lane did not run
+    assert len(log) == 3  # its successor in the list did not run
 
 
 def test_what_runs_in_python_is_refused_by_name():
-    assert "Python runs in Python" in lanes.why_no_lanes([Native([]), Python([], "x")])
+    assert "Python runs in Python" in workers.why_not_parallel([Native([]), Python([], "x")])
     with pytest.raises(BackendError, match="Python runs in Python"):
-        get_backend("cpu").lanes([[Python([], "x")]])
+        get_backend("cpu").parallel_launch([[Python([], "x")]])
 
 
 def test_without_a_compiler_there_are_none(monkeypatch):
-    monkeypatch.setattr(lanes, "no_compiler", lambda: "llvmlite is not installed")
-    assert lanes.why_no_lanes([]) == "llvmlite is not installed"
+    monkeypatch.setattr(workers, "no_compiler", lambda: "llvmlite is not installed")
+    assert workers.why_not_parallel([]) == "llvmlite is not installed"
 
 
 @pytest.mark.parametrize("text", ["i32 ()*", "i64 (i64*, i64)*", "void (i64, i64, i32, i32)*", "void (i64*)*", "i64*"])
 def test_every_pointer_of_the_code_is_known_to_newer_compilers(text):
-    assert text in lanes._IR
+    assert text in workers._IR
     assert machine_code._opaque(text) == "ptr"
-    assert not re.search(r"\w\*|\)\*", machine_code._opaque(lanes._IR + loop._IR))
+    assert not re.search(r"\w\*|\)\*", machine_code._opaque(workers._IR + loop._IR))

@@ -1,0 +1,46 @@
+"""GPUs to compile for where there is none: properties of one device of each architecture, from NVIDIA's data sheets and the CUDA C++ guide.
+
+Kernels are planned and compiled for them; nothing can be allocated or run. A machine with a GPU uses the properties that its driver reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from whet.backends._base import Backend
+from whet.backends.cuda import CudaBackend, features
+from whet.errors import BackendError
+
+_KIB, _MIB = 1 << 10, 1 << 20
+#: architecture -> multiprocessors, bytes of shared memory a block can use (CUDA C++ Programming Guide, table of compute capabilities), L2 bytes
+DEVICES = {
+    "sm_80": (108, 163 * _KIB, 40 * _MIB),  # A100
+    "sm_86": (84, 99 * _KIB, 6 * _MIB),  # A40
+    "sm_89": (142, 99 * _KIB, 48 * _MIB),  # L40
+    "sm_90": (132, 227 * _KIB, 50 * _MIB),  # H100 SXM, H200
+}
+
+
+class CompileOnlyGpu(Backend):
+    """A GPU of an architecture, to plan and compile for. `properties` replace single capabilities (`multiprocessors=84`)."""
+
+    name = "cuda"
+
+    def __init__(self, architecture: str = "sm_90", **properties: Any) -> None:
+        """Raises BackendError for an architecture that is not in DEVICES."""
+        if architecture not in DEVICES:
+            raise BackendError(f"no device of {architecture} is known; there are {', '.join(DEVICES)}")
+        multiprocessors, shared, l2 = DEVICES[architecture]
+        capabilities = replace(
+            CudaBackend.capabilities, executes=False, features=features(int(architecture[3:-1]), int(architecture[-1])),
+            multiprocessors=multiprocessors, shared_memory=shared, cache_bytes={2: l2},
+        )  # fmt: skip
+        self.capabilities = replace(capabilities, **properties)
+        self.architecture = architecture
+
+    def key(self) -> str:
+        return f"compile only | {self.architecture} x{self.capabilities.multiprocessors}"
+
+    def describe(self) -> dict[str, Any]:
+        return {"backend": self.name, "model": f"{self.architecture}, compile only", "multiprocessors": self.capabilities.multiprocessors}
