@@ -1,14 +1,18 @@
 """2:4 sparse against dense on one GPU: matrix products and convolutions, kernels alone, weights as if pruned.
 
     python benchmarks/gpu_sparse.py [--cases TEXT,...] [--seconds N] [--tiles N]       $OUT/sparse.json, and a table
+    python benchmarks/gpu_sparse.py --networks resnet34:128,resnet50:128               $OUT/sparse_networks.json
     python benchmarks/gpu_sparse.py --merge PART...                                    results/h200/sparse.json
 
 A case is a shape in one precision. Dense: the fastest of whet's own tensor-core convolution over its candidate tiles, of cuBLASLt through torch
-for products of 16-bit floats and FP8, and of cuDNN through torch for convolutions of floats (torch has no fast INT8 layer). Sparse: the fastest tile of the sparse kernel. Each
-candidate is timed alone; the fastest of each kind then run again in alternation, and a row has the medians of those rounds. A time
-is that of one launch in a CUDA graph of several on different operands that together exceed the L2 cache. Operands are random: zeros are
-faster than real data. `floor_us`: the larger of bytes over 4.25 TB/s and of multiplications over the sparse peak (1979 T/s for 16 bits, 3958 for
-8), which no sparse kernel can beat.
+for products of 16-bit floats and FP8, and of cuDNN through torch for convolutions of floats (torch has no fast INT8 layer). Sparse: the
+fastest tile of the sparse kernel. Each candidate is timed alone; the fastest of each kind then run again in alternation, and a row has the
+medians of those rounds. A time is that of one launch in a CUDA graph of several on different operands that together exceed the L2 cache.
+Operands are random: zeros are faster than real data. `floor_us`: the larger of bytes over 4.25 TB/s and of multiplications over the sparse
+peak (1979 T/s for 16 bits, 3958 for 8), which no sparse kernel can beat.
+
+A network is built twice in FP16: as it is, and with 2:4 weights by magnitude (`force_two_four`); both engines run in alternation. Its weights are
+the zoo's, random: times are real, accuracy is not measured here.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import ml_dtypes
 import numpy as np
@@ -315,6 +320,50 @@ def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[
     return rows
 
 
+def measure_network(name: str, batch: int, verify: bool) -> dict[str, Any]:
+    """The row of a network: milliseconds of the dense and of the sparse engine, and which layers run sparse."""
+    from _half import half
+    from gpu_int8 import in_blocks
+
+    from whet import zoo
+    from whet.backends import get_backend
+    from whet.builder import BuildConfig, build
+    from whet.frontends.onnx import network_from_onnx
+    from whet.runtime import WeightStore, bind
+    from whet.sparsity import force_two_four
+    from whet.sparsity.report import picked_layers
+
+    net = network_from_onnx(half(zoo.build(name, batch=batch)))
+    times = Path(os.environ.get("OUT", ".")) / "times.sqlite"
+    backend = get_backend("cuda")
+    store, bounds, plans = WeightStore(backend), [], []
+    for network in (net, force_two_four(net)[0]):
+        begun = time.time()
+        plans.append(build(network, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=str(times), verify=verify)))
+        print(f"{name} batch {batch} built in {time.time() - begun:.1f} s", flush=True)
+        bounds.append(bind(plans[-1], backend, store=store))
+        bounds[-1].run()
+    dense, sparse = (statistics.median(t) for t in in_blocks(bounds))
+    picked, plan = picked_layers(plans[1]), plans[1]
+    slowest = sorted(zip(bounds[1].run_timed(), plan.network.layers, strict=True), key=lambda x: -x[0])[:12]
+    return {
+        "case": f"{name} batch {batch} f16", "dense_ms": round(dense, 4), "sparse_ms": round(sparse, 4), "speedup": round(dense / sparse, 3),
+        "sparse_layers": len(picked), "layers": len(plan.network.layers), "banned": plan.report.get("banned"),
+        "verified": plan.report.get("verification") if verify else None,
+        "slowest_us": [[x.name, plan.choices[x.name].tactic, plan.choices[x.name].implementation, round(1e6 * s, 2)] for s, x in slowest],
+    }  # fmt: skip
+
+
+def run_networks(names: list[str], verify: bool) -> None:
+    """Rows of networks, written after each."""
+    rows = []
+    for name in names:
+        rows.append(measure_network(name.split(":")[0], int(name.split(":")[1]), verify))
+        print(json.dumps(rows[-1]), flush=True)
+        out = Path(os.environ.get("OUT", ".")) / "sparse_networks.json"
+        out.write_text(json.dumps({**provenance(["numpy", "cuda-bindings"]), "rows": rows}, indent=1))
+
+
 def merge(parts: list[str]) -> None:
     """Joins rows of several runs, the later ones in the place of earlier ones, into the result file."""
     rows: dict[str, Any] = {}
@@ -333,10 +382,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--tiles", type=int, default=10, help="candidates of each kind")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--networks", default="", help="networks of the zoo with their batch, as resnet50:128,...")
+    parser.add_argument("--verify", action="store_true", help="compare the engines of --networks with the reference")
     parser.add_argument("--merge", nargs="+", help="result files to join")
     given = parser.parse_args()
     if given.merge:
         merge(given.merge)
+    elif given.networks:
+        run_networks(given.networks.split(","), given.verify)
     else:
         run([n for n in given.cases.split(",") if n], given.seconds, given.tiles, given.rounds)
 
