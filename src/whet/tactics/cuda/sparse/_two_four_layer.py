@@ -71,7 +71,7 @@ def unfit_shape(shape: ConvShape, types: Types) -> str | None:
 def sparse_configs(shape: ConvShape, types: Types, finish: Finish, backend: Backend) -> Sequence[Config]:
     """Tiles for a shape, the most promising first; a real GPU's backend compiles them in the background."""
     steps = shape.steps(step_elements(types.in_size))
-    found = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, finish.residual > 0, backend.multiprocessors)
+    found = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, finish.residual > 0, backend.capabilities.multiprocessors)
     tiles = varied_tiles(found, MAX_CONFIGS)
     ahead(backend, [sparse_text(sparse_constants(t, types, not shape.plain, finish)) for t in tiles])
     return [t.config for t in tiles]
@@ -135,7 +135,7 @@ def launch_of(
             residual=None if made.residual is None else View(args.inputs[made.residual], shape.k),
             finish=finish,
             scales=scales,
-            multiprocessors=backend.multiprocessors,
+            multiprocessors=backend.capabilities.multiprocessors,
             label=layer.name,
         )
     ]
