@@ -33,7 +33,7 @@ ENOUGH = 6  # rounds that hold a 95 % interval of their median
 def child(way: str, engine: str) -> None:
     """Opens an engine; for each line of its input prints the seconds of some runs."""
     if way == "equal":
-        work_stealing._PARTS = 1  # whoever takes anything takes a whole run
+        work_stealing.PARTS = 1  # a thread takes a whole range
     context = Runtime(backend="cpu").load(engine).create_context()
     launches = context.launches()
     launches.feed({name: np.random.default_rng(0).random(shape, np.float32) for name, shape in context.input_shapes().items()})

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "sparsity": "network ops",
     "backends": "",
     "tactics": "network ops backends",
-    "engine": "network ops tactics",
+    "engine": "network ops backends tactics",
     "runtime": "network ops engine backends tactics",
     "measure": "network ops backends tactics engine runtime builder",
     "builder": "network ops passes precision sparsity backends tactics engine runtime measure",

@@ -10,6 +10,7 @@ from test_compile import sass
 from test_tactics import compute, judge, planned, reference
 
 from whet.backends.cuda.compile import compile_cubin
+from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.ops import Sample, sample_layer
 from whet.tactics.cuda.conv._conv import ConvShape, Groups
 from whet.tactics.cuda.conv._conv_config import ConvConfig
@@ -95,12 +96,8 @@ def test_one_channel_a_group_is_left_to_the_depthwise_kernel():
     layer, _ = conv(1, 16, 16, 1, 8)
     signature = tactic.signatures(layer, HOPPER)[0]
     assert "depthwise" in tactic.refuses(layer, signature, HOPPER)
-    old = replace_features(HOPPER)
+    old = CompileOnlyGpu("sm_80")
     assert "Hopper" in tactic.refuses(layer, signature, old)
-
-
-def replace_features(machine):
-    return type(machine)(**{**vars(machine), "features": frozenset({"sm_80"})})
 
 
 def conv(n, groups, c, k, side, stride=1, dilation=1):

@@ -7,48 +7,34 @@ import ctypes
 import numpy as np
 import pytest
 
-from whet.backends.cpu import threads
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.builder import INT32, Module
+from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, thread_index
 
 if jit.available():
     pytest.skip(jit.available() or "", allow_module_level=True)
 
-WORDS = ("counts", "starts", "who", "work", "items", "share", "ask")
-IR = f"""
-{jit.opening("count_items", WORDS, "items")}
-  %f = inttoptr i64 %ask to i32 ()*
-  %me = call i32 %f()
-  %counts.i = inttoptr i64 %counts to i32*
-  %starts.i = inttoptr i64 %starts to i32*
-  %who.i = inttoptr i64 %who to i32*
-  %begun = getelementptr i32, i32* %starts.i, i64 %from
-  %old.starts = atomicrmw add i32* %begun, i32 1 monotonic
-  %slow = icmp eq i32 %me, 1
-  %turns = select i1 %slow, i64 %work, i64 1
-  br label %next
-next:
-  %i = phi i64 [ %from, %start ], [ %i1, %done ]
-  %more = icmp slt i64 %i, %end
-  br i1 %more, label %item, label %over
-item:
-  %at = getelementptr i32, i32* %counts.i, i64 %i
-  %old = atomicrmw add i32* %at, i32 1 monotonic
-  %mine = getelementptr i32, i32* %who.i, i64 %i
-  store i32 %me, i32* %mine
-  br label %turn
-turn:
-  %t = phi i64 [ 0, %item ], [ %t1, %turn ]
-  call void asm sideeffect "", "~{{memory}}"()
-  %t1 = add i64 %t, 1
-  %again = icmp slt i64 %t1, %turns
-  br i1 %again, label %turn, label %done
-done:
-  %i1 = add i64 %i, 1
-  br label %next
-over:
-  ret void
-}}
-"""
+WORDS = ("counts", "starts", "who", "work", "items", "share")
+
+
+def counting_ir():
+    """`count_items(context)`, which counts for each item how often it is worked on, and who did it; thread 1 takes `work` iterations for an item."""
+    module = Module()
+    with parallel_kernel(module, "count_items", WORDS, "items") as (f, w):
+        thread = thread_index(f, w.context)
+        counts, starts, who = (word.as_pointer(INT32) for word in (w.counts, w.starts, w.who))
+        add_one(f, starts.at(w.begin))
+        iterations = f.select(thread.equals(1), w.work, 1)
+        with f.loop(w.begin, w.end) as items:
+            add_one(f, counts.at(items.index))
+            who.store(thread.convert("trunc", INT32), items.index)
+            with f.loop(0, iterations, at_least_once=True):
+                f.scheduling_barrier()
+    return str(module)
+
+
+def add_one(f, pointer):
+    f.emit(INT32, f"atomicrmw add {pointer}, {f.value(1, INT32)} monotonic", pointer)
 
 
 class Dealt:
@@ -57,9 +43,8 @@ class Dealt:
     def __init__(self, items: int, count: int, step: int = 1, work: int = 1):
         self.counts, self.starts, self.who = (np.zeros(items + 1, np.int32) for _ in range(3))
         share = -(-items // (count * step)) * step
-        ask = threads.address("omp_get_thread_num")
-        words = [self.counts.ctypes.data, self.starts.ctypes.data, self.who.ctypes.data, work, items, share, ask]
-        self.call = jit.ParallelCall(jit.address(IR, "count_items"), words, {0: ("input", 0)}, count, "counts", step=step)
+        words = [self.counts.ctypes.data, self.starts.ctypes.data, self.who.ctypes.data, work, items, share]
+        self.call = jit.ParallelCall(jit.address(counting_ir(), "count_items"), words, {0: ("input", 0)}, count, "counts", step=step)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

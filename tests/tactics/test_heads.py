@@ -80,7 +80,7 @@ def judged(sample, threads, small, layer=None, arrays=None):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_heads_of_all_sizes(sample, threads, monkeypatch):
     """Tiles that do and do not divide an image, images smaller than a tile, channels that fill no block, several images, one to four levels."""
-    monkeypatch.setattr(heads_tactic, "_SMALL", 0)
+    monkeypatch.setattr(heads_tactic.HeadsKernel, "serial_work", 0)
     assert judged(sample, threads, False) >= 2
     CPU.activate()
 

@@ -13,7 +13,7 @@ from whet.ops._fused_samples import conv_silu
 from whet.ops._quantized_samples import quantized
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu.conv._pointwise_ir import pointwise_ir
+from whet.tactics.cpu.conv._pointwise_ir import Variant, pointwise_ir
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.quantized.lookup_table import TableKernel, table
 from whet.tactics.cpu.quantized.quantize_image import QuantizeImage
@@ -310,7 +310,7 @@ def test_silu_of_odd_numbers_is_what_the_ops_give():
     for estimate in (True, False):
         kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
         blocks, pixels = dict(tactic.configs(layer, signature, CPU)[0]).values()
-        kernel.parts[0].ir = pointwise_ir(blocks, pixels, ("Silu",), estimate)
+        kernel.parts[0].ir = pointwise_ir(Variant(blocks, pixels, ("Silu",), estimate))
         got = launched(kernel, arrays[0], signature, layer)[0, 0].reshape(-1)[: len(odd)]
         np.testing.assert_allclose(got, want, rtol=3e-6, atol=2.5e-6 if estimate else 1e-36)
 

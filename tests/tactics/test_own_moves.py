@@ -100,7 +100,7 @@ def test_parts_within_parts():
 @JIT
 @pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.skipif(not jit.has("avx512dq"), reason="no AVX-512 DQ"))])
 def test_sigmoids_with_and_without_avx512(wide, monkeypatch):
-    monkeypatch.setattr(moves, "moves_ir", lambda made, estimate: moves_ir(made, wide))
+    monkeypatch.setattr(moves, "moves_ir", lambda tree, has_avx512dq: moves_ir(tree, wide))
     _, layer, arrays = sample_layer("Fused", chain(lambda body, x: body.add("Sigmoid", body.add("Sigmoid", x[0]))))
     arrays[0].reshape(-1)[:4] = [np.nan, np.inf, -np.inf, np.uint32(0x7FC00001).view(np.float32)]
     close(layer, arrays, next(s for s in TACTIC.signatures(layer, CPU) if s.inputs[0].format == "nhwc"))
@@ -108,9 +108,9 @@ def test_sigmoids_with_and_without_avx512(wide, monkeypatch):
 
 @JIT
 @pytest.mark.parametrize(("sample", "form", "why"), [
-    (head(2, 3, 2, (4, 6)), "linear", "neighbours of a row of the result lie 24 numbers apart"),
-    (head(1, 16, 6, (5, 5)), "nChw16c", "too many places in blocks"),
-    (shuffle(2, 2, 8, 5, 3), "nhwc", "numbers apart"),
+    (head(2, 3, 2, (4, 6)), "linear", "neighbours of a row of the result are 24 elements apart"),
+    (head(1, 16, 6, (5, 5)), "nChw16c", "too many different offsets in blocks"),
+    (shuffle(2, 2, 8, 5, 3), "nhwc", "elements apart"),
     (chain(lambda body, x: body.add("Pow", x[0], x[0])), "nhwc", "the kernel has no Pow"),
     (chain(lambda body, x: body.add("Tanh", x[0])), "nhwc", "the kernel has no Tanh"),
 ])  # fmt: skip
@@ -124,7 +124,7 @@ def test_long_code_is_refused(monkeypatch):
     _, layer, _ = sample_layer("Fused", head(1, 2, 80, (20, 20), (10, 10)))
     made = Moves(layer, {i: "nhwc" for i, t in enumerate(layer.inputs) if not t.is_constant}, "linear")
     monkeypatch.setattr("whet.tactics.cpu.move._moves_ir.LONGEST", 100)
-    with pytest.raises(Refused, match="more than 100 lines"):
+    with pytest.raises(Refused, match="more than 100 instructions"):
         moves_ir(made, True)
 
 

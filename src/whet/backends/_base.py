@@ -45,8 +45,9 @@ class Capabilities:
     user_streams: bool = False  # `enqueue` starts a run on a user's stream and returns before it is done
     numbered_devices: bool = False  # there may be several devices, chosen by number: `--device=N`, `cuda:N`
     dlpack_device: int = 1  # device type of its memory in DLPack: 1 is the CPU (kDLCPU), 2 CUDA (kDLCUDA)
-    unsupported_types: frozenset[str] = frozenset()  # storage types that no kernel of this backend computes with ("f16")
-    int8_beside: tuple[str, ...] = ()  # precisions that `whet auto` permits together with 8 bits ("fp16")
+    unsupported_types: frozenset[str] = frozenset()  # storage types that no kernel uses here ("f16", "f8e4m3"), by whet's names of types
+    with_8_bits: tuple[str, ...] = ()  # precisions that `whet auto` permits together with "int8" and "fp8", for layers that stay in floating point
+    flag_sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # flag of `whet exec` -> the --tacticSources switches it stands for
     energy_seconds: float = 1.0  # how long energy must be measured: the update interval of the device's energy counter sets it
 
 

@@ -24,7 +24,7 @@ _LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS}
 class BuildConfig:
     """Options of a build; the defaults are what most users want. Raises UsageError for a value that an option does not take."""
 
-    backend: str = "cpu"  # cpu | cuda | null
+    backend: str = "cpu"  # cpu, cuda, null or another folder of whet.backends
     threads: int = 0  # CPU threads; 0: all usable ones (from level 4 on: fewer where whole engines run faster so); -1: measured at any level
     precisions: tuple[str, ...] = ()  # storage types allowed beside f32: "fp16", "bf16", "int8", "fp8", "best" (permissions, as in TensorRT 10)
     strict: bool = False  # refuse the build when a permission cannot be used at all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from whet.backends import capabilities_of
 from whet.builder.batching.per_profile import joined
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
@@ -30,7 +31,7 @@ def retune(plan: EnginePlan, *, threads: int = 0, timing_cache: str | None = Non
     """
     first, *rest = plan.by_profile()
     made = [_retuned(first, threads, timing_cache, progress)]
-    made += [_retuned(p, made[0].threads if plan.backend == "cpu" else threads, timing_cache, progress) for p in rest]
+    made += [_retuned(p, made[0].threads if capabilities_of(plan.backend).workers else threads, timing_cache, progress) for p in rest]
     return joined(made) if rest else made[0]
 
 

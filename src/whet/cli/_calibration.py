@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from whet.backends import capabilities_of
 from whet.cli import _exec_values as values
 from whet.errors import UsageError
 
@@ -58,7 +59,7 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
     own = dataclasses.replace(calibration, steps=tuple(s for s in calibration.steps if s != "round"))  # which is FP8's
     plan = build_int8(net, config, own, budget=budget, progress=progress)
     permitted = "fp8" in wants or ("best" in wants and known)
-    if permitted and not config.lock and config.backend != "null" and has_float8(config):
+    if permitted and not config.lock and capabilities_of(config.backend).executes and has_float8(config):
         return build_float8(net, config, calibration, budget=budget, other=plan, progress=progress)
     return plan
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from whet.backends import capabilities_of
 from whet.cli import _exec_values as values
 from whet.cli._exec_config import MOST_EFFORT, Options
 from whet.cli._exec_flags import NUMBERS
@@ -45,8 +46,8 @@ def unused(o: Options) -> list[str]:
     said = []
     if o.number("builderOptimizationLevel") > MOST_EFFORT:
         said.append(f"--builderOptimizationLevel={o.get('builderOptimizationLevel')} is taken for {MOST_EFFORT}, the highest.")
-    if "device" in o and o.get("backend", "cpu") == "cpu" and "loadEngine" not in o:
-        said.append("--device chooses a GPU, and the engine is for the CPU: it is ignored. --backend=cuda builds for GPUs.")
+    if "device" in o and not capabilities_of(o.get("backend", "cpu")).numbered_devices and "loadEngine" not in o:
+        said.append("--device chooses a GPU, and this backend has one device: it is ignored. --backend=cuda builds for GPUs.")
     usable = len(os.sched_getaffinity(0))
     if o.get("numThreads") != "auto" and o.number("numThreads") > usable:
         said.append(f"--numThreads={o.get('numThreads')} is more than the {usable} CPUs that this process may use: threads will wait for each other.")

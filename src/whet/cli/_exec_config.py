@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from whet.backends import BACKENDS, capabilities_of
 from whet.cli import _exec_values as values
 from whet.cli._exec_flags import NUMBERS
 from whet.cli._summary import Log
@@ -60,7 +61,7 @@ def build_config(o: Options, log: Log, net) -> Any:
             pools[name] = values.size(text, "memPoolSize")
     cache = "" if "noBuilderCache" in o else (o.get("timingCacheFile") or None)
     return BuildConfig(
-        backend=values.one_of(o.get("backend", "cpu"), "backend", ("cpu", "cuda", "null")),
+        backend=values.one_of(o.get("backend", "cpu"), "backend", sorted(BACKENDS)),
         threads=threads(o),
         precisions=precisions,
         strict="strict" in o,
@@ -104,12 +105,10 @@ def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str],
 
 
 def _sources(o: Options) -> tuple[str, ...]:
-    """--tacticSources, and what --pure and --noTF32 switch off on a GPU."""
+    """--tacticSources, and the switches that flags such as --pure and --noTF32 stand for on this backend."""
     given = tuple(p for p in o.get("tacticSources").split(",") if p)
-    if o.get("backend", "cpu") != "cuda":
-        return given
-    means = {"pure": ("-CUBLASLT", "-CUDNN"), "noTF32": ("-TF32",), "allowFallback": ("+host_reference",)}
-    return (*given, *(switch for flag, switches in means.items() if flag in o for switch in switches))
+    flags = capabilities_of(o.get("backend", "cpu")).flag_sources
+    return (*given, *(switch for flag, switches in flags.items() if flag in o for switch in switches))
 
 
 def _default_profile(o: Options, log: Log, net, profiles):

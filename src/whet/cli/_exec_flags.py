@@ -163,7 +163,7 @@ def _flags() -> list[Flag]:
     ])  # fmt: skip
     missing("Reporting", "dumpRefit", "refit is not built yet")
     add("System", [
-        ("backend", "cpu|cuda", "machine to build for (cpu)"),
+        ("backend", "NAME", "backend to build for: cpu, cuda, null or another that is installed (cpu)"),
         ("device", "N", "GPU number (cuda)"),
     ])  # fmt: skip
     missing("System", "plugins staticPlugins dynamicPlugins setPluginsToSerialize safetyPlugins", "tactics are Python files in whet/tactics; TensorRT plugins cannot be loaded", "LIB")

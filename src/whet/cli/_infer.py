@@ -35,9 +35,9 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         "transfers": "noDataTransfers" not in o,
         "idle_ms": o.number("idleTime"),
     }
-    if "coldL2" in o and engine.plan.backend != "cuda":
-        raise UsageError("--coldL2 empties a GPU's cache; this engine runs on the CPU. Leave the flag out.")
-    if engine.plan.backend == "cuda":
+    if "coldL2" in o and not engine.backend.capabilities.cold_cache_clock:
+        raise UsageError(f"--coldL2 empties a GPU's cache; this engine is for the backend '{engine.plan.backend}'. Leave the flag out.")
+    if engine.backend.capabilities.user_streams:
         result = _on_gpu(o, log, engine, profile, feed, streams, limits)
     else:
         others = [engine.create_context(profile) for _ in range(streams - 1)]

@@ -10,7 +10,7 @@ import click
 from whet.cli import _exec_values as values
 
 _FLAGS = (
-    click.option("--backend", default="cpu", show_default=True, help="Machine that the engine is for: cpu, cuda, null."),
+    click.option("--backend", default="cpu", show_default=True, help="Backend that the engine is for: cpu, cuda, null or another that is installed."),
     click.option("--threads", type=click.IntRange(0), default=0, help="CPU threads (0: all usable ones)."),
     click.option("--shapes", "shapes", help="Input shapes to be fast at: input0:8x3x224x224,... (default: 1 for each symbol)."),
     click.option("--fp16", is_flag=True, help="The engine may store and compute in FP16."),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from whet.backends import BACKENDS
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan
 from whet.errors import EngineError, WhetError
 from whet.network import DTYPES, FORMATS, Layer, Network, Tensor, TensorType, evaluate, format_bytes, format_fits, static_shape
@@ -52,7 +53,8 @@ def check_plan(plan: EnginePlan) -> None:
 
 def _check_samples(plan: EnginePlan, arena: ArenaPlan, shapes: dict[str, tuple[int, ...]]) -> None:
     """Samples may be run apart only where they do not touch, which is proven again, and on a machine that does so."""
-    if plan.backend != "cpu":
+    backend = BACKENDS.get(plan.backend)
+    if backend is None or not backend.capabilities.workers:
         raise EngineError(f"its samples are run apart, which the backend '{plan.backend}' does not do")
     why = why_samples_touch(plan.network, shapes)
     if why is not None:

@@ -45,7 +45,7 @@ def measured(nets: Sequence[Network], config: BuildConfig, *, seconds: float = 1
         if progress is not None:
             progress(n, len(nets), "building an engine")
         plans.append(_plan(net, replace(config, verify=False)))
-    runtime = Runtime(config.backend if config.backend != "cpu" else None, threads=config.threads)
+    runtime = Runtime(config.backend, threads=config.threads)
     engines = [runtime.load(p) for p in plans]
     contexts = [e.create_context() for e in engines]
     try:

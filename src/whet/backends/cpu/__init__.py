@@ -28,14 +28,17 @@ class CpuBackend(Backend):
     Making one sets the calling thread's OpenMP thread count, because oneDNN's descriptors are made for the count in force.
     """
 
-    capabilities = Capabilities(workers=True, measures_load=True, unsupported_types=frozenset({"f16"}))
+    capabilities = Capabilities(workers=True, measures_load=True, unsupported_types=frozenset({"f16", "f8e4m3"}))
 
     def __init__(self, threads: int = 0, **_: Any):
         usable = _threads.usable_cpus()
         if threads < 0:
             raise BackendError(f"the number of threads is at least 1 (or 0 for all usable ones), not {threads}")
         self.threads = threads or usable
-        self.capabilities = replace(self.capabilities, features=info.features(), cache_bytes=info.cache_bytes())
+        features, missing = info.features(), self.capabilities.unsupported_types
+        if not features & {"avx512_bf16", "amx_bf16"}:
+            missing |= {"bf16"}
+        self.capabilities = replace(self.capabilities, features=features, cache_bytes=info.cache_bytes(), unsupported_types=missing)
         self._nothing = _threads.address("omp_get_thread_num")
         self.activate()
 

@@ -26,7 +26,8 @@ class CudaBackend(Backend):
 
     capabilities = Capabilities(
         host_memory=False, overlapping_launches=True, compiles_ahead=True, cold_cache_clock=True, user_streams=True, numbered_devices=True,
-        dlpack_device=2, int8_beside=("fp16",), energy_seconds=2.0,
+        dlpack_device=2, with_8_bits=("fp16",), energy_seconds=2.0,
+        flag_sources={"pure": ("-CUBLASLT", "-CUDNN"), "noTF32": ("-TF32",), "allowFallback": ("+host_reference",)},
     )  # fmt: skip
     default_device = 0  # the GPU number that `whet exec --device=N` sets
 

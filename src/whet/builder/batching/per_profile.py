@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import capabilities_of
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Noting
 from whet.engine.plan import EnginePlan
@@ -33,7 +34,7 @@ def built_apart(config: BuildConfig, lock: dict[str, Any] | None, make: Make, te
         raise LockError(f"the lock is of {len(locks)} profiles, {len(config.profiles)} are asked for. Give those that it was saved with.")
     plans: list[EnginePlan] = []
     for k, (profile, part) in enumerate(zip(config.profiles, locks, strict=True)):
-        threads = plans[0].threads if plans and config.backend == "cpu" else config.threads
+        threads = plans[0].threads if plans and capabilities_of(config.backend).workers else config.threads
         with tell.making(f"profile {k}"):
             plans.append(make(dataclasses.replace(config, profiles=(profile,), threads=threads), part, tell))
     return joined(plans)

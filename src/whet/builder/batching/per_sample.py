@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import Backend, get_backend
+from whet.backends import Backend, capabilities_of, get_backend
 from whet.builder.assemble import dealt
 from whet.builder.batching.per_sample_check import batch_differs
 from whet.builder.batching.profiles import resolve_profiles
@@ -46,7 +46,7 @@ def worth_dealing(net: Network, config: BuildConfig) -> bool:
     if config.samples != "auto":
         return config.samples in WAYS
     timed = config.optimization_level >= _LEVEL and config.whole_engines > 0 and config.max_tactics != 0
-    if config.backend != "cpu" or not timed or len(config.profiles) > 1 or batch_symbol(net) is None:
+    if not capabilities_of(config.backend).workers or not timed or len(config.profiles) > 1 or batch_symbol(net) is None:
         return False
     return _batch(resolve_profiles(net, config)[0][0]) > 1
 

@@ -92,12 +92,13 @@ def no_tactic(layer: Layer, refused: list[Candidate], backend: Backend, others: 
     elsewhere = [c for c in refused if c.reason.startswith("computes ") and ", not " in c.reason]
     lines = [f"  {c.tactic}{' ' + c.signature if c.signature else ''}: {c.reason}" for c in refused if c not in elsewhere]
     lines += [f"  {len(elsewhere)} tactics are for other ops"] if elsewhere else []
+    on_host = "\n--allowFallback lets such layers run on the host, which copies their inputs and outputs."
     more = ", ".join(f"{x.op} '{x.name}'" for x in others)
     return NoTacticError(
         f"No tactic of '{backend.name}' computes {layer.op} '{layer.name}' (from {', '.join(layer.sources) or 'no node'}):\n"
         + "\n".join(lines)
         + (f"\nNothing computes these either: {more}." if more else "")
-        + ("\n--allowFallback lets such layers run on the host, which copies their inputs and outputs." if backend.name == "cuda" else "")
+        + (on_host if "allowFallback" in backend.capabilities.flag_sources else "")
         + f"\nAllow more precisions, or write src/whet/tactics/{backend.name}/<name>.py."
     )
 

@@ -8,9 +8,8 @@ counts follow each other, which costs more than a small layer takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from whet.backends import get_backend
+from whet.backends import capabilities_of, get_backend
 from whet.builder.config import AUTO_THREADS, BuildConfig
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
@@ -24,21 +23,21 @@ _ROUNDS = (5, 30)
 
 def thread_counts(config: BuildConfig, locked: int | None = None) -> list[int]:
     """Counts worth building for, what is usually fastest first: all usable, half of them, one. A lock's count is the only one."""
-    if config.backend != "cpu" or config.threads > 0:
+    if not capabilities_of(config.backend).workers or config.threads > 0:
         return [config.threads]
     if locked is not None:
         return [locked if config.threads == AUTO_THREADS or config.optimization_level >= _LEVEL else config.threads]
     if config.threads != AUTO_THREADS and config.optimization_level < _LEVEL:
         return [0]
-    usable = get_backend("cpu").threads
+    usable = get_backend(config.backend).threads
     return list(dict.fromkeys((usable, max(usable // 2, 1), 1)))
 
 
 def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
     """The plan that runs fastest, the first of those that do not differ. All get a report of the counts and their times."""
-    machines: list[Any] = [get_backend("cpu", threads=p.threads) for p in plans]
+    backends = [get_backend(p.backend, threads=p.threads) for p in plans]
     bounds = []
-    for plan, backend in zip(plans, machines, strict=True):
+    for plan, backend in zip(plans, backends, strict=True):
         backend.activate()
         bound = bind(plan, backend)
         bound.feed(probe_inputs(plan.network, seed, probe_shapes(plan)))
@@ -46,7 +45,7 @@ def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
     once = sum(b.seconds(2)[1] for b in bounds)
     rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_SECONDS * len(plans) / max(once, 1e-6))))
     samples: list[list[float]] = [[] for _ in plans]
-    with machines[0].watch() as load:
+    with backends[0].watch() as load:
         for r in range(rounds):
             for k in range(len(plans)) if r % 2 == 0 else reversed(range(len(plans))):
                 samples[k].append(bounds[k].seconds(2)[1] * 1e3)  # the first run after another count builds the pool up
@@ -55,7 +54,7 @@ def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
     best = min(range(len(plans)), key=times.__getitem__)
     kept = next(k for k in range(len(plans)) if times[k] - times[best] <= max(spreads[k], spreads[best], 0.003 * times[best]))
     rows = [{"threads": p.threads, "ms": ms, "spread_ms": s} for p, ms, s in zip(plans, times, spreads, strict=True)]
-    machines[kept].activate()
+    backends[kept].activate()
     plan = plans[kept]
     plan.report["threads"] = rows
     said = ", ".join(f"{r['threads']}: {r['ms']:.4g} ms" for r in rows)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_dir
 
+from whet.backends import capabilities_of
 from whet.errors import BackendError
 
 
@@ -27,7 +28,7 @@ class DeviceLock:
         self.waiting = waiting
         self.folder = Path(folder) if folder is not None else Path(user_cache_dir("whet")) / "locks"
         gpu = physical_gpu(device)
-        self.name = "cpu" if gpu is None else f"cuda-{uuid_of(gpu)}"
+        self.name = "cpu" if gpu is None else f"{device.partition(':')[0]}-{uuid_of(gpu)}"
         self.shares = gpu is None  # what loads the CPU does not disturb a GPU's graph
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +121,7 @@ def uuid_of(gpu: str) -> str:
 def physical_gpu(device: str) -> str | None:
     """The name (number or UUID) that the machine has for the GPU, whatever CUDA_VISIBLE_DEVICES renames it to; None for a CPU."""
     kind, _, ordinal = device.partition(":")
-    if kind != "cuda":
+    if not capabilities_of(kind).numbered_devices:
         return None
     visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
     n = int(ordinal or 0)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
-from whet.backends import get_backend
+from whet.backends import Backend, capabilities_of, get_backend
 from whet.network import Network
 from whet.registry import own_function
 from whet.report.stage import STAGE, WAITING
@@ -19,8 +18,6 @@ from whet.search.recipe.metrics import Predict, Score, knows_which, top1, user_m
 from whet.search.recipe.recipe import Effort, recipe_from
 from whet.search.recipe.space import Candidate
 from whet.search.stages.energy import Meter
-
-_ENERGY_SECONDS = {"cpu": 1.0, "cuda": 2.0}
 
 
 class Worker:
@@ -71,7 +68,7 @@ class Worker:
             return "judge" if self.recipe.data.judge else "score"
         return "judge" if knows_which(own_function(self.recipe.metric, "metric")) else "score"
 
-    def backend(self) -> Any:
+    def backend(self) -> Backend:
         """The recipe's device."""
         return get_backend(self.recipe.backend, threads=self.recipe.threads)
 
@@ -81,8 +78,8 @@ class Worker:
 
     @property
     def energy_seconds(self) -> float:
-        """How long energy is measured: NVML's counter asks for two seconds; less where the effort is small."""
-        return min(_ENERGY_SECONDS.get(self.recipe.backend, 1.0), 4 * self.effort.seconds)
+        """How long energy is measured: as long as the device's counter needs, less where the effort is small."""
+        return min(capabilities_of(self.recipe.backend).energy_seconds, 4 * self.effort.seconds)
 
     def rest(self) -> None:
         """Measures what the device draws while it is left alone, with this process's context on it. Asks for the timing lock."""

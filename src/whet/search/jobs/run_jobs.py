@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet import __version__
-from whet.backends import get_backend
+from whet.backends import capabilities_of, get_backend
 from whet.search.jobs import job as j
 from whet.search.jobs.workers import LocalWorkers, Workers
 from whet.search.outcome.folder import WorkFolder
@@ -105,5 +105,5 @@ class Running:
 
 def made_by(recipe: AutoRecipe, workers: Workers) -> str:
     """What engines and times are of: this version of whet, and this machine's processor where it runs the trials (a GPU is not opened here)."""
-    here = recipe.backend == "cpu" and isinstance(workers, LocalWorkers)
-    return f"whet {__version__}" + (f" on {get_backend('cpu', threads=recipe.threads).describe().get('model')}" if here else "")
+    here = capabilities_of(recipe.backend).workers and isinstance(workers, LocalWorkers)
+    return f"whet {__version__}" + (f" on {get_backend(recipe.backend, threads=recipe.threads).describe().get('model')}" if here else "")

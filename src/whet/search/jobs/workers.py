@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from whet.backends import capabilities_of
 from whet.report.stage import WAITING, stage_of
 from whet.search.jobs import job as j
 
@@ -121,9 +122,9 @@ def _words(code: int, folder: Path) -> str:
 
 
 def gpus(device: str) -> tuple[str, ...]:
-    """Numbers of the GPUs that `cuda` stands for (all), or the one of `cuda:N`; () for a CPU."""
+    """Numbers of the GPUs that a device such as `cuda` stands for (all), or the one of `cuda:N`; () for a CPU."""
     kind, _, ordinal = device.partition(":")
-    if kind != "cuda":
+    if not capabilities_of(kind).numbered_devices:
         return ()
     visible = tuple(v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v)
     if ordinal:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from whet.builder import BuildConfig
 from whet.builder.lock.lock import plan_digest
 from whet.engine import read_engine
 from whet.errors import WhetError
@@ -85,7 +86,7 @@ def build_flags(found: SearchResult, source: Path) -> list[str]:
     """The flags of `whet exec` that build this engine's configuration."""
     c = _candidate(source)
     config = build_config(found.net, found.recipe, c, found.recipe.survivor.level)
-    flags = [f"--backend={config.backend}"] if config.backend != "cpu" else []
+    flags = [f"--backend={config.backend}"] if config.backend != BuildConfig().backend else []
     if config.threads:
         flags.append(f"--numThreads={config.threads}")
     flags += [f"--{p}" for p in config.precisions]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whet.backends import BACKENDS, capabilities_of
 from whet.errors import UsageError
 from whet.passes import select
 from whet.pruning.importance import KINDS
@@ -21,7 +22,7 @@ from whet.search.stages.training_options import FINETUNE, QAT, finetuning, quant
 
 DEPLOYED = "whet.auto.recipe"  # the format of recipe.json in a deploy folder
 PRECISIONS = ("fp32", "bf16", "fp16", "int8", "fp8")  # widest first
-GPU_ONLY = ("fp16", "fp8")
+STORAGE = {"fp16": "f16", "bf16": "bf16", "int8": "i8", "fp8": "f8e4m3"}  # precision -> storage type
 _MOST_VALUES = 10_000  # in a recipe; real ones have tens
 #: sections and keys that say what is searched: a search goes on only under the same ones, and the same contents (contents.py)
 _IDENTITY = ("higher_is_better", "device", "threads", "shapes", "space", "scout")
@@ -127,7 +128,7 @@ class AutoRecipe:
     target: Target = key(f.section(Target))
     metric: str = key(f.text, "top1")  # top1, or python:MODULE:FUNCTION (see metrics.py)
     higher_is_better: bool = key(f.flag, True)
-    device: str = key(f.text, "cpu")  # cpu, cuda, cuda:N
+    device: str = key(f.text, "cpu")  # a backend, with a number where it has several devices: cpu, cuda, cuda:1
     threads: int = key(f.whole(0), 0)
     shapes: dict[str, tuple[int, ...]] | None = key(f.shapes, None)  # input: 1x3x224x224, where the model leaves more than the batch open
     prefer: str = key(f.one_of("latency", "accuracy"), "latency")  # which of the engines that meet the target
@@ -202,8 +203,10 @@ def recipe_from(data: Any, folder: str | os.PathLike[str] = ".", name: str = "se
 def _check(r: AutoRecipe) -> None:
     """What no single key can tell. Raises UsageError."""
     kind, colon, ordinal = r.device.partition(":")
-    if kind not in ("cpu", "cuda", "null") or (colon and (kind != "cuda" or not ordinal.isdigit())):
-        raise UsageError(f"'device' is cpu, cuda or cuda:N, not {r.device!r}")
+    known = BACKENDS.get(kind)
+    if known is None or (colon and not (known.capabilities.numbered_devices and ordinal.isdigit())):
+        names = (f"{n} or {n}:N" if b.capabilities.numbered_devices else n for n, b in sorted(BACKENDS.items()))
+        raise UsageError(f"'device' is one of {', '.join(names)}, not {r.device!r}")
     if not os.path.isfile(r.model):
         raise UsageError(f"'model': there is no file {r.model}")
     if r.metric != "top1" and (not r.metric.startswith("python:") or r.metric.count(":") != 2):
@@ -222,9 +225,9 @@ def _check(r: AutoRecipe) -> None:
         except UsageError as e:
             raise UsageError(f"'space.fusion': {e}") from None
     for where, types in (("space.precision", r.space.precision), ("baselines", r.baselines)):
-        gpu_only = [p for p in types if p in GPU_ONLY and r.backend == "cpu"]
-        if gpu_only:
-            raise UsageError(f"'{where}': {gpu_only[0]} is for device cuda; CPUs have bf16 (where the processor can) and int8")
+        missing = [p for p in types if STORAGE.get(p) in capabilities_of(kind).unsupported_types]
+        if missing:
+            raise UsageError(f"'{where}': no kernel of the backend '{kind}' computes in {missing[0]}")
 
 
 def switches(fusion: str) -> tuple[str, ...]:

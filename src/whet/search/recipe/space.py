@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.backends import get_backend
+from whet.backends import capabilities_of, get_backend
 from whet.errors import BackendError, PruneError, UsageError
 from whet.network import Network
 from whet.pruning import Group, groups
 from whet.pruning.importance import step_of
 from whet.pruning.skipping import stay_whole as meant_by
-from whet.search.recipe.recipe import PRECISIONS, AutoRecipe
+from whet.search.recipe.recipe import PRECISIONS, STORAGE, AutoRecipe
 
 _FLOAT = 1e-9
 _BUDGETS = (0.2, 0.9)  # shares of the layers' time that the knapsack is asked for
@@ -243,15 +243,20 @@ def baseline_types(recipe: AutoRecipe, searched: Sequence[str]) -> tuple[str, ..
 
 
 def missing_types(recipe: AutoRecipe) -> dict[str, str]:
-    """The types that the device has not, with the reason. GPUs are not asked: that would hold one beside the trials, and with Ray it is
-    elsewhere; where one has no FP8, the builder says so and gives the engine in floating point."""
-    if recipe.backend == "cuda":
+    """The types that the device does not compute in, with the reason.
+
+    Numbered devices (GPUs) are not opened: a context would stay on one of them while trials run, and with Ray they are on other machines. Where such
+    a device has no FP8, the builder reports it and gives an engine in floating point.
+    """
+    capabilities = capabilities_of(recipe.backend)
+    if capabilities.numbered_devices:
         return {}
-    if recipe.backend != "cpu":
+    if not capabilities.executes:
         return {p: f"the backend '{recipe.backend}' computes nothing: its times are of shapes" for p in PRECISIONS if p != "fp32"}
-    missing = {"fp16": "for device cuda: no CPU kernel here computes in it, 16 bits are BF16 there", "fp8": "for device cuda"}
+    missing = capabilities.unsupported_types
     try:
-        can = get_backend("cpu", threads=recipe.threads).capabilities.features & {"avx512_bf16", "amx_bf16"}
+        here = get_backend(recipe.backend, threads=recipe.threads).capabilities.unsupported_types
     except BackendError:
-        can = frozenset()
-    return missing if can else missing | {"bf16": "this processor has no BF16 instructions"}
+        here = missing
+    never = {p: f"no kernel of the backend '{recipe.backend}' computes in it" for p in PRECISIONS if STORAGE.get(p) in missing}
+    return never | {p: "this processor has no instructions for it" for p in PRECISIONS if STORAGE.get(p) in here - missing}

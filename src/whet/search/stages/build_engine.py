@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends import capabilities_of
 from whet.builder import BuildConfig, build
 from whet.builder.assemble import model_digest
 from whet.builder.lock.relock import read_recipe
@@ -52,7 +53,8 @@ def input_shapes(net: Network, recipe: AutoRecipe, batch: int) -> dict[str, tupl
 def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: int) -> BuildConfig:
     """The builder's options for a candidate. 8 bits on a GPU permit FP16 beside them: there 16 bits cost no more than what stays in floats needs."""
     name = candidate.precision
-    permitted = () if name == "fp32" else ("fp16", name) if name in ("int8", "fp8") and recipe.backend == "cuda" else (name,)  # in the flags' order
+    also = capabilities_of(recipe.backend).with_8_bits if name in ("int8", "fp8") else ()
+    permitted = () if name == "fp32" else (*also, name)  # in the flags' order
     shapes = input_shapes(net, recipe, candidate.batch)
     static = all(t.type.static for t in net.inputs)
     return BuildConfig(

@@ -1,139 +1,105 @@
-"""How threads share a kernel's items: each has a run of its own, which it works off by halves of what is left, and then helps the others.
+"""How threads share a kernel's items: each has a range of its own, takes half of what is left of it at a time, and then steals from the others.
 
-Equal shares make all threads wait for the slowest: a core that others use, or that a hypervisor slows for a while. Halves keep what a thread
-works on together (it reads what it wrote in the layer before), and leave little for the end, when whoever is done takes half of what another
-has left. How far each run is taken is a number in memory that threads change atomically, in a cache line of its own.
+Equal shares make all threads wait for the slowest: a core that others use, or that a hypervisor slows for a while. Taking halves keeps the items that
+one thread works on adjacent (it reads what it wrote in the layer before), and leaves little for the end, when a thread that has finished takes
+half of what another one has left. How many items of each range are taken is a counter in memory, in a cache line of its own, that threads change
+atomically.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 
+from whet.tactics.cpu._llvm.builder import INT32, INT64, Function, Module, Pointer, Value
+
 _LINE = 8  # words of a cache line
-_PARTS = 64  # of a run: less is not taken at once
+PARTS = 64  # of a range: a thread takes no less than one of them
 
-# In front of a context, in words of 64 bits: the line [-8, 0) with the threads (-1), what chunks are a multiple of (-2) and the address of the
-# function that gives a thread's number (-3); before it a line for each thread, [-16, -8) for the first: how many items of its run are taken.
-_DEAL = """
-define void @<NAME>(i64* %context) {
-start:
-  %threads.p = getelementptr i64, i64* %context, i64 -1
-  %threads = load i64, i64* %threads.p
-  %whole.p = getelementptr i64, i64* %context, i64 <WHOLE>
-  %whole = load i64, i64* %whole.p
-  %several = icmp sgt i64 %threads, 1
-  br i1 %several, label %deal, label %alone
-alone:
-  call void @<NAME>.part(i64* %context, i64 0, i64 %whole)
-  ret void
-deal:
-  %step.p = getelementptr i64, i64* %context, i64 -2
-  %step = load i64, i64* %step.p
-  %share.p = getelementptr i64, i64* %context, i64 <SHARE>
-  %share = load i64, i64* %share.p
-  %ask.p = getelementptr i64, i64* %context, i64 -3
-  %ask = load i64, i64* %ask.p
-  %f = inttoptr i64 %ask to i32 ()*
-  %own = call i32 %f()
-  %me = sext i32 %own to i64
-  %parts = mul i64 %step, <PARTS>
-  %share.steps = udiv i64 %share, %parts
-  %share.some = icmp ugt i64 %share.steps, 1
-  %least.steps = select i1 %share.some, i64 %share.steps, i64 1
-  %least = mul i64 %least.steps, %step
-  br label %run
-run:
-  %v = phi i64 [ 0, %deal ], [ %v1, %empty ]
-  %more = icmp slt i64 %v, %threads
-  br i1 %more, label %open, label %over
-open:
-  %turned = add i64 %me, %v
-  %whose = urem i64 %turned, %threads
-  %first = mul i64 %whose, %share
-  %upto = add i64 %first, %share
-  %late = icmp sgt i64 %upto, %whole
-  %last = select i1 %late, i64 %whole, i64 %upto
-  %size = sub i64 %last, %first
-  %back = mul i64 %whose, -8
-  %place = sub i64 %back, 16
-  %taken.p = getelementptr i64, i64* %context, i64 %place
-  br label %look
-look:
-  %taken = load atomic i64, i64* %taken.p monotonic, align 8
-  %left = sub i64 %size, %taken
-  %some = icmp sgt i64 %left, 0
-  br i1 %some, label %take, label %empty
-take:
-  %half = lshr i64 %left, 1
-  %steps = udiv i64 %half, %step
-  %even = mul i64 %steps, %step
-  %little = icmp slt i64 %even, %least
-  %wanted = select i1 %little, i64 %least, i64 %even
-  %scarce = icmp sgt i64 %wanted, %left
-  %count = select i1 %scarce, i64 %left, i64 %wanted
-  %then = add i64 %taken, %count
-  %got = cmpxchg i64* %taken.p, i64 %taken, i64 %then monotonic monotonic
-  %mine = extractvalue { i64, i1 } %got, 1
-  br i1 %mine, label %work, label %look
-work:
-  %a = add i64 %first, %taken
-  %b = add i64 %first, %then
-  call void @<NAME>.part(i64* %context, i64 %a, i64 %b)
-  br label %look
-empty:
-  %v1 = add i64 %v, 1
-  br label %run
-over:
-  ret void
-}
-"""
-
-_TEAM = """
-define void @team(i64 %function, i64 %word, i32 %threads, i64 %flags) {
-start:
-  %context = inttoptr i64 %word to i64*
-  %count = zext i32 %threads to i64
-  br label %line
-line:
-  %k = phi i64 [ 0, %start ], [ %k1, %line ]
-  %back = mul i64 %k, -8
-  %place = sub i64 %back, 16
-  %taken = getelementptr i64, i64* %context, i64 %place
-  store i64 0, i64* %taken
-  %k1 = add i64 %k, 1
-  %more = icmp slt i64 %k1, %count
-  br i1 %more, label %line, label %fork
-fork:
-  %gomp = inttoptr i64 <GOMP> to void (i64, i64, i32, i32)*
-  call void %gomp(i64 %function, i64 %word, i32 %threads, i32 0)
-  ret void
-}
-"""
+# In front of a context, in words of 64 bits: the line [-8, 0) with the number of threads, what parts are a multiple of, and the address of the
+# function that gives a thread's index; before it a line for each thread, [-16, -8) for the first one: how many items of its range are taken.
+_THREADS, _STEP, _THREAD_INDEX = -1, -2, -3
 
 
-def dealt(name: str, words: Sequence[str], whole: str) -> str:
-    """IR of `void name(i64* context)`: calls `name.part(context, from, end)` for what its thread takes of `whole` items.
+@contextmanager
+def parallel_kernel(module: Module, name: str, words: Sequence[str], items: str) -> Iterator[tuple[Function, SimpleNamespace]]:
+    """`void name(i64* context)`, which shares the context's number of `items` among threads, and the body of `range_function`, to be emitted.
 
-    `words` name what the context holds, in order: `whole` and `share` (items of a thread's run) are among them.
+    `words` name what the context holds, in order: `items` and "share" (items of a thread's range) are among them.
     """
-    ir = _DEAL.replace("<NAME>", name).replace("<PARTS>", str(_PARTS))
-    return ir.replace("<WHOLE>", str(words.index(whole))).replace("<SHARE>", str(words.index("share")))
+    with range_function(module, name, words) as (part, values):
+        yield part, values
+    with module.function(name, ["i64*"], internal=False) as f:
+        _steal(f, part, words.index(items), words.index("share"))
+
+
+@contextmanager
+def range_function(module: Module, name: str, words: Sequence[str]) -> Iterator[tuple[Function, SimpleNamespace]]:
+    """`void name.part(i64* context, i64 begin, i64 end)`, which works on some items. Gives the context's words as values, with `begin` and `end`."""
+    with module.function(f"{name}.part", ["i64*", "i64", "i64"]) as f:
+        context, begin, end = f.arguments
+        assert isinstance(context, Pointer)
+        values = {word: context.load(k) for k, word in enumerate(words)}
+        yield f, SimpleNamespace(**values, context=context, begin=begin, end=end)
+
+
+def thread_index(f: Function, context: Pointer) -> Value:
+    """The index of the thread that runs this, as i64."""
+    return f.call_address(context.load(_THREAD_INDEX), INT32).convert("sext", INT64)
+
+
+def thread_count(context: Pointer) -> Value:
+    return context.load(_THREADS)
+
+
+def _steal(f: Function, part: Function, items_word: int, share_word: int) -> None:
+    (context,) = f.arguments
+    assert isinstance(context, Pointer)
+    threads, items = thread_count(context), context.load(items_word)
+    with f.when(threads < 2):
+        f.call(part, context, 0, items)
+        f.returns()
+    step, share = context.load(_STEP), context.load(share_word)
+    me = thread_index(f, context)
+    least = f.maximum(share // (step * PARTS), 1) * step
+    with f.loop(0, threads) as victims:
+        victim = (me + victims.index) % threads
+        first = victim * share
+        size = f.minimum(first + share, items) - first
+        counter = context.at(victim * -_LINE - 2 * _LINE)
+        with f.forever() as leave_unless:
+            taken = f.atomic_load(counter)
+            left = size - taken
+            leave_unless(left > 0)
+            half = (left >> 1) // step * step
+            count = f.minimum(f.maximum(half, least), left)
+            following = taken + count
+            with f.when(f.compare_and_swap(counter, taken, following)):
+                f.call(part, context, first + taken, first + following)
 
 
 def team_ir(gomp_parallel: int) -> str:
-    """IR of `void team(function, context, threads, 0)`: nothing is taken, then `function(context)` on so many threads by libgomp's function."""
-    return _TEAM.replace("<GOMP>", str(gomp_parallel))
+    """IR of `void team(function, context, threads, 0)`: resets the counters, then runs `function(context)` on so many threads of libgomp."""
+    module = Module()
+    with module.function("team", ["i64", "i64", "i32", "i64"], internal=False) as f:
+        function, word, threads, _ = f.arguments
+        context = word.as_pointer(INT64)
+        with f.loop(0, threads.convert("zext", INT64), at_least_once=True) as lines:
+            context.store(0, lines.index * -_LINE - 2 * _LINE)
+        f.call_address(f.value(gomp_parallel), None, function, word, threads, f.value(0, INT32))
+    return str(module)
 
 
-def context_of(words: Sequence[int], threads: int, step: int, ask: int) -> np.ndarray:
-    """A context with what stands in front of it; it begins at a multiple of a cache line. Items are taken in multiples of `step`; `ask` is the
-    address of the function that gives a thread's number."""
+def context_of(words: Sequence[int], threads: int, step: int, thread_index: int) -> np.ndarray:
+    """A context with its header, aligned to a cache line. Items are taken in multiples of `step`; `thread_index` is the address of the function that
+    gives a thread's index."""
     front = _LINE * (threads + 1)
     memory = np.zeros(front + len(words) + _LINE, np.int64)
     start = front + -(memory.ctypes.data // memory.itemsize) % _LINE
-    memory[start - 3 : start] = ask, step, threads
+    memory[start + _THREAD_INDEX : start] = thread_index, step, threads
     context = memory[start : start + len(words)]
     context[:] = words
     return context

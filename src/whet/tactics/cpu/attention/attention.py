@@ -15,14 +15,13 @@ from whet.network import F32, Layer
 from whet.tactics._attention import Heads, View, taken_apart
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.attention._softmax_ir import softmax_ir
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import RTOL, OneDnnCall, static
 from whet.tactics.cpu.onednn._nonfinite import Reference
 
 _SCORES = 1 << 20  # bytes of scores that stay in the second caches
-_SMALL = 1 << 12  # scores that one thread has done before the others are there
 
 
 class _Product:
@@ -40,6 +39,8 @@ class _Product:
 class AttentionKernel:
     """Planned launches: for each image and each group of heads a product, the softmax, a product."""
 
+    serial_work = 1 << 12  # scores
+
     deterministic = True
 
     def __init__(self, layer: Layer, signature: Signature, found: Heads, products: tuple[dnn.Descriptor, dnn.Descriptor], group: int, count: int):
@@ -49,7 +50,7 @@ class AttentionKernel:
         self.last = _Product(products[1], {"src": ("output", 1), "weights": ("input", found.v.place), "dst": ("output", 0)})
         self.scores = -(-group * found.rows * found.keys * 4 // 64) * 64
         self.scratch = self.scores + max(self.first.scratch, self.last.scratch)
-        self.threads = count if group * found.rows * found.keys > _SMALL else 1
+        self.threads = count if group * found.rows * found.keys > self.serial_work else 1
         self.implementation = f"own softmax of {group} heads between {products[0].name} and {products[1].name}"
         scale = np.array([found.scale], np.float32)
         self.packed = [Packed(f"scale|{scale.tobytes().hex()}", 4, lambda: scale.view(np.uint8))]
@@ -140,8 +141,8 @@ def _why_not(layer: Layer, found: Heads) -> str | None:
         return "computes in f32"
     if any(layer.inputs[v.place].is_constant for v in (found.q, found.k, found.v)):
         return "an operand of its products is constant"
-    if found.keys % WIDE:
-        return f"takes a multiple of {WIDE} keys, not {found.keys}"
+    if found.keys % LANES:
+        return f"takes a multiple of {LANES} keys, not {found.keys}"
     mask = found.mask
     if mask is not None and (layer.inputs[mask.place].dtype != F32 or mask.strides[-1] != 1):
         return "the mask is f32, one number for each key"

@@ -11,7 +11,7 @@ from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
 from whet.tactics._fused import anchor, constants_of, epilogue, outer_input, source_place
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.onednn._kernel import activations, static
 from whet.tactics.cpu.onednn._nonfinite import Reference
 
@@ -30,7 +30,7 @@ class Tile:
     @property
     def channels(self) -> slice:
         """Output channels of the layer that it computes; the last ones may be fewer."""
-        return slice(self.first * WIDE, (self.first + self.groups * self.blocks) * WIDE)
+        return slice(self.first * LANES, (self.first + self.groups * self.blocks) * LANES)
 
 
 MIXED = (2, 3)  # blocks together where none of 2 to 4 divides theirs: more weights in registers are read from the second cache for fewer pixels
@@ -47,7 +47,7 @@ def together(blocks: int, most: Sequence[int]) -> list[int]:
 def tiles_of(layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
     """The launches of a config: groups of "blocks" in tiles of "pixels", and where blocks are left over, these in tiles of "rest" pixels. None where
     the config is for another number of channels."""
-    blocks, left = divmod(-(-static_shape(layer.outputs[0].shape)[1] // WIDE), sizes["blocks"])
+    blocks, left = divmod(-(-static_shape(layer.outputs[0].shape)[1] // LANES), sizes["blocks"])
     if not blocks or (left > 0) != ("rest" in sizes):
         return None
     found = [Tile(sizes["blocks"], sizes["pixels"], blocks)]
@@ -70,7 +70,7 @@ class ConvKernel:
     operand, the result and what is added to it; then sizes."""
 
     scratch, rtol, deterministic = 0, 1e-5, True
-    name, small = "", 1 << 18  # multiplications that one thread has done before the others are there
+    name, serial_work = "", 1 << 18  # multiplications that one thread computes in the time that starting the others takes
 
     def __init__(self, layer: Layer, signature: Signature, tiles: Sequence[Tile], count: int) -> None:
         found = steps_of(layer)
@@ -85,11 +85,11 @@ class ConvKernel:
         for tile in tiles:
             ir, sizes, items, packed = self.launch(layer, signature, tile)
             channels_here = len(range(channels)[tile.channels])
-            threads = min(count, items) if images * channels_here * plane * taps > self.small else 1
-            self.parts.append(Part(ir, [*sizes, items, -(-items // threads)], threads, tile.first * WIDE * plane * 4))
+            threads = min(count, items) if images * channels_here * plane * taps > self.serial_work else 1
+            self.parts.append(Part(ir, [*sizes, items, -(-items // threads)], threads, tile.first * LANES * plane * 4))
             made.append(packed)
         self.packed = tuple(made)
-        self.implementation = "own:" + " + ".join(f"{t.blocks * WIDE} channels x {t.pixels} pixels" for t in tiles)
+        self.implementation = "own:" + " + ".join(f"{t.blocks * LANES} channels x {t.pixels} pixels" for t in tiles)
 
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
         """A tile's code, its sizes, items, and packed weights and biases."""

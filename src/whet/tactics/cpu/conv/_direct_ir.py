@@ -1,34 +1,42 @@
-"""Convolution in blocks of 16 channels, as LLVM IR: a tile of pixels of a row by blocks of output channels in registers, what follows it behind them.
+"""Convolution in blocks of 16 channels, as LLVM IR: a tile of pixels of a row by blocks of output channels in registers, then the epilogue.
 
-Taps of a row and some input channels are unrolled; input blocks and the window's rows are loops, whose bounds leave out what lies above and below the
-image. The first and the last tile of a row have code of their own, without the taps that lie beside it.
+Taps of a row and some input channels are unrolled; input blocks and the window's rows are loops, whose bounds leave out the rows above and below the
+image. The first and the last tile of a row have code of their own, without the taps left and right of the image.
 
-While a row of taps is added, the pixels that the next one reads are asked for: the window's next row, else its first one in the next block of
-channels, else that of the next tile. They lie in the second cache or behind it, and two rows apart nothing foresees them (64 to 128 channels at
-160x160 in steps of two: 3.72 to 3.41 ms on a Cascade Lake; next to each other: 1 to 2 %).
+While a row of taps is added, the pixels that the next one reads are prefetched: the window's next row, else its first one in the next block of
+channels, else that of the next tile. They are in the second-level cache or further away, and the hardware does not predict rows two apart (64 to 128
+channels at 160x160, stride 2: 3.72 to 3.41 ms on a Cascade Lake; stride 1: 1 to 2 %).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from types import SimpleNamespace
 
-from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.epilogue import ADDED, behind, words
-from whet.tactics.cpu._llvm.ir import FENCE, FLOATS, PREFETCH, WIDE, fma, least, load, moved, prefetch, spread, store
-from whet.tactics.cpu._llvm.silu import constants, declarations
+from whet.tactics.cpu._llvm.activation import Activations
+from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 REGISTERS = 32  # AVX-512's
 MOST = 5  # blocks of a tile
-_APART = 3  # columns from one to the next: neighbours add to the same sums, each of which would wait for the one before (3x6x6: 10 %)
+_COLUMN_STRIDE = 3  # columns in this distance follow each other: adjacent ones add to the same accumulators, each waiting for the last (3x6x6: 10 %)
 Taps = tuple[tuple[int, int], ...]
 """For each tap of a row from which and up to which pixel of a tile it lies within the image."""
-_WORDS = (
-    "source", "weights", "target", "height", "width", "rows", "columns", "channels", "made", "groups", "top", "side", "by.rows", "items", "share",
+_WORDS = ("source", "weights", "target")
+_SIZES = (
+    "height", "width", "rows", "columns", "channels", "output_blocks", "groups", "pad_top", "pad_left", "by_rows", "items", "share",
 )  # fmt: skip
-"""The context: addresses; sizes of the image and of the result; input channels, blocks of the result, groups of output blocks here; padding above and
-beside; whether rows of one image follow each other with all groups (1) or groups with all rows (0); images * groups * rows; how many a thread takes.
-An added image's address stands behind the target's."""
+
+
+def context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of what a context holds, in order.
+
+    Addresses, the last one of what "Add" adds; sizes of the image and of the result; input channels, blocks of the result, groups of output blocks
+    of this launch; padding; whether rows of one image follow each other with all groups (1) or groups with all rows (0); samples * groups * rows;
+    how many of these a thread takes.
+    """
+    return (*_WORDS, *(["added"] if "Add" in steps else []), *_SIZES)
 
 
 @dataclass(frozen=True)
@@ -39,149 +47,30 @@ class Form:
     strides: tuple[int, int]
     blocks: int  # of 16 output channels, in registers together
     pixels: int  # of a tile
-    unroll: int  # input channels of a turn of the inner loop, which it divides
-    planes: bool  # the image lies plane by plane, not in blocks of 16 channels
+    unroll: int  # input channels of an iteration of the inner loop, which it divides
+    planes: bool  # the image is stored plane by plane, not in blocks of 16 channels
     first: Taps
     last: Taps | None  # None: a row is one tile
-    steps: tuple[str, ...]  # what follows: "Silu", "Relu", "Add" (of an image as large as the result); each once at most
-    estimate: bool  # the CPU has AVX-512 (F and DQ)
+    steps: tuple[str, ...]  # the epilogue: "Silu", "Relu", "Add" (of an image as large as the result); each once at most
+    has_avx512dq: bool
 
     @property
     def step(self) -> int:
         """Input channels of a block."""
-        return 1 if self.planes else WIDE
+        return 1 if self.planes else LANES
 
     @property
     def shared(self) -> bool:
-        """Whether the weights of all taps of a row fit into registers: each number is then spread once for all its taps."""
+        """Whether the weights of all taps of a row fit into registers: each number is then broadcast once for all its taps."""
         return self.blocks * (self.pixels + self.window[1]) < REGISTERS
 
     @property
-    def ahead(self) -> int:
-        """Pixels that a turn of the inner loop asks for, so that a block's turns ask for all that a tile reads of a row; 0: none. Of planes there are
-        a few lines only; five blocks of sums leave no register for their address."""
+    def prefetched(self) -> int:
+        """Pixels that an iteration of the inner loop prefetches, so that a block's iterations prefetch all that a tile reads of a row; 0: none. Of
+        planes there are a few lines only; five blocks of accumulators leave no register for their address."""
         if self.planes or self.blocks == MOST:
             return 0
         return -(-((self.pixels - 1) * self.strides[1] + self.window[1]) * self.unroll // self.step)
-
-
-def _turn(n: str, form: Form, taps: Taps) -> tuple[list[str], dict[tuple[int, int], str]]:
-    """Lines that add a row of taps of `unroll` channels to the sums %n.s<block>.<pixel>, and what the sums are called then."""
-    sums = {(j, p): f"%{n}.s{j}.{p}" for j in range(form.blocks) for p in range(form.pixels)}
-    wide, across = form.window[1], form.strides[1]
-    lines: list[str] = []
-
-    def weights(u: int, s: int) -> None:
-        lines.extend(load(f"{n}.w{u}.{s}.{j}", f"{n}.w", ((u * wide + s) * form.blocks + j) * WIDE) for j in range(form.blocks))
-
-    def column(u: int, i: int, pairs: list[tuple[int, int]]) -> None:
-        """The number of column `i` for (tap, pixel) pairs."""
-        name = f"{n}.x{u}.{i}.{pairs[0][0]}"
-        lines.append(spread(name, f"{n}.x", i * form.step + u))
-        for s, p in pairs:
-            for j in range(form.blocks):
-                lines.append(fma(f"{n}.a{u}.{s}.{j}.{p}", f"%{name}", f"%{n}.w{u}.{s}.{j}", sums[j, p]))
-                sums[j, p] = f"%{n}.a{u}.{s}.{j}.{p}"
-        lines.append(FENCE)
-
-    for u in range(form.unroll):
-        if form.shared:
-            for s in range(wide):
-                weights(u, s)
-            columns = (form.pixels - 1) * across + wide
-            for i in [i for first in range(_APART) for i in range(first, columns, _APART)]:
-                pairs = [(s, (i - s) // across) for s in range(wide) if (i - s) % across == 0 and (i - s) // across in range(*taps[s])]
-                if pairs:
-                    column(u, i, pairs)
-        else:
-            for s in range(wide):
-                weights(u, s)
-                for p in range(*taps[s]):
-                    column(u, p * across + s, [(s, p)])
-    return lines, sums
-
-
-def _tile(n: str, form: Form, taps: Taps) -> tuple[str, dict[tuple[int, int], str]]:
-    """From label `n` to a branch to `finish`: the sums of the tile at column %q, and what they are called."""
-    lines, sums = _turn(n, form, taps)
-    if form.ahead:
-        asked = [prefetch(f"{n}.f{k}", f"{n}.f", k * WIDE) for k in range(form.ahead)]
-        lines = [moved(f"{n}.f", f"{n}.next", f"%{n}.t", form.ahead * WIDE), *asked, FENCE, *lines]
-    channel = form.window[1] * form.blocks * WIDE  # weights of an input channel and a row of taps
-
-    def starts(name: str, before: str, came: str, back: str) -> str:
-        begun = [(f"%{n}.{name}{j}.{p}", before.format(j=j, p=p), now) for (j, p), now in sums.items()]
-        return "\n".join(f"  {new} = phi {FLOATS} [ {old}, %{came} ], [ {now}, %{back} ]" for new, old, now in begun)
-
-    newline = "\n"
-    text = f"""
-{n}:
-  br label %{n}.blocks
-{n}.blocks:
-  %{n}.b = phi i64 [ 0, %{n} ], [ %{n}.b1, %{n}.rows.done ]
-{starts("sb", "%bias{j}", n, f"{n}.rows.done")}
-{moved(f"{n}.x.block", "x", f"%{n}.b", "%plane")}
-{moved(f"{n}.w.block", "w", f"%{n}.b", form.window[0] * form.step * channel)}
-  %{n}.before = mul i64 %{n}.b, {form.step}
-  %{n}.left = sub i64 %channels, %{n}.before
-{least(f"{n}.some", f"%{n}.left", form.step)}
-  %{n}.turns = udiv i64 %{n}.some, {form.unroll}
-  br label %{n}.rows
-{n}.rows:
-  %{n}.r = phi i64 [ %first.row, %{n}.blocks ], [ %{n}.r1, %{n}.turns.done ]
-{starts("sr", f"%{n}.sb{{j}}.{{p}}", f"{n}.blocks", f"{n}.turns.done")}
-{moved(f"{n}.x.row", f"{n}.x.block", f"%{n}.r", "%line")}
-{moved(f"{n}.w.row", f"{n}.w.block", f"%{n}.r", form.step * channel)}
-{_next(n, form) if form.ahead else ""}
-  br label %{n}.turn
-{n}.turn:
-  %{n}.t = phi i64 [ 0, %{n}.rows ], [ %{n}.t1, %{n}.turn ]
-{starts("s", f"%{n}.sr{{j}}.{{p}}", f"{n}.rows", f"{n}.turn")}
-{moved(f"{n}.x", f"{n}.x.row", f"%{n}.t", form.unroll)}
-{moved(f"{n}.w", f"{n}.w.row", f"%{n}.t", form.unroll * channel)}
-{newline.join(lines)}
-  %{n}.t1 = add i64 %{n}.t, 1
-  %{n}.t.more = icmp slt i64 %{n}.t1, %{n}.turns
-  br i1 %{n}.t.more, label %{n}.turn, label %{n}.turns.done
-{n}.turns.done:
-  %{n}.r1 = add i64 %{n}.r, 1
-  %{n}.r.more = icmp slt i64 %{n}.r1, %end.row
-  br i1 %{n}.r.more, label %{n}.rows, label %{n}.rows.done
-{n}.rows.done:
-  %{n}.b1 = add i64 %{n}.b, 1
-  %{n}.b.more = icmp slt i64 %{n}.b1, %blocks
-  br i1 %{n}.b.more, label %{n}.blocks, label %finish"""
-    return text, sums
-
-
-def _next(n: str, form: Form) -> str:
-    """%<n>.next, where the row of taps behind this one begins: the window's next row, else the next block's first, else the next tile's."""
-    return f"""
-  %{n}.r.then = add i64 %{n}.r, 1
-  %{n}.b.then = add i64 %{n}.b, 1
-  %{n}.in.window = icmp slt i64 %{n}.r.then, %end.row
-  %{n}.in.image = icmp slt i64 %{n}.b.then, %blocks
-  %{n}.b.else = select i1 %{n}.in.image, i64 %{n}.b.then, i64 0
-  %{n}.r.next = select i1 %{n}.in.window, i64 %{n}.r.then, i64 %first.row
-  %{n}.b.next = select i1 %{n}.in.window, i64 %{n}.b, i64 %{n}.b.else
-  %{n}.here = or i1 %{n}.in.window, %{n}.in.image
-  %{n}.across = select i1 %{n}.here, i64 0, i64 {form.pixels * form.strides[1]}
-{moved(f"{n}.next.block", "x", f"%{n}.b.next", "%plane")}
-{moved(f"{n}.next.row", f"{n}.next.block", f"%{n}.r.next", "%line")}
-{moved(f"{n}.next", f"{n}.next.row", f"%{n}.across", form.step)}"""
-
-
-def _finish(form: Form) -> list[str]:
-    """Lines that take the sums %t<block>.<pixel> through what follows, and store them."""
-    lines = []
-    for j in range(form.blocks):
-        lines.append(moved(f"y{j}", "y", "%out.plane", j))
-        if "Add" in form.steps:
-            lines.append(moved(f"z{j}", "z", "%out.plane", j))
-        for p in range(form.pixels):
-            text, value = behind(f"%t{j}.{p}", f"e{j}.{p}", form.steps, f"z{j}", p * WIDE, form.estimate)
-            lines += [text, store(value, f"o{j}.{p}", f"y{j}", p * WIDE)]
-    return lines
 
 
 @cache
@@ -189,96 +78,154 @@ def direct_ir(form: Form) -> str:
     """`direct(context)` for one form.
 
     Weights lie in groups of `blocks` of 16 output channels: for each block of input channels, row of the window, input channel and tap of the row
-    the group's output channels; behind them its biases. A row has at least `pixels` columns; its last tile begins so many before the end.
+    the group's output channels; then its biases. A row has at least `pixels` columns; its last tile ends where the row does and overlaps the
+    one before.
     """
-    everywhere = ((0, form.pixels),) * form.window[1]
-    kinds = {"first": form.first} | ({"inside": everywhere, "last": form.last} if form.last is not None else {})
-    tiles = {n: _tile(n, form, taps) for n, taps in kinds.items()}
-    joined = "\n".join(
-        f"  %t{j}.{p} = phi {FLOATS} " + ", ".join(f"[ {sums[j, p]}, %{n}.rows.done ]" for n, (_, sums) in tiles.items())
-        for j in range(form.blocks)
-        for p in range(form.pixels)
-    )
-    which = "  br label %first"
-    if form.last is not None:
-        which = "  %is.first = icmp eq i64 %q, 0\n  br i1 %is.first, label %first, label %other\nother:\n  br i1 %is.last, label %last, label %inside"
-    row = form.window[0] * form.step * form.window[1] * form.blocks * WIDE  # weights of an input block
-    added = "Add" in form.steps
-    newline = "\n"
-    return f"""
-{declarations(form.estimate)}
-{PREFETCH}
-{jit.opening("direct", words(_WORDS, form.steps), "items")}
-{constants()}
-  %x.base = inttoptr i64 %source to float*
-  %w.base = inttoptr i64 %weights to float*
-  %y.base = inttoptr i64 %target to float*
-{f"  %z.base = inttoptr i64 %{ADDED} to float*" if added else ""}
-  %line = mul i64 %width, {form.step}
-  %plane = mul i64 %height, %line
-  %begun = add i64 %channels, {form.step - 1}
-  %blocks = udiv i64 %begun, {form.step}
-  %in.image = mul i64 %blocks, %plane
-  %out.line = mul i64 %columns, {WIDE}
-  %out.plane = mul i64 %rows, %out.line
-  %out.group = mul i64 %out.plane, {form.blocks}
-  %out.image = mul i64 %out.plane, %made
-  %w.taps = mul i64 %blocks, {row}
-  %w.group = add i64 %w.taps, {form.blocks * WIDE}
-  %latest = sub i64 %columns, {form.pixels}
-  %rows.first = icmp ne i64 %by.rows, 0
-  %inner = select i1 %rows.first, i64 %groups, i64 %rows
-  %outer = select i1 %rows.first, i64 %rows, i64 %groups
-  br label %next
-next:
-  %i = phi i64 [ %from, %start ], [ %i1, %row.done ]
-  %more = icmp slt i64 %i, %end
-  br i1 %more, label %row, label %over.all
-row:
-  %i.inner = urem i64 %i, %inner
-  %i.rest = udiv i64 %i, %inner
-  %i.outer = urem i64 %i.rest, %outer
-  %n = udiv i64 %i.rest, %outer
-  %p = select i1 %rows.first, i64 %i.outer, i64 %i.inner
-  %g = select i1 %rows.first, i64 %i.inner, i64 %i.outer
-  %down = mul i64 %p, {form.strides[0]}
-  %iy = sub i64 %down, %top
-  %above = sub i64 0, %iy
-{least("first.row", "%above", 0, larger=True)}
-  %below = sub i64 %height, %iy
-{least("end.row", "%below", form.window[0])}
-{moved("x.image", "x.base", "%n", "%in.image")}
-{moved("x.row", "x.image", "%iy", "%line")}
-{moved("w", "w.base", "%g", "%w.group")}
-{newline.join([moved("w.bias", "w", "%w.taps"), *(load(f"bias{j}", "w.bias", j * WIDE) for j in range(form.blocks))])}
-  %y.image = mul i64 %n, %out.image
-  %y.group = mul i64 %g, %out.group
-  %y.o = add i64 %y.image, %y.group
-  %y.line = mul i64 %p, %out.line
-  %y.at = add i64 %y.o, %y.line
-  br label %tile
-tile:
-  %q = phi i64 [ 0, %row ], [ %q1, %finish ]
-  %is.last = icmp eq i64 %q, %latest
-  %across = mul i64 %q, {form.strides[1]}
-  %ix = sub i64 %across, %side
-{moved("x", "x.row", "%ix", form.step)}
-{which}
-{newline.join(text for text, _ in tiles.values())}
-finish:
-{joined}
-  %q.o = mul i64 %q, {WIDE}
-  %y.q = add i64 %y.at, %q.o
-{moved("y", "y.base", "%y.q")}
-{moved("z", "z.base", "%y.q") if added else ""}
-{newline.join(_finish(form))}
-  %q.next = add i64 %q, {form.pixels}
-{least("q1", "%q.next", "%latest")}
-  br i1 %is.last, label %row.done, label %tile
-row.done:
-  %i1 = add i64 %i, 1
-  br label %next
-over.all:
-  ret void
-}}
-"""
+    module = Module()
+    with parallel_kernel(module, "direct", context_words(form.steps), "items") as (f, words):
+        _emit_rows(f, words, form)
+    return str(module)
+
+
+def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
+    """All rows of the result between w.begin and w.end."""
+    activations = Activations(f, form.has_avx512dq)
+    source, weights, target = (word.as_pointer(FLOAT) for word in (w.source, w.weights, w.target))
+    added = w.added.as_pointer(FLOAT) if "Add" in form.steps else None
+    line = w.width * form.step
+    plane = w.height * line
+    blocks = (w.channels + (form.step - 1)) // form.step
+    sample = blocks * plane
+    out_line = w.columns * LANES
+    out_plane = w.rows * out_line
+    out_group, out_sample = out_plane * form.blocks, out_plane * w.output_blocks
+    taps = blocks * (form.window[0] * form.step * form.window[1] * form.blocks * LANES)
+    group_size = taps + form.blocks * LANES
+    last_column = w.columns - form.pixels
+    by_rows = w.by_rows.differs(0)
+    inner, outer = f.select(by_rows, w.groups, w.rows), f.select(by_rows, w.rows, w.groups)
+    with f.loop(w.begin, w.end) as items:
+        inner_index, rest = items.index % inner, items.index // inner
+        outer_index, n = rest % outer, rest // outer
+        row, group = f.select(by_rows, outer_index, inner_index), f.select(by_rows, inner_index, outer_index)
+        y = row * form.strides[0] - w.pad_top
+        first_row = f.maximum(0 - y, 0)
+        end_row = f.minimum(w.height - y, form.window[0])
+        x_row = source.at(n * sample).at(y * line)
+        group_weights = weights.at(group * group_size)
+        biases = group_weights.at(taps)
+        bias = [biases.load_vector(j * LANES) for j in range(form.blocks)]
+        out = n * out_sample + group * out_group + row * out_line
+        with f.repeat(f.value(0)) as tiles:
+            (column,) = tiles.values
+            is_last = column.equals(last_column)
+            x = x_row.at((column * form.strides[1] - w.pad_left) * form.step)
+            image = _Image(f, form, x, group_weights, plane, line, blocks, w.channels, first_row, end_row)
+            first, inside = partial(image.accumulate, form.first, bias), partial(image.accumulate, _everywhere(form), bias)
+            if form.last is None:
+                sums = first()
+            else:
+                sums = f.choose([(column.equals(0), first), (is_last, partial(image.accumulate, form.last, bias)), (None, inside)])
+            at = out + column * LANES
+            _store(activations, form, sums, target.at(at), None if added is None else added.at(at), out_plane)
+            tiles.repeat_unless(is_last, f.minimum(column + form.pixels, last_column))
+
+
+def _everywhere(form: Form) -> Taps:
+    return ((0, form.pixels),) * form.window[1]
+
+
+def _store(activations: Activations, form: Form, sums: list[Value], y: Pointer, added: Pointer | None, plane: Value) -> None:
+    """Applies the epilogue to a tile's accumulators and stores them."""
+    for j in range(form.blocks):
+        target = y.at(plane * j)
+        addend = None if added is None else added.at(plane * j)
+        for p in range(form.pixels):
+            target.store(activations.epilogue(sums[j * form.pixels + p], form.steps, addend, p * LANES), p * LANES)
+
+
+@dataclass
+class _Image:
+    """One tile's window: address of its pixels and of the group's weights, sizes in floats, and the rows of the window within the image."""
+
+    f: Function
+    form: Form
+    x: Pointer
+    weights: Pointer
+    plane: Value
+    line: Value
+    blocks: Value
+    channels: Value
+    first_row: Value
+    end_row: Value
+
+    def accumulate(self, taps: Taps, bias: list[Value]) -> list[Value]:
+        """The tile's accumulators, all pixels of a block before those of the next."""
+        f, form = self.f, self.form
+        channel = form.window[1] * form.blocks * LANES  # weights of an input channel and a row of taps
+        start = [bias[j] for j in range(form.blocks) for _ in range(form.pixels)]
+        with f.loop(0, self.blocks, carried=start, at_least_once=True) as blocks:
+            x_block = self.x.at(blocks.index * self.plane)
+            weights_block = self.weights.at(blocks.index * (form.window[0] * form.step * channel))
+            iterations = f.minimum(self.channels - blocks.index * form.step, form.step) // form.unroll
+            with f.loop(self.first_row, self.end_row, carried=blocks.values, at_least_once=True) as rows:
+                x_row = x_block.at(rows.index * self.line)
+                weights_row = weights_block.at(rows.index * (form.step * channel))
+                following = self._next_row(rows.index, blocks.index) if form.prefetched else None
+                with f.loop(0, iterations, carried=rows.values, at_least_once=True) as inner:
+                    x, weights = x_row.at(inner.index * form.unroll), weights_row.at(inner.index * (form.unroll * channel))
+                    if following is not None:
+                        lines = following.at(inner.index * (form.prefetched * LANES))
+                        for k in range(form.prefetched):
+                            lines.prefetch(k * LANES)
+                        f.scheduling_barrier()
+                    inner.carry(*self._add_row(x, weights, taps, inner.values))
+                rows.carry(*inner.results)
+            blocks.carry(*rows.results)
+        return blocks.results
+
+    def _next_row(self, row: Value, block: Value) -> Pointer:
+        """The pixels of the next row of taps: the window's next row, else the next block's first one, else the next tile's."""
+        f = self.f
+        next_row, next_block = row + 1, block + 1
+        in_window, in_image = next_row < self.end_row, next_block < self.blocks
+        other_block = f.select(in_image, next_block, 0)
+        next_row = f.select(in_window, next_row, self.first_row)
+        next_block = f.select(in_window, block, other_block)
+        across = f.select(in_window | in_image, f.value(0), self.form.pixels * self.form.strides[1])
+        return self.x.at(next_block * self.plane).at(next_row * self.line).at(across * self.form.step)
+
+    def _add_row(self, x: Pointer, weights: Pointer, taps: Taps, sums: list[Value]) -> list[Value]:
+        """The accumulators after a row of taps of `unroll` channels."""
+        f, form = self.f, self.form
+        sums = list(sums)
+        width, stride = form.window[1], form.strides[1]
+        vectors: dict[int, list[Value]] = {}
+
+        def load_weights(u: int, s: int) -> None:
+            vectors[s] = [weights.load_vector(((u * width + s) * form.blocks + j) * LANES) for j in range(form.blocks)]
+
+        def add_column(u: int, i: int, pairs: list[tuple[int, int]]) -> None:
+            """The number of column `i` times the weights of (tap, pixel) pairs."""
+            number = x.load(i * form.step + u).broadcast()
+            for s, p in pairs:
+                for j in range(form.blocks):
+                    k = j * form.pixels + p
+                    sums[k] = f.fma(number, vectors[s][j], sums[k])
+            f.scheduling_barrier()
+
+        for u in range(form.unroll):
+            if form.shared:
+                for s in range(width):
+                    load_weights(u, s)
+                columns = (form.pixels - 1) * stride + width
+                for i in [i for first in range(_COLUMN_STRIDE) for i in range(first, columns, _COLUMN_STRIDE)]:
+                    pairs = [(s, (i - s) // stride) for s in range(width) if (i - s) % stride == 0 and (i - s) // stride in range(*taps[s])]
+                    if pairs:
+                        add_column(u, i, pairs)
+            else:
+                for s in range(width):
+                    load_weights(u, s)
+                    for p in range(*taps[s]):
+                        add_column(u, p * stride + s, [(s, p)])
+        return sums

@@ -14,7 +14,7 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics._fused import anchor
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile
 from whet.tactics.cpu.conv._depthwise_ir import TILES, depthwise_ir
 from whet.tactics.cpu.onednn._kernel import f32_of
@@ -25,7 +25,7 @@ _WINDOWS = (3, 5, 7)
 class DepthwiseKernel(ConvKernel):
     """A planned convolution; its packed operand holds for each block of 16 channels the taps, row by row, and the biases."""
 
-    name, small = "depthwise", 1 << 16
+    name, serial_work = "depthwise", 1 << 16
 
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
         head = anchor(layer)
@@ -48,8 +48,8 @@ class Depthwise(ConvTactic):
 
     def unfit(self, head: Layer) -> str | None:
         w, a = head.inputs[1], head.attrs
-        if head.inputs[0].type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % WIDE:
-            return f"is for depthwise convolutions of images, channels in multiples of {WIDE}"
+        if head.inputs[0].type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % LANES:
+            return f"is for depthwise convolutions of images, channels in multiples of {LANES}"
         window, stride, pads = _geometry(head)
         square = len(set(w.shape[2:])) == 1 and len(set(a.get("strides") or (1,))) == 1 and set(a.get("dilations") or (1,)) == {1}
         if not square or window not in _WINDOWS or stride > 2 or max(pads) >= window:
@@ -65,7 +65,7 @@ class Depthwise(ConvTactic):
         return [(("pixels", p),) for p in TILES if self.fits(layer, signature, 1, p)]
 
     def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile]:
-        return [Tile(1, sizes["pixels"], static_shape(layer.outputs[0].shape)[1] // WIDE)]
+        return [Tile(1, sizes["pixels"], static_shape(layer.outputs[0].shape)[1] // LANES)]
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         left, right = _inside(layer)
@@ -78,7 +78,7 @@ def packed(weights: Tensor, bias: Tensor | None) -> np.ndarray:
     channels = w.shape[0]
     b = np.zeros(channels, np.float32) if bias is None else f32_of(bias).reshape(channels)
     rows = np.concatenate([w.reshape(channels, -1).T, b[None]])  # [taps + 1, channels]
-    return np.ascontiguousarray(rows.reshape(len(rows), channels // WIDE, WIDE).transpose(1, 0, 2)).reshape(-1)
+    return np.ascontiguousarray(rows.reshape(len(rows), channels // LANES, LANES).transpose(1, 0, 2)).reshape(-1)
 
 
 def _geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:

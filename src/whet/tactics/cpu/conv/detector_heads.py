@@ -21,7 +21,7 @@ from whet.tactics._moves_indices import Refused
 from whet.tactics._moves_runs import Run, runs
 from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import Tile
 from whet.tactics.cpu.conv._detector_heads_ir import Level, heads_ir, thread_bytes
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES
@@ -30,7 +30,6 @@ from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._nonfinite import Reference
 
 KIND = "HeadConvs"
-_SMALL = 1 << 18  # multiplications that one thread has done before the others are there
 _TILES = (24, 48)  # pixels of an item
 _RUNS = 64  # of a level's image: more are no rows that lie together
 _APART = 16  # floats between pixels' channels: with a multiple of 64 in all, few places of the cache would hold all pixels
@@ -55,6 +54,8 @@ class Head:
 class HeadsKernel:
     """A planned launch; its packed operands are the moves' constants, the runs' table, and weights and biases of each level."""
 
+    serial_work = 1 << 18  # multiplications
+
     # The sums' 1e-5, doubled by what squares them (boxes' sides), and the moves' own; in pieces each part has its bound, from rounded inputs
     rtol, deterministic = 3e-5, True
 
@@ -62,8 +63,8 @@ class HeadsKernel:
         heads, view = taken_apart(layer)
         self.images = [h.image for h in heads]
         self.inputs, self.outputs = stored_bytes(layer, signature)
-        groups = [-(-static_shape(h.made.shape)[1] // (blocks * WIDE)) for h in heads]
-        pitches = {h.source: g * blocks * WIDE + _APART for h, g in zip(heads, groups, strict=True)}
+        groups = [-(-static_shape(h.made.shape)[1] // (blocks * LANES)) for h in heads]
+        pitches = {h.source: g * blocks * LANES + _APART for h, g in zip(heads, groups, strict=True)}
         made, found = _moves(view, signature.outputs[0].format, pitches)
         table: list[Run] = []
         levels = []
@@ -73,16 +74,16 @@ class HeadsKernel:
             size = min(tile, prod(sides))
             items = images * -(-prod(sides) // size)
             levels.append(
-                Level(head.source, prod(sides), -(-taps // WIDE), taps, g, pitches[head.source], items, size, len(table), len(mine))
+                Level(head.source, prod(sides), -(-taps // LANES), taps, g, pitches[head.source], items, size, len(table), len(mine))
             )  # fmt: skip
             table += mine
         self.items = sum(x.items for x in levels)
-        self.threads = min(count, self.items) if sum(h.work for h in heads) > _SMALL else 1
+        self.threads = min(count, self.items) if sum(h.work for h in heads) > self.serial_work else 1
         self.scratch = self.threads * thread_bytes(levels, pixels)
         lines = np.array([(r.row, r.pixel, r.count, r.each) for r in table], np.int64)
         self.packed = (_numbers(made.numbers), _numbers(lines), *(_weights(h, g, blocks) for h, g in zip(heads, groups, strict=True)))
         self.ir = heads_ir(made, levels, blocks, pixels, jit.has("avx512dq"))
-        self.implementation = f"own:{blocks * WIDE} channels x {pixels} pixels, {tile} at once"
+        self.implementation = f"own:{blocks * LANES} channels x {pixels} pixels, {tile} at once"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.outputs[0], *args.packed[:2], args.scratch]
@@ -105,7 +106,7 @@ def _weights(head: Head, groups: int, blocks: int) -> Packed:
     key = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
     tile = Tile(blocks, 1, groups)
     made = f"{key}|pointwise {blocks} {tile.channels}"
-    return Packed(made, groups * (taps + 1) * blocks * WIDE * 4, lambda: packed(weights, bias, tile).view(np.uint8))
+    return Packed(made, groups * (taps + 1) * blocks * LANES * 4, lambda: packed(weights, bias, tile).view(np.uint8))
 
 
 @tactic
@@ -223,6 +224,6 @@ def _cost(heads: list[Head], blocks: int, pixels: int) -> float:
     total = 0.0
     for h in heads:
         _, channels, *sides = static_shape(h.made.shape)
-        groups, tiles = -(-channels // (blocks * WIDE)), -(-prod(sides) // pixels)
+        groups, tiles = -(-channels // (blocks * LANES)), -(-prod(sides) // pixels)
         total += static_shape(h.weights.shape)[1] * groups * tiles * (blocks * pixels + blocks + pixels)
     return total

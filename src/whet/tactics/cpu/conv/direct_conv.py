@@ -16,7 +16,7 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Operand, Packed, Signature, tactic
 from whet.tactics._fused import anchor, source_place
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import STORED, ConvKernel, ConvTactic, Tile, steps_of, tiles_of, together
 from whet.tactics.cpu.conv._direct_ir import MOST, REGISTERS, Form, Taps, direct_ir
 from whet.tactics.cpu.onednn._kernel import f32_of, static
@@ -44,8 +44,8 @@ class DirectKernel(ConvKernel):
         assert ends is not None
         unroll = 1 if planes or taken % 2 else 2
         form = Form(_window(head), _strides(head), tile.blocks, tile.pixels, unroll, planes, *ends, self.steps, jit.has("avx512dq"))
-        nbytes = tile.groups * tile.blocks * WIDE * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
-        sizes = [height, width, rows, columns, taken, -(-channels // WIDE), tile.groups, top, side, int(nbytes <= _CACHE)]
+        nbytes = tile.groups * tile.blocks * LANES * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
+        sizes = [height, width, rows, columns, taken, -(-channels // LANES), tile.groups, top, side, int(nbytes <= _CACHE)]
         weights, bias = self.weights, self.bias
         key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
         made = Packed(key, nbytes, lambda: packed(weights, bias, tile, form.step).view(np.uint8))
@@ -91,7 +91,7 @@ class Direct(ConvTactic):
         steps = steps_of(layer)
         assert steps is not None
         (_, channels, _, columns), wide = static_shape(layer.outputs[0].shape), _window(anchor(layer))[1]
-        blocks = -(-channels // WIDE)
+        blocks = -(-channels // LANES)
         fit = {b: [p for p in range(_LEAST, REGISTERS) if self.fits(layer, signature, b, p)] for b in _BLOCKS}
         some = [b for b in _BLOCKS if fit[b]]
         tiles = [(b, p) for b in together(blocks, some) if not blocks % b or fit.get(blocks % b) for p in fit[b]]
@@ -109,7 +109,7 @@ class Direct(ConvTactic):
 
     def config(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> Config:
         """With the cheapest tile for blocks that are left over."""
-        left = -(-static_shape(layer.outputs[0].shape)[1] // WIDE) % blocks
+        left = -(-static_shape(layer.outputs[0].shape)[1] // LANES) % blocks
         rest = [p for p in range(_LEAST, REGISTERS) if left and self.fits(layer, signature, left, p)]
         own = (("blocks", blocks), ("pixels", pixels))
         return (*own, ("rest", min(rest, key=lambda p: _cost(layer, left, p)))) if left else own
@@ -131,7 +131,7 @@ def packed(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) -> np.nd
     group's weights; then its biases. f32, flat; channels that are not there are zeros."""
     w = f32_of(weights)[tile.channels]
     channels, taken, high, wide = w.shape
-    group, groups, parts = tile.blocks * WIDE, tile.groups, -(-taken // step)
+    group, groups, parts = tile.blocks * LANES, tile.groups, -(-taken // step)
     full = np.zeros((groups * group, parts * step, high, wide), np.float32)
     full[:channels, :taken] = w
     biases = np.zeros(groups * group, np.float32)

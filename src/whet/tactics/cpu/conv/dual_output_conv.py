@@ -17,14 +17,13 @@ from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics._fused import constants_of, seen, source_place
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.ir import WIDE
-from whet.tactics.cpu._llvm.kernel import OwnTactic
+from whet.tactics.cpu._llvm.builder import LANES
+from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.conv._blocked_conv import STORED, steps_of
-from whet.tactics.cpu.conv._pointwise_ir import TILES, pointwise_ir
+from whet.tactics.cpu.conv._pointwise_ir import TILES, Variant, pointwise_ir
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, grouped, near, strip
 from whet.tactics.cpu.onednn._kernel import f32_of, static
 
-_SMALL = 1 << 18  # multiplications that one thread has done before the others are there
 _ONE = Pointwise()
 
 
@@ -39,7 +38,7 @@ class Way:
     @property
     def blocks(self) -> int:
         """Of 16 channels, of its result."""
-        return -(-self.channels // WIDE)
+        return -(-self.channels // LANES)
 
     @property
     def key(self) -> str:
@@ -64,6 +63,8 @@ class Forked:
 class ForkedKernel:
     """A planned layer; its packed operand holds weights and biases of both ways in groups of `blocks` of 16 output channels."""
 
+    serial_work = 1 << 18  # multiplications
+
     scratch, rtol, deterministic = 0, 1e-5, True
 
     def __init__(self, layer: Layer, signature: Signature, found: Forked, blocks: int, count: int) -> None:
@@ -73,14 +74,14 @@ class ForkedKernel:
         items = images * groups * tiles
         ways, whole = found.ways, found.blocks
         self.x = found.x
-        self.threads = min(count, items) if images * plane * taps * sum(w.channels for w in ways) > _SMALL else 1
+        self.threads = min(count, items) if images * plane * taps * sum(w.channels for w in ways) > self.serial_work else 1
         self.inputs, self.outputs = stored_bytes(layer, signature)
-        sizes = [ways[0].blocks, plane, -(-taps // WIDE), whole, taps, tiles, groups, strip(tile, tiles, taps)]
+        sizes = [ways[0].blocks, plane, -(-taps // LANES), whole, taps, tiles, groups, strip(tile, tiles, taps)]
         self.sizes = [*sizes, items, -(-items // self.threads)]
         key = f"{ways[0].key} {ways[1].key}|forked {blocks}"
-        self.packed = (Packed(key, groups * (taps + 1) * blocks * WIDE * 4, lambda: packed(ways, groups, blocks).view(np.uint8)),)
-        self.ir = pointwise_ir(blocks, tile, found.steps, jit.has("avx512dq"), near(blocks, tile, taps), forked=True)
-        self.implementation = f"own:{blocks * WIDE} channels x {tile} pixels of both"
+        self.packed = (Packed(key, groups * (taps + 1) * blocks * LANES * 4, lambda: packed(ways, groups, blocks).view(np.uint8)),)
+        self.ir = pointwise_ir(Variant(blocks, tile, found.steps, jit.has("avx512dq"), near(blocks, tile, taps), two_outputs=True))
+        self.implementation = f"own:{blocks * LANES} channels x {tile} pixels of both"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.inputs[self.x], args.packed[0], *args.outputs, *self.sizes]
@@ -89,7 +90,7 @@ class ForkedKernel:
 
 
 @tactic
-class DualOutputConv(OwnTactic):
+class DualOutputConv(CompiledTactic):
     ops = ("*",)
     composites = ("DualOutputConv",)
     what = "two convolutions of one image"
@@ -166,7 +167,7 @@ def packed(ways: Sequence[Way], groups: int, blocks: int, taps: slice = slice(No
     """All ways' channels behind each other, each filled up to whole blocks with zeros, as pointwise.py has those of one; of the input channels
     `taps`, and where they are not `biased` with zeros for biases."""
     arrays = [f32_of(w.weights).reshape(w.channels, -1)[:, taps] for w in ways]
-    fill = [(0, w.blocks * WIDE - w.channels) for w in ways]
+    fill = [(0, w.blocks * LANES - w.channels) for w in ways]
     biases = [np.zeros(w.channels, np.float32) if w.bias is None or not biased else f32_of(w.bias).reshape(-1) for w in ways]
     rows = np.concatenate([np.pad(a, (f, (0, 0))) for a, f in zip(arrays, fill, strict=True)])
     return grouped(rows, np.concatenate([np.pad(b, f) for b, f in zip(biases, fill, strict=True)]), groups, blocks)

@@ -14,9 +14,9 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.ir import WIDE
+from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, steps_of, tiles_of, together
-from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, pointwise_ir
+from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, pointwise_ir
 from whet.tactics.cpu.onednn._kernel import f32_of
 
 _PIXELS = dict(TILES)
@@ -33,11 +33,11 @@ class PointwiseKernel(ConvKernel):
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         pixels, taps = prod(sides), static_shape(self.weights.shape)[1]
         tiles = -(-pixels // tile.pixels)
-        sizes = [pixels, -(-taps // WIDE), -(-channels // WIDE), taps, tiles, tile.groups, strip(tile.pixels, tiles, taps)]
+        sizes = [pixels, -(-taps // LANES), -(-channels // LANES), taps, tiles, tile.groups, strip(tile.pixels, tiles, taps)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
-        nbytes = tile.groups * (taps + 1) * tile.blocks * WIDE * 4
+        nbytes = tile.groups * (taps + 1) * tile.blocks * LANES * 4
         made = Packed(key, nbytes, lambda: packed(weights, bias, tile).view(np.uint8))
-        ir = pointwise_ir(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), near(tile.blocks, tile.pixels, taps))
+        ir = pointwise_ir(Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), near(tile.blocks, tile.pixels, taps)))
         return ir, sizes, images * tile.groups * tiles, made
 
 
@@ -62,7 +62,7 @@ class Pointwise(ConvTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """With SiLU, which gains most, all tiles that fit; else the one of fewest multiplications and loads."""
         _, channels, *sides = static_shape(layer.outputs[0].shape)
-        steps, pixels, blocks = steps_of(layer), prod(sides), -(-channels // WIDE)
+        steps, pixels, blocks = steps_of(layer), prod(sides), -(-channels // LANES)
         assert steps is not None
         found = []
         for b in sorted({1, *together(blocks, [b for b, _ in TILES])}):
@@ -87,7 +87,7 @@ def packed(weights: Tensor, bias: Tensor | None, tile: Tile) -> np.ndarray:
 
 def grouped(w: np.ndarray, bias: np.ndarray | None, groups: int, blocks: int) -> np.ndarray:
     """The same of weights [channels, taps] and biases [channels]."""
-    (channels, taps), group = w.shape, blocks * WIDE
+    (channels, taps), group = w.shape, blocks * LANES
     rows = np.zeros((taps + 1, groups * group), np.float32)
     rows[:taps, :channels] = w.T
     if bias is not None:
@@ -102,4 +102,4 @@ def strip(pixels: int, tiles: int, taps: int) -> int:
 
 def near(blocks: int, pixels: int, taps: int) -> bool:
     """Whether the next tile is what to fetch: it stays in the first cache beside the weights and its neighbour."""
-    return taps * (blocks * WIDE + 2 * pixels) * 4 <= _NEAR
+    return taps * (blocks * LANES + 2 * pixels) * 4 <= _NEAR

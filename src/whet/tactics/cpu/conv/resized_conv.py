@@ -18,15 +18,14 @@ from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics._fused import constants_of, seen, source_place
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.ir import WIDE
-from whet.tactics.cpu._llvm.kernel import OwnTactic
+from whet.tactics.cpu._llvm.builder import LANES
+from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.conv._blocked_conv import STORED, steps_of
-from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, pointwise_ir
+from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, pointwise_ir
 from whet.tactics.cpu.conv.dual_output_conv import Way, forked, packed, tiles_that_fit, unfit
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, near, strip
 from whet.tactics.cpu.onednn._kernel import static
 
-_SMALL = 1 << 18  # multiplications that one thread has done before the others are there
 _ONE = Pointwise()
 
 
@@ -71,28 +70,31 @@ class ResizedKernel:
     Packed operands are both images' weights, and for each pixel the place of what it begins at.
     """
 
+    serial_work = 1 << 18  # multiplications
+
     rtol, deterministic = 1e-5, True
 
     def __init__(self, layer: Layer, signature: Signature, found: Resized, blocks: int, count: int) -> None:
         images, tile, groups = static_shape(layer.outputs[0].shape)[0], dict(TILES)[blocks], found.blocks // blocks
         self.found, two = found, len(found.ways) > 1
         self.inputs, self.outputs = stored_bytes(layer, signature)
-        self.scratch = images * found.blocks * found.small.pixels * WIDE * 4
+        self.scratch = images * found.blocks * found.small.pixels * LANES * 4
         self.sizes, self.threads = [], []
         for image in (found.small, found.large):
             plane, taps, tiles = image.pixels, image.channels, -(-image.pixels // tile)
             items = images * groups * tiles
-            threads = min(count, items) if images * plane * taps * found.blocks * WIDE > _SMALL else 1
+            threads = min(count, items) if images * plane * taps * found.blocks * LANES > self.serial_work else 1
             out = found.ways[0].blocks if two and image is found.large else found.blocks
-            self.sizes.append([plane, -(-taps // WIDE), out, taps, tiles, groups, strip(tile, tiles, taps), items, -(-items // threads)])
+            self.sizes.append([plane, -(-taps // LANES), out, taps, tiles, groups, strip(tile, tiles, taps), items, -(-items // threads)])
             self.threads.append(threads)
         shapes = [static_shape(t.shape)[2:] for t in (found.small.tensor, found.large.tensor)]
         table = Packed(f"places|{sorted(found.resize.attrs.items())} {shapes}", found.large.pixels * 4, lambda: picked(found.resize).view(np.uint8))
         self.packed = (_weights(found, found.small, blocks, True), _weights(found, found.large, blocks, False), table)
-        estimate = jit.has("avx512dq")
-        self.before = pointwise_ir(blocks, tile, (), estimate, near(blocks, tile, found.small.channels))
-        self.behind = pointwise_ir(blocks, tile, found.steps, estimate, near(blocks, tile, found.large.channels), forked=two, begun=True)
-        self.implementation = f"own:{blocks * WIDE} channels x {tile} pixels, enlarged behind"
+        has_avx512dq = jit.has("avx512dq")
+        self.before = pointwise_ir(Variant(blocks, tile, (), has_avx512dq, near(blocks, tile, found.small.channels)))
+        fetch = near(blocks, tile, found.large.channels)
+        self.behind = pointwise_ir(Variant(blocks, tile, found.steps, has_avx512dq, fetch, two_outputs=two, has_initial=True))
+        self.implementation = f"own:{blocks * LANES} channels x {tile} pixels, enlarged behind"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         def record(ir: str, context: list[int], operands: dict[int, tuple[str, int]], k: int) -> None:
@@ -102,7 +104,7 @@ class ResizedKernel:
         first, second, places = args.packed
         record(self.before, [args.inputs[small], first, args.scratch, *self.sizes[0]], {0: ("input", small)}, 0)
         pixels, taken, out, *rest = self.sizes[1]
-        begun = [args.scratch, places, self.found.small.pixels * WIDE]
+        begun = [args.scratch, places, self.found.small.pixels * LANES]
         operands = {0: ("input", large), 2: ("output", 0)}
         if len(args.outputs) == 1:
             context = [args.inputs[large], second, *args.outputs, *begun, pixels, taken, out, *rest]
@@ -116,12 +118,12 @@ def _weights(found: Resized, image: Image, blocks: int, biased: bool) -> Packed:
     """All results' weights of one image, in groups of `blocks`."""
     groups = found.blocks // blocks
     key = f"{' '.join(w.key for w in found.ways)}|resized {blocks} {image.taps} {biased}"
-    nbytes = groups * (image.channels + 1) * blocks * WIDE * 4
+    nbytes = groups * (image.channels + 1) * blocks * LANES * 4
     return Packed(key, nbytes, lambda: packed(found.ways, groups, blocks, image.taps, biased).view(np.uint8))
 
 
 @tactic
-class ResizedConv(OwnTactic):
+class ResizedConv(CompiledTactic):
     ops = ("*",)
     composites = ("ResizedConv",)
     what = "1x1 convolutions of an enlarged image joined to another one"
@@ -222,4 +224,4 @@ def picked(resize: Layer) -> np.ndarray:
     shape = static_shape(resize.needs(0).shape)
     numbers = np.broadcast_to(np.arange(prod(shape[2:]), dtype=np.float64).reshape(shape[2:]), shape)
     (got,) = run_layer(resize, [numbers])
-    return (got[0, 0].reshape(-1) * WIDE).astype(np.int32)
+    return (got[0, 0].reshape(-1) * LANES).astype(np.int32)

@@ -17,11 +17,11 @@ from whet.tactics.cpu.move._moves_ir import moves_ir
 from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._nonfinite import Reference
 
-_SMALL = 1 << 13  # numbers that one thread has done before the others are there
-
 
 class MovesKernel:
     """A planned launch; its packed operand holds the layer's constants."""
+
+    serial_work = 1 << 13  # elements
 
     scratch, rtol, deterministic, implementation = 0, 1e-5, True, "own:rows"
 
@@ -32,7 +32,7 @@ class MovesKernel:
         numbers = made.numbers
         key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
         self.packed = (Packed(f"{key}|moves", numbers.nbytes, lambda: numbers.view(np.uint8)),)
-        self.threads = min(count, made.rows) if made.rows * made.columns > _SMALL else 1
+        self.threads = min(count, made.rows) if made.rows * made.columns > self.serial_work else 1
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.outputs[0], args.packed[0], *(args.inputs[i] for i in self.sources), self.rows, -(-self.rows // self.threads)]

@@ -11,30 +11,31 @@ from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Signature, Stream, tactic
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.ir import WIDE
-from whet.tactics.cpu._llvm.kernel import OwnKernel, OwnTactic
+from whet.tactics.cpu._llvm.builder import LANES
+from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu.conv._blocked_conv import STORED
 from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._nonfinite import KERNELS, Reference
 from whet.tactics.cpu.pool._max_pool_ir import Axis, pool_ir
 
-_SMALL = 1 << 13  # numbers that one thread has done before the others are there
 _WINDOW = 16  # places of a window's side: beyond, the code is long
 
 
-class PoolKernel(OwnKernel):
+class PoolKernel(CompiledKernel):
     """A planned pooling; its scratch holds what the rows' windows give."""
+
+    serial_work = 1 << 13  # elements
 
     implementation = "own:rows, columns"
 
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
         images, channels, height, width = static_shape(layer.needs(0).shape)
         rows, columns = static_shape(layer.outputs[0].shape)[2:]
-        super().__init__(layer, signature, prod((images, channels, rows, columns)), _SMALL, count)
-        self.planes = images * -(-channels // WIDE)
+        super().__init__(layer, signature, prod((images, channels, rows, columns)), count)
+        self.planes = images * -(-channels // LANES)
         self.threads = min(self.threads, self.planes)
         self.sizes = [height, width, rows, columns]
-        self.scratch = self.planes * height * columns * WIDE * 4
+        self.scratch = self.planes * height * columns * LANES * 4
         self.ir = pool_ir(*axes(layer))
 
     def enqueue(self, args: Args, stream: Stream) -> None:
@@ -44,7 +45,7 @@ class PoolKernel(OwnKernel):
 
 
 @tactic
-class Pool(OwnTactic):
+class Pool(CompiledTactic):
     ops = ("MaxPool",)
 
     def why_not(self, layer: Layer) -> str | None:

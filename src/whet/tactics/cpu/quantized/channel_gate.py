@@ -14,38 +14,40 @@ from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
 from whet.tactics._quantized import Parts, taken_apart
-from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.kernel import LAST_WORDS, Lanes, OwnKernel, OwnTactic, integer_range, numbers, packed_numbers, rounding
+from whet.tactics.cpu._llvm.builder import FLOAT, INT8, INT32, LANES, Module, Value
+from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTactic, integer_range, load_parameters, packed_parameters, to_int8
+from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._quantized import QuantizedTactic, needed
 from whet.tactics.cpu.onednn.onednn_qmul import integer_and_factor, places_of
 
-_SMALL = 1 << 13  # numbers that one thread has done before the others are there
-_WIDE, _ONE = Lanes(16), Lanes(1)
+_WORDS = ("source", "factors", "target", "samples", "channels", "pixels", *LAST_WORDS)
 
 
-class GateKernel(OwnKernel):
+class GateKernel(CompiledKernel):
     """A planned gate; its packed operand holds the scales' quotient, both zero points and the integers' bounds."""
+
+    serial_work = 1 << 13  # elements
 
     implementation = "own:pixels"
 
     def __init__(self, layer: Layer, signature: Signature, parts: Parts, count: int) -> None:
         shape = static_shape(layer.outputs[0].shape)
-        super().__init__(layer, signature, prod(shape), _SMALL, count)
+        super().__init__(layer, signature, prod(shape), count)
         self.x, self.factor = integer_and_factor(parts)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         reads, stores = parts.reads[self.x], parts.result
         scale = np.float32(reads.number) / np.float32(stores.number)
-        self.packed = (packed_numbers(scale, reads.zero, stores.zero, *integer_range(stores.dtype)),)
+        self.packed = (packed_parameters(scale, reads.zero, stores.zero, *integer_range(stores.dtype)),)
         self.signed = reads.dtype.name == "i8"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         operands = (("input", self.x), ("input", self.factor), ("output", 0))
-        self.launch(stream, _ir(self.signed), "gate", args, (*operands, self.images, self.channels, self.pixels), self.pixels)
+        self.launch(stream, gate_ir(self.signed), "gate", args, (*operands, self.images, self.channels, self.pixels), self.pixels)
 
 
 @tactic
-class Gate(QuantizedTactic, OwnTactic):
+class Gate(QuantizedTactic, CompiledTactic):
     ops = ("Mul",)
 
     def unfit(self, parts: Parts) -> str | None:
@@ -72,91 +74,32 @@ class Gate(QuantizedTactic, OwnTactic):
         return GateKernel(layer, signature, taken_apart(layer), backend.threads)
 
 
-def _step(lanes: Lanes, s: str, signed: bool) -> str:
-    """%z<s> of the integers %q<s> and the factors %g<s>."""
-    f, i = lanes.of("float"), lanes.of("i32")
-    return f"""
-  %x{s} = {"sext" if signed else "zext"} {lanes.of("i8")} %q{s} to {i}
-  %v{s} = sitofp {i} %x{s} to {f}
-  %d{s} = fsub {f} %v{s}, {lanes.constant("from0")}
-  %k{s} = fmul {f} %g{s}, {lanes.constant("scale")}
-  %m{s} = fmul {f} %d{s}, %k{s}{lanes.stored(f"%m{s}", s)}"""
-
-
 @cache
-def _ir(signed: bool) -> str:
-    """`gate(context)`: for each pixel of a thread's share, 16 channels at a time, then one by one."""
-    f, q, wide = _WIDE.of("float"), _WIDE.of("i8"), _WIDE.count
-    words = ("source", "factors", "target", "images", "channels", "pixels", *LAST_WORDS)
-    return f"""
-{rounding(_WIDE, _ONE)}
-{jit.opening("gate", words, "pixels")}
-  %whole = sub i64 %channels, {wide - 1}
-  %size = mul i64 %pixels, %channels
-  %line = inttoptr i64 %packed to float*
-  %x0 = inttoptr i64 %source to i8*
-  %y0 = inttoptr i64 %target to i8*
-  %g0 = inttoptr i64 %factors to float*
-{numbers(("scale", "from0", "zero", "low", "high"), _WIDE)}
-  br label %image
-image:
-  %n = phi i64 [ 0, %start ], [ %n1, %next ]
-  %left = icmp slt i64 %n, %images
-  br i1 %left, label %rows, label %done
-rows:
-  %offset = mul i64 %n, %size
-  %xn = getelementptr i8, i8* %x0, i64 %offset
-  %yn = getelementptr i8, i8* %y0, i64 %offset
-  %offset.g = mul i64 %n, %channels
-  %gn = getelementptr float, float* %g0, i64 %offset.g
-  br label %pixel
-pixel:
-  %p = phi i64 [ %from, %rows ], [ %p1, %last ]
-  %inside = icmp slt i64 %p, %end
-  br i1 %inside, label %row, label %next
-row:
-  %at = mul i64 %p, %channels
-  %xp = getelementptr i8, i8* %xn, i64 %at
-  %yp = getelementptr i8, i8* %yn, i64 %at
-  br label %wide
-wide:
-  %w = phi i64 [ 0, %row ], [ %w1, %many ]
-  %fits = icmp slt i64 %w, %whole
-  br i1 %fits, label %many, label %tail
-many:
-  %xw = getelementptr i8, i8* %xp, i64 %w
-  %xv = bitcast i8* %xw to {q}*
-  %q.w = load {q}, {q}* %xv, align 1
-  %gw = getelementptr float, float* %gn, i64 %w
-  %gv = bitcast float* %gw to {f}*
-  %g.w = load {f}, {f}* %gv, align 4
-{_step(_WIDE, ".w", signed)}
-  %yw = getelementptr i8, i8* %yp, i64 %w
-  %yv = bitcast i8* %yw to {q}*
-  store {q} %z.w, {q}* %yv, align 1
-  %w1 = add i64 %w, {wide}
-  br label %wide
-tail:
-  %t = phi i64 [ %w, %wide ], [ %t1, %one ]
-  %some = icmp slt i64 %t, %channels
-  br i1 %some, label %one, label %last
-one:
-  %xt = getelementptr i8, i8* %xp, i64 %t
-  %q.t = load i8, i8* %xt
-  %gt = getelementptr float, float* %gn, i64 %t
-  %g.t = load float, float* %gt
-{_step(_ONE, ".t", signed)}
-  %yt = getelementptr i8, i8* %yp, i64 %t
-  store i8 %z.t, i8* %yt
-  %t1 = add i64 %t, 1
-  br label %tail
-last:
-  %p1 = add i64 %p, 1
-  br label %pixel
-next:
-  %n1 = add i64 %n, 1
-  br label %image
-done:
-  ret void
-}}
-"""
+def gate_ir(signed: bool) -> str:
+    """`gate(context)`: for each pixel of a thread's share 16 channels at a time, then one by one."""
+    module = Module()
+    with parallel_kernel(module, "gate", _WORDS, "pixels") as (f, w):
+        end_of_vectors = w.channels - (LANES - 1)
+        size = w.pixels * w.channels
+        packed = w.packed.as_pointer(FLOAT)
+        source, target = w.source.as_pointer(INT8), w.target.as_pointer(INT8)
+        factors = w.factors.as_pointer(FLOAT)
+        scale, zero_point, zero, low, high = load_parameters(packed, 5)
+
+        def gated(integers: Value, factor: Value) -> Value:
+            real = integers.convert("sext" if signed else "zext", INT32).convert("sitofp", FLOAT) - zero_point.like(factor)
+            return to_int8(f, real * (factor * scale.like(factor)), zero, low, high)
+
+        with f.loop(0, w.samples) as samples:
+            x_sample, y_sample = source.at(samples.index * size), target.at(samples.index * size)
+            factor = factors.at(samples.index * w.channels)
+            with f.loop(w.begin, w.end) as pixels:
+                offset = pixels.index * w.channels
+                x, y = x_sample.at(offset), y_sample.at(offset)
+                with f.loop(0, end_of_vectors, step=LANES) as vectors:
+                    c = vectors.index
+                    y.store(gated(x.load_vector(c), factor.load_vector(c)), c)
+                with f.loop(vectors.index, w.channels) as rest:
+                    c = rest.index
+                    y.store(gated(x.load(c), factor.load(c)), c)
+    return str(module)

@@ -6,6 +6,8 @@ result at a time. The table is made by the reference, so results are the referen
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 import numpy as np
 
 from whet.backends import Backend
@@ -13,98 +15,56 @@ from whet.network import DType, Layer, Tensor, format_fits
 from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, stored_bytes, tactic
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.kernel import LAST_WORDS, OwnKernel, OwnTactic
+from whet.tactics.cpu._llvm.builder import INT8, INT64, Module, Type
+from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTactic
+from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 from whet.tactics.cpu.onednn._kernel import static
 
 KIND = "QuantizedTable"
-_SMALL = 1 << 15  # bytes that one thread has done before the others are there
 _STEP = 64
-
-_IR = """
-declare <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8>, <64 x i8>, <64 x i8>)
-<OPENING>
-  %t = inttoptr i64 %packed to i8*
-  %x = inttoptr i64 %source to i8*
-  %y = inttoptr i64 %target to i8*
-<WIDE>
-tail:
-  %i = phi i64 <COMES>, [ %i1, %one ]
-  %more = icmp slt i64 %i, %end
-  br i1 %more, label %one, label %done
-one:
-  %xp = getelementptr i8, i8* %x, i64 %i
-  %q = load i8, i8* %xp
-  %at = zext i8 %q to i64
-  %tp = getelementptr i8, i8* %t, i64 %at
-  %r = load i8, i8* %tp
-  %yp = getelementptr i8, i8* %y, i64 %i
-  store i8 %r, i8* %yp
-  %i1 = add i64 %i, 1
-  br label %tail
-done:
-  ret void
-}
-"""
-_WIDE = """
-  %t1 = getelementptr i8, i8* %t, i64 64
-  %t2 = getelementptr i8, i8* %t, i64 128
-  %t3 = getelementptr i8, i8* %t, i64 192
-  %v0 = bitcast i8* %t to <64 x i8>*
-  %v1 = bitcast i8* %t1 to <64 x i8>*
-  %v2 = bitcast i8* %t2 to <64 x i8>*
-  %v3 = bitcast i8* %t3 to <64 x i8>*
-  %a = load <64 x i8>, <64 x i8>* %v0, align 1
-  %b = load <64 x i8>, <64 x i8>* %v1, align 1
-  %c = load <64 x i8>, <64 x i8>* %v2, align 1
-  %d = load <64 x i8>, <64 x i8>* %v3, align 1
-  %whole = sub i64 %end, 63
-  br label %wide
-wide:
-  %w = phi i64 [ %from, %start ], [ %w1, %many ]
-  %fits = icmp slt i64 %w, %whole
-  br i1 %fits, label %many, label %tail
-many:
-  %wxp = getelementptr i8, i8* %x, i64 %w
-  %wx = bitcast i8* %wxp to <64 x i8>*
-  %wq = load <64 x i8>, <64 x i8>* %wx, align 1
-  %low = call <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8> %a, <64 x i8> %wq, <64 x i8> %b)
-  %high = call <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8> %c, <64 x i8> %wq, <64 x i8> %d)
-  %upper = icmp slt <64 x i8> %wq, zeroinitializer
-  %wr = select <64 x i1> %upper, <64 x i8> %high, <64 x i8> %low
-  %wyp = getelementptr i8, i8* %y, i64 %w
-  %wy = bitcast i8* %wyp to <64 x i8>*
-  store <64 x i8> %wr, <64 x i8>* %wy, align 1
-  %w1 = add i64 %w, 64
-  br label %wide
-"""
+_WORDS = ("source", "target", "count", *LAST_WORDS)
 
 
-def _ir(wide: bool) -> str:
-    ir = _IR.replace("<OPENING>", jit.opening("look_up", ("source", "target", "count", *LAST_WORDS), "count"))
-    if wide:
-        return ir.replace("<WIDE>", _WIDE.strip("\n")).replace("<COMES>", "[ %w, %wide ]")
-    plain = ir.replace("<WIDE>", "  br label %tail").replace("<COMES>", "[ %from, %start ]")
-    return plain.replace("declare <64 x i8> @llvm.x86.avx512.vpermi2var.qi.512(<64 x i8>, <64 x i8>, <64 x i8>)\n", "")
+@cache
+def lookup_ir(has_vbmi: bool) -> str:
+    """`look_up(context)`; `has_vbmi`: the CPU has AVX-512 VBMI, whose vpermi2b looks up 64 bytes in half of the table."""
+    module = Module()
+    with parallel_kernel(module, "look_up", _WORDS, "count") as (f, w):
+        table, x, y = (word.as_pointer(INT8) for word in (w.packed, w.source, w.target))
+        begin = w.begin
+        if has_vbmi:
+            a, b, c, d = (table.load(k * _STEP, _STEP) for k in range(4))
+            permute = partial(f.call_external, "llvm.x86.avx512.vpermi2var.qi.512", Type("i8", _STEP))
+            with f.loop(begin, w.end - (_STEP - 1), step=_STEP) as vectors:
+                indices = x.load(vectors.index, _STEP)
+                low, high = permute(a, indices, b), permute(c, indices, d)
+                y.store(f.select(indices < 0, high, low), vectors.index)
+            begin = vectors.index
+        with f.loop(begin, w.end) as rest:
+            y.store(table.load(x.load(rest.index).convert("zext", INT64)), rest.index)
+    return str(module)
 
 
-class TableKernel(OwnKernel):
+class TableKernel(CompiledKernel):
     """A planned look-up; its one packed operand is the table."""
 
-    def __init__(self, layer: Layer, signature: Signature, wide: bool, count: int) -> None:
-        super().__init__(layer, signature, stored_bytes(layer, signature)[1][0], _SMALL, count)
+    serial_work = 1 << 15  # bytes
+
+    def __init__(self, layer: Layer, signature: Signature, has_vbmi: bool, count: int) -> None:
+        super().__init__(layer, signature, stored_bytes(layer, signature)[1][0], count)
         self.x = next(i for i, o in enumerate(signature.inputs) if o is not None)
         results = table(layer)
         self.packed = (Packed(f"table|{results.tobytes().hex()}", 256, lambda: results.view(np.uint8)),)
-        self.wide = wide
-        self.implementation = "own:avx512_vbmi" if wide else "own:scalar"
+        self.has_vbmi = has_vbmi
+        self.implementation = "own:avx512_vbmi" if has_vbmi else "own:scalar"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         size = self.outputs[0]
-        self.launch(stream, _ir(self.wide), "look_up", args, (("input", self.x), ("output", 0), size), size, _STEP)
+        self.launch(stream, lookup_ir(self.has_vbmi), "look_up", args, (("input", self.x), ("output", 0), size), size, _STEP)
 
 
 @tactic
-class Table(OwnTactic):
+class Table(CompiledTactic):
     composites = (KIND,)
     quantized = True
 

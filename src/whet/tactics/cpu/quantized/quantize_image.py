@@ -13,34 +13,36 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
-from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.kernel import LAST_WORDS, Lanes, OwnKernel, OwnTactic, integer_range, numbers, packed_numbers, rounding
+from whet.tactics.cpu._llvm.builder import FLOAT, INT8, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTactic, integer_range, load_parameters, packed_parameters, to_int8
+from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn.onednn_quantize import scales_of_layer
 
 _CHANNELS = (2, 3, 4)
-_WIDE, _ONE = Lanes(16), Lanes(1)  # pixels at once
-_SMALL = 1 << 13  # numbers that one thread has done before the others are there
+_WORDS = ("source", "target", "samples", "pixels", *LAST_WORDS)
 
 
-class ImageKernel(OwnKernel):
+class ImageKernel(CompiledKernel):
     """A planned quantization; its packed operand holds factor, zero point and the integers' bounds."""
+
+    serial_work = 1 << 13  # elements
 
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
         shape = static_shape(layer.needs(0).shape)
-        super().__init__(layer, signature, prod(shape), _SMALL, count)
+        super().__init__(layer, signature, prod(shape), count)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         _, values, zero = scales_of_layer(layer)
-        self.packed = (packed_numbers(np.float32(1) / values[0], zero, *integer_range(layer.outputs[0].dtype)),)
+        self.packed = (packed_parameters(np.float32(1) / values[0], zero, *integer_range(layer.outputs[0].dtype)),)
         self.implementation = f"own:{self.channels} channels"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         words = (("input", 0), ("output", 0), self.images, self.pixels)
-        self.launch(stream, _ir(self.channels), "quantize", args, words, self.pixels, _WIDE.count)
+        self.launch(stream, quantize_ir(self.channels), "quantize", args, words, self.pixels, LANES)
 
 
 @tactic
-class QuantizeImage(OwnTactic):
+class QuantizeImage(CompiledTactic):
     """Its numbers are the op's but for ties: x / scale is x times the scale's inverse."""
 
     ops = ("QuantizeLinear",)
@@ -68,92 +70,36 @@ class QuantizeImage(OwnTactic):
         return ImageKernel(layer, signature, backend.threads)
 
 
-def _each(channels: int, lanes: Lanes, s: str, at: str) -> str:
-    """%z<s><c> for each channel c: the integers of the pixels from %<at> on."""
-    f = lanes.of("float")
-    return "\n".join(
-        f"""  %f{s}{c} = mul i64 %pixels, {c}
-  %n{s}{c} = add i64 %f{s}{c}, %{at}
-  %p{s}{c} = getelementptr float, float* %x, i64 %n{s}{c}
-  %v{s}{c} = bitcast float* %p{s}{c} to {f}*
-  %x{s}{c} = load {f}, {f}* %v{s}{c}, align 4
-  %m{s}{c} = fmul {f} %x{s}{c}, {lanes.constant("factor")}{lanes.stored(f"%m{s}{c}", f"{s}{c}")}"""
-        for c in range(channels)
-    )
-
-
-def _mixed(channels: int) -> str:
-    """Stores %z.w<c> of 16 pixels as they lie between each other."""
-    n, q = _WIDE.count, _WIDE.of("i8")
-    pair, joined = f"<{2 * n} x i8>", f"<{n * channels} x i8>"
-    both = ", ".join(f"i32 {i}" for i in range(2 * n))
-    order = ", ".join(f"i32 {c * n + p}" for p in range(n) for c in range(channels))
-    last, more = "%z.w2" if channels > 2 else "undef", "%z.w3" if channels > 3 else "undef"
-    return f"""  %front = shufflevector {q} %z.w0, {q} %z.w1, <{2 * n} x i32> <{both}>
-  %back = shufflevector {q} {last}, {q} {more}, <{2 * n} x i32> <{both}>
-  %mixed = shufflevector {pair} %front, {pair} %back, <{n * channels} x i32> <{order}>
-  %at = mul i64 %w, {channels}
-  %yp = getelementptr i8, i8* %y, i64 %at
-  %yv = bitcast i8* %yp to {joined}*
-  store {joined} %mixed, {joined}* %yv, align 1"""
-
-
-def _one_by_one(channels: int) -> str:
-    """Stores %z.t<c> of one pixel."""
-    return "\n".join(
-        f"""  %tb{c} = mul i64 %i, {channels}
-  %tc{c} = add i64 %tb{c}, {c}
-  %ty{c} = getelementptr i8, i8* %y, i64 %tc{c}
-  store i8 %z.t{c}, i8* %ty{c}"""
-        for c in range(channels)
-    )
-
-
 @cache
-def _ir(channels: int) -> str:
-    """`quantize(context)` for so many channels: 16 pixels at a time, what is left of a thread's share pixel by pixel."""
-    words = ("source", "target", "images", "pixels", *LAST_WORDS)
-    return f"""
-{rounding(_WIDE, _ONE)}
-{jit.opening("quantize", words, "pixels")}
-  %whole = sub i64 %end, {_WIDE.count - 1}
-  %size = mul i64 %pixels, {channels}
-  %line = inttoptr i64 %packed to float*
-  %x.0 = inttoptr i64 %source to float*
-  %y.0 = inttoptr i64 %target to i8*
-{numbers(("factor", "zero", "low", "high"), _WIDE)}
-  br label %image
-image:
-  %n = phi i64 [ 0, %start ], [ %n1, %next ]
-  %left = icmp slt i64 %n, %images
-  br i1 %left, label %begin, label %done
-begin:
-  %offset = mul i64 %n, %size
-  %x = getelementptr float, float* %x.0, i64 %offset
-  %y = getelementptr i8, i8* %y.0, i64 %offset
-  br label %wide
-wide:
-  %w = phi i64 [ %from, %begin ], [ %w1, %many ]
-  %fits = icmp slt i64 %w, %whole
-  br i1 %fits, label %many, label %tail
-many:
-{_each(channels, _WIDE, ".w", "w")}
-{_mixed(channels)}
-  %w1 = add i64 %w, {_WIDE.count}
-  br label %wide
-tail:
-  %i = phi i64 [ %w, %wide ], [ %i1, %one ]
-  %some = icmp slt i64 %i, %end
-  br i1 %some, label %one, label %next
-one:
-{_each(channels, _ONE, ".t", "i")}
-{_one_by_one(channels)}
-  %i1 = add i64 %i, 1
-  br label %tail
-next:
-  %n1 = add i64 %n, 1
-  br label %image
-done:
-  ret void
-}}
-"""
+def quantize_ir(channels: int) -> str:
+    """`quantize(context)` for so many channels: 16 pixels at a time, the rest of a thread's share pixel by pixel."""
+    module = Module()
+    with parallel_kernel(module, "quantize", _WORDS, "pixels") as (f, w):
+        end_of_vectors = w.end - (LANES - 1)
+        size = w.pixels * channels
+        packed = w.packed.as_pointer(FLOAT)
+        source, target = w.source.as_pointer(FLOAT), w.target.as_pointer(INT8)
+        factor, zero, low, high = load_parameters(packed, 4)
+        with f.loop(0, w.samples) as samples:
+            x, y = source.at(samples.index * size), target.at(samples.index * size)
+
+            def quantized(pixel: Value, lanes: int, x: Pointer = x) -> list[Value]:
+                """The integers of the pixels from `pixel` on, for each channel."""
+                planes = [x.load(w.pixels * c + pixel, lanes) for c in range(channels)]
+                return [to_int8(f, plane * factor.like(plane), zero, low, high) for plane in planes]
+
+            with f.loop(w.begin, end_of_vectors, step=LANES) as vectors:
+                y.store(_interleave(f, quantized(vectors.index, LANES)), vectors.index * channels)
+            with f.loop(vectors.index, w.end) as rest:
+                for c, value in enumerate(quantized(rest.index, 1)):
+                    y.store(value, rest.index * channels + c)
+    return str(module)
+
+
+def _interleave(f: Function, planes: list[Value]) -> Value:
+    """Vectors of two to four channels as one, pixel by pixel."""
+    channels = len(planes)
+    missing = f.undefined(planes[0].type)
+    a, b, c, d = [*planes, missing, missing][:4]
+    first, second = (f.shuffle(x, y, range(2 * LANES)) for x, y in ((a, b), (c, d)))
+    return f.shuffle(first, second, [channel * LANES + pixel for pixel in range(LANES) for channel in range(channels)])
