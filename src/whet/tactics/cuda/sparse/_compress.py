@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-STEP_BYTES = 128  # of a row of B: what a K step of the kernels covers
+STEP_BYTES = 128  # of a row of B in a K step of the kernels
 ROWS = 64  # of A that one instruction takes
 THREADS = 128
 EMPTY = 0b0100  # metadata of a group of zeros: positions 0 and 1
@@ -44,9 +44,9 @@ class Group:
 
 
 def find_violation(matrix: np.ndarray) -> Group | None:
-    """The first group of four along the last axis of a matrix that is not 2:4 or holds a NaN; None where there is none. -0.0 is a zero.
+    """The first group of four along the last axis that is not 2:4 or holds a NaN, or None. -0.0 is a zero.
 
-    matrix: [rows, K] of any float or integer type. Raises ValueError where K is no multiple of 4.
+    matrix: [rows, K] of any float or integer type. Raises ValueError if K is no multiple of 4.
     """
     if matrix.shape[1] % 4:
         raise ValueError(f"rows of {matrix.shape[1]} elements have no whole groups of four")
@@ -65,7 +65,7 @@ def compress(matrix: np.ndarray) -> Compressed:
     """The two values and the metadata of every group of four along the last axis.
 
     A group with fewer than two non-zeros keeps zeros at the lowest free positions. matrix: [rows, K], any float or integer type.
-    Raises ValueError where K is no multiple of 4, and for the first group that is not 2:4 or holds a NaN.
+    Raises ValueError if K is no multiple of 4, and for the first group that is not 2:4 or holds a NaN.
     """
     bad = find_violation(matrix)
     if bad is not None:
@@ -89,7 +89,7 @@ def _row_blocks(matrix: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _nonzero_mask(block: np.ndarray) -> np.ndarray:
-    """[rows, K / 4]: bit i is set where element i of a group is not zero."""
+    """[rows, K / 4]: bit i is set if element i of the group is not zero."""
     bits = np.packbits(block != 0, axis=-1, bitorder="little")  # eight elements per byte
     return np.stack([bits & 15, bits >> 4], axis=-1).reshape(len(block), -1)[:, : block.shape[1] // 4]
 
@@ -104,7 +104,7 @@ _POSITIONS = np.array([_kept_positions(mask) for mask in range(16)], np.int64)
 
 
 def decompress(compressed: Compressed) -> np.ndarray:
-    """The matrix [rows, K] of which `compress` made this."""
+    """The matrix [rows, K] before `compress`."""
     rows, count = compressed.metadata.shape
     out = np.zeros((rows, count, 4), compressed.values.dtype)
     pairs = compressed.values.reshape(rows, count, 2)
@@ -149,7 +149,7 @@ def _join_nibbles(parts: np.ndarray) -> np.ndarray:
 def pair_rows(matrix: np.ndarray) -> np.ndarray:
     """Rows (a multiple of 16) in another order: rows g and g + 8 of every sixteen are rows 2g and 2g + 1 of the matrix.
 
-    A thread accumulates rows g and g + 8, so that it has two neighbouring channels, which kernels with 8-bit results store as one unit.
+    A thread accumulates rows g and g + 8. With this order these are neighbouring channels, and kernels with 8-bit results store the pair as one unit.
     """
     parts = matrix.reshape(-1, 8, 2, *matrix.shape[1:])
     return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(matrix.shape)

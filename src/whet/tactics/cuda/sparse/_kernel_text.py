@@ -13,8 +13,8 @@ def wgmma_sparse(columns: int, kind: int) -> str:
     """Device functions `wgmma_sparse0` and `wgmma_sparse1`: acc[64 x columns] (+)= A x B over 64 bytes of a row of B (K = 32 elements of 16 bits
     or 64 of 8 bits), A compressed in shared memory.
 
-    They are the first and the second instruction of a K step. Of 16-bit operands both read one metadata register, in which threads 0 and 1
-    of a quad hold the metadata of the first and threads 2 and 3 that of the second (sparsity selector 0 and 1).
+    They are the first and the second instruction of a K step. Of 16-bit operands both read one metadata register: threads 0 and 1
+    of a quad hold the metadata of the first instruction, threads 2 and 3 that of the second (sparsity selectors 0 and 1).
     """
     count, size = columns // 2, 1 if kind >= 3 else 2
     number, element = ("r", "int") if kind in (3, 4) else ("f", "float")

@@ -1,4 +1,4 @@
-"""The tuning space of sparse.cu: tiles, which of them a multiprocessor can hold, and the order in which they are tried for a shape."""
+"""The tuning space of sparse.cu: tiles, limits of a multiprocessor, and the order of candidates for a shape."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class SparseTile:
 
     @property
     def registers(self) -> int:
-        """An estimate of the registers that a multiplying thread needs: accumulators and what addresses and the epilogue take."""
+        """An estimate of the registers that a multiplying thread needs for accumulators, addresses and the epilogue."""
         return self.mi * self.bn // 2 + 32
 
     @property
     def moved_registers(self) -> tuple[int, int]:
-        """Registers of a multiplying and of a loading thread where a loading warpgroup gives some away (`setmaxnreg`); zeros where nobody has to.
+        """Registers of a multiplying and of a loading thread if a loading warpgroup has to give some away (`setmaxnreg`), else zeros.
 
-        Together they are no more than what the block has at its start, when all threads have equally many: else it would wait forever.
+        The sum must not exceed the registers of the block at launch, when all threads have equally many: else `setmaxnreg` waits forever.
         """
         if self.registers <= _equal_share(self.wgs * 4 + 1, self.blocks):
             return 0, 0
@@ -55,7 +55,7 @@ class SparseTile:
         return next(n for n in (64, 96, 80, 48, 112, 160, 176, 224, 32, 16) if self.bn % n == 0 and n % unit == 0)
 
     def buffers(self, out_size: int, residual: bool) -> int:
-        """Staging buffers of a warpgroup: the whole tile where a residual is loaded into it, else two."""
+        """Staging buffers of a warpgroup: the whole tile if a residual is loaded into it, else two."""
         chunks = self.mi * self.bn // self.chunk_pixels(out_size)
         return chunks if residual else min(2, chunks)
 
@@ -94,7 +94,7 @@ class SparseTile:
 
 
 def _equal_share(warps: int, blocks: int) -> int:
-    """Registers of a thread where all have equally many: warps share four register files of 512 per lane, given out in eights."""
+    """Registers of a thread if all have equally many: warps share four register files of 512 per lane, given out in eights."""
     return min(255, 512 // -(-warps * blocks // 4) // 8 * 8)
 
 
@@ -107,7 +107,7 @@ _SHAPES = (
 
 
 def estimate_us(tile: SparseTile, m: int, k: int, steps: int, multiprocessors: int) -> float:
-    """A rough time in microseconds on an H200, which orders candidates and never chooses one.
+    """A rough time in microseconds on an H200. It orders candidates and never chooses one.
 
     Shared memory delivers 128 bytes per clock, and each 64-row instruction reads its own operands from it: A (2 KiB) and B (64 bytes per
     pixel) for a K of 64 bytes. The copy engine writes both once per block. L2 feeds a multiprocessor with about 36 bytes per clock.

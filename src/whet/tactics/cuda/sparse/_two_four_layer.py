@@ -1,4 +1,4 @@
-"""What the tactics of layers with 2:4 weights share: which weights they take and why not, tiles, packed operands and launches."""
+"""Shared by the tactics of layers with 2:4 weights: reasons to refuse weights, tiles, packed operands and launches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _reasons: dict[tuple[str, str], str | None] = {}  # by digest and order of the a
 def why_not_two_four(weights: Tensor, order: str, filters: Callable[[], np.ndarray]) -> str | None:
     """Why constant weights are not 2:4 along the input channels, or None.
 
-    filters: gives them as [output channel, input channel, height, width]; `order`: what that depends on besides the values.
+    filters: gives them as [output channel, input channel, height, width]; `order`: everything that this depends on besides the values.
     """
     assert weights.weight is not None
     key = (weights.weight.digest, order)
@@ -97,7 +97,7 @@ def packed_sparse(
 ) -> tuple[Packed, Packed, Packed]:
     """Values, metadata, and biases with factors.
 
-    key, floats_key: equal where the contents are, but for tile and types. filters: gives weights [k, c, r, s] in the type that is multiplied;
+    key, floats_key: equal for equal contents, but for tile and types. filters: gives weights [k, c, r, s] in the type of the products;
     floats: biases [k] and factors [k] or None.
     """
     paired = types.out_size == 1

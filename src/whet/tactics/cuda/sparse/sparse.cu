@@ -1,11 +1,12 @@
 // Convolutions and matrix products with 2:4 weights: D^T[channel][pixel] = W[channel][K] x X^T[K][pixel] by wgmma.mma_async.sp.
 // The sparse operand of the instruction is A, so weights are A (compressed, with metadata: _compress.py) and pixels are the columns of B. A ring of
 // STAGES slots holds K steps of 128 bytes of a pixel: values and input by the copy engine, metadata by plain bulk copies. The last warp loads,
-// WGS warpgroups multiply. Results pass through shared memory, where `stmatrix.trans` turns them to channels last.
+// WGS warpgroups multiply. Results pass through shared memory: `stmatrix.trans` stores them channels last.
 // With CLUSTER = 2 two blocks compute neighbouring channels of the same pixels: each loads half of the input tile for both.
 // Constants: WGS, MI (64-row tiles of a warpgroup), BN (pixels), STAGES, CLUSTER, PX (pixels stored at once), BUFFERS (of PX pixels per
-// warpgroup), BLOCKS (resident per multiprocessor), REGS and LOADER_REGS (registers of a multiplying and of a loading thread, where a loading warpgroup gives some away; 0: all threads have equally many), IM2COL, ACT, RESIDUAL (0 none, 1 before, 2 after the activation), IN and TO (types of input and
-// result, numbers as in vector.cuh), FOLD (8-bit results are computed in parts of their range, as in conv.cu). With 8-bit results the rows of weights are
+// warpgroup), BLOCKS (resident per multiprocessor), REGS and LOADER_REGS (registers of a multiplying and of a loading
+// thread if a loading warpgroup gives some away; 0: all threads have equally many), IM2COL, ACT, RESIDUAL (0 none, 1 before, 2 after the
+// activation), IN and TO (types of input and result, numbers as in vector.cuh), FOLD (8-bit results are computed in parts of their range, as in conv.cu). With 8-bit results the rows of weights are
 // paired (_compress.pair_rows) and the residual has the type ADD.
 #include "common.cuh"
 #include "vector.cuh"

@@ -19,9 +19,9 @@ from whet.tactics.cuda.sparse._two_four_layer import launch_of, packed_sparse, s
 
 
 class SparseTactic(Tactic):
-    """Layers of 16-bit floats whose constant weights are 2:4 along the input channels; subclasses say where weights and sizes are.
+    """Layers of 16-bit floats with constant weights that are 2:4 along the input channels; subclasses give weights and sizes.
 
-    An input of infinity or NaN that meets a weight of zero is not multiplied, where a dense product would give NaN.
+    An input of infinity or NaN is not multiplied by a weight of zero; a dense product gives NaN there.
     """
 
     def filters(self, layer: Layer) -> np.ndarray:

@@ -36,7 +36,7 @@ from whet.tactics.cuda.sparse._two_four_layer import launch_of, packed_sparse, s
 
 
 class SparseQuantizedTactic(QuantizedTactic):
-    """Quantized layers whose constant weights are 2:4 along the input channels; subclasses say where weights and sizes are."""
+    """Quantized layers with constant weights that are 2:4 along the input channels; subclasses give weights and sizes."""
 
     float8 = True
     format = "linear"
@@ -50,7 +50,7 @@ class SparseQuantizedTactic(QuantizedTactic):
         raise NotImplementedError
 
     def channels(self, parts: Parts) -> tuple[Any, Any]:
-        """Input and output channels, which may be symbolic."""
+        """Input and output channels, possibly symbolic."""
         raise NotImplementedError
 
     def wrong_kind(self, parts: Parts) -> str | None:
@@ -138,7 +138,7 @@ class SparseQuantizedTactic(QuantizedTactic):
 
 @tactic
 class SparseQConv(SparseQuantizedTactic):
-    """One group, two spatial axes, input channels in sixteens; no zero point where padding is read."""
+    """One group, two spatial axes, input channels in sixteens; no zero point together with padding."""
 
     ops = ("Conv",)
     format = "nhwc"

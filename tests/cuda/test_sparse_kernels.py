@@ -1,4 +1,4 @@
-"""Layers with 2:4 weights on CUDA: machine code, tiles and reasons on any machine; on Hopper every tile against the reference."""
+"""Layers with 2:4 weights on CUDA (sparse.cu): machine code, tiles and reasons on any machine; on Hopper every tile against the reference."""
 
 from __future__ import annotations
 
