@@ -22,6 +22,7 @@ import whet.zoo
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build, search
 from whet.engine.probe import probe_inputs, probe_shapes
+from whet.engine.schema import encode
 from whet.frontends import network_from_onnx
 from whet.runtime import bind
 
@@ -67,7 +68,7 @@ def row(name: str, folder: Path) -> dict:
     finally:
         search.view_refusal = refusal
     (ms, copied_ms), spread, others = in_turns([plan, copies])
-    rows = [c for group in plan.report["candidates"].values() for c in group if c.tactic == "apart"]
+    rows = [c for group in plan.report.candidates.values() for c in group if c.tactic == "apart"]
     return {
         "model": name,
         "ms": ms,
@@ -78,12 +79,12 @@ def row(name: str, folder: Path) -> dict:
         "joins": sum(layer.op in ("Concat", "Split", "Slice") for layer in plan.network.layers),
         "arena_bytes": plan.arenas[0].total,
         "copied_arena_bytes": copies.arenas[0].total,
-        "method": plan.report["choice"]["method"],
-        "core_layers": len(plan.report["choice_core"]),
-        "tried": {k: v for k, v in plan.report["choice"].items() if k.endswith(" ms")},
+        "method": plan.report.choice.method,
+        "core_layers": len(plan.report.choice_core),
+        "tried": {f"{method} ms": ms for method, ms in plan.report.choice.tried_ms.items()},
         "fused_timed_against_parts": sum(c.ms is not None for c in rows),
-        "apart": len(plan.report["unfused"]),
-        "kept": plan.report["choice"]["kept"],
+        "apart": len(plan.report.unfused),
+        "kept": plan.report.choice.kept,
         "build_seconds": seconds,
     }
 
@@ -92,7 +93,7 @@ def threads_row(name: str, folder: Path) -> dict:
     path = folder / f"{name}.onnx"
     whet.zoo.save(name, path)
     plan, seconds = built(path, folder / f"{name}.sqlite", threads=-1)
-    return {"model": name, "threads": plan.report["threads"], "kept": plan.threads, "build_seconds": seconds}
+    return {"model": name, "threads": encode(plan.report.threads), "kept": plan.threads, "build_seconds": seconds}
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from whet.builder import BuildConfig, build
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.lowering import lowered_network
 from whet.builder.precision.permissions import Permissions
+from whet.engine.schema import encode
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.runtime import bind
@@ -93,7 +94,7 @@ def engines(wanted: list[tuple], config: BuildConfig = CONFIG) -> list[dict]:
                 "min_ms": round(min(times) * 1e3, 4),
                 "build_s": round(took, 1),
                 "allowed": list(config.precisions) or list(config.tactic_sources),
-                "verification": plan.report["verification"],
+                "verification": encode(plan.report.verification),
                 "bytes": bound.nbytes(),
                 "state": machine.state(),
                 "layers": layers,

@@ -48,7 +48,7 @@ def narrow_seems_faster(monkeypatch):
 
 
 def engines(plan):
-    return [e["what"] for e in plan.report["engines"]]
+    return [e.what for e in plan.report.engines]
 
 
 @VNNI
@@ -86,7 +86,7 @@ def test_an_engine_that_cannot_win_is_tried_in_one_form(rival, tried_apart, monk
     assert bool(apart) == tried_apart
     if rival == 1e-6:
         assert engines(plan) == ["least sum of times"]
-    assert len(plan.report["layer_ms"]) == len(plan.network.layers), "layers are compared with those of the other engine"
+    assert len(plan.report.layer_ms) == len(plan.network.layers), "layers are compared with those of the other engine"
 
 
 @VNNI
@@ -109,4 +109,4 @@ def test_progress_names_the_engine_that_is_made():
     assert watch.steps[0] == 4  # samples
     for name in ("int8: timing", "floating point: timing", "floating point: whole engines", "engines in turns"):
         assert name in watch.stages
-    assert {"calibration", "timing", "whole engines", "engines in turns"} <= set(plan.report["phase_seconds"])
+    assert {"calibration", "timing", "whole engines", "engines in turns"} <= set(plan.report.phase_seconds)

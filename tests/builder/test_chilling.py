@@ -4,11 +4,11 @@ import pytest
 
 from whet.backends.cpu import CpuBackend
 from whet.builder.candidates.option import Option
+from whet.composites.epilogue import conv_silu_sample
 from whet.measure.bench import Bench
 from whet.measure.timing import COLD, Conditions, Timer
 from whet.measure.timing_cache import TimingCache
 from whet.ops import sample_layer
-from whet.ops._fused_samples import conv_silu
 from whet.tactics import tactics_of
 
 FLUSHED = 1 << 20
@@ -32,7 +32,7 @@ class Machine(CpuBackend):
 
 def chilled(machine, conditions, image="f32[1,16,12,12]"):
     """What the machine was asked for a convolution: 9 KiB in and out, 9 KiB of weights and a line of biases."""
-    _, layer, _ = sample_layer("Fused", conv_silu(image, "f32[16,16,3,3]", pads=(1, 1, 1, 1)))
+    _, layer, _ = sample_layer("Fused", conv_silu_sample(image, "f32[16,16,3,3]", pads=(1, 1, 1, 1)))
     tactic = next(t for t in tactics_of("cpu") if t.name == "cpu/onednn_conv")
     signature = next(s for s in tactic.signatures(layer, machine) if s.inputs[0].format.startswith("nChw"))
     config = tactic.configs(layer, signature, machine)[0]

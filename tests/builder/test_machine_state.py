@@ -37,4 +37,4 @@ def test_it_stands_in_the_report_of_a_build(monkeypatch):
     net = Network("net")
     net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[2,3]"))), "y")
     plan = build(net, BuildConfig(timing_cache="", avg_timing=1, whole_engines=0))
-    assert plan.report["timing"]["gpu"]["power"] == 154.0
+    assert plan.report.timing.gpu.power == 154.0

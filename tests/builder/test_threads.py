@@ -44,8 +44,8 @@ def test_the_faster_count_is_kept_and_a_lock_holds_it(tmp_path, monkeypatch):
     order: list[int] = []  # the first engine (all threads) is made to look nine times slower
     plan = build(residual(), config)
     assert plan.threads < USABLE
-    assert [r["threads"] for r in plan.report["threads"]] == list(dict.fromkeys((USABLE, max(USABLE // 2, 1), 1)))
-    said = [(kind, n) for kind in ("notes", "info") for n in plan.report.get(kind, []) if "threads were chosen by time" in n]
+    assert [r.threads for r in plan.report.threads] == list(dict.fromkeys((USABLE, max(USABLE // 2, 1), 1)))
+    said = [(kind, n) for kind in ("notes", "info") for n in getattr(plan.report, kind) if "threads were chosen by time" in n]
     assert [(kind, "may be off" in n) for kind, n in said] in ([("info", False)], [("notes", True)]), "a warning on a busy machine only"
     save_lock(plan, tmp_path / "lock.json")
     again = build(residual(), dataclasses.replace(config, lock=str(tmp_path / "lock.json")))

@@ -176,4 +176,4 @@ def test_a_default_cache_whose_disk_fills_up_is_given_up(tmp_path, monkeypatch):
 
 def test_a_build_goes_on_without_its_default_cache(read_only_home):
     plan = build(residual(), BuildConfig(optimization_level=1, avg_timing=1, whole_engines=1))
-    assert sum("timing cache" in n for n in plan.report["notes"]) == 1
+    assert sum("timing cache" in n for n in plan.report.notes) == 1

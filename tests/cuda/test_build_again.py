@@ -54,11 +54,11 @@ def config(tmp_path):
 def test_what_is_timed_is_compiled_ahead_and_nothing_else(gpu, config):
     net = parse_network(NET)
     plan = build(net, config)
-    first, timed = list(gpu), plan.report["timing"]["misses"]
+    first, timed = list(gpu), plan.report.timing.misses
     assert 20 < len(set(first)) <= timed
     gpu.clear()
     capped = build(net, replace(config, max_tactics=4, timing_cache=""))
-    assert len(gpu) <= capped.report["timing"]["misses"] < timed
+    assert len(gpu) <= capped.report.timing.misses < timed
     gpu.clear()
     again = build(net, config)
     assert again.choices == plan.choices
@@ -77,7 +77,7 @@ def test_options_of_32_bits_are_few_unless_they_come_near(gpu, config, monkeypat
 
     monkeypatch.setattr(GpuKernel, "enqueue", wide)
     plan = build(parse_network(NET.replace("32,28,28]", "32,56,56]")), replace(config, max_tactics=16))
-    rows = next(rows for rows in plan.report["candidates"].values() if {"cuda/conv", "cuda/conv_tf32"} <= {r.tactic for r in rows})
+    rows = next(rows for rows in plan.report.candidates.values() if {"cuda/conv", "cuda/conv_tf32"} <= {r.tactic for r in rows})
     timed = [r for r in rows if r.ms is not None and r.tactic != "apart"]
     far = [r for r in rows if "far behind" in r.reason]
     if factor == 1.0:

@@ -225,18 +225,18 @@ def test_a_gpu_without_memory_for_copies_keeps_the_warm_times(gpu, monkeypatch):
 
 def test_it_stands_in_the_report_and_in_what_explain_says(gpu, config):
     plan = build(parse_network(NET), config)
-    assert plan.report["timing"]["cold_timed"] >= 2
-    assert {"timing", "timing with cold weights"} <= set(plan.report["phase_seconds"])
-    name = next(n for n, row in plan.report["cold_ms"].items() if row[0] is not None)
-    row = plan.report["candidates"][name][0]
+    assert plan.report.timing.cold_timed >= 2
+    assert {"timing", "timing with cold weights"} <= set(plan.report.phase_seconds)
+    name = next(n for n, row in plan.report.cold_ms.items() if row[0] is not None)
+    row = plan.report.candidates[name][0]
     said = explain(plan, name)
-    assert said["chosen"]["cold_ms"] == plan.report["cold_ms"][name][0] > row.ms
+    assert said["chosen"]["cold_ms"] == plan.report.cold_ms[name][0] > row.ms
     assert f"({said['chosen']['cold_ms']:.4f} with weights out of the L2 cache)" in said["why"]
     again = build(parse_network(NET), config)
-    assert again.report["timing"]["cold_timed"] == 0
-    assert again.report["cold_ms"] == plan.report["cold_ms"]
+    assert again.report.timing.cold_timed == 0
+    assert again.report.cold_ms == plan.report.cold_ms
     bare = build(parse_network(NET), replace(config, backend="null", precisions=(), timing_cache=""))
-    assert "cold_timed" not in bare.report["timing"]
+    assert bare.report.timing.cold_timed is None
 
 
 @pytest.mark.gpu

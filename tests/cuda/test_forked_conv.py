@@ -130,7 +130,7 @@ def test_options_of_32_bits_take_no_place_from_those_of_16(standin_gpu, monkeypa
     layers = [x for x in plan.network.layers if x.composite == "DualOutputConv"]
     assert layers
     for x in layers:
-        rows = plan.report["candidates"][x.name]
+        rows = plan.report.candidates[x.name]
         assert not any(r.tactic == "cuda/multi_tensor_conv_tf32" and r.ms is not None for r in rows)
         offered = TACTIC.configs(x, TACTIC.signatures(x, HOPPER)[0], HOPPER)
         assert sum(r.tactic == "cuda/dual_output_conv" and r.ms is not None for r in rows) == min(len(offered), 12)

@@ -131,7 +131,7 @@ def test_both_ways_are_tried_and_the_lock_keeps_which(faster, tmp_path, monkeypa
     monkeypatch.setattr(quantized, "in_turns", in_turns)
     config = BuildConfig(precisions=("int8",), **QUICK)
     plan = build_int8(network(), config, Calibration(samples=lambda: data()))
-    tried = {c["what"]: c["kept"] for c in plan.report["precision_choice"]}
+    tried = {c.what: c.kept for c in plan.report.precision_choice}
     assert {"floating point", "int8", "int8, activations looked up"} <= set(tried)
     (kept,) = (what for what, is_kept in tried.items() if is_kept)
     assert kept == faster or kept.startswith("int8 without")  # by the times given here as fast, where the layers' own times had it made

@@ -273,7 +273,7 @@ def test_fp8_is_searched_where_it_is_asked_for_and_its_lock_is_kept(standin_gpu,
     assert config.precisions == ("fp16", "fp8"), "in the order of the command line, which a lock compares"
     data = {net.inputs[0].name: np.random.default_rng(0).standard_normal((4, 64, 32, 32)).astype(np.float32)}
     plan = engine_plan(net, config, data, tmp_path)
-    assert [c["what"] for c in plan.report["precision_choice"]] == ["floating point", "fp8"], "both were built and timed"
+    assert [c.what for c in plan.report.precision_choice] == ["floating point", "fp8"], "both were built and timed"
     assert quantized_source(net, config, plan) is None
     save_lock(plan, tmp_path / "lock.json")
     assert plan_digest(again(net, dataclasses.replace(config, lock=str(tmp_path / "lock.json")))) == plan_digest(plan)

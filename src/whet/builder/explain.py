@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from whet.builder.candidates.option import Option
 from whet.builder.select.search import Search
-from whet.engine.plan import Candidate
+from whet.engine.report import Candidate
 from whet.network import Layer, Network
 
 

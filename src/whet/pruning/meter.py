@@ -41,7 +41,8 @@ class Meter:
         self.config, self.table, self.retime = config, table, retime
         self.backend = get_backend(config.backend, threads=config.threads)
         self.tactics = tactics_for(self.backend.name, config.tactic_sources)
-        self.step = max(max(t.line for t in self.tactics) // 2, 1)  # channels come in multiples of it, or are filled up to one (pad_channels)
+        # Channels come in multiples of this step, or pad_channels pads them to one.
+        self.step = max(max(t.channel_alignment for t in self.tactics) // 2, 1)
         self.permissions = Permissions.of(config)
         tensors = {t for x in layers.values() for t in (*x.inputs, *x.outputs) if t is not None}
         footprint = sum(evaluate(t.type.nbytes, {}) for t in tensors if t.type.static)

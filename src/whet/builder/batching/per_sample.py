@@ -26,6 +26,7 @@ from whet.builder.progress import Noting
 from whet.builder.verify.verification import verify_engine
 from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe, probe_inputs, probe_shapes
+from whet.engine.report import BuildReport, SampleModes
 from whet.errors import BackendError, BuildError, EngineError
 from whet.measure.compare import race
 from whet.network import Network
@@ -70,7 +71,7 @@ def dealt_if_faster(together: EnginePlan | None, net: Network, config: BuildConf
         return _told(found, config, tell.seconds())
     if together is None:
         raise BuildError(f"samples cannot be run one by one: {why}. Build without --samples={config.samples}.")
-    together.report["samples"] = {"kept": "together", "why": why}
+    together.report.samples = SampleModes("together", why)
     return together
 
 
@@ -205,28 +206,37 @@ def verify_dealt(apart: EnginePlan, net: Network, backend: Backend, config: Buil
         run.feed(probe_inputs(apart.network, config.seed, probe_shapes(apart)))
         run.run()
         apart.probe = make_probe(apart, run.fetch(), seed=config.seed, rtol=checked.probe_rtol)
-        apart.report = apart.report | {"verification": checked.report()}
+        apart.report = dataclasses.replace(apart.report, verification=checked.report())
     return why
 
 
 def _told(found: _Race, config: BuildConfig, phases: Mapping[str, float]) -> EnginePlan:
     """The engine with a report of what was compared: times of layers are those of one sample, on one thread or in turns on all."""
     way, plan, together = found.way, found.way.plan, found.together
-    before: dict[str, Any] = {} if together is None else together.report
+    before, own = BuildReport() if together is None else together.report, way.one.report
     said = f"samples are run {'apart' if way.name == 'apart' else 'in turns'}: {found.batch} of them, {way.said}, take {found.ms:.4g} ms"
     words = {"together": "together", "apart": "on a thread each", "turns": "in turns"}
     said += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in found.rest.items()) if found.rest else " (asked for)"
-    entry: dict[str, Any] = {"kept": way.name, "why": said, "batch": found.batch, "lanes": plan.arenas[0].lanes}
-    entry |= {f"{way.name}_ms": found.ms, "spread_ms": found.spread_ms}
+    times = {f"{way.name}_ms": found.ms}
     for name, (ms, spread_ms) in found.rest.items():
-        entry |= {f"{name}_ms": ms, f"{name}_spread_ms": spread_ms}
-    lists = {k: list(dict.fromkeys([*before.get(k, []), *way.one.report.get(k, [])])) for k in ("notes", "info")}
-    lists["info"].append(said)
-    kept = {k: before[k] for k in ("quantized", "asked", "precision_choice", "accuracy", "threads") if k in before}
-    seconds = dict(before.get("phase_seconds", {}))
+        times |= {f"{name}_ms": ms, f"{name}_spread_ms": spread_ms}
+    samples = SampleModes(way.name, said, found.batch, plan.arenas[0].lanes, found.spread_ms, **times)
+    seconds = dict(before.phase_seconds)
     for phase, s in phases.items():
         seconds[phase] = seconds.get(phase, 0.0) + s
-    spent = {"phase_seconds": seconds, "build_seconds": sum(seconds.values())}
-    plan.report = plan.report | kept | lists | spent | {"samples": entry, "latency_ms": found.ms}
+    plan.report = dataclasses.replace(
+        plan.report,
+        quantized=before.quantized or plan.report.quantized,
+        asked=before.asked or plan.report.asked,
+        precision_choice=before.precision_choice or plan.report.precision_choice,
+        accuracy=before.accuracy or plan.report.accuracy,
+        threads=before.threads or plan.report.threads,
+        notes=list(dict.fromkeys([*before.notes, *own.notes])),
+        info=list(dict.fromkeys([*before.info, *own.info, said])),
+        phase_seconds=seconds,
+        build_seconds=sum(seconds.values()),
+        samples=samples,
+        latency_ms=found.ms,
+    )
     plan.options = way.one.options | {"threads": config.threads, "profiles": config.profiles, "samples": config.samples}
     return plan

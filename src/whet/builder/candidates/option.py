@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whet.engine.plan import Candidate
+from whet.engine.report import Candidate
 from whet.tactics import Config, Kernel, Signature, Tactic
 
 #: (tactic, signature, config) as text: what a ban or a lock names

@@ -46,7 +46,7 @@ def layer_times(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -
 
 
 def _times(plan: EnginePlan) -> dict[str, float]:
-    return dict(plan.report.get("layer_ms", {}))
+    return dict(plan.report.layer_ms)
 
 
 def _around(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -36,6 +35,7 @@ from whet.builder.progress import Noting, Progress
 from whet.builder.verify.engine_values import EngineRun
 from whet.builder.verify.verify_selected import kept_verified
 from whet.engine.plan import EnginePlan
+from whet.engine.report import CalibrationStep
 from whet.errors import BuildError
 from whet.network import Layer, Network
 from whet.precision import Ranges, find_places
@@ -64,17 +64,17 @@ def build_int8(
     net, said = with_sparsity(net, config)
 
     def source(plan: EnginePlan) -> Network:
-        if "quantized" not in plan.report:
+        if plan.report.quantized is None:
             return net
-        ranges, skip, tables = read_recipe(plan.report["quantized"])
+        ranges, skip, tables = read_recipe(plan.report.quantized)
         return quantized_network(prepared(net, config), ranges, skip, demanded_floats(config), tables=tables)
 
     began, tell = perf_counter(), Noting(progress)
     with _times_shared(config) as sharing:
         plan = kept_verified(lambda c: _built_int8(net, c, calibration, budget, tell, inputs), source, as_one(sharing), tell, inputs)
         plan = dealt_at_last(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=tell), tell, inputs)
-    plan.report["notes"] = [*said, *plan.report["notes"]]
-    plan.report["build_seconds"], plan.report["phase_seconds"] = perf_counter() - began, tell.seconds()  # of all the engines
+    plan.report.notes = [*said, *plan.report.notes]
+    plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, tell.seconds()  # of all the engines
     return note_found(plan, config)
 
 
@@ -109,11 +109,11 @@ def _built_int8(
     must = _demanded(made, layers, config, notes)
     if not layers:
         plan = build(net, without_int8(config), progress=progress, inputs=inputs)
-        plan.report["notes"].append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
+        plan.report.notes.append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
         return plan
-    extra: dict[str, Any] = {}
+    steps: list[CalibrationStep] = []
     progress.stage("calibration", 0)
-    ranges = calibrated_ranges(net, made, _counted(calibration, progress), config, notes.append, extra, info.append)
+    ranges = calibrated_ranges(net, made, _counted(calibration, progress), config, notes.append, steps, info.append)
     backend = get_backend(config.backend, threads=max(config.threads, 0))
     later = backend.capabilities.overlapping_launches and config.in_network
     first = dataclasses.replace(config, in_network=config.in_network and not later)
@@ -123,7 +123,7 @@ def _built_int8(
         making.judge = Judge(made, "int8", ranges, samples, budget, config, progress)
     if not backend.capabilities.executes or config.optimization_level == 0:
         plan = untimed(making)
-        plan.report.update(extra)
+        plan.report.calibration_steps = steps
         return plan
     tried = candidates(making)
     fit = fitted(making, tried) if making.judge is not None else Fit()
@@ -133,10 +133,10 @@ def _built_int8(
         tried = tuned(making, tried, times)
         times = _in_turns(making, tried, backend)
     plan = keep(making, tried, times)
-    plan.report.update(extra)
+    plan.report.calibration_steps = steps
     if making.judge is not None and budget is not None:
         kept = next(t for t in tried if t.plan is plan)
-        plan.report["accuracy"] = report_of(budget, fit, kept.judged_on, kept.verdict)
+        plan.report.accuracy = report_of(budget, fit, kept.judged_on, kept.verdict)
     return plan
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 from whet.backends import Backend
 from whet.builder.batching.profiles import OPT, bound_layers, environment
@@ -19,7 +18,8 @@ from whet.builder.precision.permissions import Permissions
 from whet.builder.progress import Noting
 from whet.builder.select.formats import inplace_refusal
 from whet.builder.select.unfused_time import Apart, taken_apart
-from whet.engine.plan import Candidate, Profile
+from whet.engine.plan import Profile
+from whet.engine.report import Candidate, GpuState, TimingRecord
 from whet.measure.machine_state import machine_state
 from whet.measure.timing import Conditions, Timer, earliest_in_noise
 from whet.measure.timing_cache import TimingCache
@@ -204,23 +204,20 @@ class Search:
         options = found.options if ahead or level > _SPARING else self._losers.without(found.options)
         return worth_timing(options, level, self.cap, ahead and not alike)
 
-    def timing_report(self) -> dict[str, Any]:
+    def timing_report(self) -> TimingRecord:
         """Hits and misses of the cache, in which cache state was timed, and others' load."""
         if self.timer is None:
-            return {
-                "level": self.config.optimization_level,
-                "timed": 0,
-                "why": "level 0 times nothing: the first kernel that runs is taken",
-            }
-        return {
-            "level": self.config.optimization_level,
-            "hits": self.cache.hits,
-            "misses": self.cache.misses,
-            "conditions": self.timer.conditions.state,
+            return TimingRecord(self.config.optimization_level, timed=0, why="level 0 times nothing: the first kernel that runs is taken")
+        gpu = machine_state(self.backend, self.tell).get("gpu")
+        return TimingRecord(
+            level=self.config.optimization_level,
+            hits=self.cache.hits,
+            misses=self.cache.misses,
+            conditions=self.timer.conditions.state,
+            disturbed_cpus=[round(load.others, 2) for load in self.timer.disturbed],
+            gpu=None if gpu is None else GpuState(**gpu),
             **self.timer.cold_report(),
-            "disturbed_cpus": [round(load.others, 2) for load in self.timer.disturbed],
-            **machine_state(self.backend, self.tell),
-        }
+        )
 
     def outrun(self, ms: float) -> bool:
         """Whether the engine that this one competes with is so much faster than a sum of layers' times that no other choice makes up for it.

@@ -13,6 +13,7 @@ from whet.backends import capabilities_of, get_backend
 from whet.builder.config import AUTO_THREADS, BuildConfig
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
+from whet.engine.report import ThreadCountTime
 from whet.measure.statistics import typical
 from whet.runtime import bind
 
@@ -53,12 +54,12 @@ def fastest(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
     spreads = [(sorted(s)[(3 * (len(s) - 1)) // 4] - sorted(s)[(len(s) - 1) // 4]) / 2 for s in samples]
     best = min(range(len(plans)), key=times.__getitem__)
     kept = next(k for k in range(len(plans)) if times[k] - times[best] <= max(spreads[k], spreads[best], 0.003 * times[best]))
-    rows = [{"threads": p.threads, "ms": ms, "spread_ms": s} for p, ms, s in zip(plans, times, spreads, strict=True)]
+    rows = [ThreadCountTime(p.threads, ms, s) for p, ms, s in zip(plans, times, spreads, strict=True)]
     backends[kept].activate()
     plan = plans[kept]
-    plan.report["threads"] = rows
-    said = ", ".join(f"{r['threads']}: {r['ms']:.4g} ms" for r in rows)
+    plan.report.threads = rows
+    said = ", ".join(f"{r.threads}: {r.ms:.4g} ms" for r in rows)
     busy = f"; {load.who} took {load.others:.1f} CPUs meanwhile, so this may be off" if load.disturbed else ""
-    kind = "notes" if busy else "info"
-    plan.report[kind] = [*plan.report.get(kind, []), f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}"]
+    texts = plan.report.notes if busy else plan.report.info
+    texts.append(f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}")
     return plan

@@ -17,7 +17,7 @@ from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import configs_with_texts
 from whet.builder.candidates.option import Option
 from whet.builder.candidates.unfuse import unfuse
-from whet.engine.plan import Candidate
+from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError
 from whet.measure.timing import Timer
 from whet.measure.timing_key import source_digest

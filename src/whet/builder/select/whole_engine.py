@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from whet.builder.candidates.filter import is_narrow
 from whet.builder.candidates.option import Option
@@ -18,6 +17,7 @@ from whet.builder.select.refine import refined_entry
 from whet.builder.select.search import HOPELESS, Search
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
+from whet.engine.report import EngineTime, SelectionRecord
 from whet.measure.compare import race
 from whet.measure.engine_history import keep_times, recalled_times
 from whet.network import Network, Tensor
@@ -35,7 +35,7 @@ class Best:
     """The engine that was kept, and all that were timed."""
 
     entry: Entry
-    engines: list[dict[str, Any]]
+    engines: list[EngineTime]
     estimate_ms: float
     recalled: bool = False  # by times that the timing cache remembered
 
@@ -47,22 +47,17 @@ class Best:
     def doubtful(self) -> bool:
         """Whether the engine that was kept by remembered times takes clearly longer now than another was remembered to take: they may be of a
         moment in which something that shows in no process slowed the machine, another virtual machine of its host say."""
-        others = [e["ms"] for e in self.engines[1:]]
-        return self.recalled and not self.entry.disturbed and bool(others) and self.engines[0]["ms"] > _DOUBT * min(others)
+        others = [e.ms for e in self.engines[1:]]
+        return self.recalled and not self.entry.disturbed and bool(others) and self.engines[0].ms > _DOUBT * min(others)
 
     @property
     def chosen(self) -> dict[str, Option]:
         return self.entry.chosen
 
-    def choice_report(self) -> dict[str, Any]:
+    def choice_report(self) -> SelectionRecord:
         c = self.entry.choosing
-        report: dict[str, Any] = {"method": c.method, "sum_of_layers_ms": self.estimate_ms, "kept": self.entry.what}
-        if self.recalled:
-            report["engines_timed"] = "by an earlier build (timing cache)"
-        if c.core:
-            report["core_layers"] = len(c.core)
-            report.update({f"{what} ms": cost for what, cost in c.tried.items()})
-        return report
+        timed = "by an earlier build (timing cache)" if self.recalled else ""
+        return SelectionRecord(c.method, self.estimate_ms, self.entry.what, timed, len(c.core), dict(c.tried) if c.core else {})
 
 
 def best_engine(search: Search, make: Make) -> Best:
@@ -102,9 +97,9 @@ def _raced(search: Search, make: Make, stand: Stand, entries: list[Entry], *, an
         stand.bound(kept)
         _time(search, [kept])  # what the report says, and whether to believe what is remembered
     search.tell.step("in place")
-    kept.plan.report["latency_ms"] = kept.ms
-    kept.plan.report["layer_ms"] = _layer_ms(kept)
-    engines = [{"ms": e.ms, "spread_ms": e.spread, "what": e.what} for e in (kept, *(e for e in entries if e is not kept))]
+    kept.plan.report.latency_ms = kept.ms
+    kept.plan.report.layer_ms = _layer_ms(kept)
+    engines = [EngineTime(e.what, e.ms, e.spread) for e in (kept, *(e for e in entries if e is not kept))]
     return Best(kept, engines, kept.choosing.cost, recalled)
 
 

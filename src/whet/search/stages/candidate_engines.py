@@ -14,6 +14,7 @@ import numpy as np
 from whet.builder import BuildConfig, build, save_lock
 from whet.engine import write_engine
 from whet.engine.plan import EnginePlan
+from whet.engine.schema import encode
 from whet.frontends import network_from_onnx, save_onnx
 from whet.network import Network
 from whet.precision import Ranges, write_cache
@@ -92,8 +93,10 @@ def trained_engine(w: Worker, first: Built, made: Prepared, original: Network, r
         return None, {"why": why, "kept": "calibrated", "calibrated": first.score.to_plain(), "trained": None}
     start = perf_counter()
     with w.lock.training():
-        write_json(w.folder / ROUNDINGS, first.plan.report["quantized"])
-        got = trained_for_int8(made, original, first.plan.report["quantized"], first.config, w.recipe, w.candidate, w.folder, say=w.say)
+        roundings = first.plan.report.quantized
+        assert roundings is not None, "why_not refuses other engines"
+        write_json(w.folder / ROUNDINGS, encode(roundings))
+        got = trained_for_int8(made, original, roundings, first.config, w.recipe, w.candidate, w.folder, say=w.say)
     quantized = network_from_onnx(save_onnx(got.quantized, w.folder / QUANTIZED))  # what is deployed is what is built: a lock is of one file
     config = build_config(quantized, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():

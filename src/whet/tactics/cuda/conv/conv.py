@@ -29,7 +29,7 @@ class OwnConv(Tactic):
 
     ops = ("Conv",)
     version = 1
-    line = 16
+    channel_alignment = 16
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
