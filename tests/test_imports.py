@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "tactics": "network ops backends",
     "engine": "network ops backends tactics",
     "runtime": "network ops engine backends tactics",
-    "measure": "network ops backends tactics engine runtime builder",
+    "measure": "network ops backends tactics engine runtime",
     "builder": "network ops passes composites precision sparsity backends tactics engine runtime measure",
     "inspector": "network ops composites engine tactics",
     "pruning": "network ops sparsity measure builder backends engine runtime",  # latencies are those of the builder's timer and of built engines

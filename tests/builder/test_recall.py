@@ -15,7 +15,7 @@ from whet.builder.select import refine, whole_engine
 from whet.builder.select.engine_candidate import Entry
 from whet.builder.verify.host_overlap import Beside
 from whet.engine.report import EngineTime
-from whet.measure import engine_history
+from whet.measure.engine_history import EngineHistory
 from whet.measure.timing_cache import Timed
 from whet.ops import run_network
 from whet.runtime import bind
@@ -26,7 +26,7 @@ QUICK = BuildConfig(avg_timing=1, whole_engines=3, verify=False)
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
     """A build with a cache; its networks run so shortly that times of two moments differ by more than what makes a builder doubt them."""
-    monkeypatch.setattr(whole_engine, "_DOUBT", np.inf)
+    monkeypatch.setattr(whole_engine, "RECALL_DOUBT", np.inf)
     return dataclasses.replace(QUICK, timing_cache=str(tmp_path / "t.sqlite"))
 
 
@@ -50,7 +50,7 @@ def test_a_second_build_times_no_engine_against_another(cached, timed, monkeypat
     def never(*_):
         raise AssertionError("the timing cache knows which kernels are faster in this network")
 
-    monkeypatch.setattr(refine, "_chosen_in_turns", never)
+    monkeypatch.setattr(refine, "_compare_layers", never)
     again = build(residual(), cached)
     assert again.choices == first.choices
     assert [e.what for e in again.report.engines] == [e.what for e in first.report.engines]
@@ -63,11 +63,11 @@ def test_a_second_build_times_no_engine_against_another(cached, timed, monkeypat
 def test_times_that_are_not_seen_again_are_taken_anew(timed, monkeypatch):
     """An engine that is remembered to take a nanosecond takes longer now than the others are remembered to: all of them run again, once."""
     monkeypatch.setattr(whole_engine, "_differ", lambda a, b: True)
-    monkeypatch.setattr(whole_engine, "recalled_times", lambda _, entries: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(entries))])
+    monkeypatch.setattr(EngineHistory, "read_times", lambda _, entries: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(entries))])
     config = dataclasses.replace(QUICK, in_network=False)
     for doubt, calls in ((np.inf, 1), (1.05, 2)):
         timed.clear()
-        monkeypatch.setattr(whole_engine, "_DOUBT", doubt)
+        monkeypatch.setattr(whole_engine, "RECALL_DOUBT", doubt)
         report = build(residual(), config).report
         assert [len(c) for c in timed] == [1, len(report.engines)][:calls]
         assert len(report.engines) > 1
@@ -107,17 +107,17 @@ def test_engines_that_read_other_tensors_are_others(cached):
 
     texts = []
 
-    def noting(search, e):
-        texts.append(real(search, e))
+    def noting(history, e):
+        texts.append(real(history, e))
         return texts[-1]
 
-    real, engine_history._engine_text = engine_history._engine_text, noting
+    real, EngineHistory._engine_text = EngineHistory._engine_text, noting
     try:
         for swapped in (False, True, False):
             build(net(swapped), dataclasses.replace(cached, whole_engines=1, passes=("none",)))
             texts.append("|")
     finally:
-        engine_history._engine_text = real
+        EngineHistory._engine_text = real
     a, b, c = (set(part.split()) for part in " ".join(texts).split("|")[:3])
     assert a
     assert a == c

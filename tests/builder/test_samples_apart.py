@@ -15,9 +15,10 @@ from whet.builder.assemble import dealt
 from whet.builder.batching import per_sample
 from whet.builder.batching.per_profile import joined
 from whet.builder.batching.per_sample_check import batch_differs
-from whet.builder.precision.comparison import Standing
 from whet.engine import Profile, engine_bytes, read_engine
 from whet.errors import BuildError, EngineError, LockError, ShapeError
+from whet.measure.compare import Ranking
+from whet.measure.policy import SAMPLE_MODES
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.runtime import Deal, Runtime, bind
@@ -210,17 +211,21 @@ def test_only_the_cpu_deals(apart, backend):
         engine_bytes(dataclasses.replace(apart, backend=backend))
 
 
+def ranking(samples):
+    return Ranking(SAMPLE_MODES, samples, samples, list(range(len(samples))))
+
+
 def test_of_ways_that_time_cannot_tell_apart_turns_are_kept(monkeypatch):
     """Together stands first, as nothing is gained then; of the two others the one that keeps all threads busy at every batch."""
     for least, kept in (([2.0, 2.0, 2.0], "together"), ([3.0, 2.0, 2.005], "turns"), ([3.0, 2.0, 2.5], "apart")):
-        monkeypatch.setattr(per_sample, "race", lambda runs, seconds, turns, least=least: [[t * (1 + k / 1000) for k in range(9)] for t in least])
+        monkeypatch.setattr(per_sample, "compare", lambda *_, least=least, **__: ranking([[t * (1 + k / 1000) for k in range(9)] for t in least]))
         plan = build(inception(), config(samples="auto"))
         assert plan.report.samples.kept == kept, least
 
 
 def test_the_faster_is_kept_and_the_other_told(monkeypatch):
     for ms, kept, lanes in (([4.0, 2.0, 3.0], "apart", 2), ([2.0, 4.0, 3.0], "together", 0), ([3.0, 4.0, 2.0], "turns", 1)):
-        monkeypatch.setattr(per_sample, "standing", lambda times, order, ms=ms: Standing(ms, [0.0] * 3, ms.index(2.0)))
+        monkeypatch.setattr(per_sample, "compare", lambda *_, ms=ms, **__: ranking([[t / 1e3] * 3 for t in ms]))
         plan = build(inception(), config(samples="auto"))
         assert plan.arenas[0].lanes == lanes
         assert plan.report.samples.kept == kept

@@ -39,9 +39,13 @@ def test_counts_are_tried_when_asked_for_and_at_high_levels():
 @pytest.mark.skipif(USABLE < 2, reason="one CPU: there is no choice")
 def test_the_faster_count_is_kept_and_a_lock_holds_it(tmp_path, monkeypatch):
     config = dataclasses.replace(QUICK, threads=AUTO_THREADS)
-    real = thread_count.typical
-    monkeypatch.setattr(thread_count, "typical", lambda s, disturbed: (real(s, disturbed), order.append(0))[0] * (9 if len(order) == 1 else 1))
-    order: list[int] = []  # the first engine (all threads) is made to look nine times slower
+
+    def slow_first(runs, *args, **rest):
+        """The first engine (all threads) appears nine times slower."""
+        return compare([lambda: 9 * runs[0](), *runs[1:]], *args, **rest)
+
+    compare = thread_count.compare
+    monkeypatch.setattr(thread_count, "compare", slow_first)
     plan = build(residual(), config)
     assert plan.threads < USABLE
     assert [r.threads for r in plan.report.threads] == list(dict.fromkeys((USABLE, max(USABLE // 2, 1), 1)))

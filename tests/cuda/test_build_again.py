@@ -9,8 +9,8 @@ from support.compiling import first_configs
 from support.standin_gpu import StandInGpu
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.compile_ahead import configs_with_texts
-from whet.builder.select import whole_engine
-from whet.measure import compare, in_network
+from whet.measure import in_network
+from whet.measure.policy import ENGINES
 from whet.network import parse_network
 from whet.tactics import get_tactic
 from whet.tactics.cuda._device.kernel import GpuKernel
@@ -98,23 +98,24 @@ def test_from_the_timing_cache_nothing_is_replayed_to_choose(gpu, config, monkey
     def never(*_, **__):
         raise AssertionError("the timing cache knows what is faster in this network")
 
-    monkeypatch.setattr(in_network._Chain, "best", never)
+    monkeypatch.setattr(in_network.ExchangeableNetwork, "select", never)
     runs, seconds = [], StandInGpu.seconds
     monkeypatch.setattr(StandInGpu, "seconds", lambda self, e, n: runs.append(e) or seconds(self, e, n))
     again = build(net, config)
     assert again.choices == plan.choices
     assert len({id(e) for e in runs}) == 1, "the engine that is kept, for the report"
-    assert compare.FEWEST <= len(runs) <= whole_engine._TURNS + 2
+    fewest, most = ENGINES.stages[0].rounds
+    assert fewest <= len(runs) <= most + 2
 
 
 def test_kinds_that_nothing_has_changed_for_are_not_tried_again(gpu, config, monkeypatch):
-    tried, best = [], in_network._Chain.best
+    tried, best = [], in_network.ExchangeableNetwork.select
 
     def noting(self, kind, now, others, *, again):
         tried.append((kind, len(others)))
         return best(self, kind, now, others, again=again)
 
-    monkeypatch.setattr(in_network._Chain, "best", noting)
+    monkeypatch.setattr(in_network.ExchangeableNetwork, "select", noting)
     build(parse_network(NET), config)
     kinds = {k for k, _ in tried}
     assert kinds

@@ -114,7 +114,7 @@ def test_a_kernel_that_slows_the_network_is_exchanged(dear, monkeypatch, tmp_pat
     def never(*_):
         raise AssertionError("the timing cache knows what is faster in this network")
 
-    monkeypatch.setattr(refine, "chosen_in_chain", never)
+    monkeypatch.setattr(refine, "select_in_network", never)
     assert build(parse_network(NET), cached).choices == plan.choices
     monkeypatch.setattr(StandInGpu, "seconds", lambda self, executable, repeats: [1.0] * repeats)
     build(parse_network(NET), CONFIG)  # a network of a second is not replayed hundreds of times

@@ -121,13 +121,13 @@ def test_a_gpu_has_one_lock_whether_it_is_called_by_number_or_by_uuid(monkeypatc
 
 
 def test_other_processes_on_the_gpu_are_told_with_every_timing():
-    from whet.search.stages.measure import in_turns
+    from whet.search.stages.measure import time_engines
 
     class Gpu(Backend):
         def state(self):
             return {"other_processes": (4711,), "sm_clock": 1980, "power": 300.0, "temperature": 55, "used_memory": 1}
 
-    rows, load = in_turns([lambda: time.sleep(1e-4)] * 2, 0.02, Gpu())
+    rows, load = time_engines([lambda: time.sleep(1e-4)] * 2, 0.02, Gpu())
     assert load["gpu_processes"] == [4711]
     assert (load["sm_clock"], load["power"], load["temperature"]) == (1980, 300.0, 55)
     assert rows[0]["ratio"] == 1

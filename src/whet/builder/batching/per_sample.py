@@ -21,14 +21,14 @@ from whet.builder.assemble import dealt
 from whet.builder.batching.per_sample_check import batch_differs
 from whet.builder.batching.profiles import resolve_profiles
 from whet.builder.config import BuildConfig
-from whet.builder.precision.comparison import Standing, standing
 from whet.builder.progress import Noting
 from whet.builder.verify.verification import verify_engine
 from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe, probe_inputs, probe_shapes
 from whet.engine.report import BuildReport, SampleModes
 from whet.errors import BackendError, BuildError, EngineError
-from whet.measure.compare import race
+from whet.measure.compare import Ranking, compare
+from whet.measure.policy import SAMPLE_MODES
 from whet.network import Network
 from whet.ops import batch_symbol, why_samples_touch
 from whet.runtime import Deal, bind, dealt_bytes
@@ -37,7 +37,6 @@ Make = Callable[[BuildConfig], EnginePlan]
 Feeds = Mapping[str, np.ndarray]
 
 _LEVEL = 3  # from here on whole engines are compared so
-_SECONDS, _TURNS = 1.5, 30  # spent on timing each of them; turns, at most
 WAYS = {"apart": "one sample", "turns": "one sample on all threads"}  # to run samples one by one, and what their engine is of
 _FOUND = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")  # what a build with INT8 may have settled
 
@@ -118,14 +117,16 @@ class _Race:
         if not able:
             return
         order = [*range(first), *reversed(range(first, len(runs)))]  # in turns before apart: all threads work whatever the batch, in less memory
-        found, self.why_not = _timed(runs, order, ways[0].plan, backend, config), None
-        kept = found.kept if found.kept >= first else min(range(first, len(runs)), key=lambda i: found.ms[i])
-        self.way, self.ms, self.spread_ms = able[kept - first], found.ms[kept], found.spread_ms[kept]
+        ranking, self.why_not = _compare(runs, ways[0].plan, backend, config), None
+        ms, spread_ms = ([1e3 * s(i) for i in range(len(runs))] for s in (ranking.seconds, ranking.spread))
+        selected = ranking.select(order)
+        kept = selected if selected >= first else ranking.fastest(range(first, len(runs)))
+        self.way, self.ms, self.spread_ms = able[kept - first], ms[kept], spread_ms[kept]
         names = [*["together"][:first], *(w.name for w in able)]
-        self.rest = {n: (found.ms[i], found.spread_ms[i]) for i, n in enumerate(names) if i != kept}
-        if found.kept < first:
-            each = " and ".join(f"{found.ms[first + i]:.4g} ms {w.said}" for i, w in enumerate(able))
-            self.why_not = f"not faster: {self.batch} samples take {each}, {found.ms[0]:.4g} ms together"
+        self.rest = {n: (ms[i], spread_ms[i]) for i, n in enumerate(names) if i != kept}
+        if selected < first:
+            each = " and ".join(f"{ms[first + i]:.4g} ms {w.said}" for i, w in enumerate(able))
+            self.why_not = f"not faster: {self.batch} samples take {each}, {ms[0]:.4g} ms together"
 
 
 def _bound(plan: EnginePlan, backend: Backend) -> Any:
@@ -170,16 +171,15 @@ def _of_one_sample(config: BuildConfig, profile: Profile, together: EnginePlan |
     return dataclasses.replace(config, **found, threads=threads, profiles=((low, opt, high),), samples="together", verify=False, lock=None)
 
 
-def _timed(runs: Sequence[Any], order: Sequence[int], plan: EnginePlan, backend: Backend, config: BuildConfig) -> Standing:
-    """All in turns at the opt shapes of `plan`; of equal ones the first of `order` is kept."""
+def _compare(runs: Sequence[Any], plan: EnginePlan, backend: Backend, config: BuildConfig) -> Ranking:
+    """Times all engines at the opt shapes of `plan`."""
     inputs = probe_inputs(plan.network, config.seed, probe_shapes(plan))
     for run in runs:
         run.feed(inputs)
         run.seconds(1)
-    with backend.watch():
-        times = race([partial(_once, r) for r in runs], _SECONDS, _TURNS)
+    ranking = compare([partial(_once, r) for r in runs], SAMPLE_MODES, watch=backend.watch)
     backend.activate()
-    return standing(times, order)
+    return ranking
 
 
 def _once(run: Any) -> float:

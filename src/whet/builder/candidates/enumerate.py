@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from whet.backends import Backend
 from whet.builder.candidates.compile_ahead import configs_with_texts
-from whet.builder.candidates.option import Option
 from whet.builder.precision.permissions import Permissions
 from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError, NoTacticError
+from whet.measure.option import Option
 from whet.measure.timing_key import layer_text
 from whet.network import Layer
 from whet.tactics import Kernel, PlanRefused, Signature, Tactic

@@ -15,7 +15,6 @@ from typing import Any
 from whet.backends import Backend, get_backend
 from whet.builder.assemble import assemble, dealt, model_digest
 from whet.builder.batching.profiles import OPT, bound_layers, environment
-from whet.builder.candidates.option import Option
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.config import BuildConfig
@@ -23,6 +22,7 @@ from whet.engine.codec import MOST_LANES
 from whet.engine.plan import Choice, EnginePlan, Profile
 from whet.engine.schema import encode
 from whet.errors import BackendError, BuildError, EngineError, LockError
+from whet.measure.option import Option
 from whet.measure.timing_key import source_digest
 from whet.network import Network, Tensor, network_text
 from whet.ops import why_samples_touch

@@ -22,13 +22,14 @@ from whet.builder.lock.lock import read_lock
 from whet.builder.lock.relock import locked_again, make_recipe, note_found
 from whet.builder.precision.accuracy_budget import SAMPLES, Judge
 from whet.builder.precision.calibration import Calibration, calibrated_ranges, prepared
-from whet.builder.precision.comparison import in_turns, known_as, slow_layers, standing
+from whet.builder.precision.comparison import compare_engines, known_as, slow_layers
 from whet.builder.precision.permissions import demanded_floats, has_float8
 from whet.builder.progress import Progress
 from whet.builder.verify.engine_values import EngineRun
 from whet.engine.plan import EnginePlan
 from whet.engine.report import Float8Record, PrecisionCandidate
 from whet.errors import BuildError, LockError
+from whet.measure.compare import Ranking
 from whet.network import Layer, Network
 from whet.precision import Analysis, Ranges, chosen_samples, find_places, quantize
 from whet.precision.budget import Budget, Verdict
@@ -193,8 +194,8 @@ def _built_float8(
     if judge is not None:
         for i, (_, plan, skip) in enumerate(tried[1:], 1):
             verdicts[i] = judge.engine(plan, config) or judge.low([x.name for x in layers if x.name not in skip])
-    times = in_turns([plan for _, plan, _ in tried], backend, config)
-    return note_found(_kept(tried, verdicts, times, left, ranges.float_sums, notes, info), config)
+    ranking = compare_engines([plan for _, plan, _ in tried], backend, config)
+    return note_found(_kept(tried, verdicts, ranking, left, ranges.float_sums, notes, info), config)
 
 
 def _unused(floats: EnginePlan, why: str, config: BuildConfig) -> EnginePlan:
@@ -246,13 +247,13 @@ def _name(other: EnginePlan | None) -> str:
 
 
 def _kept(
-    tried: list[_Engine], verdicts: list[Verdict | None], times: list[list[float]], left: Mapping[str, str],
+    tried: list[_Engine], verdicts: list[Verdict | None], ranking: Ranking, left: Mapping[str, str],
     sums: Collection[str], notes: list[str], info: list[str],
 ) -> EnginePlan:  # fmt: skip
     """The fastest that holds the budget; the earlier one of those within the noise."""
     holds = [v is None or v.holds for v in verdicts]
-    found = standing(times, [i for i in range(len(tried)) if holds[i]])
-    middle, spread, kept = found.ms, found.spread_ms, found.kept
+    kept = ranking.select([i for i in range(len(tried)) if holds[i]])
+    middle, spread = ([1e3 * s(i) for i in range(len(tried))] for s in (ranking.seconds, ranking.spread))
     plan = tried[kept][1]
     earlier = plan.report.precision_choice
     plan.report.latency_ms = middle[kept]

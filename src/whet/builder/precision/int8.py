@@ -27,7 +27,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.lock.relock import locked_again, note_found, read_recipe
 from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, report_of
 from whet.builder.precision.calibration import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepared
-from whet.builder.precision.comparison import in_turns, slow_layers
+from whet.builder.precision.comparison import compare_engines, slow_layers
 from whet.builder.precision.int8_engines import Making, Tried, quantized_network, without_int8
 from whet.builder.precision.int8_selection import candidates, fitted, keep, tuned, untimed
 from whet.builder.precision.permissions import demanded_floats, demanded_integers
@@ -37,6 +37,7 @@ from whet.builder.verify.verify_selected import kept_verified
 from whet.engine.plan import EnginePlan
 from whet.engine.report import CalibrationStep
 from whet.errors import BuildError
+from whet.measure.compare import Ranking
 from whet.network import Layer, Network
 from whet.precision import Ranges, find_places
 from whet.precision.budget import Budget
@@ -127,12 +128,12 @@ def _built_int8(
         return plan
     tried = candidates(making)
     fit = fitted(making, tried) if making.judge is not None else Fit()
-    times = _in_turns(making, tried, backend)
+    ranking = _compare_engines(making, tried, backend)
     if later:
         making.config = config
-        tried = tuned(making, tried, times)
-        times = _in_turns(making, tried, backend)
-    plan = keep(making, tried, times)
+        tried = tuned(making, tried, ranking)
+        ranking = _compare_engines(making, tried, backend)
+    plan = keep(making, tried, ranking)
     plan.report.calibration_steps = steps
     if making.judge is not None and budget is not None:
         kept = next(t for t in tried if t.plan is plan)
@@ -154,12 +155,11 @@ def _counted(calibration: Calibration, progress: Progress) -> Calibration:
     return dataclasses.replace(calibration, samples=told)
 
 
-def _in_turns(m: Making, tried: list[Tried], backend: Backend) -> list[list[float]]:
-    """Seconds of the engines, run in turns."""
-    m.progress.stage("engines in turns", 1)
-    times = in_turns([t.plan for t in tried], backend, m.config)
+def _compare_engines(m: Making, tried: list[Tried], backend: Backend) -> Ranking:
+    m.progress.stage("comparing engines", 1)
+    ranking = compare_engines([t.plan for t in tried], backend, m.config)
     m.progress.step("done")
-    return times
+    return ranking
 
 
 def _demanded(made: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:

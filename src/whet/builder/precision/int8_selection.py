@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from whet.builder.precision.accuracy_budget import Fit, report_of
-from whet.builder.precision.comparison import layer_times, slow_layers, standing
+from whet.builder.precision.comparison import layer_times, slow_layers
 from whet.builder.precision.int8_engines import Making, Tried
 from whet.engine.plan import EnginePlan
 from whet.engine.report import PrecisionCandidate
+from whet.measure.compare import Ranking
 
 _ROUNDS_OF_DROPPING = 2
 _OPEN = 1.15  # of the fastest engine: what choosing kernels in the network could still put in front
@@ -41,9 +40,9 @@ def candidates(m: Making) -> list[Tried]:
     return tried
 
 
-def tuned(m: Making, tried: list[Tried], times: list[list[float]]) -> list[Tried]:
+def tuned(m: Making, tried: list[Tried], ranking: Ranking) -> list[Tried]:
     """The engines with their kernels chosen in the network too: of floating point and of integers the fastest that may be kept."""
-    middle = [median(t) for t in times]
+    middle = [ranking.seconds(i) for i in range(len(tried))]
     open_ = [i for i, t in enumerate(tried) if t.allowed] or [0]
     kinds = [[i for i in open_ if (tried[i].plan.report.quantized is not None) == quantized] for quantized in (False, True)]
     found = list(tried)
@@ -108,11 +107,11 @@ def _say_budget(m: Making, fit: Fit) -> None:
     (m.info if fit.verdict is not None and fit.verdict.holds else m.notes).append(said)
 
 
-def keep(m: Making, tried: list[Tried], times: list[list[float]]) -> EnginePlan:
+def keep(m: Making, tried: list[Tried], ranking: Ranking) -> EnginePlan:
     """The fastest that holds the budget; of those within the noise the one with the fewest integers (floating point, then the fewest layers)."""
     open_ = [i for i, t in enumerate(tried) if t.allowed] or [0]
-    found = standing(times, sorted(open_, key=lambda i: (i > 0, -len(tried[i].skip))))
-    middle, spread, kept = found.ms, found.spread_ms, found.kept
+    kept = ranking.select(sorted(open_, key=lambda i: (i > 0, -len(tried[i].skip))))
+    middle, spread = ([1e3 * s(i) for i in range(len(tried))] for s in (ranking.seconds, ranking.spread))
     plan = tried[kept].plan
     plan.report.latency_ms = middle[kept]
     plan.report.precision_choice = [

@@ -23,7 +23,7 @@ from whet.search.recipe.space import Candidate
 from whet.search.stages.build_engine import build_config, predictor, quick_engine
 from whet.search.stages.candidate_engines import ENGINE, PRUNING, first_engine, keep, measured, trained_engine
 from whet.search.stages.finetune import fine_tuned
-from whet.search.stages.measure import in_turns, ready
+from whet.search.stages.measure import ready, time_engines
 from whet.search.stages.prepare import flops_of, prepared, within_budget
 
 SCORES = "scores.npy"
@@ -126,7 +126,7 @@ def _compare(w: Worker) -> dict[str, Any]:
         w.rest()
         w.say("timing")
         runs = [ready(c, data) for c in contexts]
-        times, load = in_turns(runs, w.effort.seconds, w.backend())
+        times, load = time_engines(runs, w.effort.seconds, w.backend())
         spent = [w.meter.of(run, batch, w.energy_seconds) for run, batch in zip(runs, batches, strict=True)]
     rows: list[dict[str, Any]] = []
     first: Score | None = None

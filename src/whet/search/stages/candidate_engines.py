@@ -24,7 +24,7 @@ from whet.search.jobs.job import write_json
 from whet.search.recipe.metrics import Score
 from whet.search.stages.build_engine import build_config, engine_plan, predictor, quantized_source
 from whet.search.stages.finetune import better
-from whet.search.stages.measure import in_turns, ready
+from whet.search.stages.measure import ready, time_engines
 from whet.search.stages.prepare import Prepared, flops_of
 from whet.search.stages.qat import loses_too_much, trained_for_int8, why_not
 
@@ -125,7 +125,7 @@ def keep(w: Worker, first: Built, trained: Built, qat: dict[str, Any], made: Pre
 
 
 def measured(w: Worker, engines: Sequence[Built], kept: Built, data: Feeds) -> dict[str, Any]:
-    """Times of all engines in turns with the original; memory and energy of the one that is kept."""
+    """Times of all engines compared with the original; memory and energy of the kept one."""
     with w.lock.timing():
         w.say("timing")
         loaded = [w.load(e.path) for e in engines]
@@ -133,7 +133,7 @@ def measured(w: Worker, engines: Sequence[Built], kept: Built, data: Feeds) -> d
         runs = [ready(c, data) for c in contexts]
         if w.job.reference:
             runs.insert(0, ready(w.load(Path(w.job.reference) / ENGINE).create_context(), data))
-        rows, load = in_turns(runs, w.effort.seconds, w.backend())
+        rows, load = time_engines(runs, w.effort.seconds, w.backend())
         for e, row in zip(engines, rows[-len(engines) :], strict=True):
             e.times = row
         i, batch = engines.index(kept), w.candidate.batch
