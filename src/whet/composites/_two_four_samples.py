@@ -78,7 +78,7 @@ def qgemm(x: str, zero: int, columns: int, store: tuple | None) -> Sample:
     return quantized_sample("Gemm", data, op_body("Gemm", transB=1), store)
 
 
-PAD = {"pads": (1, 1, 1, 1)}
+PAD: dict[str, Any] = {"pads": (1, 1, 1, 1)}
 SAMPLES = [
     conv("f32[2,64,11,9]", 72, 3, added="before", **PAD),
     conv("f32[3,136,8,8]", 40, 1, added="behind"),
