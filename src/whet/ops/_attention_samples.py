@@ -63,4 +63,5 @@ SAMPLES = [
     attention(1, 2, 20, 150, 80, lies="rows", scale=""),
     attention(1, 1, 70, 9, 128, lies="rows", mask=(9,)),
     attention(1, 2, 90, 150, 64, lies="rows"),
+    attention(2, 2, 18, 32, 16, mask=(2, 1, 18, 32)),
 ]

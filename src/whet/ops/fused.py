@@ -13,6 +13,7 @@ from whet.ops._moves_samples import SAMPLES as MOVES
 from whet.ops._pool_chain_samples import SAMPLES as POOLS
 from whet.ops._quantized_samples import SAMPLES as QUANTIZED
 from whet.ops._quantized_sum_samples import SAMPLES as QUANTIZED_SUMS
+from whet.ops._rearrange_samples import SAMPLES as REARRANGED
 from whet.ops._resized_samples import SAMPLES as RESIZED
 from whet.ops._squeeze_samples import SAMPLES as GATES
 from whet.ops._upright_samples import SAMPLES as UPRIGHT
@@ -52,7 +53,7 @@ op(
         *HEADS,
         *JOINED,
         *FORKED,
-        *RESIZED,
+        *REARRANGED, *RESIZED,
         *POOLS,
         *GATES,
         *QUANTIZED,
