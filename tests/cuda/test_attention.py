@@ -15,9 +15,9 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
 from whet.builder.lowering import lowered_network
+from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
-from whet.ops._attention_samples import attention
 from whet.tactics._attention import View, plain_view, taken_apart
 from whet.tactics._base import PlanRefused
 from whet.tactics.cuda._device.source import source
@@ -26,7 +26,7 @@ from whet.tactics.cuda.attention.attention import OwnAttention, candidates, shar
 
 
 def layer_of(*sizes, **how):
-    return sample_layer("Fused", attention(*sizes, **how))[1:]
+    return sample_layer("Fused", attention_sample(*sizes, **how))[1:]
 
 
 def elements(array, view):
@@ -36,7 +36,7 @@ def elements(array, view):
 
 @pytest.mark.parametrize("lies", ["heads", "rows", "stacked"])
 def test_transposes_and_parts_become_strides(lies):
-    layer, arrays = layer_of(2, 3, 24, 24, 32, lies=lies, mask=(2, 1, 1, 24))
+    layer, arrays = layer_of(2, 3, 24, 24, 32, layout=lies, mask=(2, 1, 1, 24))
     found = taken_apart(layer)
     assert (found.batch, found.heads, found.rows, found.keys, found.size) == (2, 3, 24, 24, 32)
     assert found.turned == (lies == "heads")
@@ -82,7 +82,7 @@ def attention_free():
     [(1, 12, 128, 128, 64), (8, 12, 128, 128, 64), (1, 12, 197, 197, 64), (64, 3, 49, 49, 32), (1, 16, 577, 577, 80), (4, 8, 2048, 2048, 128)],
 )
 def test_tiles_fit(sizes):
-    found = taken_apart(layer_of(*sizes, lies="rows")[0])
+    found = taken_apart(layer_of(*sizes, layout="rows")[0])
     made = candidates(found)
     assert len(made) >= 2
     assert len(set(made)) == len(made)
@@ -93,7 +93,7 @@ def test_tiles_fit(sizes):
 
 
 def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
-    layer, _ = layer_of(4, 8, 2048, 2048, 128, lies="rows")
+    layer, _ = layer_of(4, 8, 2048, 2048, 128, layout="rows")
     machines = [CompileOnlyGpu(f, multiprocessors=84) for f in ("sm_80", "sm_86", "sm_89")]
     large = (("wr", 4), ("wk", 1), ("mi", 1), ("kc", 64), ("stages", 2)), (("wr", 2), ("wk", 2), ("mi", 1), ("kc", 64), ("stages", 2))
     found, t = taken_apart(layer), OwnAttention()
@@ -136,12 +136,12 @@ EVEN = [(64, (112, 2, 2, 0)), (128, (80, 2, 3, 1)), (128, (112, 2, 2, 1))]  # ke
 
 
 def test_keys_are_shared_out_evenly():
-    layer, _ = layer_of(1, 2, 197, 197, 64, lies="rows")
+    layer, _ = layer_of(1, 2, 197, 197, 64, layout="rows")
     found = long.candidates(taken_apart(layer))
     assert {dict(c)["bn"] for c in found} == {112, 64}
     assert len(found) == len(set(found))
     assert {dict(c)["wgs"] for c in found} == {1, 2, 3}
-    layer, _ = layer_of(1, 2, 60, 2048, 128, lies="rows")
+    layer, _ = layer_of(1, 2, 60, 2048, 128, layout="rows")
     assert [dict(c) for c in long.candidates(taken_apart(layer))] == [{"bn": 64, "wgs": 1, "stages": 2, "turns": 0}]
 
 
@@ -174,7 +174,7 @@ def test_what_long_sequences_are_refused_for(sizes, how, why):
     tactic = long.OwnAttentionLong()
     signature = tactic.signatures(layer, HOPPER)[0]
     assert why in tactic.refuses(layer, signature, HOPPER)
-    good, _ = layer_of(1, 2, 300, 301, 64, lies="rows")
+    good, _ = layer_of(1, 2, 300, 301, 64, layout="rows")
     assert tactic.refuses(good, signature, HOPPER) is None
     assert "Hopper" in tactic.refuses(good, signature, CompileOnlyGpu("sm_80"))
     with pytest.raises(PlanRefused, match="no such tile"):
@@ -232,7 +232,7 @@ def test_every_tile_matches_the_reference(gpu, sizes, how):
 @pytest.mark.gpu
 def test_masks_that_hide_keys_and_whole_rows(gpu):
     """Hidden keys count nothing, however large their scores; a row whose mask is the lowest number throughout is a mean; minus infinity gives NaN."""
-    layer, arrays = layer_of(1, 2, 40, 72, 64, lies="rows", mask=(1, 1, 40, 72))
+    layer, arrays = layer_of(1, 2, 40, 72, 64, layout="rows", mask=(1, 1, 40, 72))
     mask = np.zeros((1, 1, 40, 72), np.float32)
     mask[..., 50:] = -1e4
     mask[0, 0, 3] = np.finfo(np.float32).min
@@ -249,7 +249,7 @@ def test_masks_that_hide_keys_and_whole_rows(gpu):
 
 
 def test_machines_are_asked_nothing_that_they_have_not():
-    layer, _ = layer_of(1, 2, 16, 16, 64, lies="rows")
+    layer, _ = layer_of(1, 2, 16, 16, 64, layout="rows")
     old = CompileOnlyGpu("sm_80")
     tactic = OwnAttention()
     for signature in tactic.signatures(layer, old):

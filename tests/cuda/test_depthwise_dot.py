@@ -8,8 +8,8 @@ from test_tactics import HOPPER, compute
 
 from support.compiling import first_configs
 from whet.backends.cuda.compile import compile_cubin
+from whet.composites.quantized import quantized_sample
 from whet.ops import run_regions, sample_layer
-from whet.ops._quantized_samples import quantized
 from whet.tactics import tactics_of
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile
@@ -31,7 +31,7 @@ def depthwise(n, c, h, w, taps, stride, act, kind="u8", stored=("u8", 6), **attr
         return body.add("Mul", y, body.add("Sigmoid", y)) if act == "silu" else body.add(act, y) if act else y
 
     data = [(f"full {kind}[{n},{c},{h},{w}]", 0.05, 0, 1), (weights, scales, None, 0), _rng.standard_normal(c).astype(np.float32)]
-    _, layer, arrays = sample_layer("Fused", quantized("Conv", data, build, (0.02, stored[1], stored[0])))
+    _, layer, arrays = sample_layer("Fused", quantized_sample("Conv", data, build, (0.02, stored[1], stored[0])))
     return layer, arrays
 
 
@@ -93,7 +93,7 @@ def test_instances_compile_without_spills(shape):
 def test_zero_points_at_padding_are_refused():
     weights = _rng.integers(-127, 128, (32, 1, 3, 3)).astype(np.int8)
     data = [("full u8[1,32,9,9]", 0.02, 7, 1), (weights, np.full(32, 0.01, np.float32), None, 0)]
-    sample = quantized("Conv", data, lambda body, v: body.add("Conv", *v, group=32, pads=(1,) * 4), (0.05, 0, "u8"))
+    sample = quantized_sample("Conv", data, lambda body, v: body.add("Conv", *v, group=32, pads=(1,) * 4), (0.05, 0, "u8"))
     _net, layer, _ = sample_layer("Fused", sample)
     assert "zero point" in TACTIC.why_not(layer)
 

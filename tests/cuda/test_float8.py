@@ -16,10 +16,10 @@ from whet.builder import BuildConfig, build
 from whet.builder.precision.float8 import float8_network
 from whet.builder.precision.permissions import is_float8
 from whet.builder.verify.differences import float8_error
+from whet.composites.quantized import quantized_sample
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
 from whet.ops._base import Sample
-from whet.ops._quantized_samples import quantized
 from whet.precision import calibrate
 from whet.precision.float8 import kept_out, skip_sums
 from whet.precision.measures import snr_db
@@ -55,12 +55,12 @@ def f8conv(x, k, c, r, *, store=None, residual=None, **how):
         h, w = (d if "strides" not in how else -(-d // 2) for d in x[2:])
         shape = f"[{x[0]},{k},{h},{w}]"
         data.append((f"f8e4m3{shape}", 0.7, None, 1) if residual == "f8" else f"f32{shape}")
-    return quantized("Conv", data, conv(add=residual is not None, **how), None if store is None else (store, None, "f8e4m3"))
+    return quantized_sample("Conv", data, conv(add=residual is not None, **how), None if store is None else (store, None, "f8e4m3"))
 
 
 def f8gemm(m, k, c, store=None):
     data = [(f"f8e4m3[{m},{c}]", 0.5, None, 1), (weights(k, c), scales(k, c), None, 0), real(k)]
-    return quantized("Gemm", data, lambda body, v: body.add("Gemm", *v, transB=1), None if store is None else (store, None, "f8e4m3"))
+    return quantized_sample("Gemm", data, lambda body, v: body.add("Gemm", *v, transB=1), None if store is None else (store, None, "f8e4m3"))
 
 
 LAYERS = {
@@ -141,9 +141,9 @@ def _alone(op, **attrs):
 
 IMAGE = ("f8e4m3[2,32,9,9]", 0.5, None, 1)
 AROUND = {  # what stands between the products
-    "sum": ("Fused", quantized("Add", [IMAGE, ("f8e4m3[2,32,9,9]", 0.7, None, 1)], _sum, (0.3, None, "f8e4m3"))),
-    "average": ("Fused", quantized("AveragePool", [IMAGE], _alone("AveragePool", kernel_shape=(3, 3), **PAD), (0.3, None, "f8e4m3"))),
-    "mean": ("Fused", quantized("GlobalAveragePool", [IMAGE], _alone("GlobalAveragePool"), (0.02, None, "f8e4m3"))),
+    "sum": ("Fused", quantized_sample("Add", [IMAGE, ("f8e4m3[2,32,9,9]", 0.7, None, 1)], _sum, (0.3, None, "f8e4m3"))),
+    "average": ("Fused", quantized_sample("AveragePool", [IMAGE], _alone("AveragePool", kernel_shape=(3, 3), **PAD), (0.3, None, "f8e4m3"))),
+    "mean": ("Fused", quantized_sample("GlobalAveragePool", [IMAGE], _alone("GlobalAveragePool"), (0.02, None, "f8e4m3"))),
     "maximum": ("MaxPool", Sample(["f8e4m3[2,32,9,9]"], {"kernel_shape": (3, 3), "strides": (2, 2), **PAD})),
     "rounded": ("QuantizeLinear", Sample(["f32[2,32,9,9]", np.array(0.01, np.float32)], {"output_dtype": F8E4M3})),
 }
@@ -189,7 +189,7 @@ def test_a_whole_network_is_built_and_verified_in_float8(gpu, wide):
     config = BuildConfig(backend="cuda", precisions=("fp16", "fp8"), optimization_level=2, timing_cache="")
     plan = build(float8_network(net, ranges), config)
     assert sum(map(is_float8, plan.network.layers)) >= 6
-    assert plan.report["banned"] == []
-    assert plan.report["verification"]["images"] is not None
+    assert plan.report.banned == []
+    assert plan.report.verification.images is not None
     got = Runtime("cuda").load(plan).create_context().run(data[0])["y"]
     assert snr_db(run_network(net, data[0])["y"], got) > 20

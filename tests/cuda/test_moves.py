@@ -19,10 +19,10 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.builder.precision.int8 import prepared
+from whet.composites.moves import detector_head_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.network import parse_network, static_shape, to_stored
 from whet.ops import OPS, run_network, run_regions, sample_layer
-from whet.ops._moves_samples import head
 from whet.passes import lower
 from whet.precision import Range, Ranges, find_places, quantize
 from whet.pruning.latency_cost import static_layers
@@ -113,7 +113,7 @@ def test_rows_together_give_what_the_reference_does_or_are_refused(i, together, 
 
 
 def test_groups_that_cross_a_level_are_refused():
-    _, layer, _ = sample_layer("Fused", head(1, 1, 80, (2, 3), (2, 5)))
+    _, layer, _ = sample_layer("Fused", detector_head_sample(1, 1, 80, (2, 3), (2, 5)))
     formats = {i: "nhwc" for i, t in enumerate(layer.inputs) if not t.is_constant}
     assert MovesCode(layer, formats, "linear", True, 2).row == 85
     with pytest.raises(Refused, match="4 rows"):
@@ -159,7 +159,7 @@ def test_rows_together_are_listed_first():
 
 @pytest.mark.gpu
 def test_every_config_gives_what_the_reference_does(gpu):
-    _, layer, arrays = sample_layer("Fused", head(2, 3, 80, (8, 8), (4, 4)))
+    _, layer, arrays = sample_layer("Fused", detector_head_sample(2, 3, 80, (8, 8), (4, 4)))
     tactic, seen = get_tactic("cuda/moves"), set()
     for signature in tactic.signatures(layer, gpu):
         for config in tactic.configs(layer, signature, gpu):

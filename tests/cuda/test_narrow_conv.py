@@ -13,11 +13,11 @@ from support.compiling import first_configs
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
+from whet.composites.pointwise_then_conv import pointwise_then_conv_sample
 from whet.errors import BackendError
 from whet.network import Network, parse_network, parse_type
 from whet.ops import OPS, sample_layer
 from whet.ops._base import Sample
-from whet.ops._conv_product_samples import product_conv
 from whet.ops._samples import sample_arrays
 from whet.tactics import PlanRefused, get_tactic
 from whet.tactics.cuda.conv._conv import ConvShape, Finish
@@ -215,7 +215,7 @@ def test_pairs_match_the_reference(gpu, i):
 @pytest.mark.parametrize("channels", [16, 32, 64])
 def test_every_tile_gives_the_same_bits_where_blocks_have_several(gpu, channels):
     image = f"f32[{128 // max(channels, 32)},{channels},164,168]"
-    _, layer, arrays = sample_layer("Fused", product_conv(image, channels, residual=True))
+    _, layer, arrays = sample_layer("Fused", pointwise_then_conv_sample(image, channels, residual=True))
     tactic, first = get_tactic("cuda/pointwise_then_conv"), None
     signature = tactic.signatures(layer, gpu)[0]
     for config in tactic.configs(layer, signature, gpu):

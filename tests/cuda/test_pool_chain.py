@@ -13,9 +13,9 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
 from whet.builder.lowering import lowered_network
+from whet.composites.pool_chain import POOL_CHAIN, pool_chain_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import OPS, run_network, sample_layer
-from whet.ops._pool_chain_samples import SAMPLES, chain
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.pool.pool_chain import OwnPoolChain, _constants
 
@@ -39,7 +39,7 @@ def as_the_kernel(x, constants):
     return np.concatenate(parts, axis=1).reshape(x.shape[0], -1, h, w)
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.inputs[0])
+@pytest.mark.parametrize("sample", POOL_CHAIN.samples, ids=lambda s: s.inputs[0])
 def test_rows_then_columns_give_the_reference(sample):
     network, layer, _ = sample_layer("Fused", sample)
     t = OwnPoolChain()
@@ -61,7 +61,7 @@ def test_large_images_and_odd_channels_are_refused():
         ("f32[1,8,60,60]", old, "115200"),
     )
     for x, machine, why in cases:
-        layer = sample_layer("Fused", chain(x, 5, 3))[1]
+        layer = sample_layer("Fused", pool_chain_sample(x, 5, 3))[1]
         assert why in t.refuses(layer, t.signatures(layer, machine)[0], machine)
     assert t.refuses(layer, t.signatures(layer, HOPPER)[0], HOPPER) is None
     assert "Softmax" in t.why_not(sample_layer("Softmax", OPS["Softmax"].samples[0])[1])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from whet.composites.quantized import quantized_sample
 from whet.network import Layer
 from whet.network.types import I8, U8
 from whet.ops import sample_layer
-from whet.ops._quantized_samples import quantized
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda.conv._conv import pack_weights8
 from whet.tactics.cuda.quantized._quantized import Output, conv_shape_of, count_classes, ending_of, factors, folded, folds, has_border, parts_of
@@ -32,7 +32,7 @@ def quantized_conv(zero: int, low: float | None, high: float | None, stored: str
     limits = [] if low is None else [np.asarray(v, np.float32) for v in (low, high)]
     data = [("full u8[1,16,7,6]", 0.02, zero, 1), (w, np.full(24, 0.01, np.float32), None, 0), bias, *limits]
     data += [("full u8[1,24,7,6]", 0.03, 90, 1)] if silu in ("before", "behind") else []
-    sample = quantized("Conv", data, build, (0.05, stored_zero, stored))
+    sample = quantized_sample("Conv", data, build, (0.05, stored_zero, stored))
     net, layer, _ = sample_layer("Fused", sample)
     parts = parts_of(layer)
     assert isinstance(parts, Parts), parts

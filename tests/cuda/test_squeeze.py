@@ -5,9 +5,9 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER
 
+from whet.composites.conv_then_pointwise import quantized_conv_then_pointwise_sample
+from whet.composites.squeeze_excite import squeeze_excite_sample
 from whet.ops import OPS, sample_layer
-from whet.ops._conv_product_samples import quantized_product
-from whet.ops._squeeze_samples import squeeze
 from whet.tactics import PlanRefused, tactics_of
 
 TACTICS = {t.name.removeprefix("cuda/"): t for t in tactics_of("cuda")}
@@ -25,7 +25,7 @@ def offered(name, sample):
 
 @pytest.mark.parametrize(("image", "hidden"), [("f32[1,32,112,112]", 8), ("f32[8,144,56,56]", 6), ("f32[1,672,14,14]", 28), ("f32[2,1152,7,7]", 48)])
 def test_clusters_hold_the_whole_image(image, hidden):
-    *_, found = offered("squeeze_excite", squeeze(image, hidden))
+    *_, found = offered("squeeze_excite", squeeze_excite_sample(image, hidden))
     _, c, h, w = (int(v) for v in image[4:-1].split(","))
     assert len(found) >= 2
     for config in map(dict, found):
@@ -39,21 +39,21 @@ def test_clusters_hold_the_whole_image(image, hidden):
 
 @pytest.mark.parametrize("changes", [{"channels": 3}, {"channels": 16}, {"pixels": 1, "channels": 1}, {"threads": 128}, {"pixels": 64}], ids=str)
 def test_wrong_ways_are_refused(changes):
-    _net, layer, signature, found = offered("squeeze_excite", squeeze("f32[1,32,56,56]", 8))
+    _net, layer, signature, found = offered("squeeze_excite", squeeze_excite_sample("f32[1,32,56,56]", 8))
     TACTICS["squeeze_excite"].plan(layer, signature, found[0], HOPPER)
     with pytest.raises(PlanRefused):
         TACTICS["squeeze_excite"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
 
 
 def test_images_larger_than_a_cluster_stay_apart():
-    _net, layer, _ = sample_layer("Fused", squeeze("f32[1,64,640,640]", 8))
+    _net, layer, _ = sample_layer("Fused", squeeze_excite_sample("f32[1,64,640,640]", 8))
     tactic = TACTICS["squeeze_excite"]
     assert "no cluster" in tactic.refuses(layer, tactic.signatures(layer, HOPPER)[0], HOPPER)
 
 
 @pytest.mark.parametrize("changes", [{"sk": 3}, {"groups": 1}, {"mi": 4}, {"bk": 256}, {"stages": 60}, {"pixels": 24}], ids=str)
 def test_wrong_tiles_of_integers_are_refused(changes):
-    _net, layer, signature, found = offered("qconv_then_pointwise", quantized_product("u8[1,256,14,14]", 256, 1024, residual="u8"))
+    _net, layer, signature, found = offered("qconv_then_pointwise", quantized_conv_then_pointwise_sample("u8[1,256,14,14]", 256, 1024, residual="u8"))
     TACTICS["qconv_then_pointwise"].plan(layer, signature, found[0], HOPPER)
     with pytest.raises(PlanRefused):
         TACTICS["qconv_then_pointwise"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
@@ -68,5 +68,5 @@ def test_each_takes_its_own_kind_of_numbers():
 
 
 def test_another_type_between_is_refused():
-    _net, layer, _ = sample_layer("Fused", quantized_product("i8[1,64,9,9]", 64, 128, middle=("u8", 0)))
+    _net, layer, _ = sample_layer("Fused", quantized_conv_then_pointwise_sample("i8[1,64,9,9]", 64, 128, between=("u8", 0)))
     assert "one type of integers" in TACTICS["qconv_then_pointwise"].why_not(layer)

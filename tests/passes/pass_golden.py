@@ -45,7 +45,7 @@ class Case:
     others: tuple[str, ...] = ()
     no_fuse: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
-    line: int = 1
+    channel_alignment: int = 1
 
     def network(self) -> Network:
         return parse_network("network case source\n" + self.before)
@@ -54,7 +54,8 @@ class Case:
         """The case's network (or `net`) after pass `name` and the case's other passes, verified after each firing."""
         switches = ["none", "+" + name, *("+" + o for o in self.others)]
         refuses = (lambda layer: None if layer.composite in self.takes else f"no tactic takes {layer.composite}") if self.takes else None
-        return lower(net or self.network(), switches=switches, no_fuse=self.no_fuse, check=True, refuses=refuses, line=self.line)
+        alignment = self.channel_alignment
+        return lower(net or self.network(), switches=switches, no_fuse=self.no_fuse, check=True, refuses=refuses, channel_alignment=alignment)
 
 
 def read(path: Path) -> list[Case]:

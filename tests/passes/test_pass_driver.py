@@ -9,9 +9,10 @@ from random_networks import feeds, same
 from whet.errors import BuildError, NetworkError, UsageError
 from whet.network import F32, Network, TensorType, parse_network, verify
 from whet.ops import OPS, run_network
-from whet.passes import PASSES, Did, Graph, Pass, Phase, Skip, _base, lower, ordered, run_passes, select
-from whet.passes._fuse import ACTIVATIONS
+from whet.passes import PASSES, Fired, Graph, Pass, Phase, Skip, lower, ordered, run_passes, select
 from whet.passes.clean.fold_shapes import SIZES
+from whet.rewrite.fusing import ACTIVATIONS
+from whet.rewrite.rules import register
 
 RESIDUAL = """
 in %x: f32[N,4,8,8]
@@ -165,7 +166,7 @@ def test_a_rule_that_gives_up_after_adding_is_blamed():
     def careless(g, layer):
         g.add("Tanh", layer.inputs[0])
 
-    with pytest.raises(NetworkError, match="pass mine: it added layers and then gave up at 'relu0'"):
+    with pytest.raises(NetworkError, match="pass mine: it added layers but returned no replacement for 'relu0'"):
         run_passes(_relus(1), [_pass(careless)])
 
 
@@ -173,14 +174,14 @@ def test_a_rule_without_end_is_blamed():
     def restless(g, layer):
         return g.add("Relu", layer.inputs[0])
 
-    with pytest.raises(NetworkError, match="pass mine: it never comes to rest"):
+    with pytest.raises(NetworkError, match="pass mine: it does not converge"):
         run_passes(_relus(1), [_pass(restless)])
 
 
 def test_passes_that_undo_each_other_are_blamed():
     there = Pass("there", Phase.CLEAN, lambda g, x: g.add("Tanh", x.inputs[0]), ("Relu",))
     back = Pass("back", Phase.CLEAN, lambda g, x: g.add("Relu", x.inputs[0]), ("Tanh",))
-    with pytest.raises(NetworkError, match="passes of phase CLEAN do not come to rest: there, back"):
+    with pytest.raises(NetworkError, match="passes of phase CLEAN do not converge: there, back"):
         run_passes(_relus(1), [there, back])
 
 
@@ -216,7 +217,7 @@ def test_a_stale_skip_is_forgotten():
 
 
 def test_what_a_whole_pass_says_is_logged():
-    log = run_passes(_relus(1), [Pass("mine", Phase.FINAL, lambda g: [Did("this", "relu0"), Skip("that", "relu0")][len(g.layers) :], None)])
+    log = run_passes(_relus(1), [Pass("mine", Phase.FINAL, lambda g: [Fired("this", "relu0"), Skip("that", "relu0")][len(g.layers) :], None)])
     assert log.fired == []
     assert log.skipped == {("mine", "relu0"): "that"}
 
@@ -229,21 +230,21 @@ def test_refused_fusions_are_undone():
 
 
 def test_a_pass_waits_for_one_that_is_not_there(monkeypatch):
-    monkeypatch.setitem(_base.PASSES, "odd", Pass("odd", Phase.CLEAN, None, None, after=("nowhere",)))
-    with pytest.raises(BuildError, match="pass odd runs after nowhere, which there is not"):
+    monkeypatch.setitem(PASSES, "odd", Pass("odd", Phase.CLEAN, None, None, after=("nowhere",)))
+    with pytest.raises(BuildError, match="pass odd is declared after nowhere, which does not exist"):
         ordered()
 
 
 def test_passes_that_wait_for_each_other(monkeypatch):
-    monkeypatch.setitem(_base.PASSES, "one", Pass("one", Phase.CLEAN, None, None, after=("two",)))
-    monkeypatch.setitem(_base.PASSES, "two", Pass("two", Phase.CLEAN, None, None, after=("one",)))
-    with pytest.raises(BuildError, match="passes wait for each other: one, two"):
+    monkeypatch.setitem(PASSES, "one", Pass("one", Phase.CLEAN, None, None, after=("two",)))
+    monkeypatch.setitem(PASSES, "two", Pass("two", Phase.CLEAN, None, None, after=("one",)))
+    with pytest.raises(BuildError, match="passes depend on each other in a cycle: one, two"):
         ordered()
 
 
 def test_two_passes_of_one_name(monkeypatch):
-    with pytest.raises(BuildError, match="pass fuse_silu has two owners"):
-        _base._register(Pass("fuse_silu", Phase.FUSE, None, None))
+    with pytest.raises(BuildError, match="two passes are named fuse_silu"):
+        register(Pass("fuse_silu", Phase.FUSE, None, None))
 
 
 def test_sizes_go_into_attributes_that_the_ops_have():
@@ -260,9 +261,9 @@ def test_graph_knows_readers_and_reasons():
     x, c = net.inputs[0], net.tensor("c")
     conv, bn, add, _ = net.layers
     assert g.readers(x) == [conv, add]
-    assert g.shared(c, bn) is None
-    assert g.shared(x, conv) == "%x is also read by 'add1'"
-    assert g.shared(net.outputs[0]) == "%y is an output of the network"
+    assert g.escapes(c, bn) is None
+    assert g.escapes(x, conv) == "%x is also read by 'add1'"
+    assert g.escapes(net.outputs[0]) == "%y is an output of the network"
     assert g.maker(c) is conv
     assert g.maker(x) is None
 

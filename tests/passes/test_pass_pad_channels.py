@@ -24,7 +24,7 @@ def _any_work(monkeypatch):
 
 def filled(net, *switches):
     """The lowered network with channels in lines of 16 bytes, and what the passes did."""
-    return lower(net, switches=switches, check=True, refuses=lambda layer: None, line=16)
+    return lower(net, switches=switches, check=True, refuses=lambda layer: None, channel_alignment=16)
 
 
 @SETTINGS

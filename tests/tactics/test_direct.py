@@ -6,10 +6,10 @@ from test_onednn_tactics import CPU, Listed, compute, place
 from test_own_cpu import JIT, SILU, judge_every_config
 
 from whet.backends.cpu import CpuBackend
+from whet.composites.epilogue import conv_silu_sample
 from whet.network import Network, from_stored, parse_type, static_shape, stored_shape
 from whet.ops import run_regions, sample_layer
 from whet.ops._base import Sample
-from whet.ops._fused_samples import conv_silu
 from whet.tactics import Args, get_tactic
 from whet.tactics._base import PlanRefused
 from whet.tactics.cpu.onednn import _api as dnn
@@ -33,7 +33,7 @@ def text(*shape):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_windows_of_all_sizes(shape, channels, window, strides, pads, threads):
     """Windows that stand out on one side or on all, tiles that do and do not divide a row, channels that fill no block, in and out."""
-    judge_every_config(NAME, conv_silu(text(*shape), text(channels, shape[1], *window), strides=strides, pads=pads), threads)
+    judge_every_config(NAME, conv_silu_sample(text(*shape), text(channels, shape[1], *window), strides=strides, pads=pads), threads)
 
 
 @SILU
@@ -45,7 +45,7 @@ def test_random_geometries():
         shape = (int(rng.integers(1, 3)), int(rng.integers(1, 40)), *(int(n) for n in rng.integers(6, 30, 2)))
         pads = tuple(int(rng.integers(0, window[i % 2])) for i in range(4))
         strides = tuple(int(n) for n in rng.integers(1, 4, 2))
-        sample = conv_silu(text(*shape), text(int(rng.integers(1, 60)), shape[1], *window), strides=strides, pads=pads)
+        sample = conv_silu_sample(text(*shape), text(int(rng.integers(1, 60)), shape[1], *window), strides=strides, pads=pads)
         layer, tactic = sample_layer("Fused", sample)[1], get_tactic(NAME)
         why = tactic.why_not(layer) or tactic.refuses(layer, tactic.signatures(layer, CPU)[0], CPU)
         if why is None:
@@ -57,12 +57,12 @@ def test_random_geometries():
 
 
 @SILU
-@pytest.mark.parametrize("at", ["before", "behind"])
+@pytest.mark.parametrize("at", ["before", "after"])
 @pytest.mark.parametrize("columns", [20, 37])
 def test_what_is_added(at, columns):
     """Before the activation and behind it, from another place and in the result's own, where no pixel may be computed twice."""
     shape = (2, 48, 7, columns)
-    sample = conv_silu(text(2, 24, 7, columns), text(48, 24, 3, 3), pads=(1, 1, 1, 1), **{at: text(*shape)})
+    sample = conv_silu_sample(text(2, 24, 7, columns), text(48, 24, 3, 3), pads=(1, 1, 1, 1), **{at: text(*shape)})
     _, layer, arrays = sample_layer("Fused", sample)
     (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
     tactic = get_tactic(NAME)
@@ -149,7 +149,7 @@ def test_users_own_buffers(added):
 @pytest.mark.parametrize("channels", [3, 16])
 def test_odd_numbers_reach_what_sees_them_and_nothing_else(channels):
     """NaN and infinities at corners, borders and inside: the same places are odd as in the reference, the others keep their numbers."""
-    _, layer, arrays = sample_layer("Fused", conv_silu(text(1, channels, 9, 24), text(32, channels, 3, 3), pads=(1, 1, 1, 1)))
+    _, layer, arrays = sample_layer("Fused", conv_silu_sample(text(1, channels, 9, 24), text(32, channels, 3, 3), pads=(1, 1, 1, 1)))
     arrays[0][0, 0, 0, 0], arrays[0][0, 1, 4, 11], arrays[0][0, 2, 8, 23], arrays[0][0, 0, 2, 0] = np.nan, np.inf, -np.inf, 3e38
     with np.errstate(all="ignore"):
         (want,) = run_regions(layer, arrays)
@@ -167,7 +167,7 @@ def test_odd_numbers_reach_what_sees_them_and_nothing_else(channels):
 def test_threads_have_equal_shares(shape, channels, threads):
     """Of all rows of all channels of all images: at most a row apart."""
     machine, tactic = CpuBackend(threads=threads), get_tactic(NAME)
-    layer = sample_layer("Fused", conv_silu(text(*shape), text(channels, shape[1], 3, 3), pads=(1, 1, 1, 1)))[1]
+    layer = sample_layer("Fused", conv_silu_sample(text(*shape), text(channels, shape[1], 3, 3), pads=(1, 1, 1, 1)))[1]
     (signature,) = tactic.signatures(layer, machine)
     for config in tactic.configs(layer, signature, machine):
         kernel = tactic.plan(layer, signature, config, machine)
@@ -184,7 +184,7 @@ def test_threads_have_equal_shares(shape, channels, threads):
 def test_tiles_divide_the_row_where_they_can():
     tactic = get_tactic(NAME)
     for columns in (20, 40, 80, 160):
-        layer = sample_layer("Fused", conv_silu(text(1, 32, 8, columns), text(80, 32, 3, 3), pads=(1, 1, 1, 1)))[1]
+        layer = sample_layer("Fused", conv_silu_sample(text(1, 32, 8, columns), text(80, 32, 3, 3), pads=(1, 1, 1, 1)))[1]
         configs = tactic.configs(layer, tactic.signatures(layer, CPU)[0], CPU)
         assert configs
         assert {dict(c)["blocks"] for c in configs if columns % dict(c)["pixels"] == 0} == {2, 3, 5}
@@ -195,7 +195,7 @@ def test_tiles_divide_the_row_where_they_can():
 def test_only_a_rows_first_and_last_tile_read_beside_it(channels, columns, window):
     """What they would read there is overwritten by the last tile, but may lie behind the image's memory."""
     side = window // 2
-    layer = sample_layer("Fused", conv_silu(text(1, 16, 2, columns), text(channels, 16, 1, window), pads=(0, side, 0, side)))[1]
+    layer = sample_layer("Fused", conv_silu_sample(text(1, 16, 2, columns), text(channels, 16, 1, window), pads=(0, side, 0, side)))[1]
     tactic = get_tactic(NAME)
     configs = tactic.configs(layer, tactic.signatures(layer, CPU)[0], CPU)
     assert configs
@@ -213,7 +213,7 @@ def test_only_a_rows_first_and_last_tile_read_beside_it(channels, columns, windo
 ])  # fmt: skip
 def test_a_tile_chosen_for_other_shapes_is_refused(name, shape, window, group, config):
     """An engine of several shapes plans each with the config of one; a tile larger than a row would be written outside of the result."""
-    sample = conv_silu(text(*shape), text(16 if group > 1 else 64, shape[1] // group, window, window), group=group, pads=(window // 2,) * 4)
+    sample = conv_silu_sample(text(*shape), text(16 if group > 1 else 64, shape[1] // group, window, window), group=group, pads=(window // 2,) * 4)
     layer, tactic = sample_layer("Fused", sample)[1], get_tactic(name)
     (signature,) = tactic.signatures(layer, CPU)
     assert tactic.refuses(layer, signature, CPU) is None
@@ -227,10 +227,10 @@ def test_a_tile_chosen_for_other_shapes_is_refused(name, shape, window, group, c
     ({"pads": (3, 1, 1, 1)}, "below the window"),
     ({"dilations": (2, 2)}, "no dilations"), ({"w": text(32, 1, 3, 3), "group": 16}, "one group"),
     ({"x": text(1, 16, 9), "w": text(32, 16, 3), "pads": (1, 1)}, "images"),
-    ({"behind": text(1, 32, 1, 1)}, "a residual"), ({"before": text(1, 32, 9, 9), "behind": text(1, 32, 9, 9)}, "a residual"),
+    ({"after": text(1, 32, 1, 1)}, "a residual"), ({"before": text(1, 32, 9, 9), "after": text(1, 32, 9, 9)}, "a residual"),
 ])  # fmt: skip
 def test_convolutions_that_are_refused(change, why):
-    _, layer, _ = sample_layer("Fused", conv_silu(**{"x": text(1, 16, 9, 9), "w": text(32, 16, 3, 3), "pads": (1, 1, 1, 1), **change}))
+    _, layer, _ = sample_layer("Fused", conv_silu_sample(**{"x": text(1, 16, 9, 9), "w": text(32, 16, 3, 3), "pads": (1, 1, 1, 1), **change}))
     assert why in get_tactic(NAME).why_not(layer)
 
 
@@ -243,7 +243,7 @@ def test_what_follows_and_is_refused(steps):
 
 @SILU
 def test_rows_too_short_for_a_tile_are_refused():
-    layer = sample_layer("Fused", conv_silu(text(1, 16, 9, 3), text(32, 16, 3, 3), pads=(1, 1, 1, 1)))[1]
+    layer = sample_layer("Fused", conv_silu_sample(text(1, 16, 9, 3), text(32, 16, 3, 3), pads=(1, 1, 1, 1)))[1]
     tactic = get_tactic(NAME)
     (signature,) = tactic.signatures(layer, CPU)
     assert static_shape(layer.outputs[0].shape)[3] == 3

@@ -8,9 +8,9 @@ from test_own_cpu import SILU
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig
 from whet.builder.lowering import lowered_network
+from whet.composites.dual_output_conv import dual_output_conv_sample
 from whet.network import Network, parse_type
 from whet.ops import sample_layer
-from whet.ops._forked_samples import forked
 from whet.tactics import get_tactic
 from whet.tactics.cpu._llvm import jit
 
@@ -28,7 +28,7 @@ SIZES = [
 def test_both_results(size, threads, act, monkeypatch):
     """Blocks of a group that belong to one result and to both, several strips of tiles, channels that leave part of a block unused."""
     images, channels, filters, h, w = size
-    _, layer, arrays = sample_layer("Fused", forked(images, (channels,), filters, h, w, act))
+    _, layer, arrays = sample_layer("Fused", dual_output_conv_sample(images, (channels,), filters, h, w, act))
     arrays[0] *= 8
     for kernel in computed(NAME, layer, arrays, threads, monkeypatch):
         assert kernel.threads == min(threads, kernel.sizes[-2])
@@ -36,22 +36,22 @@ def test_both_results(size, threads, act, monkeypatch):
 
 @SILU
 def test_results_are_pointed_elsewhere():
-    _, layer, arrays = sample_layer("Fused", forked(2, (32,), (16, 32), 6, 9))
+    _, layer, arrays = sample_layer("Fused", dual_output_conv_sample(2, (32,), (16, 32), 6, 9))
     check_pointed_elsewhere(NAME, layer, arrays)
 
 
 @SILU
 def test_odd_numbers_stay_where_they_are():
     """NaN and infinities make their own pixel odd in both results, and no other."""
-    _, layer, arrays = sample_layer("Fused", forked(1, (16,), (32, 48), 5, 7))
+    _, layer, arrays = sample_layer("Fused", dual_output_conv_sample(1, (16,), (32, 48), 5, 7))
     arrays[0][0, 1, 2, 3], arrays[0][0, 0, 0, 0], arrays[0][0, 2, 4, 6] = np.nan, np.inf, 3e38
     check_odd_numbers(NAME, layer, arrays, 1)
 
 
 @SILU
 @pytest.mark.parametrize(("sample", "why"), [
-    (forked(1, (18,), (16, 16), 6, 6), "18 channels"), (forked(1, (16, 16), (16, 16), 6, 6), "computes Conv, not"),
-    (forked(1, (16,), (16, 16), 6, 6, "HardSwish"), "SiLU, ReLU or nothing"),
+    (dual_output_conv_sample(1, (18,), (16, 16), 6, 6), "18 channels"), (dual_output_conv_sample(1, (16, 16), (16, 16), 6, 6), "computes Conv, not"),
+    (dual_output_conv_sample(1, (16,), (16, 16), 6, 6, "HardSwish"), "SiLU, ReLU or nothing"),
 ])  # fmt: skip
 def test_other_layers_are_refused(sample, why):
     layer = sample_layer("Fused", sample)[1]

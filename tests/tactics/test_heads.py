@@ -11,9 +11,9 @@ from whet.builder.candidates.tactic_sources import tactics_for
 from whet.builder.lowering import lowered_network
 from whet.builder.precision.permissions import Permissions
 from whet.builder.select.unfused_time import chains_apart
+from whet.composites.head_convs import head_convs_sample
 from whet.network import Network, from_stored, parse_network, parse_type, static_shape, stored_shape
 from whet.ops import run_network, run_regions, sample_layer
-from whet.ops._heads_samples import heads
 from whet.runtime import Runtime
 from whet.tactics import Args, get_tactic
 from whet.tactics._base import PlanRefused
@@ -73,9 +73,10 @@ def judged(sample, threads, small, layer=None, arrays=None):
 
 @OWN
 @pytest.mark.parametrize("sample", [
-    heads(1, 3, 80, (64, 20, 20), (20, 10, 10), (36, 5, 5), filled=1), heads(2, 3, 2, (8, 4, 6), (16, 2, 3)),
-    heads(3, 1, 1, (12, 7, 5), bias=False), heads(2, 2, 11, (16, 9, 9), (32, 5, 3), (4, 5, 1), (8, 1, 6)), heads(3, 5, 22, (52, 13, 11), filled=9),
-    heads(1, 16, 6, (20, 5, 7)), heads(1, 1, 43, (16, 1, 97), (304, 3, 3)),
+    head_convs_sample(1, 3, 80, (64, 20, 20), (20, 10, 10), (36, 5, 5), padding=1), head_convs_sample(2, 3, 2, (8, 4, 6), (16, 2, 3)),
+    head_convs_sample(3, 1, 1, (12, 7, 5), bias=False), head_convs_sample(2, 2, 11, (16, 9, 9), (32, 5, 3), (4, 5, 1), (8, 1, 6)),
+    head_convs_sample(3, 5, 22, (52, 13, 11), padding=9),
+    head_convs_sample(1, 16, 6, (20, 5, 7)), head_convs_sample(1, 1, 43, (16, 1, 97), (304, 3, 3)),
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_heads_of_all_sizes(sample, threads, monkeypatch):
@@ -91,14 +92,15 @@ def test_random_heads():
     rng = np.random.default_rng(7)
     for _ in range(12):
         levels = [(4 * int(rng.integers(1, 20)), int(rng.integers(1, 24)), int(rng.integers(5, 24))) for _ in range(rng.integers(1, 4))]
-        sample = heads(int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 60)), *levels, filled=int(rng.integers(0, 5)))
+        images, anchors, classes = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 60))
+        sample = head_convs_sample(images, anchors, classes, *levels, padding=int(rng.integers(0, 5)))
         assert judged(sample, int(rng.integers(1, 4)), True) >= 2
     CPU.activate()
 
 
 @OWN
 def test_odd_numbers_reach_their_rows_and_nothing_else():
-    _, layer, arrays = sample_layer("Fused", heads(2, 2, 11, (16, 9, 9), (32, 5, 3)))
+    _, layer, arrays = sample_layer("Fused", head_convs_sample(2, 2, 11, (16, 9, 9), (32, 5, 3)))
     arrays[0][0, 1, 0, 0], arrays[0][1, 2, 8, 8], arrays[0][0, 3, 4, 4], arrays[3][1, 0, 2, 1] = np.nan, np.inf, -np.inf, np.nan
     with np.errstate(all="ignore"):
         assert judged(None, 2, True, layer, arrays) >= 2
@@ -106,7 +108,7 @@ def test_odd_numbers_reach_their_rows_and_nothing_else():
 
 @OWN
 def test_users_own_buffers():
-    _, layer, arrays = sample_layer("Fused", heads(2, 3, 2, (8, 4, 6), (16, 2, 3)))
+    _, layer, arrays = sample_layer("Fused", head_convs_sample(2, 3, 2, (8, 4, 6), (16, 2, 3)))
     (signature,) = TACTIC.signatures(layer, CPU)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, CPU)[0], CPU)
     (want,) = run_regions(layer, arrays)
@@ -116,7 +118,7 @@ def test_users_own_buffers():
 @OWN
 def test_its_parts_are_a_chain_to_be_timed_against():
     """Convolutions that leave their channels in blocks, and the moves."""
-    _, layer, arrays = sample_layer("Fused", heads(2, 3, 2, (8, 4, 6), (16, 5, 5), filled=11))
+    _, layer, arrays = sample_layer("Fused", head_convs_sample(2, 3, 2, (8, 4, 6), (16, 5, 5), padding=11))
     permissions = Permissions.of(BuildConfig())
     best = list_candidates(layer, [TACTIC], CPU, permissions).options[0]
     chains = chains_apart(layer, best, {TACTIC.name}, tactics_for("cpu", ()), permissions, CPU)
@@ -225,21 +227,21 @@ def test_where_16_bit_floats_are_permitted_and_computed_it_stays_in_pieces(monke
 @OWN
 def test_reasons():
     def layer(*levels):
-        return sample_layer("Fused", heads(1, 1, 1, *levels))[1]
+        return sample_layer("Fused", head_convs_sample(1, 1, 1, *levels))[1]
 
     assert "multiples of 4" in TACTIC.why_not(layer((18, 6, 6)))
     few = layer((16, 2, 2))
-    assert "fewer pixels" in TACTIC.apart(few, ())
+    assert "fewer pixels" in TACTIC.keeps_unfused(few, ())
     (signature,) = TACTIC.signatures(few, CPU)
     assert "fewer pixels" in TACTIC.refuses(few, signature, CPU)
     with pytest.raises(PlanRefused, match="does not fit"):
         TACTIC.plan(few, signature, (("blocks", 4), ("pixels", 6), ("tile", 24)), CPU)
-    assert TACTIC.apart(layer((16, 5, 5)), ()) is None
+    assert TACTIC.keeps_unfused(layer((16, 5, 5)), ()) is None
 
 
 @OWN
 def test_without_avx512_there_is_no_such_layer(monkeypatch):
     monkeypatch.setattr(jit, "has", lambda feature: False)
-    _, layer, _ = sample_layer("Fused", heads(1, 1, 1, (16, 5, 5)))
+    _, layer, _ = sample_layer("Fused", head_convs_sample(1, 1, 1, (16, 5, 5)))
     assert "AVX-512" in TACTIC.why_not(layer)
-    assert "AVX-512" in TACTIC.apart(layer, ())
+    assert "AVX-512" in TACTIC.keeps_unfused(layer, ())

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_onednn_tactics import CPU, check, compute, judge, reference
 
+from whet.composites.quantized import quantized_sample
 from whet.ops import OPS, sample_layer
-from whet.ops._quantized_samples import quantized
 from whet.tactics import get_tactic, is_quantized, tactics_of
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._quantized import needed, take_apart
@@ -51,7 +51,7 @@ def one(x, w, *, scale=0.02, zero=0, store=(0.05, 0, "u8"), op="Conv", relu=True
         y = body.add(op, *values[:2], **attrs)
         return body.add("Relu", y) if relu else y
 
-    sample = quantized(op, [(x, scale, zero, 1), (w, channels, None, 0 if op == "Conv" else 1)], build, store)
+    sample = quantized_sample(op, [(x, scale, zero, 1), (w, channels, None, 0 if op == "Conv" else 1)], build, store)
     _, layer, arrays = sample_layer("Fused", sample)
     return layer, arrays
 
@@ -148,7 +148,7 @@ def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, kept):
         return body.add("Relu", y) if clip is None else body.add("Clip", y, *values[2:])
 
     bounds = [] if clip is None else [np.float32(c) for c in clip]
-    sample = quantized("Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (w, np.float32(1 / 2000), None, 0), *map(np.asarray, bounds)], build, store)
+    sample = quantized_sample("Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (w, np.float32(1 / 2000), None, 0), *map(np.asarray, bounds)], build, store)
     _, layer, arrays = sample_layer("Fused", sample)
     parts = take_apart(layer)
     assert [p.op for p in needed(parts)] == kept

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+import whet.composites  # noqa: F401  (its samples)
 from whet.backends.cpu import CpuBackend
 from whet.network import Network, from_stored, parse_type, static_shape, stored_shape, to_stored
 from whet.network.types import BF16, F32

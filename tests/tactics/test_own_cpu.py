@@ -5,12 +5,12 @@ import pytest
 from test_onednn_tactics import CPU, Listed, compute, place
 
 from whet.backends.cpu import CpuBackend, machine_code
+from whet.composites.attention import attention_sample
+from whet.composites.epilogue import conv_silu_sample
+from whet.composites.quantized import quantized_sample
+from whet.composites.rearrange import rearrange_sample
 from whet.network import Network, from_stored, parse_type, static_shape, stored_shape
 from whet.ops import run_layer, run_regions, sample_layer
-from whet.ops._attention_samples import attention
-from whet.ops._fused_samples import conv_silu
-from whet.ops._quantized_samples import quantized
-from whet.ops._rearrange_samples import rearrange
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv._pointwise_ir import Variant, pointwise_ir
@@ -22,7 +22,7 @@ JIT = pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()
 
 
 def table_layer(count, build, store, dtype="u8"):
-    _, layer, arrays = sample_layer("Fused", quantized("QuantizedTable", [(f"full {dtype}[{count}]", 0.05, 3, 0)], build, store))
+    _, layer, arrays = sample_layer("Fused", quantized_sample("QuantizedTable", [(f"full {dtype}[{count}]", 0.05, 3, 0)], build, store))
     return layer, arrays
 
 
@@ -53,7 +53,7 @@ def test_a_table_holds_what_the_steps_compute():
         return body.add("Mul", half, body.add("Add", body.add("Erf", body.add("Div", v[0], v[2])), v[3]))
 
     numbers = [np.array(n, np.float32) for n in (0.5, np.sqrt(2), 1.0)]
-    sample = quantized("QuantizedTable", [("full u8[2,8]", 0.05, 100, 0), *numbers], gelu, (0.03, 6, "u8"))
+    sample = quantized_sample("QuantizedTable", [("full u8[2,8]", 0.05, 100, 0), *numbers], gelu, (0.03, 6, "u8"))
     _, layer, arrays = sample_layer("Fused", sample)
     tactic = get_tactic("cpu/lookup_table")
     _, got, _ = compute(layer, arrays, tactic, tactic.signatures(layer, CPU)[-1], ())
@@ -109,7 +109,7 @@ def test_ties_of_images_go_to_the_even_integer():
 def test_gates_of_all_sizes(shape, dtype, zero, store, threads):
     text = ",".join(map(str, shape))
     ones = ",".join(map(str, (*shape[:2], *(1,) * (len(shape) - 2))))
-    sample = quantized("Mul", [(f"full {dtype}[{text}]", 0.02, zero, 1), f"f32[{ones}]"], lambda body, v: body.add("Mul", *v), store)
+    sample = quantized_sample("Mul", [(f"full {dtype}[{text}]", 0.02, zero, 1), f"f32[{ones}]"], lambda body, v: body.add("Mul", *v), store)
     _, layer, arrays = sample_layer("Fused", sample)
     tactic, machine = get_tactic("cpu/channel_gate"), CpuBackend(threads=threads)
     want = run_regions(layer, arrays)[0].astype(int)
@@ -123,7 +123,7 @@ def test_gates_of_all_sizes(shape, dtype, zero, store, threads):
 @JIT
 @pytest.mark.parametrize("factor", [np.inf, -np.inf, 3e38, np.nan])
 def test_gates_that_are_no_numbers_saturate(factor):
-    _, layer, arrays = sample_layer("Fused", quantized("Mul", [("full u8[1,16,4,4]", 0.02, 0, 1), "f32[1,16,1,1]"],
+    _, layer, arrays = sample_layer("Fused", quantized_sample("Mul", [("full u8[1,16,4,4]", 0.02, 0, 1), "f32[1,16,1,1]"],
                                                        lambda body, v: body.add("Mul", *v), (0.02, 0, "u8")))  # fmt: skip
     arrays[0][...] = np.maximum(arrays[0], 1)
     arrays[next(i for i, t in enumerate(layer.inputs) if not t.is_constant and t.dtype.is_float)][0, :8] = factor
@@ -154,12 +154,12 @@ def test_pointers_are_written_as_the_compiler_wants_them():
 
 
 ATTENTIONS = {
-    "one head": attention(1, 1, 1, 16, 16, scale="", mask=()),
-    "two images, a mask each": attention(2, 3, 24, 48, 64, mask=(2, 1, 1, 48)),
-    "heads within rows, a mask of rows": attention(1, 2, 33, 32, 64, lies="rows", scale="Mul", mask=(1, 1, 33, 32)),
-    "stacked, a constant mask of heads": attention(4, 3, 48, 48, 32, lies="stacked", mask=(1, 3, 48, 48), constant=True),
-    "a mask of keys": attention(2, 4, 40, 80, 32, lies="rows", mask=(80,)),
-    "several groups of heads": attention(1, 8, 256, 512, 16, lies="rows", mask=(1, 1, 1, 512)),
+    "one head": attention_sample(1, 1, 1, 16, 16, scale="", mask=()),
+    "two images, a mask each": attention_sample(2, 3, 24, 48, 64, mask=(2, 1, 1, 48)),
+    "heads within rows, a mask of rows": attention_sample(1, 2, 33, 32, 64, layout="rows", scale="Mul", mask=(1, 1, 33, 32)),
+    "stacked, a constant mask of heads": attention_sample(4, 3, 48, 48, 32, layout="stacked", mask=(1, 3, 48, 48), constant=True),
+    "a mask of keys": attention_sample(2, 4, 40, 80, 32, layout="rows", mask=(80,)),
+    "several groups of heads": attention_sample(1, 8, 256, 512, 16, layout="rows", mask=(1, 1, 1, 512)),
 }  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def test_attention_of_all_forms(name, threads):
 @JIT
 def test_masks_of_minus_infinity_and_odd_numbers():
     """What a mask excludes has no part; a row with nothing left, a NaN or plus infinity among its scores is NaN."""
-    _, layer, arrays = sample_layer("Fused", attention(1, 2, 8, 32, 16, mask=(1, 1, 8, 32), scale=""))
+    _, layer, arrays = sample_layer("Fused", attention_sample(1, 2, 8, 32, 16, mask=(1, 1, 8, 32), scale=""))
     mask = arrays[-1]
     mask[...] = 0
     mask[..., 0, 5:] = -np.inf
@@ -226,8 +226,8 @@ def test_attention_reads_users_own_buffers():
 
 @JIT
 @pytest.mark.parametrize(("sample", "why"), [
-    (attention(2, 3, 24, 40, 64, mask=(2, 1, 1, 40)), "multiple of 16 keys"),
-    (attention(1, 1, 16, 16, 24), "heads of 24"),
+    (attention_sample(2, 3, 24, 40, 64, mask=(2, 1, 1, 40)), "multiple of 16 keys"),
+    (attention_sample(1, 1, 16, 16, 24), "heads of 24"),
 ])  # fmt: skip
 def test_attention_that_is_refused(sample, why):
     assert why in get_tactic("cpu/attention").why_not(sample_layer("Fused", sample)[1])
@@ -245,7 +245,7 @@ SILU = pytest.mark.skipif(jit.available() is not None or not jit.has("avx512f"),
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_pointwise_convolutions_with_silu(shape, channels, threads):
     """Tiles that do and do not divide an image, several strips of tiles, channels that leave part of a block unused, threads that divide nothing."""
-    sample = conv_silu(f"f32[{','.join(map(str, shape))}]", f"f32[{channels},{shape[1]},1,1]")
+    sample = conv_silu_sample(f"f32[{','.join(map(str, shape))}]", f"f32[{channels},{shape[1]},1,1]")
     judge_every_config("cpu/pointwise_conv", sample, threads)
 
 
@@ -258,7 +258,8 @@ def test_pointwise_convolutions_with_silu(shape, channels, threads):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_depthwise_convolutions_with_silu(shape, window, stride, pads, threads):
     """Windows that stand out above, below and beside the image, on one side or both; tiles that do and do not divide a row."""
-    sample = conv_silu(f"f32[{','.join(map(str, shape))}]", f"f32[{shape[1]},1,{window},{window}]", group=shape[1], pads=pads, strides=(stride,) * 2)
+    weights = f"f32[{shape[1]},1,{window},{window}]"
+    sample = conv_silu_sample(f"f32[{','.join(map(str, shape))}]", weights, group=shape[1], pads=pads, strides=(stride,) * 2)
     judge_every_config("cpu/depthwise_conv", sample, threads)
 
 
@@ -296,7 +297,7 @@ def launched(kernel, image, signature, layer):
 def test_silu_of_odd_numbers_is_what_the_ops_give():
     """Through a convolution that copies its input: ends of exp, denormals, infinities, NaN, in both forms; by pieces what is below 1e-6 is 0."""
     odd = [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1e-40, -1e-40, 0.0, -0.0, 87.2, 88.8, -87.2, -87.4, -88.8, -104.0, -1e4, 1e4, 1.0, -1.0, -0.5]
-    _, layer, arrays = sample_layer("Fused", conv_silu("f32[1,16,5,5]", "f32[16,16,1,1]", bias=False))
+    _, layer, arrays = sample_layer("Fused", conv_silu_sample("f32[1,16,5,5]", "f32[16,16,1,1]", bias=False))
     arrays[1][...] = 0
     layer.inputs[1].weight = Network("w").constant(np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1), "eye").weight
     arrays[0][...] = 0
@@ -319,7 +320,7 @@ def test_silu_of_odd_numbers_is_what_the_ops_give():
 def test_silu_of_many_numbers_is_as_near_as_it_says():
     """All over its pieces and across their ends: 2.5e-6, and above 0 and near it by its own size; 0 stays 0."""
     side = 1001
-    _, layer, arrays = sample_layer("Fused", conv_silu(f"f32[1,16,{side},{side}]", "f32[16,16,1,1]", bias=False))
+    _, layer, arrays = sample_layer("Fused", conv_silu_sample(f"f32[1,16,{side},{side}]", "f32[16,16,1,1]", bias=False))
     layer.inputs[1].weight = Network("w").constant(np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1), "eye").weight
     arrays[0][...] = np.linspace(-20, 20, arrays[0].size, dtype=np.float32).reshape(arrays[0].shape)
     arrays[0][0, 0, 0, 0] = 0
@@ -341,7 +342,7 @@ def test_silu_of_many_numbers_is_as_near_as_it_says():
 @JIT
 def test_convolutions_that_are_refused(change, why):
     given = {"x": "f32[1,16,5,5]", "w": "f32[32,16,1,1]", **change}
-    _, layer, _ = sample_layer("Fused", conv_silu(**given))
+    _, layer, _ = sample_layer("Fused", conv_silu_sample(**given))
     assert why in get_tactic("cpu/pointwise_conv").why_not(layer)
 
 
@@ -354,7 +355,7 @@ def test_convolutions_that_are_refused(change, why):
     ((2, 6, 3, 2, 5), (2, 2, 3, 3, 2, 5), (0, 1, 3, 4, 5, 2)),
 ])  # fmt: skip
 def test_cut_channels_lie_behind_the_pixels(shape, cut, perm, dtype):
-    _, layer, arrays = sample_layer("Fused", rearrange(shape, cut, perm, dtype))
+    _, layer, arrays = sample_layer("Fused", rearrange_sample(shape, cut, perm, dtype))
     tactic = get_tactic("cpu/onednn_rearrange")
     (want,) = run_regions(layer, arrays)
     signatures = tactic.signatures(layer, CPU)

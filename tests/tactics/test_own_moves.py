@@ -6,10 +6,10 @@ from test_onednn_tactics import CPU, compute
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
+from whet.composites.moves import channel_shuffle_sample, detector_head_sample
 from whet.network import Network, parse_network, parse_type
 from whet.ops import run_network, run_regions, sample_layer
 from whet.ops._base import Sample
-from whet.ops._moves_samples import head, shuffle
 from whet.runtime import Runtime
 from whet.tactics import get_tactic
 from whet.tactics._moves_indices import Refused
@@ -49,7 +49,14 @@ def close(layer, arrays, signature, machine=CPU, code=None):
 
 @JIT
 @pytest.mark.parametrize(
-    "sample", [head(2, 3, 2, (4, 6), (2, 3)), head(2, 4, 11, (5, 6), (3, 3)), head(1, 16, 6, (5, 5)), head(3, 2, 11, (7, 5)), head(1, 4, 83, (3, 3))]
+    "sample",
+    [
+        detector_head_sample(2, 3, 2, (4, 6), (2, 3)),
+        detector_head_sample(2, 4, 11, (5, 6), (3, 3)),
+        detector_head_sample(1, 16, 6, (5, 5)),
+        detector_head_sample(3, 2, 11, (7, 5)),
+        detector_head_sample(1, 4, 83, (3, 3)),
+    ],
 )
 def test_heads_from_pixels_and_from_blocks_of_channels(sample):
     """Rows of 6 to 88 numbers: less than a register, whole ones and tails; anchors that begin anywhere in a block."""
@@ -66,7 +73,7 @@ def test_heads_from_pixels_and_from_blocks_of_channels(sample):
 @JIT
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_share_the_rows(threads):
-    _, layer, arrays = sample_layer("Fused", head(2, 3, 80, (13, 11), (3, 3)))
+    _, layer, arrays = sample_layer("Fused", detector_head_sample(2, 3, 80, (13, 11), (3, 3)))
     machine = CpuBackend(threads=threads)
     signature = next(s for s in TACTIC.signatures(layer, machine) if s.inputs[0].format == "nhwc")
     assert close(layer, arrays, signature, machine).threads == threads
@@ -108,9 +115,9 @@ def test_sigmoids_with_and_without_avx512(wide, monkeypatch):
 
 @JIT
 @pytest.mark.parametrize(("sample", "form", "why"), [
-    (head(2, 3, 2, (4, 6)), "linear", "neighbours of a row of the result are 24 elements apart"),
-    (head(1, 16, 6, (5, 5)), "nChw16c", "too many different offsets in blocks"),
-    (shuffle(2, 2, 8, 5, 3), "nhwc", "elements apart"),
+    (detector_head_sample(2, 3, 2, (4, 6)), "linear", "neighbours of a row of the result are 24 elements apart"),
+    (detector_head_sample(1, 16, 6, (5, 5)), "nChw16c", "too many different offsets in blocks"),
+    (channel_shuffle_sample(2, 2, 8, 5, 3), "nhwc", "elements apart"),
     (chain(lambda body, x: body.add("Pow", x[0], x[0])), "nhwc", "the kernel has no Pow"),
     (chain(lambda body, x: body.add("Tanh", x[0])), "nhwc", "the kernel has no Tanh"),
 ])  # fmt: skip
@@ -121,7 +128,7 @@ def test_what_has_no_code_is_refused_with_the_reason(sample, form, why):
 
 
 def test_long_code_is_refused(monkeypatch):
-    _, layer, _ = sample_layer("Fused", head(1, 2, 80, (20, 20), (10, 10)))
+    _, layer, _ = sample_layer("Fused", detector_head_sample(1, 2, 80, (20, 20), (10, 10)))
     made = Moves(layer, {i: "nhwc" for i, t in enumerate(layer.inputs) if not t.is_constant}, "linear")
     monkeypatch.setattr("whet.tactics.cpu.move._moves_ir.LONGEST", 100)
     with pytest.raises(Refused, match="more than 100 instructions"):

@@ -8,12 +8,12 @@ from test_own_cpu import SILU
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
 from whet.builder.lowering import lowered_network
+from whet.composites.resized_conv import resized_conv_sample
 from whet.inspector.apart import apart
 from whet.inspector.facts import layer_facts
 from whet.network import Network, parse_type
 from whet.ops import run_network, sample_layer
 from whet.ops._cost import network_operations, operations
-from whet.ops._resized_samples import resized
 from whet.runtime import Runtime
 from whet.tactics import get_tactic
 from whet.tactics.cpu._llvm import jit
@@ -35,7 +35,7 @@ SIZES = [
 def test_results(size, threads, act, monkeypatch):
     """One convolution and two, either image first, all ways to pick, channels that leave part of a block unused."""
     images, channels, filters, small, scales, last, how = size
-    _, layer, arrays = sample_layer("Fused", resized(images, channels, filters, small, scales, act=act, last=last, how=how))
+    _, layer, arrays = sample_layer("Fused", resized_conv_sample(images, channels, filters, small, scales, act=act, last=last, modes=how))
     arrays[0] *= 8
     for kernel in computed(NAME, layer, arrays, threads, monkeypatch):
         assert kernel.threads == [min(threads, sizes[-2]) for sizes in kernel.sizes]
@@ -44,23 +44,24 @@ def test_results(size, threads, act, monkeypatch):
 @SILU
 @pytest.mark.parametrize("filters", [(48,), (16, 32)])
 def test_operands_are_pointed_elsewhere(filters):
-    _, layer, arrays = sample_layer("Fused", resized(2, (32, 16), filters, (5, 6), (2, 2)))
+    _, layer, arrays = sample_layer("Fused", resized_conv_sample(2, (32, 16), filters, (5, 6), (2, 2)))
     check_pointed_elsewhere(NAME, layer, arrays)
 
 
 @SILU
 def test_odd_numbers_stay_where_they_are():
     """NaN and infinities of the small image make the pixels odd that are picked from theirs, those of the large one their own, and no other."""
-    _, layer, arrays = sample_layer("Fused", resized(1, (16, 16), (32, 48), (5, 7), (2, 2)))
+    _, layer, arrays = sample_layer("Fused", resized_conv_sample(1, (16, 16), (32, 48), (5, 7), (2, 2)))
     arrays[0][0, 1, 2, 3], arrays[0][0, 0, 0, 0], arrays[1][0, 2, 4, 6], arrays[1][0, 3, 9, 13] = np.nan, np.inf, 3e38, np.nan
     check_odd_numbers(NAME, layer, arrays, 5)
 
 
 @SILU
 @pytest.mark.parametrize(("sample", "why"), [
-    (resized(1, (18, 16), (16, 16), (6, 6), (2, 2)), "34 channels"), (resized(1, (18, 22), (16,), (6, 6), (2, 2)), "18 channels"),
-    (resized(1, (16, 16), (16, 16), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or nothing"),
-    (resized(1, (16, 16), (16,), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or nothing"),
+    (resized_conv_sample(1, (18, 16), (16, 16), (6, 6), (2, 2)), "34 channels"),
+    (resized_conv_sample(1, (18, 22), (16,), (6, 6), (2, 2)), "18 channels"),
+    (resized_conv_sample(1, (16, 16), (16, 16), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or nothing"),
+    (resized_conv_sample(1, (16, 16), (16,), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or nothing"),
 ])  # fmt: skip
 def test_other_layers_are_refused(sample, why):
     layer = sample_layer("Fused", sample)[1]

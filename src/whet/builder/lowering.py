@@ -11,9 +11,10 @@ from whet.builder.candidates.regions import lift_captures
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions, no_float8, unwanted_integers
 from whet.builder.verify.differences import relative_error
+from whet.composites import unsupported_reason
 from whet.network import DType, Layer, Network
 from whet.ops import run_network
-from whet.passes import PassLog, in_pieces, lower
+from whet.passes import PassLog, lower
 from whet.tactics import Tactic, tactics_of
 
 
@@ -23,11 +24,11 @@ def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog
     tactics = tactics_of(config.backend)
     permissions = Permissions.of(config)
     permitted = {*permissions.allowed, *(kind for _, kind in permissions.demands)}
-    whole = {composite for t in tactics for composite in t.composites}
+    computed = {kind for t in tactics for kind in t.composites}
     made, log = lower(
         net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config),
-        refuses=lambda layer: in_pieces(layer, whole) or _no_takers(layer, tactics, permitted) or no_float8(layer, config),
-        line=max((t.line for t in tactics), default=1),
+        refuses=lambda layer: unsupported_reason(layer, computed) or _keep_unfused(layer, tactics, permitted) or no_float8(layer, config),
+        channel_alignment=max((t.channel_alignment for t in tactics), default=1),
     )  # fmt: skip
     lift_captures(made)
     for i, t in enumerate(made.outputs):
@@ -43,9 +44,9 @@ def lowered_network(net: Network, config: BuildConfig) -> tuple[Network, PassLog
     return made, log
 
 
-def _no_takers(layer: Layer, tactics: list[Tactic], permitted: Collection[DType]) -> str | None:
-    """Why none of the tactics that compute fused layers of this composite would take it; None where one would, and where there are none."""
-    reasons = [t.apart(layer, permitted) for t in tactics if layer.composite in t.composites]
+def _keep_unfused(layer: Layer, tactics: list[Tactic], permitted: Collection[DType]) -> str | None:
+    """Why no tactic of this composite kind would compute a new fused layer; None when one would, or when no tactic names the kind."""
+    reasons = [t.keeps_unfused(layer, permitted) for t in tactics if layer.composite in t.composites]
     return None if None in reasons else next(iter(reasons), None)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from whet.composites import composite_of
 from whet.inspector.facts import LayerFacts
 from whet.network import DTYPES, Layer, Tensor, TensorType, evaluate
 from whet.ops._cost import operations
 
-# composites of what was made around layers that compute; a Concat that is read in place costs nothing
-_COMPOSITES = ("ConvThenPointwise", "DepthwiseThenPointwise", "DualOutputConv", "HeadConvs", "PointwiseThenConv", "ResizedConv")
 _IN_PLACE = ("Reshape", "Slice")
 
 
@@ -20,7 +19,7 @@ def apart(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]
     whose bodies the layers that need move nothing (a Reshape, a Slice: what follows reads there) don't count.
     """
     layer, choice = facts.layer, facts.choice
-    if layer.composite not in _COMPOSITES and layer.composite not in also:
+    if not _counts_parts(layer) and layer.composite not in also:
         return [(facts.flops, facts.bytes)]
     body = layer.regions["body"]
     narrow = next(o[1] for o in (*choice.inputs, *choice.outputs) if o is not None)
@@ -33,10 +32,16 @@ def apart(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]
     def counted(x: Layer) -> list[tuple[int, int]]:
         if x.composite in also:
             return [n for y in x.regions["body"].layers if y.op not in _IN_PLACE for n in counted(y)]
-        if x.composite in _COMPOSITES:
+        if _counts_parts(x):
             return [n for y in x.regions["body"].layers for n in counted(y)]
         return [(operations(x), sum(nbytes(t) for t in (*x.inputs, *x.outputs) if t is not None))]
 
     if layer.composite in also:
         return counted(layer)
     return [n for x in body.layers for n in counted(x)]
+
+
+def _counts_parts(layer: Layer) -> bool:
+    """Whether each layer in the body computes and counts; a Concat that is read in place costs nothing."""
+    described = composite_of(layer)
+    return described is not None and described.counts_parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from whet.composites import COMPOSITES
 from whet.engine.plan import Choice
 from whet.network import Layer
 from whet.ops import OPS
@@ -29,7 +30,7 @@ _ELSE = {
     "InstanceNormalization": "Normalization", "GroupNormalization": "Normalization", "TopK": "TopK", "ArgMax": "TopK", "ArgMin": "TopK",
     "Shape": "shape_call", "ConstantOfShape": "Constant", "QuantizeLinear": "Scale", "DequantizeLinear": "Scale",
     "ConvTranspose": "CaskDeconvolutionV2", "Gemm": "CaskGemmMatrixMultiply", "MatMul": "CaskGemmMatrixMultiply", "LRN": "LRN",
-    "Attention": "kgen_mha", "GELU": "PointWiseV2", "LSTM": "RNNv2", "GRU": "RNNv2", "RNN": "RNNv2",
+    "GELU": "PointWiseV2", "LSTM": "RNNv2", "GRU": "RNNv2", "RNN": "RNNv2",
 }  # fmt: skip
 
 
@@ -58,6 +59,8 @@ def layer_type(layer: Layer, choice: Choice | None = None) -> str:
         return "Shuffle"
     if op.startswith("Reduce"):
         return "Reduce"
+    if layer.composite in COMPOSITES and layer.composite not in OPS:
+        return COMPOSITES[layer.composite].layer_type
     return _ELSE.get(op, "kgen")
 
 

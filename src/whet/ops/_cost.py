@@ -15,15 +15,19 @@ from whet.ops._base import get_op
 
 Env = Mapping[str, int]
 
+FUSED_OPERATIONS: dict[str, Callable[[Layer, Env], int]] = {}
+"""Rules of fused layers, by composite kind, whose kernels need other operations than their bodies (`register_fused_kind`)."""
+
 
 def operations(layer: Layer, env: Env | None = None) -> int:
-    """Operations of one layer at the symbols' values in `env`. Of an If the dearer branch counts, of a Loop or Scan one turn.
+    """Operations of one layer at the symbols' values in `env`. Of an If the more expensive branch counts, of a Loop or Scan one iteration.
 
     Raises NetworkError when a symbol has no value.
     """
     e = env or {}
     if layer.op == "Fused":
-        return network_operations(layer.regions["body"], e) - _spared(layer, e)
+        count = FUSED_OPERATIONS.get(layer.composite)
+        return network_operations(layer.regions["body"], e) if count is None else count(layer, e)
     if layer.regions:
         return max(network_operations(r, e) for r in layer.regions.values())
     rule = _RULES.get(layer.op)
@@ -34,15 +38,6 @@ def operations(layer: Layer, env: Env | None = None) -> int:
     if get_op(layer.op).pointwise and layer.op not in _MOVES:
         return sum(_elements(t, e) for t in layer.outputs) * max(len([t for t in layer.inputs if t is not None]) - 1, 1)
     return 0
-
-
-def _spared(layer: Layer, env: Env) -> int:
-    """What a fused layer does not compute of its body: products of pixels that were picked twice, where they are picked behind the products."""
-    if layer.composite != "ResizedConv":
-        return 0
-    resize, _, reader = layer.regions["body"].layers
-    small, large = (_sizes(t, env) for t in (resize.inputs[0], resize.output))
-    return 2 * sum(_sizes(t, env)[1] for t in reader.outputs) * (prod(large) - prod(small))
 
 
 def network_operations(net: Network, env: Env | None = None) -> int:

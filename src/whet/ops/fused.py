@@ -1,22 +1,12 @@
-"""Fused: a body that a tactic may compute at once. `composite` names what it is fused around; the body can be taken apart again."""
+"""Fused: a body that a tactic may compute at once. `composite` names its kind (see whet.composites); the body can be decomposed again."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from whet.errors import NetworkError
 from whet.network import Layer, Network, TensorType, parse_type
-from whet.ops._attention_samples import SAMPLES as ATTENTION
-from whet.ops._base import REQUIRED, Sample, op
-from whet.ops._conv_product_samples import SAMPLES as PRODUCTS
-from whet.ops._forked_samples import SAMPLES as FORKED
-from whet.ops._fused_samples import SAMPLES as SUMS
-from whet.ops._heads_samples import SAMPLES as HEADS
-from whet.ops._joined_samples import SAMPLES as JOINED
-from whet.ops._moves_samples import SAMPLES as MOVES
-from whet.ops._pool_chain_samples import SAMPLES as POOLS
-from whet.ops._quantized_samples import SAMPLES as QUANTIZED
-from whet.ops._quantized_sum_samples import SAMPLES as QUANTIZED_SUMS
-from whet.ops._rearrange_samples import SAMPLES as REARRANGED
-from whet.ops._resized_samples import SAMPLES as RESIZED
-from whet.ops._squeeze_samples import SAMPLES as GATES
-from whet.ops._upright_samples import SAMPLES as UPRIGHT
+from whet.ops._base import OPS, REQUIRED, Sample, op
+from whet.ops._cost import FUSED_OPERATIONS
 
 
 def infer(layer: Layer) -> list[TensorType]:
@@ -27,6 +17,15 @@ def infer(layer: Layer) -> list[TensorType]:
         if outer is None or inner.type != outer.type:
             raise NetworkError(f"fused layer '{layer.name}': body input %{inner.name} is {inner.type}, fed {outer and outer.type}")
     return [t.type for t in body.outputs]
+
+
+def register_fused_kind(
+    kinds: Sequence[str], samples: Sequence[Sample], operations: Callable[[Layer, Mapping[str, int]], int] | None = None
+) -> None:
+    """Adds samples of fused layers of these kinds, and the rule that counts their operations (None: those of the body)."""
+    OPS["Fused"] = replace(OPS["Fused"], samples=(*OPS["Fused"].samples, *samples))
+    if operations is not None:
+        FUSED_OPERATIONS.update(dict.fromkeys(kinds, operations))
 
 
 def _conv_add_relu() -> dict[str, Network]:
@@ -44,20 +43,5 @@ op(
     lambda layer, *arrays, run: run("body", *arrays),
     attrs={"composite": REQUIRED},
     onnx_ops=(),
-    samples=[
-        Sample(["f32[1,16,8,8]", "const f32[32,16,3,3]", "const f32[32]", "f32[1,32,8,8]"], {"composite": "Conv"}, _conv_add_relu),
-        *ATTENTION,
-        *SUMS,
-        *PRODUCTS,
-        *MOVES,
-        *HEADS,
-        *JOINED,
-        *FORKED,
-        *REARRANGED, *RESIZED,
-        *POOLS,
-        *GATES,
-        *QUANTIZED,
-        *QUANTIZED_SUMS,
-        *UPRIGHT,
-    ],
+    samples=[Sample(["f32[1,16,8,8]", "const f32[32,16,3,3]", "const f32[32]", "f32[1,32,8,8]"], {"composite": "Conv"}, _conv_add_relu)],
 )

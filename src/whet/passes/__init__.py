@@ -1,11 +1,12 @@
-"""Network -> network. Named passes, one file each; `whet passes` lists them in running order."""
+"""Network -> network. Named passes, one file each, in groups by phase; `whet passes` lists them in execution order.
 
-from whet.passes._base import PASSES, Did, Pass, Phase, Skip, ordered, rule, whole
-from whet.passes._driver import PassLog, run_passes, select
-from whet.passes._graph import Graph
-from whet.passes._lower import in_pieces, lower
+The passes that create fused layers are in `whet.composites`, which lowering imports.
+"""
+
+from whet.passes._lower import lower
 from whet.registry import load_folder
+from whet.rewrite import PASSES, Fired, Graph, Pass, PassLog, Phase, Skip, network_pass, ordered, rule, run_passes, select
 
-__all__ = ["PASSES", "Did", "Graph", "Pass", "PassLog", "Phase", "Skip", "in_pieces", "lower", "ordered", "rule", "run_passes", "select", "whole"]
+__all__ = ["PASSES", "Fired", "Graph", "Pass", "PassLog", "Phase", "Skip", "lower", "network_pass", "ordered", "rule", "run_passes", "select"]
 
 load_folder(__name__, __path__)

@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express, literal
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
 
 MOVES = (
     "DepthToSpace", "Flatten", "MaxPool", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze",

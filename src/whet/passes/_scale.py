@@ -8,9 +8,9 @@ import numpy as np
 
 from whet.network import Layer, Tensor, Weight
 from whet.ops._origin import express
-from whet.passes._base import Skip
-from whet.passes._graph import Graph
-from whet.passes._weights import along, narrow, number, shaped, wide
+from whet.rewrite.constants import along_axis, reshaped, round_to, scalar_weight, to_float64
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Skip
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,23 @@ def fold_into(g: Graph, head: Layer, layer: Layer, affine: Affine) -> Tensor | S
         return Skip(f"the weights of '{head.name}' are computed at run time")
     if not w.dtype.is_float:
         return Skip(f"the weights of '{head.name}' are {w.dtype}")
-    if reason := g.shared(head.output, layer):
+    if reason := g.escapes(head.output, layer):
         return Skip(reason)
     n = head.output.shape[channel_axis(head)]
     if b is not None and head.op == "Gemm" and (b.type.rank > 1 and b.shape[:-1] != (1,) * (b.type.rank - 1)):
         return Skip(f"%{b.name}: {b.type} is no bias a column")
     weights = w
     if affine.factor is not None:
-        weights = g.constant(narrow(_scaled(head, w.weight, affine.factor), w.dtype), folded_name(w))
+        weights = g.constant(round_to(_scaled(head, w.weight, affine.factor), w.dtype), folded_name(w))
     bias = _bias(head, None if b is None else b.weight, affine)
     attrs = dict(head.attrs)
     if head.op == "Gemm":
         attrs["beta"] = 1.0
     inputs = [x, weights]
     if bias is not None:
-        full = bias if bias.array.size == n else express("Expand", shaped(bias, (1,)), shape=(n,))
+        full = bias if bias.array.size == n else express("Expand", reshaped(bias, (1,)), shape=(n,))
         name = folded_name(b) if b is not None else w.name.removesuffix(".folded").removesuffix(".weight") + ".bias"
-        inputs.append(g.constant(narrow(shaped(full, (full.array.size,)), w.dtype), name))
+        inputs.append(g.constant(round_to(reshaped(full, (full.array.size,)), w.dtype), name))
     return g.add(head.op, *inputs, **attrs)
 
 
@@ -65,25 +65,25 @@ def _scaled(head: Layer, w: Weight, factor: Weight) -> Weight:
     """w * factor along the output channels, in float64."""
     rank = w.array.ndim
     if head.op == "Gemm":
-        return express("Mul", wide(w), along(factor, 0 if head.attrs.get("transB") else 1, rank))
+        return express("Mul", to_float64(w), along_axis(factor, 0 if head.attrs.get("transB") else 1, rank))
     if head.op == "MatMul":
-        return express("Mul", wide(w), along(factor, rank - 1, rank) if rank > 1 else factor)
+        return express("Mul", to_float64(w), along_axis(factor, rank - 1, rank) if rank > 1 else factor)
     if head.op == "Conv":
-        return express("Mul", wide(w), along(factor, 0, rank))
+        return express("Mul", to_float64(w), along_axis(factor, 0, rank))
     group, shape = head.attrs["group"], w.array.shape  # ConvTranspose: [C, K / group, ...]
-    split = shaped(wide(w), (group, shape[0] // group, *shape[1:]))
-    factors = shaped(factor, (group, 1, shape[1], *(1,) * (rank - 2)))
-    return shaped(express("Mul", split, factors), shape)
+    split = reshaped(to_float64(w), (group, shape[0] // group, *shape[1:]))
+    factors = reshaped(factor, (group, 1, shape[1], *(1,) * (rank - 2)))
+    return reshaped(express("Mul", split, factors), shape)
 
 
 def _bias(head: Layer, b: Weight | None, affine: Affine) -> Weight | None:
     """b * factor + shift in float64; None when there is neither."""
     if b is None:
         return affine.shift
-    flat = shaped(wide(b), (b.array.size,))
+    flat = reshaped(to_float64(b), (b.array.size,))
     beta = head.attrs.get("beta", 1.0) if head.op == "Gemm" else 1.0
     if beta != 1.0:
-        flat = express("Mul", flat, number(beta))
+        flat = express("Mul", flat, scalar_weight(beta))
     if affine.factor is not None:
         flat = express("Mul", flat, affine.factor)
     return flat if affine.shift is None else express("Add", flat, affine.shift)
@@ -97,7 +97,7 @@ def vector(t: Tensor, value: Tensor, axis: int) -> Weight | None:
     full = (1,) * (value.type.rank - t.type.rank) + t.weight.array.shape
     if any(d != 1 for i, d in enumerate(full) if i != axis) or full[axis] not in (1, n):
         return None
-    flat = shaped(wide(t.weight), (full[axis],))
+    flat = reshaped(to_float64(t.weight), (full[axis],))
     return flat if full[axis] == n else express("Expand", flat, shape=(n,))
 
 

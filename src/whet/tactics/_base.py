@@ -140,7 +140,7 @@ class Tactic:
     what = ""  # of a tactic that takes layers of its composites alone: what they are, for the reason why it takes no other
     float8 = False  # computes on 8-bit floats
     opt_in = False  # used only where --tacticSources=+NAME asks for it
-    line = 1  # bytes of a pixel's channels that it reads at once: with other numbers of channels only slower tactics are left
+    channel_alignment = 1  # bytes of a pixel's channels that its kernels read at once; for other numbers of channels only slower tactics are left
     quantized = False  # takes fused layers that dequantize what they read (is_quantized), and no others
 
     def signatures(self, layer: Layer, backend: Backend) -> Sequence[Signature]:
@@ -177,10 +177,10 @@ class Tactic:
         return None
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Callable]]:
-        """What the kernel gives for NaN and infinities where that is not what the op's reference gives: for each allowed variant, references by op."""
+        """References by op name that say what the kernel gives for NaN and infinities, where the op's own does not; one table for each variant."""
         return [{}]
 
-    def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
+    def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
         """Why a fused layer of its composites had better stay in pieces; None where it may be fused. Asked when the network is lowered: shapes may be
         symbolic. `permitted` are the storage types that the build may use beside a tensor's own."""
         return None
@@ -198,7 +198,7 @@ def tactic(cls: type[Tactic]) -> type[Tactic]:
 
     `whet.tactics.cpu.onednn.onednn_conv` is `cpu/onednn_conv`. Raises BuildError when another tactic of the backend has that name.
     """
-    backend, *_, module = cls.__module__.removeprefix("whet.tactics.").split(".")
+    _, _, backend, *_, module = cls.__module__.split(".")  # whet.tactics.<backend>..., whet.backends.<backend>.tactics...
     name = f"{backend}/{module}"
     if name in TACTICS:
         raise BuildError(f"tactic {name} has two owners")

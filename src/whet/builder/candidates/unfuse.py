@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from whet.composites import decomposition
 from whet.network import Layer, Network, Tensor, copy_into
 from whet.ops._origin import express
 
@@ -11,7 +12,7 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
 
     What was joined for several layers before they were fused, or was for another one that is apart already, is joined once.
     """
-    body = layer.regions["body"]
+    body = decomposition(layer)
     at = net.layers.index(layer)
     seen: dict[Tensor, Tensor] = {inner: outer for inner, outer in zip(body.inputs, layer.inputs, strict=True) if outer is not None}
     for t in body.constants.values():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 

@@ -1,8 +1,8 @@
 """Two transposes in a row become one; one that moves nothing goes."""
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Transpose", phase=Phase.CLEAN)

@@ -1,11 +1,11 @@
 """Layers and constants that no output needs go."""
 
-from whet.passes._base import Did, Phase, whole
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Fired, Phase, network_pass
 
 
-@whole(phase=Phase.CLEAN, level=0)
-def drop_dead(g: Graph) -> list[Did]:
+@network_pass(phase=Phase.CLEAN, level=0)
+def drop_dead(g: Graph) -> list[Fired]:
     needed = set(g.net.outputs)
     dead = []
     for layer in reversed(g.layers):
@@ -13,9 +13,9 @@ def drop_dead(g: Graph) -> list[Did]:
             needed.update(g.reads(layer))
         else:
             dead.append(layer)
-    g.bury(dead)
+    g.remove(dead)
     unread = [t for t in g.net.constants.values() if not g.readers(t) and not g.is_output(t)]
     for t in unread:
         del g.net.constants[t.name]
-    done = [Did(f"{layer.op} is needed by no output", layer.name) for layer in reversed(dead)]
-    return done + ([Did(f"{len(unread)} unused constants")] if unread else [])
+    done = [Fired(f"{layer.op} is needed by no output", layer.name) for layer in reversed(dead)]
+    return done + ([Fired(f"{len(unread)} unused constants")] if unread else [])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.ops.pad import amounts
 from whet.ops.slice import ranges
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._weights import scalar
+from whet.rewrite.constants import scalar_value
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule(
@@ -35,11 +35,11 @@ def _unchanged(layer: Layer) -> Tensor | None:
             return x
         case "Clip" if second is None and layer.input(2) is None:
             return x
-        case "Mul" if scalar(x) == 1.0:
+        case "Mul" if scalar_value(x) == 1.0:
             return second
-        case "Mul" | "Div" if scalar(second) == 1.0:
+        case "Mul" | "Div" if scalar_value(second) == 1.0:
             return x
-        case "Sub" if scalar(second) == 0.0:
+        case "Sub" if scalar_value(second) == 0.0:
             return x
         case "Pad" if all(p == (0, 0) for p in amounts(layer)):
             return x

@@ -10,8 +10,8 @@ import numpy as np
 
 from whet.network import Layer, Origin, Tensor, Weight
 from whet.ops import get_op, run_layer
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 SMALL = 1 << 16  # bytes that a constant may always have
 GROWTH = 2  # times the bytes of the inputs that a larger one may have

@@ -10,8 +10,8 @@ import numpy as np
 from whet.network import Expr, Layer, Tensor
 from whet.ops import OPS, known_values
 from whet.ops._origin import literal
-from whet.passes._base import Phase, rule
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, rule
 
 #: op -> {input position: the attribute that can hold its values}
 SIZES = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.network.text import value_text
 from whet.ops import get_op
-from whet.passes._base import Did, Phase, whole
-from whet.passes._graph import Graph
-from whet.passes._weights import assume_equal, equal_weights, fingerprint
+from whet.rewrite.constants import assume_equal, equal_weights, fingerprint
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Fired, Phase, network_pass
 
 
-@whole(phase=Phase.CLEAN, after=["cancel_reshapes", "cancel_transposes", "drop_no_ops", "merge_equal_weights"])
-def merge_equal_layers(g: Graph) -> list[Did]:
+@network_pass(phase=Phase.CLEAN, after=["cancel_reshapes", "cancel_transposes", "drop_no_ops", "merge_equal_weights"])
+def merge_equal_layers(g: Graph) -> list[Fired]:
     seen: dict[tuple, list[Layer]] = {}
     done = []
     for layer in g.layers:
@@ -27,10 +27,10 @@ def merge_equal_layers(g: Graph) -> list[Did]:
             if kept is not gone and kept is not None and gone is not None:
                 assume_equal(kept, gone)
         for old, new in zip(layer.outputs, first.outputs, strict=True):
-            g.replace(old, new, g.place(layer))
-        g.bury([layer])
+            g.replace(old, new, g.position(layer))
+        g.remove([layer])
         first.sources = tuple(dict.fromkeys((*first.sources, *layer.sources)))
-        done.append(Did(f"the same as '{first.name}'", layer.name))
+        done.append(Fired(f"the same as '{first.name}'", layer.name))
     return done
 
 

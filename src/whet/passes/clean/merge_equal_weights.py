@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from whet.network import Tensor
-from whet.passes._base import Did, Phase, whole
-from whet.passes._graph import Graph
-from whet.passes._weights import assume_equal, fingerprint
+from whet.rewrite.constants import assume_equal, fingerprint
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Fired, Phase, network_pass
 
 
-@whole(phase=Phase.CLEAN, after=["fold_constants", "fold_shapes"])
-def merge_equal_weights(g: Graph) -> list[Did]:
+@network_pass(phase=Phase.CLEAN, after=["fold_constants", "fold_shapes"])
+def merge_equal_weights(g: Graph) -> list[Fired]:
     alike: dict[object, list[Tensor]] = {}
     done = []
     for t in list(g.net.constants.values()):
@@ -23,5 +23,5 @@ def merge_equal_weights(g: Graph) -> list[Did]:
         assume_equal(first, t)
         g.replace(t, first, 0)
         g.net.constants.pop(t.name, None)
-        done.append(Did(f"%{t.name} equals %{first.name}"))
+        done.append(Fired(f"%{t.name} equals %{first.name}"))
     return done

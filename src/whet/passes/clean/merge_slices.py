@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.ops import axis_of, given
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 _NAMES = ("starts", "ends", "axes", "steps")
 
@@ -21,7 +21,7 @@ def merge_slices(g: Graph, layer: Layer) -> Tensor | Skip | None:
     own, before = _bounds(layer), _bounds(first)
     if set(own[2]) & set(before[2]):
         return Skip(f"'{first.name}' cuts the same axis")
-    if reason := g.shared(x, layer):
+    if reason := g.escapes(x, layer):
         return Skip(reason)
     joined = {name: a + b for name, a, b in zip(_NAMES, before, own, strict=True)}
     return g.add("Slice", first.inputs[0], **joined)

@@ -13,10 +13,10 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops import get_op
 from whet.ops._origin import express
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._match import private
-from whet.passes._weights import shaped
+from whet.rewrite.constants import reshaped
+from whet.rewrite.graph import Graph
+from whet.rewrite.matching import interior_escapes
+from whet.rewrite.rules import Phase, Skip, rule
 
 LONGEST = 8  # elementwise layers between two transposes
 
@@ -28,10 +28,10 @@ def move_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if x is None or perm is None or g.maker(x) is None or g.maker(x).op == "Transpose":
         return None
     members: dict[Layer, None] = {}
-    if reason := _between(g, x, perm, members) or private(g, layer, list(members)):
+    if reason := _between(g, x, perm, members) or interior_escapes(g, layer, list(members)):
         return Skip(reason)
     made: dict[Tensor, Tensor] = {}
-    for member in sorted(members, key=g.place):
+    for member in sorted(members, key=g.position):
         inputs = [_before(g, t, perm, made) for t in member.inputs]
         made[member.output] = g.add(member.op, *inputs, name=member.name, sources=member.sources, **member.attrs)
     joined = tuple(perm[p] for p in layer.attrs["perm"])
@@ -87,6 +87,6 @@ def _before(g: Graph, t: Tensor | None, perm: Sequence[int], made: dict[Tensor, 
         return t.maker.inputs[0] if t.maker is not None else None
     if t.weight.array.size == 1:
         return t
-    full = shaped(t.weight, (1,) * (len(perm) - t.type.rank) + t.weight.array.shape)
+    full = reshaped(t.weight, (1,) * (len(perm) - t.type.rank) + t.weight.array.shape)
     back = tuple(int(i) for i in np.argsort(perm))
     return g.constant(express("Transpose", full, perm=back), t.name)

@@ -13,18 +13,18 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, Tensor
 from whet.ops import get_op, infer_layer
-from whet.passes._base import Did, Phase, Skip, whole
-from whet.passes._graph import Graph
 from whet.passes._ties import Node, Ties, size
-from whet.passes._weights import filled
+from whet.rewrite.constants import gather_padded
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Fired, Phase, Skip, network_pass
 
 _LEAST = 1 << 16  # products of a layer; one with fewer is a launch and little else, whatever kernel computes it
 _MOST = 2  # times as many channels at most, where another kernel than the slowest is left
 
 
-@whole(phase=Phase.FILL)
-def pad_channels(g: Graph) -> list[Did | Skip]:
-    if g.line <= 1:
+@network_pass(phase=Phase.FILL)
+def pad_channels(g: Graph) -> list[Fired | Skip]:
+    if g.channel_alignment <= 1:
         return []
     ties = Ties(g.net)
     sizes, notes = _sizes(g, ties)
@@ -33,7 +33,7 @@ def pad_channels(g: Graph) -> list[Did | Skip]:
     return notes
 
 
-def _sizes(g: Graph, ties: Ties) -> tuple[dict[Node, int], list[Did | Skip]]:
+def _sizes(g: Graph, ties: Ties) -> tuple[dict[Node, int], list[Fired | Skip]]:
     """New sizes of the leaves that are filled, and what is to be said."""
     steps = _steps(g, ties)
     sizes: dict[Node, int] = {}
@@ -43,7 +43,7 @@ def _sizes(g: Graph, ties: Ties) -> tuple[dict[Node, int], list[Did | Skip]]:
     while waiting:  # what is filled for one reader may put another one's channels out of step
         waiting = False
         for root, read in asked:
-            step = steps.get(root, g.line // 2)
+            step = steps.get(root, g.channel_alignment // 2)
             if len(ties.layout(root, sizes)) % step == 0 or (root in reasons and not read):
                 continue
             fuller = _fuller(ties, root, step, sizes)
@@ -81,21 +81,21 @@ def _against(ties: Ties, root: Node, step: int, sizes: Mapping[Node, int], fulle
 def _steps(g: Graph, ties: Ties) -> dict[Node, int]:
     """The multiple that each axis of 8-bit numbers comes in; others have half of it."""
     stored = (n for layer in g.layers for n in ties.nodes(layer) if n[0].weight is None and n[0].dtype.bits == 8)
-    return {ties.root(n): g.line for n in stored}
+    return {ties.root(n): g.channel_alignment for n in stored}
 
 
-def _notes(g: Graph, ties: Ties, sizes: Mapping[Node, int], reasons: Mapping[Node, str]) -> list[Did | Skip]:
+def _notes(g: Graph, ties: Ties, sizes: Mapping[Node, int], reasons: Mapping[Node, str]) -> list[Fired | Skip]:
     """What is reported: axes that became of other sizes, at the first layer that makes each, with how many others share its channels."""
     makers: dict[Node, list[str]] = {}
     for layer in g.layers:
         for n in dict.fromkeys(ties.root((t, i)) for t in layer.outputs for i in range(t.type.rank)):
             if n in sizes or n in reasons:
                 makers.setdefault(n, []).append(layer.name)
-    notes: list[Did | Skip] = []
+    notes: list[Fired | Skip] = []
     for n, (first, *others) in makers.items():
         if n in sizes:
             shared = f", in {len(others)} more layers too" if others else ""
-            notes.append(Did(f"{size(n)} channels become {sizes[n]}{shared}", first))
+            notes.append(Fired(f"{size(n)} channels become {sizes[n]}{shared}", first))
         else:
             notes.append(Skip(f"its {size(n)} channels stay odd: {reasons[n]}", first))
     return notes
@@ -127,7 +127,7 @@ def _fill(g: Graph, ties: Ties, sizes: Mapping[Node, int]) -> None:
             if t not in made:
                 weight = t.weight
                 for axis, at in axes.items():
-                    weight = filled(weight, axis, at, int(t in scales))
+                    weight = gather_padded(weight, axis, at, int(t in scales))
                 made[t] = g.constant(weight, f"{t.name}_filled")
             inputs[i] = made[t]
         for place, value in change.items():
@@ -139,7 +139,7 @@ def _fill(g: Graph, ties: Ties, sizes: Mapping[Node, int]) -> None:
         layer.inputs = tuple(inputs)
     for layer in g.layers:
         _infer(layer, layout, ties)
-    g.renew()
+    g.reindex()
     for name, t in list(g.net.constants.items()):
         if not g.readers(t) and not g.is_output(t):
             del g.net.constants[name]

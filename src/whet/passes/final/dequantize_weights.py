@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, rule
-from whet.passes._graph import Graph
-from whet.passes._quantize import fold
+from whet.rewrite.graph import Graph
+from whet.rewrite.quantization import fold_constant
+from whet.rewrite.rules import Phase, rule
 
 
 @rule("DequantizeLinear", phase=Phase.FINAL, after=["fuse_dequantized"], level=0)
 def dequantize_weights(g: Graph, layer: Layer) -> Tensor | None:
     if any(t is not None and t.weight is None for t in layer.inputs):
         return None
-    return g.constant(fold(layer), layer.output.name)
+    return g.constant(fold_constant(layer), layer.output.name)

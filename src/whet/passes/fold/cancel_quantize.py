@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from whet.network import F8E4M3, F32, Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._quantize import dequantizer, scales_of
+from whet.rewrite.graph import Graph
+from whet.rewrite.quantization import dequantizer, scales_of
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("QuantizeLinear", phase=Phase.FOLD, after=["move_dequantize", "move_quantize"])

@@ -5,10 +5,10 @@ One that follows anything else stays: backends compute it in one pass over memor
 
 from whet.network import Layer, Tensor, Weight
 from whet.ops._origin import express
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
 from whet.passes._scale import Affine, fold_into
-from whet.passes._weights import number, wide
+from whet.rewrite.constants import scalar_weight, to_float64
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("BatchNormalization", phase=Phase.FOLD, level=0)
@@ -24,6 +24,6 @@ def fold_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 def affine(found: list[Weight], epsilon: float) -> Affine:
     """factor = scale / sqrt(variance + epsilon), shift = bias - mean * factor."""
-    scale, bias, mean, variance = map(wide, found)
-    factor = express("Div", scale, express("Sqrt", express("Add", variance, number(epsilon))))
+    scale, bias, mean, variance = map(to_float64, found)
+    factor = express("Div", scale, express("Sqrt", express("Add", variance, scalar_weight(epsilon))))
     return Affine(factor, express("Sub", bias, express("Mul", mean, factor)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.ops.pad import amounts
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._weights import scalar
+from whet.rewrite.constants import scalar_value
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("AveragePool", "Conv", "MaxPool", phase=Phase.FOLD, level=0)
@@ -18,20 +18,20 @@ def fold_pads(g: Graph, layer: Layer) -> Tensor | Skip | None:
     source, value = pad.inputs[0], pad.input(2)
     if pad.attrs.get("mode", "constant") != "constant":
         return Skip(f"'{pad.name}' pads in mode {pad.attrs['mode']}, a {layer.op} with a constant")
-    if value is not None and scalar(value) is None:
+    if value is not None and scalar_value(value) is None:
         return Skip(f"'{pad.name}' pads with values computed at run time")
     found = amounts(pad)
     if any(a or b for a, b in found[:2]):
         return Skip(f"'{pad.name}' pads the batch or the channels")
     if any(a < 0 or b < 0 for a, b in found):
         return Skip(f"'{pad.name}' cuts off (a negative pad)")
-    if reason := g.shared(x, layer):
+    if reason := g.escapes(x, layer):
         return Skip(reason)
     rank = len(found) - 2
     own = tuple(layer.attrs.get("pads") or (0,) * 2 * rank)
     added = tuple(a for a, _ in found[2:]) + tuple(b for _, b in found[2:])
     total = tuple(a + b for a, b in zip(own, added, strict=True))
-    if reason := _differs(g, layer, source, 0.0 if value is None else scalar(value), own, total):
+    if reason := _differs(g, layer, source, 0.0 if value is None else scalar_value(value), own, total):
         return Skip(reason)
     more = {"count_include_pad": 1} if layer.op == "AveragePool" else {}
     return g.add(layer.op, source, *layer.inputs[1:], **{**layer.attrs, "pads": total, **more})
@@ -63,7 +63,7 @@ def _not_negative(g: Graph, t: Tensor | None, depth: int) -> bool:
     if layer.op in ("Relu", "Sigmoid", "HardSigmoid", "Softplus", "Abs", "Softmax"):
         return True
     if layer.op == "Clip":
-        low = scalar(layer.input(1))
+        low = scalar_value(layer.input(1))
         return low is not None and low >= 0
     if layer.op in ("MaxPool", "AveragePool", "Concat", "Identity", "Transpose"):
         return all(_not_negative(g, x, depth - 1) for x in layer.inputs)

@@ -4,10 +4,10 @@ A Mul or Div goes into those of a MatMul too, when they are constant."""
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
 from whet.passes._scale import Affine, channel_axis, finite, fold_into, vector
-from whet.passes._weights import number
+from whet.rewrite.constants import scalar_weight
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 _HEADS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -32,10 +32,10 @@ def fold_scale_shift(g: Graph, layer: Layer) -> Tensor | Skip | None:
             case "Mul":
                 affine = Affine(factor=found)
             case "Div":
-                affine = Affine(factor=express("Div", number(1.0), found))
+                affine = Affine(factor=express("Div", scalar_weight(1.0), found))
             case "Add":
                 affine = Affine(shift=found)
             case _:
-                affine = Affine(shift=express("Sub", number(0.0), found))
+                affine = Affine(shift=express("Sub", scalar_weight(0.0), found))
         return fold_into(g, head, layer, affine)
     return None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
 from whet.passes._move_quantize import MOVES, again, mixes, pads_exactly
-from whet.passes._quantize import dequantizer, scale_inputs, scales_of
+from whet.rewrite.graph import Graph
+from whet.rewrite.quantization import dequantizer, scale_inputs, scales_of
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule(*MOVES, "Relu", "Concat", phase=Phase.FOLD, after=["quantize_weights", "fold_batch_norm"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._quantize import dequantizer, scale_inputs, scales_of
+from whet.rewrite.graph import Graph
+from whet.rewrite.quantization import dequantizer, scale_inputs, scales_of
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Split", phase=Phase.FOLD, after=["move_dequantize"])

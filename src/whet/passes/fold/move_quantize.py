@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from whet.network import F8E4M3, Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._fuse import ACTIVATIONS
-from whet.passes._graph import Graph
 from whet.passes._move_quantize import MOVES, again, mixes
-from whet.passes._quantize import WEIGHTED, dequantizer, scale_inputs, scales_of
+from whet.rewrite.fusing import ACTIVATIONS
+from whet.rewrite.graph import Graph
+from whet.rewrite.quantization import WEIGHTED, dequantizer, scale_inputs, scales_of
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("QuantizeLinear", phase=Phase.FOLD, after=["move_dequantize"])
@@ -21,7 +21,7 @@ def move_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
     found = scales_of(layer)
     if found is None or not found.per_tensor:
         return Skip(f"%{layer.output.name} has not one scale that is known")
-    if reason := mixes(mover) or g.shared(mover.output, layer):
+    if reason := mixes(mover) or g.escapes(mover.output, layer):
         return Skip(reason)
     if mover.op == "MaxPool" and found.dtype == F8E4M3 and not _stores(g, mover.inputs[0]):
         return Skip(f"what makes %{mover.inputs[0].name} computes in floating point: behind '{mover.name}' there is less to round")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._quantize import is_op, scale_inputs, scales_of
+from whet.rewrite.graph import Graph
+from whet.rewrite.quantization import scale_inputs, scales_of
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Split", phase=Phase.FOLD, after=["move_quantize"])
@@ -16,10 +16,10 @@ def move_quantize_split(g: Graph, layer: Layer) -> Sequence[Tensor] | Skip | Non
     if x is None or not x.dtype.is_float or g.maker(x) is None:
         return None  # what the caller feeds stays as it is until it is needed
     readers = [g.readers(t) for t in layer.outputs]
-    quantizers = [r for rs in readers for r in rs if is_op(r, "QuantizeLinear")]
+    quantizers = [r for rs in readers for r in rs if r.op == "QuantizeLinear"]
     if not quantizers:
         return None
-    if any(g.is_output(t) for t in layer.outputs) or any(not is_op(r, "QuantizeLinear") for rs in readers for r in rs) or not all(readers):
+    if any(g.is_output(t) for t in layer.outputs) or any(not r.op == "QuantizeLinear" for rs in readers for r in rs) or not all(readers):
         return Skip("some of its parts are used as floating point")
     found = [scales_of(q) for q in quantizers]
     if found[0] is None or not found[0].per_tensor or any(f != found[0] for f in found):

@@ -10,10 +10,10 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express, literal
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
 from whet.passes._scale import folded_name
-from whet.passes._weights import narrow, number, scalar, wide
+from whet.rewrite.constants import round_to, scalar_value, scalar_weight, to_float64
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("MatMul", phase=Phase.FOLD)
@@ -23,7 +23,7 @@ def move_scales(g: Graph, layer: Layer) -> Tensor | Skip | None:
         found = _scaled(g, t)
         if found is None or t is None:
             continue
-        if reason := g.shared(t, layer):
+        if reason := g.escapes(t, layer):
             skip = Skip(reason)
             continue
         if t.dtype.bits < 32:
@@ -36,7 +36,7 @@ def move_scales(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(f"the operands are multiplied by {factor}")
     for i, t in enumerate(inputs):
         if t is not None and t.weight is not None:
-            inputs[i] = g.constant(narrow(express("Mul", wide(t.weight), number(factor)), t.dtype), folded_name(t))
+            inputs[i] = g.constant(round_to(express("Mul", to_float64(t.weight), scalar_weight(factor)), t.dtype), folded_name(t))
             return g.add("MatMul", *inputs)
     product = g.add("MatMul", *inputs, name=f"{layer.name}/product", sources=layer.sources)
     return g.add("Mul", product, g.constant(literal(np.array(factor), product.dtype), "scale"))
@@ -49,7 +49,7 @@ def _scaled(g: Graph, t: Tensor | None) -> tuple[Tensor, float] | None:
         return None
     pairs = (layer.inputs, layer.inputs[::-1]) if layer.op == "Mul" else (layer.inputs,)
     for x, other in pairs:
-        c = scalar(other)
+        c = scalar_value(other)
         if x is not None and c and x.type == t.type and not x.is_constant:
             return x, c if layer.op == "Mul" else 1 / c
     return None

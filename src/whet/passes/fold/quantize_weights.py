@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._quantize import fold
+from whet.rewrite.graph import Graph
+from whet.rewrite.quantization import fold_constant
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("QuantizeLinear", phase=Phase.FOLD, level=0)
@@ -15,4 +15,4 @@ def quantize_weights(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     if any(t is not None and t.weight is None for t in layer.inputs[1:]):
         return Skip(f"the scale of %{x.name} is computed at run time")
-    return g.constant(fold(layer), layer.output.name)
+    return g.constant(fold_constant(layer), layer.output.name)

@@ -12,16 +12,16 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops import infer_layer
 from whet.ops._origin import express, literal
-from whet.passes._base import Did, Phase, Skip, whole
 from whet.passes._channels import BINARY, Units, count, is_depthwise, vector_axis, zeros
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Fired, Phase, Skip, network_pass
 
 _STEP = 8
 _MAKERS = ("Conv", "Gemm", "MatMul")
 
 
-@whole(phase=Phase.FOLD, after=["fold_batch_norm", "fold_pads", "fold_scale_shift", "gemm_to_canonical"], level=3)
-def remove_zero_channels(g: Graph) -> list[Did | Skip]:
+@network_pass(phase=Phase.FOLD, after=["fold_batch_norm", "fold_pads", "fold_scale_shift", "gemm_to_canonical"], level=3)
+def remove_zero_channels(g: Graph) -> list[Fired | Skip]:
     zero = zeros(g.net)
     makers = [y for layer in g.layers if layer.op in _MAKERS for y in layer.outputs if y in zero and zero[y].any()]
     if not makers:
@@ -32,7 +32,7 @@ def remove_zero_channels(g: Graph) -> list[Did | Skip]:
     for t in zero:
         _leave_some(units, t, staying)
     kept: dict[Tensor, np.ndarray] = {}
-    notes: list[Did | Skip] = []
+    notes: list[Fired | Skip] = []
     for t in zero:
         ids = units.of(t)
         at = np.array([i for i, u in enumerate(ids or ()) if units.root(u) in staying], np.int64)
@@ -42,7 +42,7 @@ def remove_zero_channels(g: Graph) -> list[Did | Skip]:
         name = t.maker.name if t.maker is not None else t.name
         gone = len(zero[t]) - len(kept[t]) if t in kept else 0
         if gone:
-            notes.append(Did(f"{gone} of {len(zero[t])} channels are zero and went", name))
+            notes.append(Fired(f"{gone} of {len(zero[t])} channels are zero and went", name))
         else:
             why = _reason(units, t, zero)
             notes.append(Skip(f"{int(zero[t].sum())} of {len(zero[t])} channels are zero, but {why}", name))
@@ -111,7 +111,7 @@ def _cut(g: Graph, kept: dict[Tensor, np.ndarray]) -> None:
         types, _ = infer_layer(layer)
         for t, type_ in zip(layer.outputs, types, strict=True):
             t.type = type_
-    g.renew()
+    g.reindex()
     for name, t in list(g.net.constants.items()):
         if not g.readers(t) and not g.is_output(t):
             del g.net.constants[name]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Add", phase=Phase.RECOGNIZE)
@@ -18,7 +18,7 @@ def matmul_add_to_gemm(g: Graph, layer: Layer) -> Tensor | Skip | None:
             continue
         if bias.shape not in (b.shape[1:], (1, *b.shape[1:])) or layer.output.type != value.type:
             return Skip(f"%{bias.name}: {bias.type} is no vector along the columns of %{value.name}: {value.type}")
-        if reason := g.shared(value, layer):
+        if reason := g.escapes(value, layer):
             return Skip(reason)
         return g.add("Gemm", a, b, bias)
     return None

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._match import is_factor, made_by, near, private, product, sum_with
-from whet.passes._weights import scalar
+from whet.rewrite.constants import scalar_value
+from whet.rewrite.graph import Graph
+from whet.rewrite.matching import interior_escapes, is_close, is_factor, maker_of_op, match_add_constant, match_product
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Mul", "Div", phase=Phase.RECOGNIZE)
 def recognize_gelu(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    p = product(g, layer.output)
+    p = match_product(g, layer.output)
     if len(p.factors) != 2:
         return None
     for x, gate in (p.factors, p.factors[::-1]):
-        bell = sum_with(g, gate, 1.0)
+        bell = match_add_constant(g, gate, 1.0)
         inner = g.maker(bell)
         if inner is None or inner.op not in ("Erf", "Tanh"):
             continue
@@ -26,11 +26,11 @@ def recognize_gelu(g: Graph, layer: Layer) -> Tensor | Skip | None:
         if found is None:
             continue
         number, below = found
-        if not near(p.number, number):
+        if not is_close(p.number, number):
             return None if is_factor(g, layer) else Skip(f"the factor is {p.number:g}, that of a GELU is {number:g}")
         if not x.dtype.is_float or x.type != layer.output.type:
             return None
-        if reason := private(g, layer, [*interior, *below]):
+        if reason := interior_escapes(g, layer, [*interior, *below]):
             return Skip(reason)
         return g.add("Gelu", x, approximate="none" if inner.op == "Erf" else "tanh")
     return None
@@ -41,8 +41,8 @@ def _erf_of(g: Graph, erf: Layer, x: Tensor) -> tuple[float, list[Layer]] | None
     arg = erf.inputs[0]
     if arg is None:
         return None
-    p = product(g, arg)
-    return (0.5, p.layers) if p.factors == [x] and near(p.number, math.sqrt(0.5)) else None
+    p = match_product(g, arg)
+    return (0.5, p.layers) if p.factors == [x] and is_close(p.number, math.sqrt(0.5)) else None
 
 
 def _tanh_of(g: Graph, tanh: Layer, x: Tensor) -> tuple[float, list[Layer]] | None:
@@ -50,12 +50,12 @@ def _tanh_of(g: Graph, tanh: Layer, x: Tensor) -> tuple[float, list[Layer]] | No
     arg = tanh.inputs[0]
     if arg is None:
         return None
-    p = product(g, arg)
+    p = match_product(g, arg)
     outside = sum(f is x for f in p.factors)
     sums = [f for f in p.factors if f is not x]
-    if not near(p.number, math.sqrt(2 / math.pi)) or len(sums) != 1 or outside > 1:
+    if not is_close(p.number, math.sqrt(2 / math.pi)) or len(sums) != 1 or outside > 1:
         return None
-    add = made_by(g, sums[0], "Add")
+    add = maker_of_op(g, sums[0], "Add")
     if add is None:
         return None
     layers = [*p.layers, add]
@@ -67,22 +67,22 @@ def _tanh_of(g: Graph, tanh: Layer, x: Tensor) -> tuple[float, list[Layer]] | No
         terms.append(term[:2])
         layers += term[2]
     (c0, k0), (c1, k1) = sorted(terms, key=lambda t: t[1])
-    fits = near(c0, 1.0) and near(c1, 0.044715) and (k0 + outside, k1 + outside) == (1, 3)
+    fits = is_close(c0, 1.0) and is_close(c1, 0.044715) and (k0 + outside, k1 + outside) == (1, 3)
     return (0.5, layers) if fits else None
 
 
 def _monomial(g: Graph, t: Tensor | None, x: Tensor) -> tuple[float, int, list[Layer]] | None:
     """(c, k, layers) when `t` is c * x^k; None otherwise."""
-    number = scalar(t)
+    number = scalar_value(t)
     if number is not None:
         return number, 0, []
     if t is None:
         return None
-    p = product(g, t)
+    p = match_product(g, t)
     power, layers = 0, list(p.layers)
     for f in p.factors:
-        pow_ = made_by(g, f, "Pow")
-        exponent = scalar(pow_.inputs[1]) if pow_ is not None else None
+        pow_ = maker_of_op(g, f, "Pow")
+        exponent = scalar_value(pow_.inputs[1]) if pow_ is not None else None
         if f is x:
             power += 1
         elif pow_ is not None and pow_.inputs[0] is x and exponent in (1.0, 2.0, 3.0):

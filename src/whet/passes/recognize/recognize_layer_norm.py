@@ -7,10 +7,10 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops._origin import literal
 from whet.ops._reduce import reduced
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._match import made_by, private
-from whet.passes._weights import is_scalar, scalar, shaped
+from whet.rewrite.constants import is_scalar, reshaped, scalar_value
+from whet.rewrite.graph import Graph
+from whet.rewrite.matching import interior_escapes, maker_of_op
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Div", "Mul", "Add", phase=Phase.RECOGNIZE)
@@ -21,13 +21,13 @@ def recognize_layer_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
 def _normalized(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """The core: centred / sqrt(mean(centred^2) + epsilon), over the last axes."""
     centred = layer.inputs[0]
-    sub, root = made_by(g, centred, "Sub"), made_by(g, layer.inputs[1], "Sqrt")
-    add = made_by(g, root.inputs[0], "Add") if root is not None else None
+    sub, root = maker_of_op(g, centred, "Sub"), maker_of_op(g, layer.inputs[1], "Sqrt")
+    add = maker_of_op(g, root.inputs[0], "Add") if root is not None else None
     if sub is None or root is None or add is None or centred is None:
         return None
-    x, mean = sub.inputs[0], made_by(g, sub.inputs[1], "ReduceMean")
+    x, mean = sub.inputs[0], maker_of_op(g, sub.inputs[1], "ReduceMean")
     variance, epsilon = next(
-        ((made_by(g, t, "ReduceMean"), scalar(e)) for t, e in (add.inputs, add.inputs[::-1]) if scalar(e) is not None), (None, None)
+        ((maker_of_op(g, t, "ReduceMean"), scalar_value(e)) for t, e in (add.inputs, add.inputs[::-1]) if scalar_value(e) is not None), (None, None)
     )
     if x is None or mean is None or variance is None or epsilon is None or mean.inputs[0] is not x:
         return None
@@ -41,7 +41,7 @@ def _normalized(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     if any(not isinstance(d, int) for d in x.shape[axes[0] :]):
         return Skip(f"the normalized axes of %{x.name}: {x.type} have no fixed size")
-    if reason := private(g, layer, [sub, mean, square, variance, add, root]):
+    if reason := interior_escapes(g, layer, [sub, mean, square, variance, add, root]):
         return Skip(reason)
     ones = g.constant(literal(np.ones([int(d) for d in x.shape[axes[0] :]], x.dtype.numpy)), "ones")
     return g.add("LayerNormalization", x, ones, axis=axes[0] - rank, epsilon=epsilon)
@@ -56,7 +56,7 @@ def _is_square(square: Layer, x: Tensor) -> bool:
 def _scaled(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """A scale or shift behind a recognized core becomes its scale or bias."""
     for value, other in (layer.inputs, layer.inputs[::-1]):
-        norm = made_by(g, value, "LayerNormalization")
+        norm = maker_of_op(g, value, "LayerNormalization")
         if norm is None or value is None or other is None or other.weight is None:
             continue
         x, scale, bias = norm.inputs[0], norm.inputs[1], norm.input(2)
@@ -68,9 +68,9 @@ def _scaled(g: Graph, layer: Layer) -> Tensor | Skip | None:
         dims = (1,) * (value.type.rank - other.type.rank) + tuple(other.shape)
         if layer.output.type != value.type or any(d != 1 for d in dims[:axis]) or dims[axis:] != wanted:
             return Skip(f"%{other.name}: {other.type} is no {'scale' if layer.op == 'Mul' else 'shift'} of the normalized axes {wanted}")
-        if reason := g.shared(value, layer):
+        if reason := g.escapes(value, layer):
             return Skip(reason)
-        weight = shaped(other.weight, tuple(int(d) for d in wanted))
+        weight = reshaped(other.weight, tuple(int(d) for d in wanted))
         vector = other if weight is other.weight else g.constant(weight, other.name)
         inputs = (x, vector) if layer.op == "Mul" else (x, scale, vector)
         return g.add("LayerNormalization", *inputs, **norm.attrs)

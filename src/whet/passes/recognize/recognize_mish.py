@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
-from whet.passes._match import made_by, private
+from whet.rewrite.graph import Graph
+from whet.rewrite.matching import interior_escapes, maker_of_op
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Mul", phase=Phase.RECOGNIZE)
 def recognize_mish(g: Graph, layer: Layer) -> Tensor | Skip | None:
     for x, gate in (layer.inputs, layer.inputs[::-1]):
-        tanh = made_by(g, gate, "Tanh")
-        soft = made_by(g, tanh.inputs[0], "Softplus") if tanh is not None else None
+        tanh = maker_of_op(g, gate, "Tanh")
+        soft = maker_of_op(g, tanh.inputs[0], "Softplus") if tanh is not None else None
         if tanh is None or soft is None or soft.inputs[0] is not x or x is None or not x.dtype.is_float:
             continue
-        if reason := private(g, layer, [tanh, soft]):
+        if reason := interior_escapes(g, layer, [tanh, soft]):
             return Skip(reason)
         return g.add("Mish", x)
     return None

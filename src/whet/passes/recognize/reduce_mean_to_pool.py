@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.ops._reduce import reduced
-from whet.passes._base import Phase, Skip, rule
-from whet.passes._graph import Graph
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("ReduceMean", phase=Phase.RECOGNIZE)

@@ -128,7 +128,7 @@ class Heads(CompiledTactic):
                 return f"{channels} channels: it takes multiples of {STEP}"
         return None
 
-    def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
+    def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
         """What `why_not` and `refuses` say of one image: as many as there may be change nothing."""
         if said := self.why_not(layer):
             return said

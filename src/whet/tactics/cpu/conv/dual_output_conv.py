@@ -101,7 +101,7 @@ class DualOutputConv(CompiledTactic):
         found = forked(layer) if said is None else said
         return found if isinstance(found, str) else None
 
-    def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
+    def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
         found, sides = forked(layer), layer.outputs[0].shape[2:]
         if isinstance(found, str):
             return found

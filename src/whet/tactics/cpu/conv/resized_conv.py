@@ -134,7 +134,7 @@ class ResizedConv(CompiledTactic):
         found = resized(layer) if said is None else said
         return found if isinstance(found, str) else None
 
-    def apart(self, layer: Layer, permitted: Collection[DType]) -> str | None:
+    def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
         found = resized(layer)
         if isinstance(found, str):
             return found

@@ -1,0 +1,151 @@
+"""Reshapes, transposes, splits, Concats and the arithmetic between them become one layer: a detector's heads, from channels to boxes.
+
+Each operation would read and write all values; one layer reads each value where it is stored, computes and writes it to its final position.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from whet.composites._base import composite
+from whet.composites._samples import Regions, new_body
+from whet.composites.rearrange import REARRANGE
+from whet.network import BF16, F16, F32, Layer, Tensor
+from whet.ops import Sample
+from whet.rewrite.fusing import ACTIVATIONS, fuse_flat
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Skip
+
+MOVES_OPS = ("Concat", "Reshape", "Split", "Transpose")
+ARITHMETIC = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")
+UNARY = (*(a for a in ACTIVATIONS if a != "PRelu"), "Abs", "Exp", "Neg", "Sqrt")
+_FLOATS = (F16, BF16, F32)  # models that are exported in half precision have heads too
+_MAX_SOURCES = 4  # tensors that are computed at run time and read from outside
+
+
+def detector_head_sample(images: int, anchors: int, classes: int, *sides: tuple[int, int], padding: int = 0) -> Sample:
+    """Boxes of a detector: channels of each level, ordered (anchor, x y w h score classes...), become rows after the pixels, are decoded, and
+    all levels are concatenated. `padding` channels at the end of each level are unused."""
+    width, rng = 5 + classes, np.random.default_rng(3)
+    inputs: list[Any] = []
+    for h, w in sides:
+        inputs += [f"f32[{images},{anchors * width + padding},{h},{w}]", rng.standard_normal((1, anchors, h, w, 2)).astype(np.float32)]
+        inputs += [rng.random((1, anchors, 1, 1, 2)).astype(np.float32) + 1]
+    inputs += [np.asarray(2.0, np.float32)]
+
+    def regions() -> Regions:
+        body, own = new_body(inputs)
+        two, parts = own[-1], []
+        for level, (h, w) in enumerate(sides):
+            x, grid, sizes = own[3 * level : 3 * level + 3]
+            split_shape = body.constant(np.array([images, anchors, width, h, w]), "split_shape")
+            if padding:
+                x = body.add("Slice", x, *(body.constant(np.array([n]), "bound") for n in (0, anchors * width, 1)))
+            values = body.add("Sigmoid", body.add("Transpose", body.add("Reshape", x, split_shape), perm=(0, 1, 3, 4, 2)))
+            at, size, rest = body.add_layer("Split", [values, body.constant(np.array([2, 2, width - 4]), "parts")], {"axis": 4}).outputs
+            at = body.add("Mul", body.add("Add", body.add("Mul", at, two), grid), two)
+            size = body.add("Mul", body.add("Pow", body.add("Mul", size, two), two), sizes)
+            rows = body.constant(np.array([images, anchors * h * w, width]), "rows")
+            parts.append(body.add("Reshape", body.add("Concat", at, size, rest, axis=4), rows))
+        body.mark_output(body.add("Concat", *parts, axis=1) if len(parts) > 1 else parts[0])
+        return {"body": body}
+
+    return Sample(inputs, {"composite": "Moves"}, regions)
+
+
+def channel_shuffle_sample(images: int, groups: int, group_size: int, h: int, w: int) -> Sample:
+    """Two halves concatenated, scaled per channel, and their channels shuffled between the groups (ShuffleNet)."""
+    c = groups * group_size
+    inputs = [f"f32[{images},{c // 2},{h},{w}]", f"f32[{images},{c - c // 2},{h},{w}]", f"const f32[1,{c},1,1]"]
+
+    def regions() -> Regions:
+        body, (a, b, scale) = new_body(inputs, "abs")
+        joined = body.add("Relu", body.add("Mul", body.add("Concat", a, b, axis=1), scale))
+        split_shape = body.constant(np.array([images, groups, group_size, h, w]), "split_shape")
+        transposed = body.add("Transpose", body.add("Reshape", joined, split_shape), perm=(0, 2, 1, 3, 4))
+        body.mark_output(body.add("Reshape", transposed, body.constant(np.array([images, c, h, w]), "whole")))
+        return {"body": body}
+
+    return Sample(inputs, {"composite": "Moves"}, regions)
+
+
+MOVES = composite(
+    "Moves",
+    title="data movement with arithmetic",
+    unsupported="no tactic here moves values and computes with them in one kernel",
+    samples=[
+        detector_head_sample(2, 3, 2, (4, 6), (2, 3)),
+        detector_head_sample(1, 2, 80, (20, 20), (10, 10), (5, 5)),
+        detector_head_sample(3, 1, 1, (7, 5)),
+        detector_head_sample(2, 3, 80, (8, 8), (4, 4)),
+        channel_shuffle_sample(2, 2, 8, 5, 3),
+        channel_shuffle_sample(1, 3, 4, 1, 9),
+        channel_shuffle_sample(1, 2, 4, 2, 150),
+    ],
+)
+
+
+@MOVES.matcher("Concat", "Fused", "Reshape", "Transpose", *ARITHMETIC, *UNARY, after=["fuse_pointwise", "fuse_rearrange"])
+def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    """Reshapes, transposes, splits, Concats and the arithmetic between them become one layer, from its last layer backwards.
+
+    It needs a Transpose, a Concat and arithmetic: otherwise there is little to gain.
+    """
+    if len(layer.outputs) > 1 or layer.composite == MOVES.kind or not _is_member(layer) or any(_is_member(r) for r in g.readers(layer.output)):
+        return None
+    members = _members(g, layer)
+    ops = [x.op for m in members for x in (m.regions["body"].layers if m.op == "Fused" else [m])]
+    if not {"Transpose", "Concat"} <= set(ops) or not set(ops) - set(MOVES_OPS):
+        return None
+    inside = {t for m in members for t in m.outputs}
+    sources = {t: None for m in members for t in m.inputs if t is not None and t not in inside and not t.is_constant}
+    if not 0 < len(sources) <= _MAX_SOURCES:
+        return Skip(f"it reads {len(sources)} tensors, at most {_MAX_SOURCES} can be moved by one kernel")
+    wrong = next((t for t in (*sources, *inside) if t.dtype != layer.output.dtype or t.dtype not in _FLOATS), None)
+    if wrong is not None:
+        return Skip(f"%{wrong.name} is {wrong.dtype}: all values must have one float type")
+    unknown = next((t for t in sources if g.maker(t) is None), None)
+    if unknown is not None:
+        return Skip(f"%{unknown.name} is an input of the network, which is row-major already")
+    return fuse_flat(g, MOVES.kind, *members)
+
+
+def _is_member(layer: Layer) -> bool:
+    """Whether a layer moves data or computes elementwise, with constant parameters."""
+    if layer.op in MOVES_OPS:
+        return layer.op == "Concat" or all(t is None or t.is_constant for t in layer.inputs[1:])
+    if layer.composite == REARRANGE.kind:
+        return True
+    parts = layer.regions["body"].layers if layer.op == "Fused" else [layer]
+    if any(x.op not in ARITHMETIC and x.op not in UNARY for x in parts):
+        return False
+    return all(t is None or t.is_constant or t.type == layer.outputs[0].type for t in layer.inputs)
+
+
+def _members(g: Graph, last: Layer) -> list[Layer]:
+    """The layers that only `last` needs, in execution order."""
+    members: set[Layer] = {last}
+    waiting = [last]
+    while waiting:
+        for t in waiting.pop().inputs:
+            maker = g.maker(t)
+            if maker is not None and maker not in members and _is_member(maker):
+                members.add(maker)
+                waiting.append(maker)
+    while True:
+        escaping = {
+            x for x in members if x is not last and any(g.is_output(t) or any(r not in members for r in g.readers(t)) for t in x.outputs)
+        }
+        if not escaping:
+            break
+        members -= escaping
+    kept, waiting = {last}, [last]  # a member that is left may be reachable only through one that was dropped
+    while waiting:
+        for t in waiting.pop().inputs:
+            maker = g.maker(t)
+            if maker is not None and maker in members and maker not in kept:
+                kept.add(maker)
+                waiting.append(maker)
+    return sorted(kept, key=g.position)

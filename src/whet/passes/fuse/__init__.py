@@ -1,1 +1,0 @@
-"""Phase FUSE: layers and their epilogues become fused layers."""

@@ -1,0 +1,84 @@
+"""Constants as expressions over source weights: arithmetic in float64 that is rounded once and keeps its provenance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from whet.network import F64, DType, Tensor, Weight
+from whet.ops._origin import express, literal
+
+
+def to_float64(w: Weight) -> Weight:
+    """`w` in float64."""
+    return w if w.type.dtype == F64 else express("Cast", w, to=F64)
+
+
+def round_to(w: Weight, dtype: DType) -> Weight:
+    """`w` rounded to `dtype`."""
+    return w if w.type.dtype == dtype else express("Cast", w, to=dtype)
+
+
+def reshaped(w: Weight, shape: tuple[int, ...]) -> Weight:
+    """`w` with another shape."""
+    return w if w.array.shape == shape else express("Reshape", w, shape=shape)
+
+
+def along_axis(w: Weight, axis: int, rank: int) -> Weight:
+    """A vector as a tensor of `rank` dimensions that broadcasts along all axes but `axis`."""
+    return reshaped(w, tuple(w.array.size if i == axis else 1 for i in range(rank)))
+
+
+def scalar_weight(value: float, dtype: DType = F64) -> Weight:
+    """A scalar constant that a pass introduces."""
+    return literal(np.array(value), dtype)
+
+
+def scalar_value(t: Tensor | None) -> float | None:
+    """The value of a constant of one element; None for anything else."""
+    if t is None or t.weight is None or t.weight.array.size != 1:
+        return None
+    return float(t.weight.array.reshape(-1)[0])
+
+
+def is_scalar(t: Tensor | None, value: float, rtol: float = 1e-6) -> bool:
+    """Whether `t` is a constant of one element within `rtol` of `value`."""
+    number = scalar_value(t)
+    return number is not None and abs(number - value) <= rtol * abs(value)
+
+
+def equal_weights(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two constants hold the same type and bytes."""
+    if a is None or b is None or a is b:
+        return a is b
+    return a.weight is not None and b.weight is not None and a.weight.digest == b.weight.digest
+
+
+def fingerprint(t: Tensor) -> object:
+    """A cheap hash key: the type and a sample of the bytes. Constants with equal keys are compared by digest."""
+    flat = t.array().reshape(-1)
+    return (str(t.type), flat[:: max(1, flat.size // 32)].tobytes())
+
+
+def assume_equal(kept: Tensor, removed: Tensor) -> None:
+    """Records in the origin of `kept` the assumption that `removed`, which it replaces, is equal to it."""
+    w, other = kept.constant(), removed.constant()
+    if w.origin == other.origin or other.origin.op == "literal":
+        return
+    note = f"equal to {other.origin}"
+    if note not in w.origin.assumes:
+        annotated = replace(w, origin=replace(w.origin, assumes=(*w.origin.assumes, note)))
+        annotated.__dict__["digest"] = w.digest  # a cached property: the values are the same
+        kept.weight = annotated
+
+
+def gather_padded(w: Weight, axis: int, layout: np.ndarray, value: float = 0) -> Weight:
+    """`w` with the entries of `axis` reordered: `layout` (int64 [entries]) holds the old index of each entry, negative for a new one of `value`."""
+    n = w.array.shape[axis]
+    added = len(layout) - n
+    only_appends = bool((layout[:n] == np.arange(n)).all())
+    pads = [0] * 2 * w.array.ndim
+    pads[w.array.ndim + axis] = added if only_appends else 1
+    padded = express("Pad", w, None, literal(np.array(value, w.array.dtype)), pads=tuple(pads))
+    return padded if only_appends else express("Gather", padded, literal(np.where(layout < 0, n, layout).astype(np.int64)), axis=axis)
