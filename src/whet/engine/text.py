@@ -1,4 +1,4 @@
-"""The network's text from an engine file: looked over before it is parsed, and compared with the text of what was parsed."""
+"""The network's text in an engine file: scanned before it is parsed, and compared with the text of the parsed network."""
 
 from __future__ import annotations
 
