@@ -24,7 +24,7 @@ from whet.precision.ranges import Range
 _FOUND = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")
 
 
-def note_found(plan: EnginePlan, asked: BuildConfig) -> EnginePlan:
+def record_request(plan: EnginePlan, asked: BuildConfig) -> EnginePlan:
     """Records the requested precisions in the report."""
     plan.report.asked = _request(asked)
     return plan
@@ -51,7 +51,7 @@ def make_recipe(
     )
 
 
-def locked_again(
+def build_locked(
     config: BuildConfig, plain: Callable[[BuildConfig], EnginePlan], integers: Callable[[Ranges, frozenset[str], bool], EnginePlan] | None = None
 ) -> EnginePlan:
     """The engine of `config.lock`: built by `integers` from the ranges in the lock, or by `plain` with the locked options.
@@ -84,7 +84,7 @@ def locked_again(
             plan = integers(ranges, floats, tables)
         except (CalibrationError, NetworkError) as e:
             raise LockError(f"the lock {config.lock} holds ranges that do not fit this network: {e} Write it again with --saveLock.") from e
-    return note_found(plan, config)
+    return record_request(plan, config)
 
 
 def read_recipe(recipe: QuantizationRecipe) -> tuple[Ranges, frozenset[str], bool]:

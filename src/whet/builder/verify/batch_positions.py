@@ -19,7 +19,7 @@ from whet.runtime import BoundEngine
 from whet.runtime.memory import read_bytes, write_bytes
 
 
-def turned_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], places: Places, batch: int, seed: int = 0):
+def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], places: Places, batch: int, seed: int = 0):
     """(layer, error of its worst output, relative to the largest value) layer by layer; `other` is the same engine over memory of its own.
 
     Layers with a constant part for each image are left out: `places.fixed`. The turned run gets each layer's actual inputs, turned, so that

@@ -18,7 +18,7 @@ from whet.builder.batching.batch_items import MOST, NOWHERE, Images, NotPerImage
 from whet.builder.candidates.enumerate import macs
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Noting
-from whet.builder.verify.batch_positions import turned_differences
+from whet.builder.verify.batch_positions import rotation_differences
 from whet.builder.verify.error_bounds import Checked, Failure, NetworkJudge, compare_layer, layer_bound
 from whet.builder.verify.host_overlap import Beside
 from whet.engine.plan import EnginePlan
@@ -140,7 +140,7 @@ def _check_positions(
     except BackendError as e:
         tell.note(f"only images {', '.join(map(str, images.at))} of {images.batch} were verified: there is no memory for a second run ({e})")
         return
-    for layer, error in turned_differences(bound, other, data, places, images.batch, config.seed):
+    for layer, error in rotation_differences(bound, other, data, places, images.batch, config.seed):
         c = plan.choices[layer.name]
         allowed = max((layer_bound(layer, c, d) for t, (_, d) in zip(layer.outputs, c.outputs, strict=True) if t.dtype.is_float), default=0.0)
         found.turned = max(found.turned, error)

@@ -17,7 +17,7 @@ from whet.engine.probe import make_probe
 from whet.network import Network
 
 
-def kept_verified(
+def build_verified(
     make: Callable[[BuildConfig], EnginePlan],
     source: Callable[[EnginePlan], Network],
     config: BuildConfig,
